@@ -1,0 +1,474 @@
+"""The configuration, typed: one dataclass per config group option.
+
+Hydra composes YAML onto these classes and OmegaConf checks keys and types; below ``launch.py``
+only these plain objects are seen. Field comments (``#:``) become ``docs/config.md``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+# ---------------------------------------------------------------- env
+
+
+@dataclass
+class EnvEntry:
+    """One environment to train or evaluate in."""
+
+    #: TextArena id (``SimpleTak-v0-train``) or OpenSpiel name (``kuhn_poker``).
+    id: str = "SimpleTak-v0-train"
+    #: Where the game comes from: ``textarena`` or ``openspiel``.
+    source: str = "textarena"
+    #: Number of seats.
+    num_players: int = 2
+    #: Share of training games, relative to the other environments.
+    weight: float = 1.0
+    #: Turns after which a game is cut and scored as a draw.
+    max_turns: int = 200
+    #: Seconds after which a game is given up as failed.
+    timeout_s: float = 600.0
+    #: Invalid moves in a row that a player may take back.
+    error_allowance: int = 1
+    #: Prompt template; null takes ``model.prompt_template``.
+    prompt_template: str | None = None
+    #: Action extraction; null takes ``model.action_extraction``.
+    action_extraction: str | None = None
+
+
+@dataclass
+class EnvConfig:
+    """Which games are played (group ``env``)."""
+
+    #: Environments that training games are drawn from, by weight.
+    train: list[EnvEntry] = field(default_factory=lambda: [EnvEntry()])
+    #: Environments of the evaluations; empty means those of ``env.train``.
+    eval: list[EnvEntry] = field(default_factory=list)
+
+
+# ---------------------------------------------------------------- model
+
+
+@dataclass
+class LoraConfig:
+    """The low-rank adapter that is trained."""
+
+    #: Rank of the adapter matrices.
+    rank: int = 32
+    #: Scale: the update is alpha / rank times B A.
+    alpha: int = 32
+    #: Dropout in front of A.
+    dropout: float = 0.0
+    #: Names of the linear layers that get an adapter.
+    target_modules: list[str] = field(
+        default_factory=lambda: [
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "o_proj",
+            "gate_proj",
+            "up_proj",
+            "down_proj",
+        ]
+    )
+
+
+@dataclass
+class ModelConfig:
+    """The language model that plays (group ``model``)."""
+
+    #: ``tiny`` (made here on first use), ``smollm2_135m`` (from a package) or ``hf``.
+    kind: str = "hf"
+    #: Hugging Face id or local directory; only for ``kind: hf``.
+    name: str | None = None
+    #: Prompt template of environments that name none.
+    prompt_template: str = "chat"
+    #: Action extraction of environments that name none.
+    action_extraction: str = "boxed"
+    #: ``auto`` (bfloat16 where the hardware is good at it), ``float32`` or ``bfloat16``.
+    dtype: str = "auto"
+    #: The adapter; unused with ``learner.train: full``.
+    lora: LoraConfig = field(default_factory=LoraConfig)
+
+
+# ---------------------------------------------------------------- engine
+
+
+@dataclass
+class EngineConfig:
+    """Who generates (group ``engine``)."""
+
+    #: Engine kind: ``transformers``.
+    name: str = "transformers"
+    #: Number of engine actors (``num_actors`` of UnstableBaselines).
+    num_engines: int = 1
+    #: Sequences generated at the same time in one engine.
+    max_parallel_seq: int = 128
+    #: Most tokens in one answer.
+    max_tokens: int = 4096
+    #: Most tokens of prompt and answer together.
+    max_model_len: int = 8192
+    #: Policy versions resident at once (current and opponents).
+    max_loras: int = 5
+    #: Sampling temperature; the learner uses the same.
+    temperature: float = 1.0
+    #: Nucleus sampling: smallest set of tokens with this probability mass.
+    top_p: float = 1.0
+    #: Seconds until an unanswered request counts as failed.
+    request_timeout_s: float = 600.0
+    #: How often a dead engine is restarted before the run ends.
+    max_restarts: int = 3
+
+
+@dataclass
+class ApiConfig:
+    """Opponents behind an OpenAI-compatible HTTP endpoint (``openai:MODEL``, ``openrouter:MODEL``).
+
+    Keys come from the environment only: OPENAI_API_KEY, OPENROUTER_API_KEY.
+    """
+
+    #: Base URL for ``openai:MODEL``; null is the library's default.
+    openai_base_url: str | None = None
+    #: Base URL for ``openrouter:MODEL``.
+    openrouter_base_url: str = "https://openrouter.ai/api/v1"
+    #: Seconds until a request counts as failed.
+    timeout_s: float = 60.0
+    #: Tries after the first.
+    max_retries: int = 2
+    #: Requests under way at once.
+    max_concurrency: int = 32
+    #: Most tokens in one answer.
+    max_tokens: int = 1024
+    #: Sampling temperature.
+    temperature: float = 0.7
+
+
+# ---------------------------------------------------------------- pool
+
+
+@dataclass
+class TrueSkillConfig:
+    """Rating constants (Herbrich, Minka and Graepel 2006)."""
+
+    #: Mean rating of a newcomer.
+    mu: float = 25.0
+    #: Uncertainty of a newcomer's rating.
+    sigma: float = 8.333333333333334
+    #: Skill difference that wins about 76 % of games.
+    beta: float = 4.166666666666667
+    #: Uncertainty added before each game.
+    tau: float = 0.08333333333333333
+    #: Expected share of draws.
+    draw_probability: float = 0.1
+
+
+@dataclass
+class ExplorationConfig:
+    """The n-gram coverage tracker behind pool mode ``exploration`` and the dashboard."""
+
+    #: Length of the action n-grams.
+    ngram: int = 3
+    #: Recent games per opponent and environment that count.
+    window: int = 256
+
+
+@dataclass
+class PoolConfig:
+    """Who the learner plays against (group ``pool``)."""
+
+    #: fixed, mirror, lagged, random, match_quality, ts_dist or exploration.
+    mode: str = "mirror"
+    #: Learner checkpoints kept active as opponents.
+    max_active_lora: int = 5
+    #: [low, high] versions behind the current one, for mode ``lagged``; 1 is the previous one.
+    lag_range: list[int] = field(default_factory=lambda: [1, 4])
+    #: Names: a scripted player, ``base``, ``checkpoint:DIR``, ``openai:M`` or ``openrouter:M``.
+    fixed_opponents: list[str] = field(default_factory=list)
+    #: Softmax temperature of match_quality, ts_dist and exploration.
+    temperature: float = 1.0
+    #: Rating constants.
+    trueskill: TrueSkillConfig = field(default_factory=TrueSkillConfig)
+    #: Coverage tracker.
+    exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
+    #: Endpoints of API opponents, in pool and evaluation.
+    api: ApiConfig = field(default_factory=ApiConfig)
+
+
+# ---------------------------------------------------------------- rewards
+
+
+@dataclass
+class RewardsConfig:
+    """Reward transforms in order of application (group ``rewards``).
+
+    Each entry is a mapping with ``name`` and that transform's parameters.
+    """
+
+    #: On the vector of final rewards of a game.
+    final: list[dict[str, Any]] = field(default_factory=list)
+    #: On each step of a trajectory.
+    step: list[dict[str, Any]] = field(default_factory=list)
+    #: On the batch as it is drawn.
+    sampling: list[dict[str, Any]] = field(default_factory=list)
+
+
+# ---------------------------------------------------------------- algorithm
+
+
+@dataclass
+class KlConfig:
+    """Penalty that holds the policy near the model it started from."""
+
+    #: Weight of the penalty; 0 switches it, and the reference pass, off.
+    coef: float = 0.0
+    #: Estimator: k1, k2 or k3 (Schulman 2020, "Approximating KL divergence").
+    estimator: str = "k3"
+
+
+@dataclass
+class AlgorithmConfig:
+    """What every algorithm has (group ``algorithm``)."""
+
+    #: Algorithm: reinforce, grpo, a2c or ppo.
+    name: str = "reinforce"
+    #: Cap of the truncated importance weight pi_learner / pi_engine per token; null: no correction.
+    importance_cap: float | None = 2.0
+    #: token_mean, sequence_mean or constant (Dr. GRPO: divide by ``max_generation_len``).
+    loss_aggregation: str = "token_mean"
+    #: Divisor of ``constant``; null takes ``engine.max_tokens``.
+    max_generation_len: int | None = None
+    #: Penalty towards the model before training.
+    kl: KlConfig = field(default_factory=KlConfig)
+    #: Weight of the entropy bonus (over the whole vocabulary).
+    entropy_coef: float = 0.0
+
+
+@dataclass
+class ReinforceConfig(AlgorithmConfig):
+    """REINFORCE (Williams 1992): the shaped reward is the advantage."""
+
+    name: str = "reinforce"
+
+
+@dataclass
+class GrpoConfig(AlgorithmConfig):
+    """GRPO (Shao et al. 2024) over groups of games from the same start."""
+
+    name: str = "grpo"
+    #: Games per group.
+    group_size: int = 8
+    #: Divide by the group's standard deviation (Dr. GRPO: false).
+    normalize_std: bool = True
+    #: Ratio clip below 1 - clip_low.
+    clip_low: float = 0.2
+    #: Ratio clip above 1 + clip_high.
+    clip_high: float = 0.2
+    #: Dual clip: bound of the ratio times a negative advantage; null: off.
+    dual_clip: float | None = None
+
+
+@dataclass
+class A2cConfig(AlgorithmConfig):
+    """Advantage actor-critic: a value head on the last prompt token, GAE over a player's turns."""
+
+    name: str = "a2c"
+    #: Discount per turn of the player.
+    gamma: float = 1.0
+    #: GAE lambda (Schulman et al. 2016).
+    gae_lambda: float = 0.95
+    #: Weight of the value loss.
+    value_coef: float = 0.5
+    #: Learning rate of the value head; null takes ``learner.learning_rate``.
+    value_learning_rate: float | None = None
+    #: Standardise advantages over the batch.
+    normalize_advantages: bool = True
+
+
+@dataclass
+class PpoConfig(A2cConfig):
+    """PPO (Schulman et al. 2017) on the same critic."""
+
+    name: str = "ppo"
+    #: Ratio clip below 1 - clip_low.
+    clip_low: float = 0.2
+    #: Ratio clip above 1 + clip_high.
+    clip_high: float = 0.2
+    #: Dual clip bound; null: off.
+    dual_clip: float | None = None
+    #: Clip of the value change; null: off.
+    value_clip: float | None = None
+
+
+# ---------------------------------------------------------------- hardware, buffer, learner …
+
+
+@dataclass
+class HardwareConfig:
+    """The machine (group ``hardware``)."""
+
+    #: Name of the profile.
+    name: str = "auto"
+    #: ``auto``, ``cpu`` or ``cuda``.
+    device: str = "auto"
+    #: CPU cores for Ray; null: all.
+    num_cpus: int | None = None
+    #: GPUs for Ray; null: all.
+    num_gpus: int | None = None
+    #: GPUs of the learner; fractions share a card.
+    learner_gpus: float = 0.0
+    #: GPUs of each engine; fractions share a card.
+    engine_gpus: float = 0.0
+    #: OpenMP threads in each of engine and learner; null lets torch choose.
+    threads: int | None = None
+    #: Address of an existing Ray cluster (``auto`` finds a local one); null starts one.
+    ray_address: str | None = None
+
+
+@dataclass
+class BufferConfig:
+    """Between collector and learner (group ``buffer``)."""
+
+    #: ``step`` (batches of single turns) or ``episode`` (batches of whole trajectories).
+    kind: str = "step"
+    #: Most steps (or episodes) kept; beyond it, random ones are evicted.
+    max_size: int = 768
+    #: Eviction: ``random`` (uniform reservoir).
+    strategy: str = "random"
+    #: Most updates a sample may be behind when it is learned from; 0 is strictly on-policy.
+    max_staleness: int = 1
+    #: Write each batch as parquet under the run directory.
+    save_batches: bool = True
+
+
+@dataclass
+class LearnerConfig:
+    """How the policy is updated (group ``learner``)."""
+
+    #: ``lora`` or ``full``.
+    train: str = "lora"
+    #: Updates until the run is done.
+    total_updates: int = 200
+    #: Samples per update: steps, or episodes with ``buffer.kind: episode``.
+    batch_size: int = 384
+    #: Steps per forward pass; gradients accumulate over the batch.
+    mini_batch_size: int = 1
+    #: Optimizer steps per pass over a batch.
+    optimizer_steps: int = 1
+    #: Passes over each batch.
+    epochs: int = 1
+    #: AdamW learning rate.
+    learning_rate: float = 1e-5
+    #: Schedule after warm-up: constant, linear or cosine.
+    schedule: str = "constant"
+    #: Updates of linear warm-up.
+    warmup_updates: int = 0
+    #: Learning rate at the end of linear and cosine, relative to the start.
+    final_lr_ratio: float = 0.0
+    #: AdamW weight decay.
+    weight_decay: float = 0.0
+    #: AdamW betas.
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    #: Largest global gradient norm.
+    grad_clip: float = 0.2
+    #: The learner waits for batch_size times this many samples.
+    batch_delay_buffer: float = 1.0
+    #: Most tokens of prompt and answer that the loss sees; null: all.
+    max_train_len: int | None = None
+    #: Hugging Face gradient checkpointing (recompute each layer).
+    gradient_checkpointing: bool = False
+    #: Checkpoint every module's activations.
+    activation_checkpointing: bool = False
+    #: Keep the KV cache in training passes.
+    use_trainer_cache: bool = False
+    #: Adapter directory to start from.
+    initial_adapter: str | None = None
+    #: Save and register a version every this many updates.
+    save_every: int = 1
+    #: Save optimizer, RNG, pool and buffer for --resume every this many updates.
+    state_every: int = 10
+    #: Saved versions kept beside the active ones; null: all.
+    keep_checkpoints: int | None = None
+    #: Learner ranks.
+    num_learners: int = 1
+
+
+@dataclass
+class CollectorConfig:
+    """Who plays (group ``collector``)."""
+
+    #: Training games under way at once.
+    num_train_workers: int = 384
+    #: Evaluation games under way at once.
+    num_eval_workers: int = 16
+    #: Collector processes.
+    num_collectors: int = 1
+    #: Do not learn from games that an opponent ended by an invalid move.
+    filter_opponent_invalid: bool = False
+    #: Failed games in a row that end the run.
+    max_failures: int = 32
+    #: How often a dead collector is restarted before the run ends.
+    max_restarts: int = 3
+    #: Write finished games as parquet under the run directory.
+    save_games: bool = True
+
+
+@dataclass
+class EvalConfig:
+    """Measuring (group ``eval``)."""
+
+    #: Updates between evaluations; 0: only at the start and the end.
+    every: int = 20
+    #: Opponents; the untrained model (``base``) is always among them.
+    opponents: list[str] = field(default_factory=lambda: ["base"])
+    #: Games per environment and opponent, seats swapped; even for two players.
+    games: int = 128
+    #: Games at the start and the end of training; null takes ``games``.
+    final_games: int | None = None
+    #: Cap of evaluation games per checkpoint and environment; null: none.
+    max_games_per_checkpoint: int | None = None
+    #: Sampling temperature; null takes ``engine.temperature``.
+    temperature: float | None = None
+
+
+@dataclass
+class TrackerConfig:
+    """Where numbers go (group ``tracker``); JSONL files are always written."""
+
+    #: Write TensorBoard events.
+    tensorboard: bool = False
+    #: Weights & Biases project; null: off.
+    wandb_project: str | None = None
+    #: W&B mode: ``online`` or ``offline``.
+    wandb_mode: str = "offline"
+    #: Seconds between flushes of aggregated metrics.
+    flush_every_s: float = 64.0
+    #: Values per key behind a rolling mean.
+    window: int = 512
+    #: Progress display: ``auto``, ``rich``, ``plain`` or ``off``.
+    progress: str = "auto"
+    #: Write report.html when the run ends.
+    report: bool = True
+
+
+@dataclass
+class RunConfig:
+    """The whole experiment."""
+
+    #: Name of the experiment, and of its folder under runs/.
+    name: str = "run"
+    #: Seed of everything.
+    seed: int = 0
+    #: Run directory; null is runs/NAME/TIMESTAMP.
+    run_dir: str | None = None
+    env: EnvConfig = field(default_factory=EnvConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    pool: PoolConfig = field(default_factory=PoolConfig)
+    rewards: RewardsConfig = field(default_factory=RewardsConfig)
+    algorithm: AlgorithmConfig = field(default_factory=ReinforceConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    buffer: BufferConfig = field(default_factory=BufferConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    collector: CollectorConfig = field(default_factory=CollectorConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)

@@ -1,0 +1,51 @@
+"""The one protocol behind which every generator sits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rlforge.types import Completion, PolicyRef, SamplingParams, value
+
+
+@value
+class EngineStats:
+    """A look at an engine. tokens and busy_s count from its start; rates are the caller's work.
+
+    queued: requests waiting for a place; running: sequences being generated now.
+    busy_s: seconds in which the engine computed. resident: uids of the policies it holds.
+    """
+
+    queued: int
+    running: int
+    requests: int
+    prompt_tokens: int
+    generated_tokens: int
+    busy_s: float
+    resident: tuple[str, ...]
+
+
+class Engine(Protocol):
+    """Token ids in, token ids and their log-probabilities out.
+
+    Requests may arrive at any time and are answered as they finish; many policies may be asked
+    for at once. Failures of one request raise ``EngineError`` from that request alone.
+    """
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
+    ) -> Completion:
+        """Continue ``prompt_token_ids`` with ``policy``; loads the policy when it is not resident."""
+        ...
+
+    async def load(self, policy: PolicyRef) -> None:
+        """Make ``policy`` resident ahead of its first request."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Counters since the start."""
+        ...
+
+    async def close(self) -> None:
+        """Stop; requests under way fail with ``EngineError``."""
+        ...

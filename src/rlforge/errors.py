@@ -1,0 +1,40 @@
+"""One root for every failure that rlforge explains to its user."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RlforgeError(Exception):
+    """A failure with a message meant for the user: what is wrong, where, and the mend."""
+
+    exit_code = 1
+
+
+class ConfigError(RlforgeError, ValueError):
+    """The configuration or the command line is wrong; nothing was started."""
+
+    exit_code = 2
+
+
+class GameError(RlforgeError):
+    """A game could not be made or played; recorded, counted and replaced by the collector."""
+
+
+class EngineError(RlforgeError):
+    """An engine could not answer: a bad request, a policy that does not load, a dead backend."""
+
+
+class CheckpointError(RlforgeError):
+    """A checkpoint is missing, incomplete, damaged or does not fit the model."""
+
+
+class RunError(RlforgeError):
+    """A run cannot go on: a component died for good, too many games failed, a lock is held."""
+
+
+def nearest(name: str, names: Iterable[str], count: int = 3) -> str:
+    """``; did you mean a, b?`` for the names closest to ``name``, or an empty string."""
+    close = difflib.get_close_matches(name, list(names), n=count, cutoff=0.5)
+    return f"; did you mean {', '.join(close)}?" if close else ""
