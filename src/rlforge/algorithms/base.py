@@ -1,0 +1,90 @@
+"""What the learner asks of an algorithm, and what it hands over.
+
+Shapes: B sequences in a micro-batch, T answer tokens (padded). Sums over the micro-batches of one
+optimizer step make the batch's loss, gradient and metrics, whatever their size: every mean divides
+by the totals of the whole optimizer step, which travel in ``LossInputs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from rlforge.types import Step, value
+
+
+@value
+class Targets:
+    """Per step of a batch, in order: its advantage and, for a critic, its value target.
+
+    metrics: what the computation saw, e.g. ``constant_groups``.
+    """
+
+    advantages: tuple[float, ...]
+    returns: tuple[float, ...] | None = None
+    metrics: Mapping[str, float]
+
+
+@value
+class LossInputs:
+    """One micro-batch.
+
+    logprobs [B, T]: of the sampled tokens under the policy being trained, with gradient.
+    behaviour_logprobs [B, T]: of the same tokens when the engine drew them.
+    old_logprobs [B, T]: of the same tokens at the start of the update, no gradient; equals
+        ``logprobs.detach()`` when the update makes a single optimizer step.
+    mask [B, T]: 1.0 for answer tokens, 0.0 for padding. advantages [B].
+    ref_logprobs [B, T] | None: under the untrained model. entropy [B, T] | None: in nats.
+    values, old_values, returns [B] | None: critic at the last prompt token (values with gradient).
+    total_tokens, total_sequences: of the whole optimizer step.
+    """
+
+    logprobs: Tensor
+    behaviour_logprobs: Tensor
+    old_logprobs: Tensor
+    mask: Tensor
+    advantages: Tensor
+    ref_logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    values: Tensor | None = None
+    old_values: Tensor | None = None
+    returns: Tensor | None = None
+    total_tokens: int
+    total_sequences: int
+
+
+@value
+class LossOutput:
+    """loss: scalar with gradient. metrics: contributions that add up over micro-batches."""
+
+    loss: Tensor
+    metrics: Mapping[str, float]
+
+
+class Algorithm(Protocol):
+    """Advantages from a batch of steps, and the loss of a micro-batch. Pure; holds only config."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether ``ref_logprobs`` must be given."""
+        ...
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether the learner must carry a value head and the batch whole episodes."""
+        ...
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether ``entropy`` must be given with gradient."""
+        ...
+
+    def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
+        """Advantages (and returns) of all steps of a batch; ``values``: critic estimates or None."""
+        ...
+
+    def loss(self, inputs: LossInputs) -> LossOutput:
+        """Loss of one micro-batch."""
+        ...
