@@ -36,5 +36,5 @@ class RunError(RlforgeError):
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> str:
     """``; did you mean a, b?`` for the names closest to ``name``, or an empty string."""
-    close = difflib.get_close_matches(name, list(names), n=count, cutoff=0.5)
+    close = difflib.get_close_matches(name, sorted(set(names)), n=count, cutoff=0.5)
     return f"; did you mean {', '.join(close)}?" if close else ""

@@ -74,6 +74,7 @@ class GameSpec:
     group_id: games of one group share env, seed and line-up (GRPO's groups); None outside groups.
     group_size: how many games the group has.
     seats: one per player, in order of ``player_id``.
+    focus: player id of the evaluated policy in an evaluation game; None in training games.
     """
 
     game_id: str
@@ -83,6 +84,7 @@ class GameSpec:
     seats: tuple[Seat, ...]
     group_id: str | None = None
     group_size: int = 1
+    focus: int | None = None
 
     @property
     def env_id(self) -> str:
@@ -158,7 +160,10 @@ class GameRecord:
 class Step:
     """One turn of a trained seat, ready to learn from.
 
-    raw_reward: the game's own final reward for this player; reward: after the transforms.
+    turn_index: 0 for the seat's first turn. raw_reward: the game's own final reward for this
+    player; reward: after the transforms.
+    outcome_reward: the part of ``reward`` that the game's outcome gave; the rest is feedback on
+    this turn alone. It is repeated on every step, so a critic counts it once, at the last turn.
     info: format and legality feedback of the turn, free for user code.
     """
 
@@ -175,6 +180,7 @@ class Step:
     logprobs: tuple[float, ...]
     raw_reward: float
     reward: float
+    outcome_reward: float = 0.0
     policy_uid: str
     policy_version: int
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -465,7 +465,7 @@ class RunConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
     rewards: RewardsConfig = field(default_factory=RewardsConfig)
-    algorithm: AlgorithmConfig = field(default_factory=ReinforceConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     buffer: BufferConfig = field(default_factory=BufferConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)

@@ -1,0 +1,1 @@
+"""Who the learner plays: versions and opponents, their ratings, and how they are drawn."""

@@ -1,0 +1,181 @@
+"""The pieces every policy loss is made of, as functions of [B, T] tensors.
+
+B sequences of a micro-batch, T answer tokens; ``mask`` [B, T] is 1.0 on answer tokens and 0.0 on
+padding, whose values are never looked at. Losses are minimised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rlforge.algorithms.base import LossInputs
+from rlforge.types import value
+
+AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
+KL_ESTIMATORS = ("k1", "k2", "k3")
+
+# exp(20) = 5e8: far beyond every clip and cap, far below what overflows float32.
+_MAX_LOG_RATIO = 20.0
+
+
+@value
+class TokenLoss:
+    """loss [B, T]: per token, with gradient. metrics: contributions that add up."""
+
+    loss: Tensor
+    metrics: Mapping[str, float]
+
+
+def ratio(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+    """exp(logprobs - reference) [B, T]; 1 on padding, and bounded so that it never overflows."""
+    return log_ratio(logprobs, reference, mask).clamp(max=_MAX_LOG_RATIO).exp()
+
+
+def log_ratio(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+    """logprobs - reference [B, T]; 0 on padding."""
+    return torch.where(mask > 0, logprobs - reference, 0.0)
+
+
+def token_mean(values: Tensor, inputs: LossInputs) -> float:
+    """This micro-batch's contribution to the mean of ``values`` [B, T] over all answer tokens."""
+    total = torch.where(inputs.mask > 0, values, 0.0).sum()
+    return float(total.detach()) / max(1, inputs.total_tokens)
+
+
+def aggregate(loss: Tensor, inputs: LossInputs, how: str, max_generation_len: int) -> Tensor:
+    """Scalar loss from per-token losses [B, T]; adds up to that of the optimizer step.
+
+    With L_bt the loss of token t of sequence b, N sequences and n_b tokens in sequence b:
+
+    token_mean: sum_bt L_bt / sum_b n_b (DAPO, Yu et al. 2025): every token weighs the same.
+    sequence_mean: sum_b (1 / n_b) sum_t L_bt / N (GRPO, Shao et al. 2024, eq. 3): every sequence
+        weighs the same, so the tokens of long ones weigh less.
+    constant: sum_bt L_bt / (N * max_generation_len) (Dr. GRPO, Liu et al. 2025): no weight depends
+        on a length.
+    """
+    per_sequence = torch.where(inputs.mask > 0, loss, 0.0).sum(dim=1)
+    if how == "token_mean":
+        return per_sequence.sum() / max(1, inputs.total_tokens)
+    if how == "sequence_mean":
+        lengths = inputs.mask.sum(dim=1).clamp(min=1.0)
+        return (per_sequence / lengths).sum() / max(1, inputs.total_sequences)
+    if how == "constant":
+        return per_sequence.sum() / (max(1, inputs.total_sequences) * max_generation_len)
+    raise ValueError(f"aggregation {how!r} is none of {', '.join(AGGREGATIONS)}")
+
+
+def importance_weights(logprobs: Tensor, inputs: LossInputs, cap: float | None) -> TokenLoss:
+    """Truncated importance weights min(exp(logprobs - behaviour), cap) [B, T], without gradient.
+
+    They correct per token for an engine whose distribution differs from ``logprobs``: another
+    kernel, an older version (V-trace, Espeholt et al. 2018; truncated importance sampling, Yao et
+    al. 2025). ``cap`` None: all ones, no correction. The weights are the ``loss`` of the result.
+    """
+    if cap is None:
+        return TokenLoss(loss=torch.ones_like(logprobs), metrics={})
+    raw = ratio(logprobs.detach(), inputs.behaviour_logprobs, inputs.mask)
+    weights = raw.clamp(max=cap)
+    return TokenLoss(
+        loss=weights,
+        metrics={
+            "importance_weight_mean": token_mean(weights, inputs),
+            "importance_capped_fraction": token_mean((raw > cap).float(), inputs),
+        },
+    )
+
+
+def score_function_loss(inputs: LossInputs, cap: float | None) -> TokenLoss:
+    """-w_t A log pi(a_t | s_t) (Williams 1992), with w_t the weight of the policy now over the
+    engine's, truncated at ``cap``."""
+    weights = importance_weights(inputs.logprobs, inputs, cap)
+    logprobs = torch.where(inputs.mask > 0, inputs.logprobs, 0.0)
+    loss = -weights.loss * inputs.advantages[:, None] * logprobs
+    return TokenLoss(loss=loss, metrics=weights.metrics)
+
+
+def clipped_loss(
+    inputs: LossInputs,
+    cap: float | None,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+) -> TokenLoss:
+    """-w_t min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A), r_t = pi / pi_old per token.
+
+    The clipped objective of PPO (Schulman et al. 2017, eq. 7) with separate bounds (DAPO's
+    "clip-higher"). pi_old is the policy at the start of the update, and w_t = pi_old / pi_engine,
+    truncated, corrects for the engine: the proximal and the behaviour policy are two (Hilton et
+    al. 2022). At r = 1 the gradient is that of ``score_function_loss``.
+
+    dual_clip: where A < 0 the objective is at least ``dual_clip`` * A (Ye et al. 2020, eq. 5), so
+    that a huge ratio cannot pull without bound. ``clip_fraction`` counts the tokens that either
+    bound leaves without gradient.
+    """
+    weights = importance_weights(inputs.old_logprobs, inputs, cap)
+    ratios = ratio(inputs.logprobs, inputs.old_logprobs, inputs.mask)
+    advantages = inputs.advantages[:, None]
+    plain = ratios * advantages
+    clipped = ratios.clamp(1 - clip_low, 1 + clip_high) * advantages
+    objective = torch.minimum(plain, clipped)
+    cut = clipped < plain
+    if dual_clip is not None:
+        floor = dual_clip * advantages
+        cut = cut | ((advantages < 0) & (objective < floor))
+        objective = torch.where(advantages < 0, torch.maximum(objective, floor), objective)
+    return TokenLoss(
+        loss=-weights.loss * objective,
+        metrics={**weights.metrics, "clip_fraction": token_mean(cut.float(), inputs)},
+    )
+
+
+def kl_penalty(inputs: LossInputs, estimator: str, cap: float | None) -> TokenLoss:
+    """Per-token estimate of KL(pi || pi_ref) [B, T] from the sampled tokens.
+
+    With d = log pi - log pi_ref, the values are those of Schulman (2020), "Approximating KL
+    divergence": k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. k1 and k3 are unbiased; k1 may be
+    negative, k2 and k3 may not. An unbiased value need not have an unbiased derivative (Tang and
+    Munos 2025), so the gradients are, in expectation under pi:
+
+    k1: differentiated as it stands its gradient is that of log pi, which is zero on average: no
+        penalty at all. Here its gradient is d * grad log pi, the score-function gradient of
+        KL(pi || pi_ref); the added term has the value 0.
+    k2: its derivative is d * grad log pi too: the gradient of KL(pi || pi_ref).
+    k3: its derivative is (1 - pi_ref / pi) grad log pi: the gradient of KL(pi_ref || pi), as in
+        GRPO (Shao et al. 2024, eq. 4); the same to first order where the two policies are close,
+        and bounded where pi_ref is the smaller.
+
+    The tokens come from the engine's policy; the truncated weight of pi over it, ``cap`` as in
+    ``importance_weights``, brings the estimate to pi.
+    """
+    assert inputs.ref_logprobs is not None
+    d = log_ratio(inputs.logprobs, inputs.ref_logprobs, inputs.mask)
+    if estimator == "k1":
+        score = d.detach() * d
+        estimate = d.detach() + score - score.detach()
+    elif estimator == "k2":
+        estimate = 0.5 * d.square()
+    elif estimator == "k3":
+        estimate = (-d).clamp(max=_MAX_LOG_RATIO).exp() - 1.0 + d
+    else:
+        raise ValueError(f"KL estimator {estimator!r} is none of {', '.join(KL_ESTIMATORS)}")
+    weighted = importance_weights(inputs.logprobs, inputs, cap).loss * estimate
+    return TokenLoss(loss=weighted, metrics={"kl": token_mean(weighted, inputs)})
+
+
+def value_loss(inputs: LossInputs, value_clip: float | None) -> Tensor:
+    """Mean squared error of the critic, sum_b (V_b - R_b)^2 / N, over the optimizer step.
+
+    value_clip: the worse of V and of V held within ``value_clip`` of its value at the start of the
+    update, per sequence (the PPO implementation of Dhariwal et al. 2017).
+    """
+    assert inputs.values is not None
+    assert inputs.returns is not None
+    errors = (inputs.values - inputs.returns).square()
+    if value_clip is not None:
+        assert inputs.old_values is not None
+        change = (inputs.values - inputs.old_values).clamp(-value_clip, value_clip)
+        errors = torch.maximum(errors, (inputs.old_values + change - inputs.returns).square())
+    return errors.sum() / max(1, inputs.total_sequences)

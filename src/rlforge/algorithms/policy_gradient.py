@@ -1,0 +1,73 @@
+"""What all algorithms share: aggregation, the penalty towards the reference, the entropy bonus."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from rlforge.algorithms.base import LossInputs, LossOutput, Targets
+from rlforge.algorithms.losses import TokenLoss, aggregate, kl_penalty, token_mean
+from rlforge.config.schema import AlgorithmConfig
+from rlforge.types import Step
+
+
+class PolicyGradient(ABC):
+    """loss = aggregate(policy loss + kl.coef * KL - entropy_coef * entropy), term by term per token.
+
+    A subclass gives the advantages and the policy loss. Metrics, all additive: ``policy_loss`` as
+    aggregated, ``kl`` and ``entropy`` as means over tokens, and those of the policy loss.
+
+    max_tokens: longest answer of the engine, the divisor of aggregation ``constant`` unless
+    ``config.max_generation_len`` is set.
+    """
+
+    needs_values = False
+
+    def __init__(self, config: AlgorithmConfig, max_tokens: int) -> None:
+        self._config = config
+        self._max_generation_len = config.max_generation_len or max_tokens
+
+    @property
+    def needs_reference(self) -> bool:
+        return self._config.kl.coef > 0
+
+    @property
+    def needs_entropy(self) -> bool:
+        return self._config.entropy_coef != 0
+
+    @abstractmethod
+    def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets: ...
+
+    @abstractmethod
+    def policy_loss(self, inputs: LossInputs) -> TokenLoss:
+        """The policy's own loss per token."""
+
+    def loss(self, inputs: LossInputs) -> LossOutput:
+        """Loss of one micro-batch. Raises ValueError when an input it needs is missing."""
+        config = self._config
+        policy = self.policy_loss(inputs)
+        per_token = policy.loss
+        metrics = {
+            **policy.metrics,
+            "policy_loss": float(self._aggregate(per_token, inputs).detach()),
+        }
+        if self.needs_reference:
+            if inputs.ref_logprobs is None:
+                raise ValueError("algorithm.kl.coef > 0 needs ref_logprobs")
+            penalty = kl_penalty(inputs, config.kl.estimator, config.importance_cap)
+            per_token = per_token + config.kl.coef * penalty.loss
+            metrics.update(penalty.metrics)
+        if self.needs_entropy:
+            if inputs.entropy is None:
+                raise ValueError("algorithm.entropy_coef needs entropy")
+            per_token = per_token - config.entropy_coef * inputs.entropy
+        if inputs.entropy is not None:
+            metrics["entropy"] = token_mean(inputs.entropy, inputs)
+        return LossOutput(loss=self._aggregate(per_token, inputs), metrics=metrics)
+
+    def _aggregate(self, per_token: Tensor, inputs: LossInputs) -> Tensor:
+        return aggregate(
+            per_token, inputs, self._config.loss_aggregation, self._max_generation_len
+        )

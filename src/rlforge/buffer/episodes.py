@@ -1,0 +1,187 @@
+"""The episode buffer: trajectories whole, groups together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlforge.buffer.base import Buffer, BufferSettings, pop_random
+from rlforge.buffer.steps import step_from_json, step_to_json
+from rlforge.types import Episode, Step
+
+
+@dataclasses.dataclass(slots=True)
+class _Group:
+    """Episodes that stay together: a GRPO group, or a single episode that has no group."""
+
+    group_id: str | None
+    games: int
+    episodes: list[Episode]
+
+    @property
+    def complete(self) -> bool:
+        return len({episode.game_id for episode in self.episodes}) >= self.games
+
+    @property
+    def oldest_version(self) -> int:
+        return min(episode.oldest_version for episode in self.episodes)
+
+    @property
+    def steps(self) -> int:
+        return sum(len(episode.steps) for episode in self.episodes)
+
+
+class EpisodeBuffer(Buffer):
+    """Whole trajectories, for groups and critics.
+
+    Episodes with a ``group_id`` are drawn, evicted and dropped together with their group, and drawn
+    only once all ``group_size`` games of it are there. A batch takes whole groups until it has n
+    episodes: exactly n where the episodes of a group (games times trained seats) divide it, and
+    less than one group more otherwise.
+    """
+
+    kind = "episode"
+    default_samples_per_game = 2.0
+
+    def __init__(self, settings: BufferSettings) -> None:
+        super().__init__(settings)
+        self._complete: list[_Group] = []
+        self._complete_size = 0
+        self._open: dict[str, _Group] = {}
+        self._open_size = 0
+        #: Groups thrown away before they were complete, and the version at that time.
+        self._given_up: dict[str, int] = {}
+
+    def size(self) -> int:
+        return self._complete_size + self._open_size
+
+    def drawable(self) -> int:
+        return self._complete_size
+
+    def clear(self) -> None:
+        self._complete.clear()
+        self._complete_size = 0
+        for group_id in list(self._open):
+            self.drop_group(group_id)
+
+    def drop_group(self, group_id: str) -> int:
+        """Give up a group, one of whose games failed for good; the episodes thrown away.
+
+        What its other games still bring is refused, as they could never make it complete.
+        """
+        group = self._open.pop(group_id, None)
+        self._given_up[group_id] = self.version
+        if group is None:
+            return 0
+        self._open_size -= len(group.episodes)
+        return len(group.episodes)
+
+    def _samples_in(self, episode: Episode) -> int:
+        return 1
+
+    def _store(self, episodes: Sequence[Episode]) -> int:
+        stored = sum(self._store_one(episode) for episode in episodes)
+        # Only now is a game there with all its seats, so only now can its group be complete.
+        group_ids = {episode.group_id for episode in episodes if episode.group_id is not None}
+        for group_id in group_ids & self._open.keys():
+            group = self._open[group_id]
+            if group.complete:
+                del self._open[group_id]
+                self._open_size -= len(group.episodes)
+                self._add_complete(group)
+        return stored
+
+    def _store_one(self, episode: Episode) -> int:
+        group_id = episode.group_id
+        if group_id in self._given_up:
+            return 0
+        if episode.oldest_version < self._oldest_allowed():
+            self._dropped_stale_steps += len(episode.steps)
+            if group_id is not None:
+                self._dropped_stale_steps += self._give_up_stale(group_id)
+            return 0
+        if group_id is None:
+            self._add_complete(_Group(None, 1, [episode]))
+            return 1
+        group = self._open.setdefault(group_id, _Group(group_id, episode.group_size, []))
+        group.episodes.append(episode)
+        self._open_size += 1
+        return 1
+
+    def _add_complete(self, group: _Group) -> None:
+        self._complete.append(group)
+        self._complete_size += len(group.episodes)
+
+    def _pop_complete(self) -> _Group:
+        group = pop_random(self._complete, self._random)
+        self._complete_size -= len(group.episodes)
+        return group
+
+    def _evict_one(self) -> int:
+        place = self._random.randrange(len(self._complete) + len(self._open))
+        if place < len(self._complete):
+            return len(self._pop_complete().episodes)
+        # The open groups are those of the games under way: few.
+        return self.drop_group(list(self._open)[place - len(self._complete)])
+
+    def _take(self, n: int) -> tuple[list[Step], int]:
+        episodes: list[Episode] = []
+        while len(episodes) < n:
+            episodes += self._pop_complete().episodes
+        return [step for episode in episodes for step in episode.steps], len(episodes)
+
+    def _drop_stale(self, oldest: int) -> int:
+        fresh = [group for group in self._complete if group.oldest_version >= oldest]
+        dropped = sum(g.steps for g in self._complete) - sum(g.steps for g in fresh)
+        self._complete = fresh
+        self._complete_size = sum(len(group.episodes) for group in fresh)
+        for group_id, group in list(self._open.items()):
+            if group.oldest_version < oldest:
+                dropped += self._give_up_stale(group_id)
+        # A game that comes still later opens its group anew and goes stale with it.
+        self._given_up = {g: since for g, since in self._given_up.items() if since >= oldest}
+        return dropped
+
+    def _give_up_stale(self, group_id: str) -> int:
+        steps = self._open[group_id].steps if group_id in self._open else 0
+        self.drop_group(group_id)
+        return steps
+
+    def _contents(self) -> dict[str, Any]:
+        groups = [*self._complete, *self._open.values()]
+        return {
+            "groups": [
+                {
+                    "group_id": group.group_id,
+                    "games": group.games,
+                    "episodes": [_episode_to_json(episode) for episode in group.episodes],
+                }
+                for group in groups
+            ],
+            "given_up": dict(self._given_up),
+        }
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        groups = [
+            _Group(
+                group["group_id"],
+                group["games"],
+                [_episode_from_json(episode) for episode in group["episodes"]],
+            )
+            for group in state["groups"]
+        ]
+        self._complete = [group for group in groups if group.complete]
+        self._open = {g.group_id: g for g in groups if g.group_id is not None and not g.complete}
+        self._complete_size = sum(len(group.episodes) for group in self._complete)
+        self._open_size = sum(len(group.episodes) for group in self._open.values())
+        self._given_up = dict(state["given_up"])
+
+
+def _episode_to_json(episode: Episode) -> dict[str, Any]:
+    fields = {field.name: getattr(episode, field.name) for field in dataclasses.fields(episode)}
+    return {**fields, "steps": [step_to_json(step) for step in episode.steps]}
+
+
+def _episode_from_json(fields: Mapping[str, Any]) -> Episode:
+    return Episode(**{**fields, "steps": tuple(step_from_json(step) for step in fields["steps"])})

@@ -1,0 +1,335 @@
+"""Checkpoint directories that are whole or not there.
+
+A checkpoint is written into a temporary directory beside its place, synced to disk and renamed.
+``manifest.json`` in it lists every file with size and SHA-256; what it does not list does not
+belong to the checkpoint. Checkpoints of one root have names that end in a number (``step-12``) and
+are ordered by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rlforge.errors import CheckpointError
+from rlforge.types import value
+
+MANIFEST = "manifest.json"
+#: Folder of a checkpoint with what ``--resume`` needs beside the weights.
+STATE = "state"
+
+_TEMPORARY = re.compile(r"\.tmp\.(?P<host>.+)\.(?P<pid>\d+)\.[^.]+")
+#: Age after which a temporary directory of another machine counts as abandoned.
+_ABANDONED_S = 24 * 3600.0
+_CHUNK = 1 << 20
+
+
+@value
+class FileEntry:
+    """size in bytes; sha256 in hexadecimal."""
+
+    size: int
+    sha256: str
+
+
+@value
+class Manifest:
+    """What a checkpoint consists of. files: by path relative to it, with forward slashes.
+
+    meta: what the writer noted, e.g. the version. rlforge_version: of the package that wrote it.
+    """
+
+    files: Mapping[str, FileEntry]
+    meta: Mapping[str, Any]
+    rlforge_version: str
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a run can be resumed from it."""
+        return any(name.startswith(f"{STATE}/") for name in self.files)
+
+    @property
+    def total_size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.files.values())
+
+
+def write_checkpoint(
+    root: Path, name: str, fill: Callable[[Path], None], meta: Mapping[str, Any]
+) -> Path:
+    """Make ``root/name``: ``fill`` writes its files into the directory it is given.
+
+    meta: JSON-ready facts for the manifest. Returns the path. On any failure nothing is left
+    behind and older checkpoints are untouched. Raises CheckpointError when ``root/name`` exists or
+    the disk is full, with the bytes free and needed; errors of ``fill`` pass through.
+    """
+    path = root / name
+    if path.exists():
+        raise CheckpointError(f"checkpoint {path} exists already; delete it or choose another name")
+    with _explain_full_disk(root, path):
+        root.mkdir(parents=True, exist_ok=True)
+        clean_leftovers(root)
+        with _temporary(root) as directory:
+            fill(directory)
+            _write_manifest(directory, _describe(directory), meta)
+            _sync_directories(directory)
+            directory.rename(path)
+        _sync(root)
+    return path
+
+
+def extend_checkpoint(path: Path, fill: Callable[[Path], None]) -> Manifest:
+    """Add the files that ``fill`` writes to the checkpoint at ``path``.
+
+    The new manifest is the moment they belong to it: an interrupted extension changes nothing and
+    may be repeated. Returns the new manifest. Raises CheckpointError as ``write_checkpoint`` does,
+    and when a file is part of the checkpoint already.
+    """
+    manifest = read_manifest(path, verify=False)
+    with _explain_full_disk(path.parent, path), _temporary(path.parent) as directory:
+        fill(directory)
+        added = _describe(directory)
+        taken = sorted(added.keys() & manifest.files.keys())
+        if taken:
+            raise CheckpointError(f"checkpoint {path} holds {taken[0]} already")
+        for name in added:
+            target = path / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).replace(target)
+        _sync_directories(path)
+        _write_manifest(directory, {**manifest.files, **added}, manifest.meta)
+        (directory / MANIFEST).replace(path / MANIFEST)
+        _sync(path)
+    return read_manifest(path, verify=False)
+
+
+def read_manifest(path: Path, *, verify: bool = True) -> Manifest:
+    """The manifest of the checkpoint at ``path``; ``verify`` reads every file and checks it.
+
+    Raises CheckpointError naming the file that is missing, truncated or altered.
+    """
+    file = path / MANIFEST
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        manifest = Manifest(
+            files={
+                name: FileEntry(size=entry["size"], sha256=entry["sha256"])
+                for name, entry in raw["files"].items()
+            },
+            meta=raw["meta"],
+            rlforge_version=raw["rlforge_version"],
+        )
+    except FileNotFoundError:
+        reason = "it has no manifest" if path.is_dir() else "there is no such directory"
+        raise CheckpointError(f"{path} is not a checkpoint: {reason}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is damaged: {error}; use an older checkpoint") from error
+    if verify:
+        for name, entry in manifest.files.items():
+            _verify(path, name, entry)
+    return manifest
+
+
+def list_checkpoints(root: Path) -> list[Path]:
+    """Checkpoints in ``root``, oldest first by the number their names end in."""
+    if not root.is_dir():
+        return []
+    found = (p for p in root.iterdir() if not p.name.startswith(".") and (p / MANIFEST).is_file())
+    return sorted(found, key=_order)
+
+
+def latest_checkpoint(root: Path, *, with_state: bool = False) -> Path | None:
+    """The newest checkpoint in ``root``, or the newest that a run can resume from; None: none."""
+    for path in reversed(list_checkpoints(root)):
+        if not with_state or read_manifest(path, verify=False).has_state:
+            return path
+    return None
+
+
+def prune(root: Path, keep: int, protected: Collection[str] = ()) -> list[Path]:
+    """Delete all but the ``keep`` newest checkpoints and those named in ``protected``.
+
+    Protected ones do not count as kept. Returns what was deleted.
+    """
+    candidates = [path for path in list_checkpoints(root) if path.name not in protected]
+    doomed = candidates[: max(0, len(candidates) - keep)]
+    for path in doomed:
+        # Renamed first: a deletion that is interrupted leaves no half checkpoint behind.
+        with _temporary(root) as directory:
+            path.rename(directory / path.name)
+    return doomed
+
+
+def clean_leftovers(root: Path) -> list[Path]:
+    """Delete temporary directories of writers that are gone; returns what was deleted."""
+    leftovers = [path for path in root.iterdir() if _is_leftover(path)]
+    for path in leftovers:
+        # Another writer may be deleting the same one.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+    return leftovers
+
+
+def _order(path: Path) -> tuple[int, str]:
+    number = re.search(r"(\d+)$", path.name)
+    return (int(number[1]) if number else -1, path.name)
+
+
+@contextlib.contextmanager
+def _temporary(root: Path) -> Iterator[Path]:
+    """A directory in ``root`` (so that renames stay on one file system), deleted at the end."""
+    owner = f"{socket.gethostname()}.{os.getpid()}"
+    path = root / f".tmp.{owner}.{secrets.token_hex(4)}"
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        if path.exists():
+            shutil.rmtree(path)
+
+
+def _is_leftover(path: Path) -> bool:
+    match = _TEMPORARY.fullmatch(path.name)
+    if match is None:
+        return False
+    if match["host"] != socket.gethostname():
+        return time.time() - path.stat().st_mtime > _ABANDONED_S
+    try:
+        os.kill(int(match["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _describe(directory: Path) -> dict[str, FileEntry]:
+    """Every file under ``directory`` with its digest, synced to disk on the way."""
+    if (directory / MANIFEST).exists():
+        raise CheckpointError(f"{MANIFEST} is the manifest's own name; write another file")
+    files = {}
+    for file in sorted(directory.rglob("*")):
+        if file.is_file():
+            files[file.relative_to(directory).as_posix()] = _entry(file)
+            _sync(file)
+    return files
+
+
+def _entry(file: Path) -> FileEntry:
+    digest, size = hashlib.sha256(), 0
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return FileEntry(size=size, sha256=digest.hexdigest())
+
+
+def _verify(path: Path, name: str, expected: FileEntry) -> None:
+    file = path / name
+    if not file.is_file():
+        raise CheckpointError(f"checkpoint {path} lacks {name}; use an older checkpoint")
+    size = file.stat().st_size
+    if size != expected.size:
+        what = "truncated" if size < expected.size else "longer than written"
+        raise CheckpointError(
+            f"checkpoint {path}: {name} is {what}, {size:,} of {expected.size:,} bytes; "
+            "use an older checkpoint"
+        )
+    if _entry(file).sha256 != expected.sha256:
+        raise CheckpointError(
+            f"checkpoint {path}: {name} was altered, its digest differs; use an older checkpoint"
+        )
+
+
+def _write_manifest(
+    directory: Path, files: Mapping[str, FileEntry], meta: Mapping[str, Any]
+) -> None:
+    content = {
+        "rlforge_version": _package_version(),
+        "meta": dict(meta),
+        "files": {
+            name: {"size": entry.size, "sha256": entry.sha256} for name, entry in files.items()
+        },
+    }
+    file = directory / MANIFEST
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _sync(file)
+
+
+@functools.cache
+def _package_version() -> str:
+    return version("rlforge")
+
+
+def _sync_directories(directory: Path) -> None:
+    """Make the names in ``directory`` and below durable."""
+    for path in directory.rglob("*"):
+        if path.is_dir():
+            _sync(path)
+    _sync(directory)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _explain_full_disk(root: Path, path: Path) -> Iterator[None]:
+    """Turn a full disk into a message with the room there is and the room there should be."""
+    try:
+        yield
+    except Exception as error:
+        if not _says_full_disk(error):
+            raise
+        free = shutil.disk_usage(root if root.exists() else root.parent).free
+        older = list_checkpoints(root)
+        needed = (
+            f"about {_bytes(read_manifest(older[-1], verify=False).total_size)} needed, "
+            f"the size of {older[-1].name}"
+            if older
+            else "which is not enough"
+        )
+        raise CheckpointError(
+            f"no space on disk for checkpoint {path}: {_bytes(free)} free, {needed}; free some, "
+            "or set learner.keep_checkpoints; older checkpoints are untouched"
+        ) from error
+
+
+def _says_full_disk(error: BaseException | None) -> bool:
+    """Whether a full disk (or quota) is behind ``error``.
+
+    Writers outside Python (safetensors, torch) raise errors of their own that only quote it.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if os.strerror(errno.ENOSPC) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,255 @@
+"""The command line: thin, with an example in every help text."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rlforge.errors import RlforgeError
+
+app = typer.Typer(
+    name="rlforge",
+    help="Train language models by playing text games.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[+experiment=NAME] [KEY=VALUE]...",
+        help="An experiment and changes to it. Keys: rlforge config, docs/config.md.",
+        show_default=False,
+    ),
+]
+ConfigDir = Annotated[
+    Path | None,
+    typer.Option("--config-dir", help="Folder with your own experiment/, env/ … YAML files."),
+]
+RunDir = Annotated[Path, typer.Argument(help="A run directory, as train printed it.")]
+
+
+class GraphFormat(enum.StrEnum):
+    """How ``rlforge graph`` prints."""
+
+    table = "table"
+    json = "json"
+    mermaid = "mermaid"
+
+
+@app.command()
+def train(
+    overrides: Overrides = None,
+    multirun: Annotated[
+        bool, typer.Option("-m", "--multirun", help="Sweep over comma-separated values.")
+    ] = False,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Go on with the run in this directory.")
+    ] = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Train; the last line printed is the run directory.
+
+    [bold]Examples[/bold]
+
+      rlforge train +experiment=simpletak_mirror
+
+      rlforge train +experiment=simpletak_mirror seed=1 learner.learning_rate=1e-3
+
+      rlforge train -m +experiment=tictactoe_mirror seed=0,1,2
+
+      rlforge train --resume runs/simpletak_mirror/2026-01-01_12-00-00
+    """
+    from rlforge import launch
+    from rlforge.errors import ConfigError
+
+    if resume is not None and (overrides or multirun or config_dir):
+        raise ConfigError("--resume goes on with the run's own config; give it no other argument")
+    if multirun:
+        if not launch.sweep(overrides or [], config_dir):
+            raise typer.Exit(1)
+        return
+    outcome = (
+        launch.resume(resume) if resume is not None else launch.train(overrides or [], config_dir)
+    )
+    if outcome.interrupted:
+        typer.echo(f"interrupted; go on with: rlforge train --resume {outcome.run_dir}", err=True)
+    typer.echo(str(outcome.run_dir))
+    if outcome.interrupted:
+        raise typer.Exit(130)
+
+
+@app.command("eval")
+def evaluate(
+    run_dir: RunDir,
+    checkpoint: Annotated[str, typer.Option(help="Version: latest, or a uid as step-40.")] = (
+        "latest"
+    ),
+    opponent: Annotated[
+        list[str] | None,
+        typer.Option(help="Opponent, repeatable; default: those of the run's config."),
+    ] = None,
+    games: Annotated[int | None, typer.Option(help="Games per environment and opponent.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the results to this file, too.")
+    ] = None,
+) -> None:
+    """Play a run's policy against opponents, seats swapped.
+
+    [bold]Examples[/bold]
+
+      rlforge eval runs/simpletak_mirror/2026-01-01_12-00-00 --games 400
+
+      rlforge eval RUN --checkpoint step-40 --opponent win_block --opponent step-0
+    """
+    import asyncio
+    import dataclasses
+
+    from rlforge.measure import evaluate_run
+
+    results = asyncio.run(evaluate_run(run_dir, checkpoint, opponent, games))
+    table = Table("environment", "opponent", "games", "win", "draw", "loss", "win rate, 95 %")
+    for result in results:
+        low, high = result.ci95
+        table.add_row(
+            result.env_id,
+            result.opponent,
+            str(result.games),
+            str(result.wins),
+            str(result.draws),
+            str(result.losses),
+            f"{result.win_rate:.3f} [{low:.3f}, {high:.3f}]",
+        )
+    Console().print(table)
+    if json_file is not None:
+        json_file.write_text(
+            json.dumps([dataclasses.asdict(result) for result in results], indent=2) + "\n"
+        )
+
+
+@app.command()
+def graph(
+    overrides: Overrides = None,
+    output: Annotated[GraphFormat, typer.Option("--format", help="How to print it.")] = (
+        GraphFormat.table
+    ),
+    config_dir: ConfigDir = None,
+) -> None:
+    """Show the validated run graph without starting anything.
+
+    [bold]Examples[/bold]
+
+      rlforge graph +experiment=simpletak_mirror
+
+      rlforge graph +experiment=kuhn_grpo --format mermaid
+    """
+    from rlforge import launch
+    from rlforge.graph import to_json, to_mermaid
+
+    _, nodes = launch.composed(overrides or [], config_dir)
+    if output is GraphFormat.json:
+        typer.echo(to_json(nodes))
+        return
+    if output is GraphFormat.mermaid:
+        typer.echo(to_mermaid(nodes))
+        return
+    table = Table("actor", "replicas", "CPUs", "GPUs", "computes on", "hands on")
+    for node in nodes.nodes:
+        hands = [
+            f"{edge.carries} → {edge.target}" for edge in nodes.edges if edge.source == node.name
+        ]
+        table.add_row(
+            node.name,
+            str(node.replicas),
+            f"{node.num_cpus:g}",
+            f"{node.num_gpus:g}",
+            node.placement,
+            "\n".join(hands),
+        )
+    Console().print(table)
+
+
+@app.command()
+def config(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Show the resolved, validated configuration as YAML.
+
+    [bold]Examples[/bold]
+
+      rlforge config +experiment=simpletak_mirror
+
+      rlforge config +experiment=kuhn_grpo learner.batch_size=512
+    """
+    from rlforge import launch
+    from rlforge.config.compose import to_yaml
+
+    result, _ = launch.composed(overrides or [], config_dir)
+    typer.echo(to_yaml(result.config), nl=False)
+
+
+@app.command()
+def models() -> None:
+    """List the models that config group [bold]model[/bold] offers, and what is on this machine.
+
+    [bold]Example[/bold]
+
+      rlforge models
+    """
+    from rlforge.config.compose import conf_dir
+    from rlforge.models.prepare import describe_models
+
+    table = Table("model=", "what it is", "on this machine")
+    for row in describe_models(conf_dir() / "model"):
+        table.add_row(row.option, row.about, row.state)
+    Console().print(table)
+
+
+@app.command()
+def monitor(
+    run_dir: RunDir,
+    once: Annotated[bool, typer.Option("--once", help="Print one view and leave.")] = False,
+    refresh: Annotated[float, typer.Option(help="Seconds between views.", min=0.1)] = 1.0,
+) -> None:
+    """Watch a running or finished run from another terminal; Ctrl-C leaves it running.
+
+    [bold]Example[/bold]
+
+      rlforge monitor runs/simpletak_mirror/2026-01-01_12-00-00
+    """
+    from rlforge.tracking.display import monitor as attach
+
+    attach(run_dir, once=once, refresh_s=refresh)
+
+
+@app.command()
+def report(run_dir: RunDir) -> None:
+    """Write report.html, which opens offline; prints its path.
+
+    [bold]Example[/bold]
+
+      rlforge report runs/simpletak_mirror/2026-01-01_12-00-00
+    """
+    from rlforge.tracking.report import write_report
+
+    typer.echo(str(write_report(run_dir)))
+
+
+def main() -> NoReturn:
+    """Run the command; every failure that is the user's to mend is one message, no stack trace."""
+    try:
+        app()
+    except RlforgeError as error:
+        typer.echo(f"rlforge: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        typer.echo("rlforge: interrupted", err=True)
+        sys.exit(130)
+    sys.exit(0)

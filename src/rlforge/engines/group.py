@@ -1,0 +1,181 @@
+"""Sequences of one policy that are generated together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from rlforge.engines.cache import join_rows, new_cache, select_rows
+from rlforge.engines.sampling import sample, uniforms
+from rlforge.types import FinishReason, PolicyRef, SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """A request under way: what was asked, and the answer so far.
+
+    seed: of its draws, 64 bits. limit: most tokens of the answer, from max_tokens and the room
+    that the model's length leaves. It is over when ``finish_reason`` is set.
+    """
+
+    id: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    policy: PolicyRef
+    seed: int
+    limit: int
+    stop: frozenset[int]
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.prompt) + len(self.token_ids)
+
+    def append(self, token: int, logprob: float) -> None:
+        """Takes the next token, and ends the answer where it must end."""
+        self.token_ids.append(token)
+        self.logprobs.append(logprob)
+        if token in self.stop:
+            self.finish_reason = "stop"
+        elif len(self.token_ids) >= self.limit:
+            self.finish_reason = "length"
+
+
+class Group:
+    """The running batch of one policy: generations join after their prefill, leave when done.
+
+    Rows of generations that ended or were dropped stay in the cache until they are an eighth of
+    it; copying the cache costs about as much as a step.
+    """
+
+    def __init__(self, model: nn.Module, pad_id: int) -> None:
+        self.model = model
+        self._pad_id = pad_id
+        self._device = next(model.parameters()).device
+        self._rows: list[Generation | None] = []
+        self._cache: Cache | None = None
+
+    @property
+    def running(self) -> list[Generation]:
+        """Generations that need more tokens."""
+        return [row for row in self._rows if row is not None]
+
+    def drop(self, ids: set[int]) -> None:
+        """Forgets generations whose caller no longer waits."""
+        self._rows = [None if row is None or row.id in ids else row for row in self._rows]
+
+    def prefill(self, joining: Sequence[Generation]) -> list[Generation]:
+        """Reads the prompts of ``joining`` as one batch and draws the first token of each.
+
+        Returns those that are over after it; the others run on.
+        """
+        width = max(len(g.prompt) for g in joining)
+        ids = np.full((len(joining), width), self._pad_id, dtype=np.int64)
+        for row, generation in zip(ids, joining, strict=True):
+            row[width - len(generation.prompt) :] = generation.prompt
+        # Answers of one token need no keys and values afterwards.
+        cache = new_cache() if any(g.limit > 1 for g in joining) else None
+        self._draw(joining, ids, [len(g.prompt) for g in joining], cache)
+        kept = [i for i, g in enumerate(joining) if g.finish_reason is None]
+        if kept and cache is not None:
+            if len(kept) < len(joining):
+                longest = max(len(joining[i].prompt) for i in kept)
+                select_rows(cache, kept, skip=width - longest)
+            self._join([joining[i] for i in kept], cache)
+        return [g for g in joining if g.finish_reason is not None]
+
+    def step(self) -> list[Generation]:
+        """Draws the next token of every running generation; returns those that are over."""
+        self._compact()
+        if self._cache is None:
+            return []
+        running = self.running
+        # Rows that ended repeat their last token; nothing of theirs is read.
+        ids = np.full((len(self._rows), 1), self._pad_id, dtype=np.int64)
+        alive = [i for i, row in enumerate(self._rows) if row is not None]
+        ids[alive, 0] = [g.token_ids[-1] for g in running]
+        lengths = [1 if row is None else row.length for row in self._rows]
+        self._draw(self._rows, ids, lengths, self._cache)
+        self._rows = [
+            None if row is None or row.finish_reason is not None else row for row in self._rows
+        ]
+        return [g for g in running if g.finish_reason is not None]
+
+    def _draw(
+        self,
+        rows: Sequence[Generation | None],
+        ids: np.ndarray[Any, np.dtype[np.int64]],
+        lengths: Sequence[int],
+        cache: Cache | None,
+    ) -> None:
+        """One forward pass over ``ids`` [B, T], whose last token of each row is real.
+
+        lengths: tokens of each sequence including these. Appends a drawn token to each row that
+        is not None.
+        """
+        past = 0 if cache is None else cache.get_seq_length()
+        width = past + ids.shape[1]
+        starts = width - np.asarray(lengths, dtype=np.int64)
+        positions = np.arange(past, width)[None, :] - starts[:, None]
+        mask: Tensor | None = None
+        if starts.any():
+            mask = torch.from_numpy(np.arange(width)[None, :] >= starts[:, None])
+        output = self.model(
+            input_ids=torch.from_numpy(ids).to(self._device),
+            attention_mask=None if mask is None else mask.long().to(self._device),
+            position_ids=torch.from_numpy(positions.clip(min=0)).to(self._device),
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=1,
+        )
+        drawn = [(i, row) for i, row in enumerate(rows) if row is not None]
+        logits = output.logits[:, -1]
+        if len(drawn) < len(rows):
+            logits = logits[torch.as_tensor([i for i, _ in drawn], device=self._device)]
+        self._append([row for _, row in drawn], logits)
+
+    def _append(self, generations: Sequence[Generation], logits: Tensor) -> None:
+        seeds = np.array([g.seed for g in generations], dtype=np.uint64)
+        counters = np.array([len(g.token_ids) for g in generations], dtype=np.uint64)
+        tokens, logprobs = sample(
+            logits,
+            self._floats([g.params.temperature for g in generations]),
+            self._floats([g.params.top_p for g in generations]),
+            torch.from_numpy(uniforms(seeds, counters)).to(self._device),
+        )
+        for generation, token, logprob in zip(
+            generations, tokens.tolist(), logprobs.tolist(), strict=True
+        ):
+            generation.append(token, logprob)
+
+    def _floats(self, values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self._device)
+
+    def _join(self, generations: Sequence[Generation], cache: Cache) -> None:
+        self._compact(spare=0)
+        if self._cache is None:
+            self._cache, self._rows = cache, list(generations)
+        else:
+            join_rows(self._cache, cache)
+            self._rows.extend(generations)
+
+    def _compact(self, spare: int = 8) -> None:
+        """Removes the rows that ended, once they are more than one in ``spare`` (0: always)."""
+        ended = self._rows.count(None)
+        if ended == len(self._rows):
+            self._rows, self._cache = [], None
+        elif self._cache is not None and ended > (len(self._rows) // spare if spare else 0):
+            alive = [i for i, row in enumerate(self._rows) if row is not None]
+            self._rows = list(self.running)
+            longest = max(g.length for g in self.running)
+            # The cache lacks the token drawn last.
+            select_rows(self._cache, alive, skip=self._cache.get_seq_length() - (longest - 1))

@@ -1,0 +1,178 @@
+"""The policy versions that an engine holds at once.
+
+Each is the base model with an adapter, or a model of its own when the checkpoint has full
+weights. Versions share every parameter that training leaves alone with the base.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from rlforge.errors import EngineError
+from rlforge.types import PolicyRef
+
+
+class PolicyKey(NamedTuple):
+    """Which weights answer. All policies without a path share one key: the base model's."""
+
+    uid: str
+    path: str | None
+
+    @classmethod
+    def of(cls, policy: PolicyRef) -> PolicyKey:
+        """The key of the weights behind ``policy``."""
+        if policy.path_or_name is None:
+            return _BASE
+        return cls(policy.uid, policy.path_or_name)
+
+
+_BASE = PolicyKey("", None)
+
+
+class PolicyStore:
+    """Loads, holds and forgets policy versions: at most ``capacity`` beside the base model.
+
+    The base model answers for every policy without a path and is never evicted. A version is
+    known by uid and path together: the same path under a new uid is read again, and the same uid
+    with another path never gets the old weights.
+
+    In float32 the adapter is folded into the weights it changes, which makes generation as cheap
+    as with the base. In bfloat16 it stays beside them: folding would round small updates away
+    (a weight of 0.02 has a spacing of 1e-4), and the learner, which keeps adapters in float32,
+    would train a policy that nobody plays.
+    """
+
+    def __init__(self, base: nn.Module, capacity: int) -> None:
+        if capacity < 1:
+            raise EngineError(
+                f"engine.max_loras is {capacity}; at least 1 version must be resident"
+            )
+        self.base = base
+        self.capacity = capacity
+        self._models: OrderedDict[PolicyKey, nn.Module] = OrderedDict()
+
+    @property
+    def resident(self) -> tuple[PolicyKey, ...]:
+        """What is held beside the base model, least recently used first."""
+        return tuple(self._models)
+
+    def is_resident(self, key: PolicyKey) -> bool:
+        """Whether ``key`` can answer now."""
+        return key.path is None or key in self._models
+
+    def use(self, key: PolicyKey) -> nn.Module:
+        """The model of a resident policy, which becomes the most recently used one."""
+        if key.path is None:
+            return self.base
+        self._models.move_to_end(key)
+        return self._models[key]
+
+    def load(self, key: PolicyKey, busy: Collection[PolicyKey]) -> bool:
+        """Makes ``key`` resident, in place of the least recently used one that is not busy.
+
+        Returns False when all places are busy. Raises EngineError when the policy cannot load;
+        nothing is evicted then.
+        """
+        if key.path is None or key in self._models:
+            return True
+        victim = None
+        if len(self._models) >= self.capacity:
+            victim = next((held for held in self._models if held not in busy), None)
+            if victim is None:
+                return False
+        self._models[key] = load_policy(self.base, key.path, key.uid)
+        if victim is not None:
+            del self._models[victim]
+        return True
+
+
+def load_policy(base: nn.Module, path: str, uid: str) -> nn.Module:
+    """The model of a checkpoint directory: a PEFT adapter over ``base``, or full weights.
+
+    ``base`` is left as it is. Raises EngineError naming ``path`` when there is nothing to load or
+    it does not fit the base model.
+    """
+    directory = Path(path)
+    if (directory / "adapter_config.json").is_file():
+        return _with_adapter(base, path, uid)
+    if (directory / "config.json").is_file():
+        return _full_model(base, path, uid)
+    found = (
+        "has neither adapter_config.json nor config.json" if directory.is_dir() else "is missing"
+    )
+    raise EngineError(f"policy {uid!r} cannot be loaded: {path} {found}")
+
+
+def _with_adapter(base: nn.Module, path: str, uid: str) -> nn.Module:
+    from peft import PeftModel
+
+    try:
+        # low_cpu_mem_usage: no random initialisation that the adapter's weights replace anyway.
+        wrapped: Any = PeftModel.from_pretrained(_alias(base), path, low_cpu_mem_usage=True)
+    except Exception as error:  # PEFT, safetensors and torch each have their own kinds
+        raise _does_not_load(uid, path, error) from error
+    missing = [name for name, p in wrapped.named_parameters() if p.is_meta]
+    if missing:
+        raise EngineError(
+            f"policy {uid!r} cannot be loaded from {path}: the adapter file has no weights for "
+            f"{missing[0]} and {len(missing) - 1} more"
+        )
+    if next(base.parameters()).dtype == torch.float32:
+        # safe_merge works on a clone of each weight, so the base keeps its own.
+        model: nn.Module = wrapped.merge_and_unload(safe_merge=True)
+    else:
+        model = wrapped.get_base_model()
+    return model.requires_grad_(False).eval()
+
+
+def _full_model(base: nn.Module, path: str, uid: str) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    parameter = next(base.parameters())
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=parameter.dtype, local_files_only=True
+        )
+    except Exception as error:  # transformers and safetensors each have their own kinds
+        raise _does_not_load(uid, path, error) from error
+    ours: Any = base
+    if model.config.vocab_size != ours.config.vocab_size:
+        raise EngineError(
+            f"policy {uid!r} cannot be loaded from {path}: its vocabulary has "
+            f"{model.config.vocab_size} tokens, the base model's {ours.config.vocab_size}"
+        )
+    full: nn.Module = model.to(parameter.device)
+    return full.requires_grad_(False).eval()
+
+
+def _does_not_load(uid: str, path: str, error: Exception) -> EngineError:
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return EngineError(
+        f"policy {uid!r} cannot be loaded from {path}: {' '.join(reason[:3])}; "
+        "is it complete, and an adapter of this base model?"
+    )
+
+
+def _alias(base: nn.Module) -> nn.Module:
+    """A copy of the module tree whose parameters share their storage with ``base``.
+
+    The Parameter objects are new, so that folding an adapter in replaces a weight of the copy
+    only. A tied output layer gets its own object for the same reason: an adapter on it must not
+    change the input embedding.
+    """
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(p.data, requires_grad=False) for p in base.parameters()
+    }
+    memo.update({id(b): b for b in base.buffers()})
+    model: Any = copy.deepcopy(base, memo)
+    output, inputs = model.get_output_embeddings(), model.get_input_embeddings()
+    if output is not None and output.weight is inputs.weight:
+        output.weight = nn.Parameter(output.weight.data, requires_grad=False)
+    return model  # type: ignore[no-any-return]

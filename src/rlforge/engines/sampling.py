@@ -1,0 +1,108 @@
+"""From logits to tokens: temperature, nucleus, and draws that do not depend on the batch.
+
+A token is drawn by inverting the cumulative distribution at one uniform number per (request
+seed, token index). The numbers come from a counter-based generator, so a request draws the same
+tokens alone, in a batch of a hundred, or after a restart.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+#: Largest number of logits worked on at once; keeps the float64 copies of big vocabularies small.
+_CHUNK_ELEMENTS = 1 << 23
+
+
+def uniforms(
+    seeds: npt.NDArray[np.uint64], counters: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) per row: draw ``counters[i]`` of the stream ``seeds[i]``. Both [B].
+
+    SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"),
+    started at the mixed seed, so that neighbouring seeds have unrelated streams.
+    """
+    state = _mix(seeds) + _GOLDEN * (counters + np.uint64(1))
+    # The upper 53 bits fill the mantissa of a float64.
+    return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))
+
+
+def sampling_logprobs(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
+    """Log-probabilities of the distribution that tokens are drawn from.
+
+    logits [B, V]; temperature and top_p [B]. Returns float32 [B, V]: log softmax of
+    logits / temperature, cut to the smallest set of tokens whose mass reaches top_p (Holtzman et
+    al. 2020, "The curious case of neural text degeneration") and renormalised; -inf outside it.
+    temperature 0 is greedy: all mass on the largest logit, whose log-probability is 0.
+    """
+    logits = logits.float()
+    greedy = temperature <= 0
+    scale = torch.where(greedy, torch.ones_like(temperature), temperature)
+    logprobs = torch.log_softmax(logits / scale[:, None], dim=-1)
+    if bool((top_p < 1).any()):
+        logprobs = _nucleus(logprobs, top_p)
+    if bool(greedy.any()):
+        point = torch.full_like(logprobs, -torch.inf)
+        point.scatter_(1, logits.argmax(dim=-1, keepdim=True), 0.0)
+        logprobs = torch.where(greedy[:, None], point, logprobs)
+    return logprobs
+
+
+def _nucleus(logprobs: Tensor, top_p: Tensor) -> Tensor:
+    ordered, order = logprobs.sort(dim=-1, descending=True)
+    mass = ordered.double().exp()
+    # A token stays while the mass before it is short of top_p: the first one always does.
+    outside = mass.cumsum(dim=-1) - mass >= top_p[:, None].double()
+    outside[:, 0] = False
+    outside &= (top_p < 1)[:, None]
+    ordered = ordered.masked_fill(outside, -torch.inf)
+    ordered = ordered - ordered.logsumexp(dim=-1, keepdim=True)
+    return torch.empty_like(ordered).scatter_(1, order, ordered)
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Draws one token per row.
+
+    logits [B, V]; temperature, top_p and uniform (float64, in [0, 1)) [B]. Returns token ids
+    int64 [B] and their log-probabilities under ``sampling_logprobs``, float32 [B].
+    """
+    rows = max(1, _CHUNK_ELEMENTS // logits.shape[1])
+    parts = [
+        _sample_rows(
+            logits[i : i + rows],
+            temperature[i : i + rows],
+            top_p[i : i + rows],
+            uniform[i : i + rows],
+        )
+        for i in range(0, logits.shape[0], rows)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([tokens for tokens, _ in parts]), torch.cat([values for _, values in parts])
+
+
+def _sample_rows(
+    logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor]:
+    logprobs = sampling_logprobs(logits, temperature, top_p)
+    cumulative = logprobs.double().exp().cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    # Strictly below the total, so that some entry exceeds it. The first entry to do so is a token
+    # with mass: one without mass equals the entry before it.
+    target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, total.new_zeros(())))
+    tokens = torch.searchsorted(cumulative, target, right=True)
+    return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]

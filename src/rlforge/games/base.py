@@ -1,0 +1,123 @@
+"""What a game is to the rest of rlforge: whose turn it is, what they see, and how it ended.
+
+The functions at the end choose a game's source. A new source is a module with a ``Game`` class,
+``check(env)`` and ``env_ids()``, and one branch in ``_source``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from rlforge.errors import ConfigError, nearest
+from rlforge.games.grids import Grid
+from rlforge.types import EndReason, EnvSpec, value
+
+SOURCES: Final = ("textarena", "openspiel")
+
+
+@value
+class View:
+    """All that the player to move gets to see.
+
+    legal_actions: every action the game would accept, as it wants them written; None where the
+    game does not say. board: the state in a few words, for models with short prompts; None where
+    no such form exists. grid: the same state for scripted players of placement games.
+    retry: this player's last action was turned down and it may try again.
+    """
+
+    player_id: int
+    observation: str
+    legal_actions: tuple[str, ...] | None = None
+    board: str | None = None
+    retry: bool = False
+    grid: Grid | None = None
+
+
+@value
+class GameResult:
+    """How a game ended. rewards: one per player id. invalid_by: whose invalid move ended it."""
+
+    rewards: Mapping[int, float]
+    end_reason: EndReason
+    invalid_by: int | None = None
+
+
+class Game(Protocol):
+    """One play of one game, made for it and thrown away after it.
+
+    Failures of the game itself raise ``GameError``; an invalid action does not.
+    """
+
+    @property
+    def done(self) -> bool:
+        """Whether the game is over; then only ``result`` may be called."""
+        ...
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the last action counted as a move; True before the first."""
+        ...
+
+    def view(self) -> View:
+        """What the player to move sees. Asking again gives the same view."""
+        ...
+
+    def step(self, action: str) -> None:
+        """Hand in the action of the player to move."""
+        ...
+
+    def result(self) -> GameResult:
+        """How it ended. Raises ``ValueError`` while the game goes on."""
+        ...
+
+
+class Source(Protocol):
+    """A module that games come from."""
+
+    def make(self, env: EnvSpec, seed: int) -> Game:
+        """A fresh game."""
+        ...
+
+    def check(self, env: EnvSpec) -> None:
+        """Start the game once; raises ``ConfigError`` where that fails."""
+        ...
+
+    def env_ids(self) -> list[str]:
+        """All ids, sorted."""
+        ...
+
+
+def make_game(env: EnvSpec, seed: int) -> Game:
+    """A fresh game whose chance follows from ``seed``. Raises ``GameError`` or ``ConfigError``."""
+    return _source(env.source).make(env, seed)
+
+
+def check_env(env: EnvSpec) -> None:
+    """Start the game once; raises ``ConfigError`` with the reason and the mend if it does not."""
+    if env.max_turns < 1 or env.timeout_s <= 0 or env.error_allowance < 0:
+        raise ConfigError(
+            f"env {env.id!r}: max_turns and timeout_s must be positive and error_allowance not "
+            f"negative, got {env.max_turns}, {env.timeout_s:g} and {env.error_allowance}"
+        )
+    _source(env.source).check(env)
+
+
+def env_ids(source: str) -> list[str]:
+    """All ids that a source knows, sorted. Raises ``ConfigError`` for an unknown source."""
+    return _source(source).env_ids()
+
+
+def _source(name: str) -> Source:
+    # Imported when first asked for: a run with one source need not load the other.
+    if name == "textarena":
+        from rlforge.games import textarena
+
+        return textarena
+    if name == "openspiel":
+        from rlforge.games import openspiel
+
+        return openspiel
+    raise ConfigError(
+        f"source {name!r} is unknown{nearest(name, SOURCES)}; there are {', '.join(SOURCES)}"
+    )

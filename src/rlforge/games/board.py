@@ -1,0 +1,71 @@
+"""A position in a few words, for models that read short prompts: every format is in this file.
+
+Boards are written from the side of the player to move, so that one set of weights plays all
+seats. Prompts of one game have the same number of words in every position (poker's last decision
+aside, which offers more or fewer actions), and all end in ``go``, after which comes the answer.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+
+from rlforge.games.grids import Grid
+from rlforge.types import value
+
+_GRID_NAMES = {"tictactoe": "ttt", "simpletak": "tak", "connectfour": "four"}
+_MINE, _THEIRS, _FREE = "m", "o", "_"
+_NONE, _END = "none", "go"
+
+#: Bets shown of the first and the second round, by game: as many as there can be.
+_BET_SLOTS = {"kuhn": (2, 0), "leduc": (4, 3)}
+_ACTION_ORDER = ("[check]", "[bet]", "[call]", "[raise]", "[fold]")
+
+
+@value
+class Hand:
+    """What a poker player knows.
+
+    rounds: the bets of each betting round so far, in order; the last one is under way.
+    public: the card shown before the second round; None in the first.
+    """
+
+    game: str
+    card: str
+    public: str | None
+    rounds: tuple[tuple[str, ...], ...]
+
+
+def grid_board(grid: Grid) -> str:
+    """``tak a_mo_ bm___ c_o__ d____ go``: one word a row, a letter in front, then its cells.
+
+    ``m`` is a stone of the player to move, ``o`` one of the other player, ``_`` a free cell.
+    """
+    words = [_GRID_NAMES[grid.game]]
+    cell = 1
+    for row in range(grid.rows):
+        word = string.ascii_lowercase[row]
+        for _ in range(grid.cols):
+            word += _MINE if grid.me & cell else _THEIRS if grid.op & cell else _FREE
+            cell <<= 1
+        words.append(word)
+    words.append(_END)
+    return " ".join(words)
+
+
+def hand_board(hand: Hand, legal_actions: Sequence[str]) -> str:
+    """``kuhn K check none [check] [bet] go``: card, bets so far, what may be answered.
+
+    The public card of Leduc stands between its rounds, with ``none`` where nothing was yet:
+    ``leduc Q raise call none none K call none none [call] [raise] go``.
+    """
+    first_slots, second_slots = _BET_SLOTS[hand.game]
+    words = [hand.game, hand.card, *_padded(hand.rounds[0], first_slots)]
+    if second_slots:
+        second = hand.rounds[1] if len(hand.rounds) > 1 else ()
+        words += [hand.public or _NONE, *_padded(second, second_slots)]
+    return " ".join([*words, *sorted(legal_actions, key=_ACTION_ORDER.index), _END])
+
+
+def _padded(bets: Sequence[str], slots: int) -> list[str]:
+    return [*bets, *[_NONE] * (slots - len(bets))]

@@ -1,0 +1,106 @@
+"""Placement games on a grid, as bit masks: their rules, seen from the player to move.
+
+Cell ``r * cols + c`` is bit ``r * cols + c``; row 0 is the top. A mask is an ``int``, so a whole
+board is tested in a few machine operations and makes a cheap key for memoisation.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import Literal
+
+from rlforge.types import value
+
+GridGame = Literal["tictactoe", "simpletak", "connectfour"]
+
+
+@value
+class Grid:
+    """A position: the stones of the player to move (``me``) and of the other one (``op``)."""
+
+    game: GridGame
+    rows: int
+    cols: int
+    me: int
+    op: int
+
+
+def placements(grid: Grid) -> dict[str, int]:
+    """Each legal action, as the game wants it written, and the cell that its stone comes to."""
+    taken = grid.me | grid.op
+    if grid.game == "connectfour":
+        return {
+            f"[col {col}]": max(open_cells)
+            for col in range(grid.cols)
+            if (open_cells := [c for c in _column(grid, col) if not taken >> c & 1])
+        }
+    return {
+        token: cell for cell, token in _cell_tokens(grid.rows * grid.cols) if not taken >> cell & 1
+    }
+
+
+def winning_cells(grid: Grid, stones: int) -> int:
+    """Mask of the cells where one more stone wins for the side that holds ``stones``.
+
+    Whether a cell is free, or can be reached, is left to ``placements``.
+    """
+    if grid.game == "simpletak":
+        return _connecting_cells(grid.rows, grid.cols, stones)
+    return _line_completing_cells(
+        grid.rows, grid.cols, 4 if grid.game == "connectfour" else 3, stones
+    )
+
+
+@cache
+def _cell_tokens(count: int) -> tuple[tuple[int, str], ...]:
+    return tuple((cell, f"[{cell}]") for cell in range(count))
+
+
+def _column(grid: Grid, col: int) -> range:
+    return range(col, grid.rows * grid.cols, grid.cols)
+
+
+@lru_cache(maxsize=1 << 16)
+def _connecting_cells(rows: int, cols: int, stones: int) -> int:
+    """Cells that would join two opposite edges: each side of the path is a cell's own edge or a
+    neighbouring stone that already reaches that edge."""
+    full = (1 << rows * cols) - 1
+    top = (1 << cols) - 1
+    bottom = top << (rows - 1) * cols
+    left = sum(1 << r * cols for r in range(rows))
+    right = left << cols - 1
+
+    def grown(mask: int) -> int:
+        sideways = (mask & ~right) << 1 | (mask & ~left) >> 1
+        return (mask | mask << cols | mask >> cols | sideways) & full
+
+    def reaching(edge: int) -> int:
+        reached = stones & edge
+        while (wider := grown(reached) & stones) != reached:
+            reached = wider
+        return edge | grown(reached)
+
+    joins = reaching(top) & reaching(bottom) | reaching(left) & reaching(right)
+    return joins & ~stones
+
+
+@lru_cache(maxsize=1 << 16)
+def _line_completing_cells(rows: int, cols: int, length: int, stones: int) -> int:
+    completing = 0
+    for line in _lines(rows, cols, length):
+        missing = line & ~stones
+        if missing.bit_count() == 1:
+            completing |= missing
+    return completing
+
+
+@cache
+def _lines(rows: int, cols: int, length: int) -> tuple[int, ...]:
+    """Every straight run of ``length`` cells, as a mask."""
+    return tuple(
+        sum(1 << (r + i * down) * cols + c + i * across for i in range(length))
+        for down, across in ((0, 1), (1, 0), (1, 1), (1, -1))
+        for r in range(rows)
+        for c in range(cols)
+        if r + (length - 1) * down < rows and 0 <= c + (length - 1) * across < cols
+    )

@@ -1,0 +1,106 @@
+"""Legal actions of TextArena games, read from their state: there is no common interface for it.
+
+A rule takes the bare environment and the player to move and lists actions as the game parses
+them. Placement games (TicTacToe, SimpleTak, ConnectFour) are in ``grids``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+Rule = Callable[[Any, int], list[str]]
+
+
+def family(env_id: str) -> str:
+    """The game without version and variant: ``SimpleTak-v0-large-train`` is ``SimpleTak``."""
+    return re.split(r"-v\d", env_id, maxsplit=1)[0]
+
+
+def _kuhn_poker(env: Any, player: int) -> list[str]:
+    return [f"[{name}]" for name in env.state.game_state["current_legal_action_tree"]]
+
+
+def _nim(env: Any, player: int) -> list[str]:
+    piles = env.state.game_state["piles"]
+    return [f"[{i} {n}]" for i, size in enumerate(piles) for n in range(1, size + 1)]
+
+
+def _liars_dice(env: Any, player: int) -> list[str]:
+    """A call, and every higher bid up to the number of dice on the table.
+
+    The game itself accepts any quantity; a bid of more dice than there are cannot be true.
+    """
+    state = env.state.game_state
+    quantity, face = state["current_bid"]["quantity"], state["current_bid"]["face_value"]
+    dice = sum(state["remaining_dice"].values())
+    bids = [
+        f"[Bid: {q}, {f}]"
+        for q in range(max(quantity, 1), dice + 1)
+        for f in range(max(face, 1), 7)
+        if (q, f) != (quantity, face)
+    ]
+    return [*bids, "[Call]"] if quantity else bids
+
+
+def _othello(env: Any, player: int) -> list[str]:
+    moves = env.state.game_state["valid_moves"]
+    # Without a move the turn passes, whatever is answered.
+    return [f"[{r}, {c}]" for r, c in moves] or ["[skip]"]
+
+
+def _breakthrough(env: Any, player: int) -> list[str]:
+    board, size = env.state.game_state["board"], env.board_size
+    own, other, forward = ("W", "B", 1) if player == 0 else ("B", "W", -1)
+
+    def name(r: int, c: int) -> str:
+        return f"{chr(ord('a') + c)}{r + 1}"
+
+    return [
+        f"[{name(r, c)}{name(r + forward, to)}]"
+        for r in range(size)
+        for c in range(size)
+        if board[r][c] == own and 0 <= r + forward < size
+        for to in (c - 1, c, c + 1)
+        if 0 <= to < size and board[r + forward][to] == ("" if to == c else other)
+    ]
+
+
+def _santorini(env: Any, player: int) -> list[str]:
+    # The stored list is that of the next seat, also when the same player tries again.
+    moves: str = env._get_valid_moves(player)
+    return moves.split(", ") if moves else []
+
+
+def _wild_tic_tac_toe(env: Any, player: int) -> list[str]:
+    return [f"[{mark} {cell}]" for cell in _empty_cells(env) for mark in "XO"]
+
+
+def _three_player_tic_tac_toe(env: Any, player: int) -> list[str]:
+    return [f"[{cell}]" for cell in _empty_cells(env)]
+
+
+def _empty_cells(env: Any) -> list[int]:
+    cells = [cell for row in env.state.game_state["board"] for cell in row]
+    return [i for i, cell in enumerate(cells) if cell == ""]
+
+
+def _always(*actions: str) -> Rule:
+    return lambda env, player: list(actions)
+
+
+RULES: dict[str, Rule] = {
+    "KuhnPoker": _kuhn_poker,
+    "Nim": _nim,
+    "LiarsDice": _liars_dice,
+    "Othello": _othello,
+    "Breakthrough": _breakthrough,
+    "SantoriniBaseFixed": _santorini,
+    "WildTicTacToe": _wild_tic_tac_toe,
+    "ThreePlayerTicTacToe": _three_player_tic_tac_toe,
+    "PigDice": _always("[roll]", "[hold]"),
+    "IteratedRockPaperScissors": _always("[rock]", "[paper]", "[scissors]"),
+    "IteratedMatchingPennies": _always("[heads]", "[tails]"),
+    "Blackjack": _always("[hit]", "[stand]"),
+}

@@ -1,0 +1,371 @@
+"""OpenSpiel games behind the ``Game`` protocol, and exact evaluation of policies in them.
+
+Every state that a player decides in is written out as text with the available actions in
+brackets. Chance is sampled from the game's own seed. Simultaneous moves are asked one player
+after the other, hidden until all have answered (OpenSpiel's turn-based conversion).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import random
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pyspiel
+
+from rlforge.errors import ConfigError, GameError, nearest
+from rlforge.games.base import GameResult, View
+from rlforge.games.board import Hand, grid_board, hand_board
+from rlforge.games.grids import Grid, placements
+from rlforge.types import EndReason, EnvSpec
+
+_RULES = {
+    "kuhn_poker": (
+        "Each player has put one chip into the pot and holds one card; a higher card is better. "
+        "Each may check or bet one chip; after a bet the answer is call or fold. After a call, "
+        "or when nobody bets, the highest card takes the pot."
+    ),
+    "leduc_poker": (
+        "The deck holds two suits of each rank. Each player has put one chip into the pot and "
+        "holds one card. After a first round of betting a public card is shown and a second round "
+        "follows. At most two raises a round, of two chips in the first and four in the second. "
+        "A pair with the public card wins, otherwise the higher card."
+    ),
+    "tic_tac_toe": (
+        "Players take turns to mark a free cell of a 3 by 3 board, numbered 0 to 8 row by row; "
+        "three marks in a line win."
+    ),
+    "connect_four": (
+        "Players take turns to drop a stone into one of 7 columns, numbered from 0; "
+        "four stones in a line win."
+    ),
+}
+
+
+class OpenSpielGame:
+    """One play of an OpenSpiel game.
+
+    An invalid answer beyond the allowance forfeits: the player gets the worst result that the
+    game can bring, so that it never pays, and in zero-sum games the others share what it loses.
+    """
+
+    def __init__(self, env: EnvSpec, seed: int) -> None:
+        """Raises ``ConfigError`` when the game cannot be loaded."""
+        self._spec = env
+        self._game = _load(env.id)
+        self._random = random.Random(seed)
+        self._turn = 0
+        self._errors = 0
+        self._feedback = ""
+        self._view: View | None = None
+        self._result: GameResult | None = None
+        with self._foreign("new_initial_state"):
+            self._state = self._game.new_initial_state()
+            self._settle_chance()
+
+    @property
+    def done(self) -> bool:
+        return self._result is not None
+
+    @property
+    def accepted(self) -> bool:
+        return not self._feedback
+
+    def view(self) -> View:
+        if self._view is None:
+            with self._foreign("view"):
+                self._view = _view(self._state, self._feedback)
+        return self._view
+
+    def step(self, action: str) -> None:
+        """Raises ``GameError`` when the game itself fails."""
+        player = self.view().player_id
+        token, known = _written_action(action), _tokens(self._state)
+        self._view = None
+        self._turn += 1
+        if token in known:
+            self._errors = 0
+            self._feedback = ""
+            with self._foreign("step"):
+                self._state.apply_action(known[token])
+                self._settle_chance()
+        else:
+            self._errors += 1
+            given = token or "no action in brackets"
+            self._feedback = f"Your last action was not accepted: {given}. Try another action."
+            if self._errors > self._spec.error_allowance:
+                self._finish(self._forfeit(player), "invalid_move", player)
+                return
+        if self._state.is_terminal():
+            self._finish(dict(enumerate(self._state.returns())), "finished", None)
+        elif self._turn >= self._spec.max_turns:
+            self._finish(dict.fromkeys(range(self._game.num_players()), 0.0), "turn_limit", None)
+
+    def result(self) -> GameResult:
+        if self._result is None:
+            raise ValueError(f"{self._spec.id} is not over after {self._turn} turns")
+        return self._result
+
+    @contextlib.contextmanager
+    def _foreign(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever a game raises, it is its failure
+            text = " ".join(str(error).split())[:200]
+            raise GameError(
+                f"{self._spec.id}: {what} failed in turn {self._turn}: "
+                f"{type(error).__name__}: {text}"
+            ) from error
+
+    def _finish(self, rewards: dict[int, float], reason: EndReason, invalid_by: int | None) -> None:
+        if not all(math.isfinite(reward) for reward in rewards.values()):
+            raise GameError(f"{self._spec.id}: rewards {rewards} are not finite")
+        self._result = GameResult(rewards=rewards, end_reason=reason, invalid_by=invalid_by)
+
+    def _forfeit(self, loser: int) -> dict[int, float]:
+        worst, players = self._game.min_utility(), self._game.num_players()
+        zero_sum = self._game.get_type().utility == pyspiel.GameType.Utility.ZERO_SUM
+        others = -worst / (players - 1) if zero_sum else 0.0
+        return {player: worst if player == loser else others for player in range(players)}
+
+    def _settle_chance(self) -> None:
+        while self._state.is_chance_node():
+            outcomes, chances = zip(*self._state.chance_outcomes(), strict=True)
+            self._state.apply_action(self._random.choices(outcomes, chances)[0])
+
+
+def make(env: EnvSpec, seed: int) -> OpenSpielGame:
+    """A fresh game."""
+    return OpenSpielGame(env, seed)
+
+
+def env_ids() -> list[str]:
+    """All registered names; most also take parameters, as in ``kuhn_poker(players=3)``."""
+    return sorted(pyspiel.registered_names())
+
+
+def check(env: EnvSpec) -> None:
+    """Raises ``ConfigError`` when the game cannot be loaded, shown or played by so many."""
+    players = _load(env.id).num_players()
+    if players != env.num_players:
+        raise ConfigError(
+            f"env {env.id!r} takes {players} players, not {env.num_players}; set num_players"
+        )
+    try:
+        OpenSpielGame(env, seed=0).view()
+    except GameError as error:
+        raise ConfigError(f"env {env.id!r} cannot be played: {error}") from error
+
+
+def information_sets(name: str) -> list[tuple[str, int, View]]:
+    """Every information set of a game: its string, who decides there, and what they are shown.
+
+    Walks the whole tree, so the game has to be small (Kuhn has 12 sets, Leduc 936).
+    """
+    found: dict[tuple[int, str], tuple[str, int, View]] = {}
+    pending = [_load(name).new_initial_state()]
+    while pending:
+        state = pending.pop()
+        if state.is_terminal():
+            continue
+        if not state.is_chance_node():
+            player = state.current_player()
+            text = state.information_state_string(player)
+            if (player, text) not in found:
+                found[player, text] = (text, player, _view(state, ""))
+        pending += [state.child(action) for action in state.legal_actions()]
+    return [found[key] for key in sorted(found)]
+
+
+def nash_conv(name: str, tabular_policy: Mapping[str, Mapping[str, float]]) -> float:
+    """What best responses gain over a policy, summed over players; 0 at a Nash equilibrium.
+
+    tabular_policy: for each information state string, the probability of each action as it is
+    written in ``View.legal_actions``; one that is left out has probability 0. Exact: OpenSpiel's
+    ``exploitability.nash_conv`` (Lanctot et al. 2019, arXiv:1908.09453). Raises ``ValueError``
+    for a missing information set, an unknown action or probabilities that do not sum to 1.
+    """
+    # These pull in a good part of OpenSpiel's Python side, which playing does not need.
+    from open_spiel.python import policy as policies
+    from open_spiel.python.algorithms import exploitability
+
+    game = _load(name)
+    policy = policies.TabularPolicy(game)
+    for state in policy.states:
+        text = state.information_state_string()
+        if text not in tabular_policy:
+            raise ValueError(f"{name}: the policy has no information set {text!r}")
+        probabilities = tabular_policy[text]
+        known = _tokens(state)
+        if unknown := set(probabilities) - set(known):
+            raise ValueError(f"{name}: {text!r} has no actions {sorted(unknown)}")
+        if not math.isclose(sum(probabilities.values()), 1.0, abs_tol=1e-6):
+            raise ValueError(f"{name}: probabilities at {text!r} do not sum to 1")
+        row = np.zeros(game.num_distinct_actions())
+        for token, probability in probabilities.items():
+            row[known[token]] = probability
+        policy.action_probability_array[policy.state_lookup[text]] = row
+    return float(exploitability.nash_conv(game, policy))
+
+
+@functools.lru_cache(maxsize=64)
+def _load(name: str) -> pyspiel.Game:
+    short_name = name.split("(", maxsplit=1)[0]
+    if short_name not in pyspiel.registered_names():
+        raise ConfigError(f"env {name!r} is not an OpenSpiel game{nearest(short_name, env_ids())}")
+    try:
+        game = pyspiel.load_game(name)
+    except (pyspiel.SpielError, IndexError) as error:
+        raise ConfigError(
+            f"env {name!r} does not load: {error}; give its parameters as in "
+            f"'kuhn_poker(players=3)'"
+        ) from error
+    kind = game.get_type()
+    if kind.dynamics == pyspiel.GameType.Dynamics.MEAN_FIELD:
+        raise ConfigError(f"env {name!r} is a mean-field game without seats; choose another one")
+    if kind.chance_mode == pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC:
+        raise ConfigError(
+            f"env {name!r} draws its own chance and cannot follow a seed; choose another one"
+        )
+    if kind.dynamics == pyspiel.GameType.Dynamics.SIMULTANEOUS:
+        game = pyspiel.convert_to_turn_based(game)
+        kind = game.get_type()
+    if not (
+        kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION
+        or kind.provides_information_state_string
+        or kind.provides_observation_string
+    ):
+        raise ConfigError(f"env {name!r} cannot show a player its view; choose another one")
+    return game
+
+
+def _view(state: pyspiel.State, feedback: str) -> View:
+    player = state.current_player()
+    grid, hand = _grid(state, player), _hand(state, player)
+    legal = tuple(placements(grid)) if grid is not None else tuple(_tokens(state))
+    board = None
+    if grid is not None:
+        board = grid_board(grid)
+    elif hand is not None:
+        board = hand_board(hand, legal)
+    return View(
+        player_id=player,
+        observation=_observation(state, player, hand, legal, feedback),
+        legal_actions=legal,
+        board=board,
+        retry=bool(feedback),
+        grid=grid,
+    )
+
+
+def _observation(
+    state: pyspiel.State, player: int, hand: Hand | None, legal: tuple[str, ...], feedback: str
+) -> str:
+    kind = state.get_game().get_type()
+    if hand is not None:
+        bets = [", ".join(bets) or "none" for bets in hand.rounds]
+        situation = f"Your card: {hand.card}.\nBets so far: {bets[0]}."
+        if hand.public is not None:
+            situation += f"\nPublic card: {hand.public}.\nBets since it was shown: {bets[1]}."
+    elif kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION:
+        situation = str(state)
+    elif kind.provides_information_state_string:
+        situation = state.information_state_string(player)
+    else:
+        situation = state.observation_string(player)
+    lines = [
+        f"You are player {player} of {state.num_players()} in {kind.long_name}.",
+        _RULES.get(kind.short_name, ""),
+        situation,
+        feedback,
+        f"Your available actions are: {', '.join(legal)}",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def _written_action(action: str) -> str:
+    """The first bracketed part of an answer, brackets included; empty when there is none."""
+    found = re.search(r"\[[^\[\]]*\]", action)
+    return found.group() if found else ""
+
+
+def _tokens(state: pyspiel.State) -> dict[str, int]:
+    """Each legal action as it is written, and OpenSpiel's number for it.
+
+    Poker and grid games use the words of their TextArena counterparts, so that one prompt format
+    serves both; elsewhere it is OpenSpiel's own name, or the number where that has brackets.
+    """
+    name, legal = state.get_game().get_type().short_name, state.legal_actions()
+    if name == "kuhn_poker":
+        faces_bet = any(entry.action == 1 for entry in _bets(state))
+        words = ("[fold]", "[call]") if faces_bet else ("[check]", "[bet]")
+        return {words[action]: action for action in legal}
+    if name == "leduc_poker":
+        return {("[fold]", "[call]", "[raise]")[action]: action for action in legal}
+    if name == "connect_four":
+        return {f"[col {action}]": action for action in legal}
+    if name == "tic_tac_toe":
+        return {f"[{action}]": action for action in legal}
+    player = state.current_player()
+    named = {f"[{state.action_to_string(player, action)}]": action for action in legal}
+    if len(named) == len(legal) and all(re.fullmatch(r"\[[^\[\]\n]+\]", text) for text in named):
+        return named
+    return {f"[{action}]": action for action in legal}
+
+
+def _bets(state: pyspiel.State) -> list[pyspiel.PlayerAction]:
+    return [entry for entry in state.full_history() if entry.player >= 0]
+
+
+def _hand(state: pyspiel.State, player: int) -> Hand | None:
+    game = state.get_game()
+    name, players = game.get_type().short_name, game.num_players()
+    # Cards are numbered from the lowest rank: J, Q, K for two players, lower ranks for more.
+    ranks = "23456789TJQKA"[-(players + 2) : -1]
+    if name == "kuhn_poker":
+        dealt = [entry.action for entry in state.full_history() if entry.player < 0]
+        bets: list[str] = []
+        for entry in _bets(state):
+            bets.append((("fold", "call") if "bet" in bets else ("check", "bet"))[entry.action])
+        return Hand(game="kuhn", card=ranks[dealt[player]], public=None, rounds=(tuple(bets),))
+    # Without suits the cards are numbered in another way.
+    if name == "leduc_poker" and not game.get_parameters().get("suit_isomorphism"):
+        cards: list[str] = []
+        rounds: list[list[str]] = [[]]
+        for entry in state.full_history():
+            if entry.player >= 0:
+                rounds[-1].append(("fold", "call", "raise")[entry.action])
+                continue
+            cards.append(ranks[entry.action // 2])
+            if len(cards) > players:
+                rounds.append([])
+        return Hand(
+            game="leduc",
+            card=cards[player],
+            public=cards[players] if len(cards) > players else None,
+            rounds=tuple(map(tuple, rounds)),
+        )
+    return None
+
+
+def _grid(state: pyspiel.State, player: int) -> Grid | None:
+    game = state.get_game()
+    if game.get_type().short_name not in ("tic_tac_toe", "connect_four"):
+        return None
+    rows = str(state).split()
+    cells = "".join(rows)
+    # The first player is x in both games.
+    first = sum(1 << i for i, cell in enumerate(cells) if cell == "x")
+    second = sum(1 << i for i, cell in enumerate(cells) if cell == "o")
+    me, op = (first, second) if player == 0 else (second, first)
+    return Grid(
+        game="tictactoe" if game.get_type().short_name == "tic_tac_toe" else "connectfour",
+        rows=len(rows),
+        cols=len(rows[0]),
+        me=me,
+        op=op,
+    )

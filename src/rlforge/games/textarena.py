@@ -1,0 +1,279 @@
+"""TextArena games behind the ``Game`` protocol.
+
+TextArena draws its chance from Python's process-wide ``random``. Each game here owns a
+``random.Random`` and puts its methods in the place of the module's functions while the
+environment runs, so games that are interleaved, or played in several threads, are each
+reproducible from their seed, and the rest of the process keeps its own random numbers. (Swapping
+the state of the one global generator does the same at 25 times the cost.) Environments must call
+``random.choice(…)`` and the like through the module, as all of TextArena does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import numbers
+import random
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import textarena
+from textarena.envs.registration import ENV_REGISTRY
+
+from rlforge.errors import ConfigError, GameError, nearest
+from rlforge.games.base import GameResult, View
+from rlforge.games.board import Hand, grid_board, hand_board
+from rlforge.games.grids import Grid, GridGame, placements
+from rlforge.games.legal import RULES, family
+from rlforge.games.watchdog import Watchdog
+from rlforge.types import EndReason, EnvSpec
+
+_T = TypeVar("_T")
+
+#: Most seconds for one reset or step of an environment.
+STEP_LIMIT_S = 10.0
+
+#: Player counts that are tried, to tell the user which one an environment takes.
+_PLAYER_COUNTS = (1, 2, 3, 4, 5, 6)
+
+#: Families that come out of make and reset but cannot be played, and why.
+_UNPLAYABLE = {
+    "PublicGoodsGame": "its step never returns",
+    "MarketEntryGame": "its step never returns",
+}
+
+_WATCHDOG = Watchdog()
+_RANDOM_LOCK = threading.Lock()
+_RANDOM_MODULE = vars(random)
+_PROCESS_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: function
+    for name, function in _RANDOM_MODULE.items()
+    if isinstance(getattr(function, "__self__", None), random.Random)
+}
+
+
+class TextArenaGame:
+    """One play of a TextArena environment."""
+
+    def __init__(self, env: EnvSpec, seed: int) -> None:
+        """Raises ``GameError`` when the environment cannot be made or reset."""
+        self._spec = env
+        generator = random.Random(seed)
+        self._random_functions = {name: getattr(generator, name) for name in _PROCESS_FUNCTIONS}
+        self._limit_s = min(STEP_LIMIT_S, env.timeout_s)
+        self._turn = 0
+        self._view: View | None = None
+        self._result: GameResult | None = None
+        self._accepted = True
+        #: Why moves of the last step counted as invalid, by seat.
+        self._rejections: dict[int, str] = {}
+        self._env = self._call("make", lambda: textarena.make(env.id))
+        self._call("reset", lambda: self._env.reset(num_players=env.num_players, seed=seed))
+        self._bare = _unwrapped(self._env)
+        self._bare.state.error_allowance = env.error_allowance
+        self._note_rejections(self._bare.state)
+        self._family = family(env.id)
+
+    @property
+    def done(self) -> bool:
+        return self._result is not None
+
+    @property
+    def accepted(self) -> bool:
+        return self._accepted
+
+    def view(self) -> View:
+        if self._view is None:
+            self._view = self._look()
+        return self._view
+
+    def step(self, action: str) -> None:
+        """Raises ``GameError`` when the environment raises, hangs or scores the game wrongly."""
+        player = self.view().player_id
+        self._rejections.clear()
+        self._turn += 1
+        self._view = None
+        done, _ = self._call("step", lambda: self._env.step(action))
+        self._accepted = player not in self._rejections
+        if done:
+            invalid_by = next(iter(self._rejections), None)
+            reason: EndReason = "finished" if invalid_by is None else "invalid_move"
+            self._finish(self._rewards(), reason, invalid_by)
+        elif self._turn >= self._spec.max_turns:
+            self._finish(dict.fromkeys(range(self._spec.num_players), 0.0), "turn_limit", None)
+
+    def result(self) -> GameResult:
+        if self._result is None:
+            raise ValueError(f"{self._spec.id} is not over after {self._turn} turns")
+        return self._result
+
+    def _finish(self, rewards: dict[int, float], reason: EndReason, invalid_by: int | None) -> None:
+        self._result = GameResult(rewards=rewards, end_reason=reason, invalid_by=invalid_by)
+        # Breaks the cycle state -> hook -> state, so that the environment is freed at once.
+        del self._bare.state.set_invalid_move
+        del self._env, self._bare
+
+    def _look(self) -> View:
+        player, text = self._call("get_observation", self._env.get_observation)
+        if player not in range(self._spec.num_players):
+            raise self._failure("get_observation", f"it is the turn of player {player!r}")
+        observation = text if isinstance(text, str) else _plain(text)
+        reason = self._rejections.get(player)
+        # Some wrappers hide the message; an unchanged prompt would get an unchanged answer.
+        if reason is not None and reason not in observation:
+            observation += f"\nYour last action was not accepted. {reason} Try another action."
+        grid = _grid(self._family, self._bare, player)
+        if grid is not None:
+            legal: tuple[str, ...] | None = tuple(placements(grid))
+            board: str | None = grid_board(grid)
+        else:
+            rule = RULES.get(self._family)
+            legal = tuple(rule(self._bare, player)) if rule is not None else None
+            hand = _hand(self._family, self._bare, player)
+            board = hand_board(hand, legal or ()) if hand is not None else None
+        return View(
+            player_id=player,
+            observation=observation,
+            legal_actions=legal,
+            board=board,
+            retry=reason is not None,
+            grid=grid,
+        )
+
+    def _note_rejections(self, state: Any) -> None:
+        """Have the state tell when it counts a move as invalid, and whose."""
+        original = state.set_invalid_move
+
+        def set_invalid_move(reason: str = "", *args: Any, **kwargs: Any) -> Any:
+            self._rejections[state.current_player_id] = str(reason)
+            return original(reason, *args, **kwargs)
+
+        state.set_invalid_move = set_invalid_move
+
+    def _rewards(self) -> dict[int, float]:
+        rewards, _ = self._call("close", self._env.close)
+        players = set(range(self._spec.num_players))
+        if not isinstance(rewards, dict) or set(rewards) != players:
+            raise self._failure("close", f"rewards {rewards!r} are not one for each player")
+        for player, reward in rewards.items():
+            if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
+                raise self._failure("close", f"reward {reward!r} of player {player} is no number")
+        return {player: float(rewards[player]) for player in sorted(players)}
+
+    def _call(self, what: str, function: Callable[[], _T]) -> _T:
+        """Run foreign code with this game's random numbers and within the time limit."""
+        with _RANDOM_LOCK:
+            _RANDOM_MODULE.update(self._random_functions)
+            try:
+                return _WATCHDOG.run(function, self._limit_s)
+            except Exception as error:  # whatever an environment raises, it is its failure
+                raise self._failure(what, f"{type(error).__name__}: {error}") from error
+            finally:
+                _RANDOM_MODULE.update(_PROCESS_FUNCTIONS)
+
+    def _failure(self, what: str, why: str) -> GameError:
+        return GameError(f"{self._spec.id}: {what} failed in turn {self._turn}: {why}")
+
+
+def make(env: EnvSpec, seed: int) -> TextArenaGame:
+    """A fresh game."""
+    return TextArenaGame(env, seed)
+
+
+def env_ids() -> list[str]:
+    """All registered ids, also those that this machine cannot play."""
+    return sorted(ENV_REGISTRY)
+
+
+def check(env: EnvSpec) -> None:
+    """Make and reset the environment once; raises ``ConfigError`` where that fails."""
+    if env.id not in ENV_REGISTRY:
+        raise ConfigError(
+            f"env {env.id!r} is not a TextArena environment{nearest(env.id, env_ids())}"
+        )
+    if env_family := _UNPLAYABLE.get(family(env.id)):
+        raise ConfigError(f"env {env.id!r} cannot be played: {env_family}; choose another one")
+    problem = _problem(env.id, env.num_players)
+    if problem is None:
+        return
+    counts = [n for n in _PLAYER_COUNTS if n != env.num_players and _problem(env.id, n) is None]
+    if counts:
+        takes = " or ".join(map(str, counts))
+        raise ConfigError(
+            f"env {env.id!r} takes {takes} players, not {env.num_players}; set num_players"
+        )
+    version = ".".join(map(str, sys.version_info[:2]))
+    raise ConfigError(
+        f"env {env.id!r} cannot be played here (Python {version}): {problem}; choose another one"
+    )
+
+
+def _problem(env_id: str, num_players: int) -> str | None:
+    """Why a game of ``num_players`` cannot start; None when it can."""
+    try:
+        # Some environments print, or fetch word lists with a progress report.
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            TextArenaGame(EnvSpec(id=env_id, num_players=num_players), seed=0).view()
+    except GameError as error:
+        cause = error.__cause__
+        text = f"{type(cause).__name__}: {cause}" if cause is not None else str(error)
+        return " ".join(text.split())[:200]
+    return None
+
+
+def _unwrapped(env: Any) -> Any:
+    while isinstance(env, textarena.Wrapper):
+        env = env.env
+    return env
+
+
+def _plain(messages: list[tuple[int, str, Any]]) -> str:
+    """The messages of a ``-raw`` environment as text."""
+    return "\n".join(
+        f"[{'GAME' if sender == textarena.GAME_ID else f'Player {sender}'}] {text}"
+        for sender, text, _ in messages
+    )
+
+
+_GRID_GAMES: dict[str, tuple[GridGame, str]] = {
+    # family: rules, and the mark of player 0
+    "TicTacToe": ("tictactoe", "O"),
+    "SimpleTak": ("simpletak", "O"),
+    "ConnectFour": ("connectfour", "X"),
+}
+
+
+def _grid(env_family: str, env: Any, player: int) -> Grid | None:
+    known = _GRID_GAMES.get(env_family)
+    # A board that its players may not see is not shown to anyone.
+    if known is None or not getattr(env, "is_open", True):
+        return None
+    game, first_mark = known
+    second_mark = "X" if first_mark == "O" else "O"
+    rows = env.state.game_state["board"]
+    first = second = 0
+    bit = 1
+    for row in rows:
+        for cell in row:
+            if cell == first_mark:
+                first |= bit
+            elif cell == second_mark:
+                second |= bit
+            bit <<= 1
+    me, op = (first, second) if player == 0 else (second, first)
+    return Grid(game=game, rows=len(rows), cols=len(rows[0]), me=me, op=op)
+
+
+def _hand(env_family: str, env: Any, player: int) -> Hand | None:
+    if env_family != "KuhnPoker":
+        return None
+    state = env.state.game_state
+    tree = state["current_legal_action_tree"]
+    if "check" in tree:
+        bets: tuple[str, ...] = () if isinstance(tree["check"], dict) else ("check",)
+    else:
+        bets = ("check", "bet") if player == state["starting_player"] else ("bet",)
+    return Hand(game="kuhn", card="JQK"[state["player_cards"][player]], public=None, rounds=(bets,))

@@ -1,0 +1,99 @@
+"""A limit on how long foreign Python code may run, in any thread."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+#: How often the watching thread looks; a limit is kept to within this many seconds.
+_POLL_S = 0.1
+
+_set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
+_NULL = ctypes.py_object()
+
+
+class _Expired(BaseException):
+    """Raised inside the watched code. Not an ``Exception``, so that it does not catch it."""
+
+
+class _Watch:
+    __slots__ = ("deadline", "fired", "limit_s")
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self.deadline = time.monotonic() + limit_s
+        self.fired = False
+
+
+class Watchdog:
+    """Breaks into Python code that runs for too long.
+
+    One thread watches all callers: past its deadline, a caller gets an exception raised at its
+    next bytecode. A call that loops inside C code cannot be reached this way. Entering and
+    leaving costs about a microsecond.
+    """
+
+    def __init__(self) -> None:
+        self._watches: dict[int, _Watch] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def run(self, function: Callable[[], _T], limit_s: float) -> _T:
+        """Call ``function``; raises ``TimeoutError`` when it takes longer than ``limit_s``."""
+        self._ensure_thread()
+        thread_id = threading.get_ident()
+        watch = _Watch(limit_s)
+        self._watches[thread_id] = watch
+        try:
+            try:
+                return function()
+            finally:
+                self._leave(thread_id)
+        except _Expired:
+            # It may have struck inside the first _leave, so leave once more, for certain.
+            self._leave(thread_id)
+            raise TimeoutError(f"did not return within {limit_s:g} s") from None
+
+    def _leave(self, thread_id: int) -> None:
+        with self._lock:
+            watch = self._watches.pop(thread_id, None)
+            if watch is not None and watch.fired:
+                # Sent but perhaps not yet delivered: take it back.
+                _set_async_exc(thread_id, _NULL)
+
+    def _ensure_thread(self) -> None:
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._patrol, name="game-watchdog", daemon=True
+                    )
+                    self._thread.start()
+
+    def _after_fork(self) -> None:
+        """Threads do not survive a fork, and the lock may have been held by one of them."""
+        self._watches.clear()
+        self._lock = threading.Lock()
+        self._thread = None
+
+    def _patrol(self) -> None:
+        while True:
+            time.sleep(_POLL_S)
+            now = time.monotonic()
+            for thread_id, watch in list(self._watches.items()):
+                if now <= watch.deadline:
+                    continue
+                with self._lock:
+                    if self._watches.get(thread_id) is watch:
+                        watch.fired = True
+                        # Code that swallows the exception is struck again after another limit.
+                        watch.deadline = now + watch.limit_s
+                        _set_async_exc(thread_id, _Expired)

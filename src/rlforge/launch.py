@@ -1,0 +1,158 @@
+"""From a command line to a run: compose, validate, make the directory, run; or sweep.
+
+Nothing is created before the whole configuration is known to be good.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from rlforge.checkpoint import latest_checkpoint
+from rlforge.config.compose import Composed, compose, conf_dir, from_hydra, from_yaml, to_yaml
+from rlforge.config.schema import RunConfig
+from rlforge.errors import ConfigError, RlforgeError, RunError
+from rlforge.graph import RunGraph, build_graph, to_json
+from rlforge.hardware import detect, resolve_hardware
+from rlforge.models.prepare import prepare_model
+from rlforge.runlock import RunLock
+from rlforge.tracking.report import write_report
+from rlforge.validate import validate
+
+
+def composed(overrides: Sequence[str], config_dir: Path | None) -> tuple[Composed, RunGraph]:
+    """The validated configuration and its graph; ConfigError says what is wrong."""
+    result = compose(overrides, config_dir)
+    validate(result)
+    return result, build_graph(result.config, detect())
+
+
+def train(overrides: Sequence[str], config_dir: Path | None) -> Any:
+    """Validate and run one experiment; returns its ``Outcome``."""
+    result, graph = composed(overrides, config_dir)
+    return _run(result.config, graph, new_run_dir(result.config))
+
+
+def resume(run_dir: Path) -> Any:
+    """Go on with the run in ``run_dir`` from its newest saved state."""
+    config = from_yaml(run_dir / "config.yaml")
+    graph = build_graph(config, detect())
+    checkpoints = run_dir / "checkpoints"
+    manifest = latest_checkpoint(checkpoints, with_state=True) if checkpoints.is_dir() else None
+    if manifest is not None and int(manifest.meta["version"]) >= config.learner.total_updates:
+        raise RunError(
+            f"{run_dir}: already finished its {config.learner.total_updates} updates; "
+            "start a new run with learner.initial_adapter to go further"
+        )
+    return _run(config, graph, run_dir, resume=True)
+
+
+def sweep(overrides: Sequence[str], config_dir: Path | None) -> bool:
+    """Run every combination with Hydra's launcher and sweeper; True when all jobs succeeded.
+
+    Plain grid sweeps are validated whole before the first job starts; other sweepers (Optuna)
+    choose as they go, so their jobs are validated one by one.
+    """
+    jobs = _grid(overrides)
+    for job in jobs:
+        composed(job, config_dir)
+    first, _ = composed(jobs[0], config_dir)
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    sweep_dir = Path("runs") / first.config.name / f"sweep_{stamp}"
+    os.environ["RLFORGE_SWEEP_DIR"] = str(sweep_dir)
+    os.environ["RLFORGE_CONFIG_DIR"] = str(config_dir.resolve()) if config_dir else ""
+    extra = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
+    with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
+        GlobalHydra.instance().hydra.multirun(  # type: ignore[union-attr]
+            "config", sweep_job, [*overrides, *extra, "hydra.mode=MULTIRUN"]
+        )
+    failed = sorted(path.parent.name for path in sweep_dir.glob("*/failed.txt"))
+    print(f"sweep: {len(list(sweep_dir.glob('*/config.yaml')))} jobs, failed: {failed or 'none'}")
+    print(sweep_dir)
+    return not failed
+
+
+def sweep_job(config: DictConfig) -> float:
+    """One job of a sweep, wherever the launcher runs it; returns the objective.
+
+    A failed job is written down beside its files and counts as the worst result; the sweep goes on.
+    """
+    hydra = HydraConfig.get()
+    whole = OmegaConf.merge(config, {})
+    OmegaConf.set_struct(whole, False)
+    whole["hydra"] = {"runtime": {"choices": dict(hydra.runtime.choices)}}
+    assert isinstance(whole, DictConfig)
+    folder = os.environ.get("RLFORGE_CONFIG_DIR")
+    dirs = [conf_dir(), *([Path(folder)] if folder else [])]
+    run_dir = Path(hydra.runtime.output_dir)
+    try:
+        result = from_hydra(whole, list(hydra.overrides.task), dirs)
+        validate(result)
+        outcome = _run(result.config, build_graph(result.config, detect()), run_dir)
+    except RlforgeError as error:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "failed.txt").write_text(f"{error}\n")
+        print(f"job {hydra.job.num} failed: {error}", file=sys.stderr)
+        return float("-inf")
+    return float(outcome.objective())
+
+
+def new_run_dir(config: RunConfig) -> Path:
+    """``run_dir``, or a fresh runs/NAME/TIMESTAMP; ConfigError when it holds a run already."""
+    if config.run_dir is not None:
+        path = Path(config.run_dir)
+        if (path / "config.yaml").exists():
+            raise ConfigError(
+                f"run_dir={path}: holds a run already; use --resume {path}, or another"
+            )
+        return path
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    base = Path("runs") / config.name
+    path, number = base / stamp, 1
+    while path.exists():
+        path, number = base / f"{stamp}.{number}", number + 1
+    return path
+
+
+def _grid(overrides: Sequence[str]) -> list[list[str]]:
+    """The jobs of a plain grid sweep; for other sweepers, the first choice of each key."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    plain = [item for item in parsed if not item.get_key_element().startswith("hydra")]
+    own_sweeper = any(item.get_key_element() == "hydra/sweeper" for item in parsed)
+    batches = BasicSweeper.split_arguments(plain, max_batch_size=None)
+    jobs = [list(job) for batch in batches for job in batch]
+    return jobs[:1] if own_sweeper else jobs
+
+
+def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = False) -> Any:
+    """Prepare the model, lock and fill the run directory, run, and leave the report."""
+    hardware = resolve_hardware(config.hardware, detect(), config.engine.num_engines)
+    prepare_model(config.model, note=lambda text: print(text, file=sys.stderr, flush=True))
+    # Ray is imported late: composing, printing and validating do not pay for it.
+    from rlforge.run import Run
+
+    run_dir = run_dir.absolute()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with RunLock(run_dir):
+        if not resume:
+            (run_dir / "config.yaml").write_text(to_yaml(config))
+            (run_dir / "graph.json").write_text(to_json(graph))
+        with (run_dir / "command.txt").open("a") as commands:
+            commands.write(f"{shlex.join(['rlforge', *sys.argv[1:]])}\n")
+        try:
+            return Run(config, graph, hardware, run_dir).execute(resume=resume)
+        finally:
+            if config.tracker.report:
+                write_report(run_dir)

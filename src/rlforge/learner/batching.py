@@ -1,0 +1,164 @@
+"""From steps to micro-batches: what is trained on, cut, sorted by length and padded.
+
+Sequences are padded on the right. Under causal attention no real position ever looks at one to
+its right, so padding cannot change a result and no attention mask is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlforge.errors import RunError
+from rlforge.types import Step, value
+
+
+@value
+class Row:
+    """One step as it is trained on, already cut to the allowed length.
+
+    step: its index in the batch. behaviour: the engine's log-probs of ``answer``.
+    start: index of its first answer token among all answer tokens of the batch.
+    """
+
+    step: int
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    behaviour: tuple[float, ...] = ()
+    start: int = 0
+
+    @property
+    def input_length(self) -> int:
+        """Tokens the model reads: the last answer token is only predicted."""
+        return len(self.prompt) + max(len(self.answer) - 1, 0)
+
+
+@value
+class Selection:
+    """The trainable part of a batch, and what was left out of it.
+
+    tokens: answer tokens in ``rows``. empty: steps without tokens. too_long: steps whose prompt
+    leaves no room for an answer. truncated: rows whose answer lost its end.
+    """
+
+    rows: tuple[Row, ...]
+    tokens: int
+    empty: int
+    too_long: int
+    truncated: int
+
+
+@value
+class MicroBatch:
+    """The rows of one forward pass. B rows, L input tokens, T answer tokens, N real answer tokens.
+
+    input_ids [B, L]. mask [B, T]: 1.0 at answer tokens. token_ids [N]: the answer tokens, row by
+    row. positions [N]: where in ``input_ids.flatten()`` each of them is predicted. slots [N]:
+    where in ``mask.flatten()`` each stands. flat [N]: which of the batch's answer tokens each is.
+    steps [B]: index in the batch. last_prompt [B]: last prompt token in ``input_ids.flatten()``.
+    """
+
+    input_ids: Tensor
+    mask: Tensor
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    flat: Tensor
+    steps: Tensor
+    last_prompt: Tensor
+
+    def padded(self, per_token: Tensor) -> Tensor:
+        """[N] per answer token to [B, T], 0 where padded; differentiable."""
+        zeros = per_token.new_zeros(self.mask.numel())
+        return zeros.scatter(0, self.slots, per_token).view(self.mask.shape)
+
+
+def select_rows(steps: Sequence[Step], max_train_len: int | None) -> Selection:
+    """The steps that can be trained on, in order.
+
+    max_train_len: most tokens of prompt and answer together; the end of the answer is cut.
+    Raises RunError when a step's log-probs do not match its tokens.
+    """
+    rows: list[Row] = []
+    tokens = empty = too_long = truncated = 0
+    for index, step in enumerate(steps):
+        if len(step.logprobs) != len(step.token_ids):
+            raise RunError(
+                f"game {step.game_id}, turn {step.turn_index}: {len(step.token_ids)} tokens but "
+                f"{len(step.logprobs)} log-probs; the engine must return one per sampled token"
+            )
+        if not step.token_ids or not step.prompt_token_ids:
+            empty += 1
+            continue
+        room = len(step.token_ids)
+        if max_train_len is not None:
+            room = min(room, max_train_len - len(step.prompt_token_ids))
+        if room <= 0:
+            too_long += 1
+            continue
+        truncated += room < len(step.token_ids)
+        rows.append(
+            Row(
+                step=index,
+                prompt=step.prompt_token_ids,
+                answer=step.token_ids[:room],
+                behaviour=step.logprobs[:room],
+                start=tokens,
+            )
+        )
+        tokens += room
+    return Selection(
+        rows=tuple(rows), tokens=tokens, empty=empty, too_long=too_long, truncated=truncated
+    )
+
+
+def split_rows(rows: Sequence[Row], parts: int, generator: np.random.Generator) -> list[list[Row]]:
+    """``rows`` shuffled into ``parts`` lists whose sizes differ by one at most; none is empty."""
+    if parts == 1:
+        return [list(rows)] if rows else []
+    order = generator.permutation(len(rows))
+    return [
+        [rows[index] for index in part] for part in np.array_split(order, parts) if part.size > 0
+    ]
+
+
+def micro_batches(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
+    """``rows`` by length, ``size`` at a time: neighbours in length waste the least padding."""
+    ordered = sorted(rows, key=lambda row: row.input_length)
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size]
+
+
+def collate(rows: Sequence[Row], pad_token_id: int, device: torch.device) -> MicroBatch:
+    """Tensors of ``rows`` on ``device``. Rows without an answer give empty per-token tensors."""
+    length = max(row.input_length for row in rows)
+    width = max(len(row.answer) for row in rows)
+    input_ids = np.full((len(rows), length), pad_token_id, dtype=np.int64)
+    mask = np.zeros((len(rows), width), dtype=np.float32)
+    positions, slots, flat = [], [], []
+    for index, row in enumerate(rows):
+        count, first = len(row.answer), index * length + len(row.prompt) - 1
+        input_ids[index, : row.input_length] = row.prompt + row.answer[:-1]
+        mask[index, :count] = 1.0
+        positions.append(np.arange(first, first + count))
+        slots.append(np.arange(index * width, index * width + count))
+        flat.append(np.arange(row.start, row.start + count))
+    token_ids = np.array([token for row in rows for token in row.answer], dtype=np.int64)
+    prompt_lengths = np.array([len(row.prompt) for row in rows], dtype=np.int64)
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return MicroBatch(
+        input_ids=tensor(input_ids),
+        mask=tensor(mask),
+        token_ids=tensor(token_ids),
+        positions=tensor(np.concatenate(positions)),
+        slots=tensor(np.concatenate(slots)),
+        flat=tensor(np.concatenate(flat)),
+        steps=tensor(np.array([row.step for row in rows], dtype=np.int64)),
+        last_prompt=tensor(np.arange(len(rows)) * length + prompt_lengths - 1),
+    )

@@ -1,0 +1,300 @@
+"""One update: a batch of steps in, a better policy and its measurements out."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlforge.algorithms.base import Algorithm, LossInputs
+from rlforge.config.schema import LearnerConfig, LoraConfig
+from rlforge.errors import ConfigError, RunError
+from rlforge.learner.batching import (
+    MicroBatch,
+    Row,
+    Selection,
+    micro_batches,
+    select_rows,
+    split_rows,
+)
+from rlforge.learner.forward import Scores
+from rlforge.learner.metrics import (
+    OptimizerStep,
+    batch_metrics,
+    logprob_metrics,
+    optimizer_metrics,
+)
+from rlforge.learner.optim import learning_rate_factor, make_optimizer, set_learning_rate
+from rlforge.learner.policy import Policy
+from rlforge.types import Step, TrainBatch, UpdateResult, value
+
+
+@value
+class Evidence:
+    """What the loss needs beside the policy, for the S steps and N answer tokens of a batch.
+
+    behaviour [N]: the engine's log-probs. start [N]: the policy's before the update; where the
+    update is a single optimizer step, that step fills it in. reference [N]: of the model before
+    training. advantages [S]. values [S], returns [S]: with a critic.
+    """
+
+    behaviour: Tensor
+    start: Tensor
+    reference: Tensor | None
+    advantages: Tensor
+    values: Tensor | None
+    returns: Tensor | None
+    metrics: Mapping[str, float]
+
+
+class Learner:
+    """Trains a policy on batches of sampled tokens.
+
+    The tokens are those the engine drew; their log-probs are computed again here, at the engine's
+    temperature. Prompts and padding are never in the loss, every answer token is, the end of the
+    turn included. The random state of an update (shuffling, dropout) follows from ``seed`` and
+    ``version`` alone, so that a resumed run goes on as if it had not stopped.
+
+    version: number of updates done. samples_seen: steps trained on so far.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config: LearnerConfig,
+        lora: LoraConfig,
+        algorithm: Algorithm,
+        *,
+        temperature: float,
+        pad_token_id: int,
+        device: torch.device | str,
+        seed: int,
+        value_learning_rate: float | None = None,
+        max_nonfinite: int = 5,
+    ) -> None:
+        """Take over ``model``, a transformers causal LM as loaded; it is changed in place.
+
+        With ``train: lora`` a float32 adapter is attached and alone trained; with ``full`` all
+        weights are, in float32. A model that came in bfloat16 computes under autocast.
+        temperature: of the engine's sampling, above 0. value_learning_rate: of the critic; None
+        takes ``config.learning_rate``. max_nonfinite: skipped steps in a row that end the run.
+        Raises ConfigError for options that contradict each other, CheckpointError for an initial
+        adapter that is missing or does not fit.
+        """
+        _check(config, temperature)
+        self.version = 0
+        self.samples_seen = 0
+        self._config = config
+        self._algorithm = algorithm
+        self._device = torch.device(device)
+        self._seed = seed
+        self._max_nonfinite = max_nonfinite
+        self._nonfinite_in_a_row = 0
+        self._policy = Policy(
+            model,
+            config,
+            lora,
+            temperature=temperature,
+            pad_token_id=pad_token_id,
+            device=self._device,
+            seed=seed,
+            needs_values=algorithm.needs_values,
+            needs_reference=algorithm.needs_reference,
+        )
+        self._optimizer = make_optimizer(
+            self._policy.parameters().values(), self._policy.value_head, config, value_learning_rate
+        )
+        self._single_step = config.epochs * config.optimizer_steps == 1
+
+    def update(self, batch: TrainBatch) -> UpdateResult:
+        """Learn from ``batch``; the metrics are listed in ``rlforge.learner.metrics``.
+
+        Raises RunError when loss or gradient were not finite ``max_nonfinite`` times in a row.
+        """
+        started = time.perf_counter()
+        config = self._config
+        factor = learning_rate_factor(self.version, config)
+        set_learning_rate(self._optimizer, factor)
+        selection = select_rows(batch.steps, config.max_train_len)
+        with self._random_state() as generator:
+            evidence = self._evidence(batch.steps, selection)
+            done = [
+                self._optimizer_step(rows, evidence)
+                for _ in range(config.epochs)
+                for rows in split_rows(selection.rows, config.optimizer_steps, generator)
+            ]
+        metrics = {
+            **evidence.metrics,
+            **optimizer_metrics(done),
+            **batch_metrics(batch, selection, self.version),
+            **logprob_metrics(
+                selection, batch.steps, evidence.start, evidence.behaviour, self.version
+            ),
+        }
+        self.version += 1
+        self.samples_seen += len(selection.rows)
+        seconds = time.perf_counter() - started
+        return UpdateResult(
+            version=self.version,
+            samples=len(selection.rows),
+            tokens=selection.tokens,
+            metrics={
+                **metrics,
+                "lr": config.learning_rate * factor,
+                "advantage_mean": float(evidence.advantages.mean()) if batch.steps else math.nan,
+                "samples_seen": float(self.samples_seen),
+                "seconds": seconds,
+                "tokens_per_s": sum(step.trained_tokens for step in done) / seconds,
+            },
+        )
+
+    def save(self, directory: Path) -> None:
+        """Write what the engine loads: adapter or full weights, and the critic if there is one."""
+        self._policy.save(directory)
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of everything a resumed run needs; ``torch.save`` writes it."""
+        return {
+            "version": self.version,
+            "samples_seen": self.samples_seen,
+            "seed": self._seed,
+            "nonfinite_in_a_row": self._nonfinite_in_a_row,
+            "policy": self._policy.state_dict(),
+            "optimizer": copy.deepcopy(self._optimizer.state_dict()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken; CheckpointError if it is of another model."""
+        self._policy.load_state_dict(state["policy"])
+        self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.version = state["version"]
+        self.samples_seen = state["samples_seen"]
+        self._seed = state["seed"]
+        self._nonfinite_in_a_row = state["nonfinite_in_a_row"]
+
+    def _evidence(self, steps: Sequence[Step], selection: Selection) -> Evidence:
+        """Everything that is fixed before the first optimizer step."""
+        rows, total = selection.rows, selection.tokens
+        policy, algorithm = self._policy, self._algorithm
+        policy.train(False)
+        values = policy.values(steps) if algorithm.needs_values else None
+        targets = algorithm.targets(steps, values)
+        if self._single_step:
+            start = torch.zeros(total, device=self._device)
+        else:
+            start = policy.logprobs(rows, total)
+        reference = policy.reference_logprobs(rows, total) if algorithm.needs_reference else None
+        policy.train()
+        return Evidence(
+            behaviour=self._tensor([logprob for row in rows for logprob in row.behaviour]),
+            start=start,
+            reference=reference,
+            advantages=self._tensor(targets.advantages),
+            values=None if values is None else self._tensor(values),
+            returns=None if targets.returns is None else self._tensor(targets.returns),
+            metrics=targets.metrics,
+        )
+
+    def _optimizer_step(self, rows: Sequence[Row], evidence: Evidence) -> OptimizerStep:
+        """Accumulate the gradient over the micro-batches of ``rows`` and apply it if finite."""
+        total_tokens = sum(len(row.answer) for row in rows)
+        loss, positions = 0.0, 0
+        metrics: dict[str, float] = {}
+        for part in micro_batches(rows, self._config.mini_batch_size):
+            micro = self._policy.collate(part)
+            scores = self._policy.score(micro, entropy=self._algorithm.needs_entropy)
+            if self._single_step:
+                evidence.start[micro.flat] = scores.logprobs.detach()
+            output = self._algorithm.loss(
+                _loss_inputs(micro, scores, evidence, total_tokens, len(rows))
+            )
+            output.loss.backward()  # type: ignore[no-untyped-call]
+            loss += float(output.loss.detach())
+            positions += micro.input_ids.numel()
+            for name, number in output.metrics.items():
+                metrics[name] = metrics.get(name, 0.0) + number
+        grad_norm = self._clip_gradient()
+        applied = math.isfinite(loss) and math.isfinite(grad_norm)
+        if applied:
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._count_nonfinite(applied, loss, grad_norm)
+        return OptimizerStep(
+            loss=loss,
+            grad_norm=grad_norm,
+            applied=applied,
+            trained_tokens=total_tokens + sum(len(row.prompt) for row in rows),
+            inputs=sum(row.input_length for row in rows),
+            positions=positions,
+            metrics=metrics,
+        )
+
+    def _clip_gradient(self) -> float:
+        """Scale the gradient to ``grad_clip`` at most; its global norm before that."""
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        return float(torch.nn.utils.clip_grad_norm_(parameters, self._config.grad_clip))
+
+    def _count_nonfinite(self, applied: bool, loss: float, grad_norm: float) -> None:
+        self._nonfinite_in_a_row = 0 if applied else self._nonfinite_in_a_row + 1
+        if self._nonfinite_in_a_row >= self._max_nonfinite:
+            raise RunError(
+                f"update {self.version + 1}: loss {loss} and gradient norm {grad_norm} were not "
+                f"finite {self._nonfinite_in_a_row} times in a row; lower learner.learning_rate, "
+                "or look at the rewards of the last batch"
+            )
+
+    @contextlib.contextmanager
+    def _random_state(self) -> Iterator[np.random.Generator]:
+        """The randomness of this update; torch's own is put back afterwards."""
+        sequence = np.random.SeedSequence([self._seed, self.version])
+        devices = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
+            yield np.random.default_rng(sequence)
+
+    def _tensor(self, numbers: Sequence[float]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.float32, device=self._device)
+
+
+def _loss_inputs(
+    micro: MicroBatch, scores: Scores, evidence: Evidence, total_tokens: int, total_sequences: int
+) -> LossInputs:
+    def of_tokens(numbers: Tensor) -> Tensor:
+        return micro.padded(numbers[micro.flat])
+
+    def of_steps(numbers: Tensor | None) -> Tensor | None:
+        return None if numbers is None else numbers[micro.steps]
+
+    return LossInputs(
+        logprobs=micro.padded(scores.logprobs),
+        behaviour_logprobs=of_tokens(evidence.behaviour),
+        old_logprobs=of_tokens(evidence.start),
+        mask=micro.mask,
+        advantages=evidence.advantages[micro.steps],
+        ref_logprobs=None if evidence.reference is None else of_tokens(evidence.reference),
+        entropy=None if scores.entropy is None else micro.padded(scores.entropy),
+        values=scores.values,
+        old_values=of_steps(evidence.values),
+        returns=of_steps(evidence.returns),
+        total_tokens=total_tokens,
+        total_sequences=total_sequences,
+    )
+
+
+def _check(config: LearnerConfig, temperature: float) -> None:
+    if config.train not in ("lora", "full"):
+        raise ConfigError(f"learner.train: {config.train!r} is neither lora nor full")
+    if config.train == "full" and config.initial_adapter is not None:
+        raise ConfigError("learner.initial_adapter: needs learner.train=lora, not full")
+    if temperature <= 0:
+        raise ConfigError(
+            f"engine.temperature: {temperature} has no log-probs to learn from; set it above 0"
+        )

@@ -1,0 +1,171 @@
+"""The model being trained, its adapter and critic, and the frozen model it is compared with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlforge.config.schema import LearnerConfig, LoraConfig
+from rlforge.learner.batching import MicroBatch, Row, collate, micro_batches
+from rlforge.learner.forward import Scorer, Scores
+from rlforge.learner.memory import apply_memory_options
+from rlforge.learner.weights import (
+    VALUE_HEAD_FILE,
+    check_fit,
+    load_adapter,
+    load_value_head,
+    save_adapter,
+    save_model,
+    save_value_head,
+)
+from rlforge.models.load import attach_lora
+from rlforge.types import Step
+
+
+class Policy:
+    """Weights in training: an adapter (``train: lora``) or the whole model (``train: full``).
+
+    The reference is the model as it is now, before training. It costs nothing for a fresh
+    adapter, which is switched off for it; otherwise it is a frozen copy.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config: LearnerConfig,
+        lora: LoraConfig,
+        *,
+        temperature: float,
+        pad_token_id: int,
+        device: torch.device,
+        seed: int,
+        needs_values: bool,
+        needs_reference: bool,
+    ) -> None:
+        self._dtype: torch.dtype = model.dtype
+        self._size = config.mini_batch_size
+        self._max_train_len = config.max_train_len
+        self._pad_token_id = pad_token_id
+        self._device = device
+        self._model = model.to(device)
+        self.value_head = _new_value_head(model, device) if needs_values else None
+        self._adapter = attach_lora(model, lora, seed) if config.train == "lora" else None
+        if config.initial_adapter is not None:
+            self._warm_start(Path(config.initial_adapter))
+        copied = self._adapter is None or config.initial_adapter is not None
+        frozen = copy.deepcopy(model).requires_grad_(False) if needs_reference and copied else None
+        if self._adapter is None:
+            model.float().requires_grad_(True)
+
+        def scorer(scored: Any, value_head: nn.Module | None) -> Scorer:
+            return Scorer(
+                scored,
+                temperature=temperature,
+                use_cache=config.use_trainer_cache,
+                autocast=self._dtype if self._dtype == torch.bfloat16 else None,
+                value_head=value_head,
+            )
+
+        self._scorer = scorer(model, self.value_head)
+        self._reference = None if frozen is None else scorer(frozen.eval(), None)
+        apply_memory_options(model, config)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained, by name, without the critic."""
+        return {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+
+    def train(self, mode: bool = True) -> None:
+        """Dropout and checkpointing on for the training pass, off for measurements."""
+        self._model.train(mode)
+
+    def collate(self, rows: Sequence[Row]) -> MicroBatch:
+        """The tensors of ``rows`` on the policy's device."""
+        return collate(rows, self._pad_token_id, self._device)
+
+    def score(self, micro: MicroBatch, *, entropy: bool) -> Scores:
+        """Scores with gradient."""
+        return self._scorer.score(micro, entropy=entropy)
+
+    @torch.no_grad()
+    def logprobs(self, rows: Sequence[Row], total: int) -> Tensor:
+        """Log-probs [total] of all answer tokens of ``rows`` under the policy as it is."""
+        return self._all_logprobs(self._scorer, rows, total)
+
+    @torch.no_grad()
+    def reference_logprobs(self, rows: Sequence[Row], total: int) -> Tensor:
+        """The same under the model before training."""
+        if self._reference is not None:
+            return self._all_logprobs(self._reference, rows, total)
+        assert self._adapter is not None
+        with self._adapter.disable_adapter():
+            return self._all_logprobs(self._scorer, rows, total)
+
+    @torch.no_grad()
+    def values(self, steps: Sequence[Step]) -> list[float]:
+        """The critic's estimate for every step, trained on or not; 0 for a step without a prompt.
+
+        A prompt beyond ``max_train_len`` is read from its end.
+        """
+        limit = self._max_train_len or 0
+        rows = [
+            Row(step=index, prompt=step.prompt_token_ids[-limit:], answer=())
+            for index, step in enumerate(steps)
+            if step.prompt_token_ids
+        ]
+        values = torch.zeros(len(steps))
+        for part in micro_batches(rows, self._size):
+            micro = self.collate(part)
+            values[micro.steps.cpu()] = self._scorer.values(micro).cpu()
+        return values.tolist()
+
+    def save(self, directory: Path) -> None:
+        """Write adapter or full weights, and the critic if there is one."""
+        if self._adapter is None:
+            save_model(self._model, directory, self._dtype)
+        else:
+            save_adapter(self._adapter, directory)
+        if self.value_head is not None:
+            save_value_head(self.value_head, directory)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of everything trained, on the CPU."""
+        return {name: p.detach().cpu().clone() for name, p in self._trained().items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over ``state``; CheckpointError naming the first tensor that does not fit."""
+        trained = self._trained()
+        check_fit(state, trained, "learner state")
+        for name, parameter in trained.items():
+            parameter.copy_(state[name])
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        trained = self.parameters()
+        if self.value_head is not None:
+            trained.update({f"value_head.{n}": p for n, p in self.value_head.named_parameters()})
+        return trained
+
+    def _warm_start(self, directory: Path) -> None:
+        load_adapter(self._adapter, directory)
+        if self.value_head is not None and (directory / VALUE_HEAD_FILE).exists():
+            load_value_head(self.value_head, directory)
+
+    def _all_logprobs(self, scorer: Scorer, rows: Sequence[Row], total: int) -> Tensor:
+        logprobs = torch.zeros(total, device=self._device)
+        for part in micro_batches(rows, self._size):
+            micro = self.collate(part)
+            logprobs[micro.flat] = scorer.score(micro).logprobs
+        return logprobs
+
+
+def _new_value_head(model: Any, device: torch.device) -> nn.Module:
+    """Linear on the hidden state; zero at the start, so that the first advantages are returns."""
+    head = nn.Linear(model.config.get_text_config().hidden_size, 1, device=device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head

@@ -1,0 +1,112 @@
+"""What is trained: an adapter or the whole model; attached, saved and loaded.
+
+On disk an adapter is PEFT's own layout (``adapter_model.safetensors``, ``adapter_config.json``),
+full weights are Hugging Face's, and a critic adds ``value_head.safetensors``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rlforge.errors import CheckpointError
+
+ADAPTER_FILE = "adapter_model.safetensors"
+VALUE_HEAD_FILE = "value_head.safetensors"
+
+
+def save_adapter(peft_model: Any, directory: Path) -> None:
+    """Write the adapter of ``peft_model`` in PEFT's layout.
+
+    Written here rather than by ``save_pretrained``, which also renders a model card and may ask
+    the Hugging Face hub about the base model.
+    """
+    tensors = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
+    save_file({name: _on_cpu(tensor) for name, tensor in tensors.items()}, directory / ADAPTER_FILE)
+    config = copy.copy(peft_model.peft_config["default"])
+    config.inference_mode = True
+    config.target_modules = sorted(config.target_modules)
+    config.save_pretrained(directory)
+
+
+def load_adapter(peft_model: Any, directory: Path) -> None:
+    """Copy the adapter in ``directory`` into ``peft_model``, whose shape it must have.
+
+    Raises CheckpointError naming the path and the first difference.
+    """
+    tensors = _read(directory / ADAPTER_FILE)
+    expected = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
+    check_fit(tensors, expected, f"adapter {directory}")
+    scale = _read_config(peft_model, directory).lora_alpha
+    wanted = peft_model.peft_config["default"].lora_alpha
+    if scale != wanted:
+        raise CheckpointError(
+            f"adapter {directory} does not fit: lora alpha {scale} there, {wanted} here; "
+            f"set model.lora.alpha={scale}"
+        )
+    set_peft_model_state_dict(peft_model, tensors)
+
+
+def save_model(model: Any, directory: Path, dtype: torch.dtype) -> None:
+    """Write all weights of ``model`` as ``dtype`` in Hugging Face's layout."""
+    tensors = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in model.state_dict().items()
+    }
+    model.save_pretrained(directory, state_dict=tensors)
+    config = copy.deepcopy(model.config)
+    config.dtype = dtype
+    config.save_pretrained(directory)
+
+
+def save_value_head(value_head: nn.Module, directory: Path) -> None:
+    """Write the critic beside the policy it was trained with."""
+    tensors = {name: _on_cpu(tensor) for name, tensor in value_head.state_dict().items()}
+    save_file(tensors, directory / VALUE_HEAD_FILE)
+
+
+def load_value_head(value_head: nn.Module, directory: Path) -> None:
+    """Copy the critic in ``directory`` into ``value_head``; CheckpointError if it does not fit."""
+    tensors = _read(directory / VALUE_HEAD_FILE)
+    check_fit(tensors, value_head.state_dict(), f"value head {directory}")
+    value_head.load_state_dict(tensors)
+
+
+def check_fit(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
+    """CheckpointError naming the first tensor of ``actual`` that is missing, extra or misshapen."""
+    for name in sorted(expected.keys() | actual.keys()):
+        if name not in actual:
+            raise CheckpointError(f"{what} does not fit: it lacks {name}")
+        if name not in expected:
+            raise CheckpointError(f"{what} does not fit: the model has no {name}")
+        there, here = tuple(actual[name].shape), tuple(expected[name].shape)
+        if there != here:
+            raise CheckpointError(f"{what} does not fit: {name} is {there} there, {here} here")
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{file.parent} holds no {file.name}") from error
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+
+
+def _read_config(peft_model: Any, directory: Path) -> Any:
+    try:
+        return type(peft_model.peft_config["default"]).from_pretrained(str(directory))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{directory}/adapter_config.json cannot be read: {error}") from error
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()

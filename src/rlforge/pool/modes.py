@@ -1,0 +1,127 @@
+"""Sampling modes: who the learner meets next.
+
+A mode is a function from what the pool knows (:class:`PoolView`) to a probability per uid. A new
+one is such a function and its line in ``MODES``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from rlforge.errors import ConfigError, nearest
+from rlforge.types import value
+
+Weights = dict[str, float]
+
+
+@value
+class PoolView:
+    """What a mode may look at.
+
+    current: uid of the learner's newest version. past: uids of the other active checkpoints,
+    newest first, so that ``past[i]`` is i + 1 registered versions behind. fixed: uids of the
+    fixed opponents. temperature: of the softmaxes, above 0.
+    mu: mean rating of a uid. quality: match quality of a uid against the current one, in (0, 1].
+    diversity: expected diversity of the states a uid leads to, in (0, 1].
+    """
+
+    current: str
+    past: tuple[str, ...]
+    fixed: tuple[str, ...]
+    lag_range: tuple[int, int]
+    temperature: float
+    mu: Callable[[str], float]
+    quality: Callable[[str], float]
+    diversity: Callable[[str], float]
+
+    @property
+    def everyone(self) -> tuple[str, ...]:
+        """Fixed opponents and active checkpoints, the current one included."""
+        return (*self.fixed, self.current, *self.past)
+
+
+Mode = Callable[[PoolView], Weights]
+
+
+def softmax(scores: Sequence[float], temperature: float) -> list[float]:
+    """exp(score / temperature), normalised; the largest score is subtracted first for stability."""
+    top = max(scores)
+    powers = [math.exp((score - top) / temperature) for score in scores]
+    total = math.fsum(powers)
+    return [power / total for power in powers]
+
+
+def fixed(view: PoolView) -> Weights:
+    """Uniform over the fixed opponents."""
+    return _uniform(view.fixed)
+
+
+def mirror(view: PoolView) -> Weights:
+    """Always the current version: self-play."""
+    return {view.current: 1.0}
+
+
+def lagged(view: PoolView) -> Weights:
+    """Uniform over active versions that are lag_range[0] to lag_range[1] registrations behind.
+
+    Lag 0 is the current version itself. While none is old enough: the oldest one there is.
+    """
+    low, high = view.lag_range
+    versions = (view.current, *view.past)
+    return _uniform(versions[low : high + 1] or versions[-1:])
+
+
+def random(view: PoolView) -> Weights:
+    """Uniform over fixed opponents and active checkpoints."""
+    return _uniform(view.everyone)
+
+
+def match_quality(view: PoolView) -> Weights:
+    """Softmax of the TrueSkill match quality against the current version: balanced games first."""
+    return _softmax_over(view, view.quality)
+
+
+def ts_dist(view: PoolView) -> Weights:
+    """Softmax of -|mu_current - mu_opponent|: opponents of similar mean rating first."""
+    own = view.mu(view.current)
+    return _softmax_over(view, lambda uid: -abs(own - view.mu(uid)))
+
+
+def exploration(view: PoolView) -> Weights:
+    """Softmax of the expected diversity of the states that an opponent leads to."""
+    return _softmax_over(view, view.diversity)
+
+
+MODES: Mapping[str, Mode] = {
+    "fixed": fixed,
+    "mirror": mirror,
+    "lagged": lagged,
+    "random": random,
+    "match_quality": match_quality,
+    "ts_dist": ts_dist,
+    "exploration": exploration,
+}
+
+
+def mode_names() -> list[str]:
+    """The names that ``pool.mode`` may have."""
+    return list(MODES)
+
+
+def find_mode(name: str) -> Mode:
+    """The mode called ``name``; ConfigError with the nearest names where there is none."""
+    if name not in MODES:
+        raise ConfigError(
+            f"pool.mode {name!r} does not exist{nearest(name, MODES)} (one of {', '.join(MODES)})"
+        )
+    return MODES[name]
+
+
+def _uniform(uids: Sequence[str]) -> Weights:
+    return {uid: 1 / len(uids) for uid in uids}
+
+
+def _softmax_over(view: PoolView, score: Callable[[str], float]) -> Weights:
+    uids = view.everyone
+    return dict(zip(uids, softmax([score(uid) for uid in uids], view.temperature), strict=True))

@@ -1,0 +1,141 @@
+"""TrueSkill ratings of everybody who plays (Herbrich, Minka and Graepel 2006)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import trueskill
+
+from rlforge.config.schema import TrueSkillConfig
+from rlforge.errors import ConfigError
+
+#: Rewards that agree to this many decimals tie: means of floats must not decide a rank.
+TIE_DECIMALS = 9
+
+
+class Rating(NamedTuple):
+    """A belief about a policy's skill: a normal distribution with mean mu and deviation sigma."""
+
+    mu: float
+    sigma: float
+
+
+class RatingTable:
+    """Ratings by policy uid, updated game by game.
+
+    A child shares its parent's rating until its own first rated game; from then on the two go
+    their own ways. So a version that has not played yet profits from games of its parent that
+    finish late, such as an evaluation that ends after the next version was registered.
+
+    Rules of :meth:`record`:
+
+    * A higher reward is a better rank; equal rewards draw.
+    * A uid on several seats of a game enters once, with the mean reward of its seats: its seats
+      are not independent evidence, and no seat of it is better than another.
+    * Where only one uid is left (self-play, single-player games) nobody is rated.
+    """
+
+    def __init__(self, config: TrueSkillConfig) -> None:
+        """Raises ConfigError for constants that TrueSkill cannot work with."""
+        if not (config.sigma > 0 and config.beta > 0 and config.tau >= 0):
+            raise ConfigError(
+                f"pool.trueskill: sigma {config.sigma} and beta {config.beta} must be above 0 "
+                f"and tau {config.tau} not below 0"
+            )
+        if not 0 < config.draw_probability < 1:
+            raise ConfigError(
+                f"pool.trueskill.draw_probability is {config.draw_probability}: must lie between "
+                "0 and 1, both excluded; for games without draws set a small value such as 0.001"
+            )
+        self._skill = trueskill.TrueSkill(
+            mu=config.mu,
+            sigma=config.sigma,
+            beta=config.beta,
+            tau=config.tau,
+            draw_probability=config.draw_probability,
+        )
+        self._newcomer = Rating(config.mu, config.sigma)
+        self._parents: dict[str, str | None] = {}
+        self._own: dict[str, Rating] = {}
+        #: Games whose outcome was too unlikely for double precision; they changed no rating.
+        self.out_of_range = 0
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._parents
+
+    def add(self, uid: str, parent: str | None = None) -> None:
+        """Register ``uid`` with the rating of ``parent``, or a newcomer's.
+
+        Raises ValueError for a uid that is there already and KeyError for an unknown parent.
+        """
+        if uid in self._parents:
+            raise ValueError(f"{uid!r} is rated already")
+        if parent is not None and parent not in self._parents:
+            raise KeyError(parent)
+        self._parents[uid] = parent
+
+    def rating(self, uid: str) -> Rating:
+        """The rating of ``uid``: its own, or that of its nearest ancestor that has one."""
+        ancestor: str | None = uid
+        while ancestor is not None:
+            if ancestor in self._own:
+                return self._own[ancestor]
+            ancestor = self._parents[ancestor]
+        return self._newcomer
+
+    def ratings(self) -> dict[str, Rating]:
+        """The rating of every uid, in order of registration."""
+        table: dict[str, Rating] = {}
+        for uid, parent in self._parents.items():  # parents are registered before their children
+            inherited = self._newcomer if parent is None else table[parent]
+            table[uid] = self._own.get(uid, inherited)
+        return table
+
+    def quality(self, first: str, second: str) -> float:
+        """Match quality of a game of two, in [0, 1]: how likely a draw is, relative to the most.
+
+        sqrt(2 beta^2 / c^2) exp(-(mu_1 - mu_2)^2 / (2 c^2)) with
+        c^2 = 2 beta^2 + sigma_1^2 + sigma_2^2 (Herbrich, Minka and Graepel 2006, section 4). The
+        library's form for any number of teams is about 100 times slower.
+        """
+        one, two = self.rating(first), self.rating(second)
+        noise = 2 * self._skill.beta**2
+        spread = noise + one.sigma**2 + two.sigma**2
+        return math.sqrt(noise / spread) * math.exp(-((one.mu - two.mu) ** 2) / (2 * spread))
+
+    def record(self, outcome: Sequence[tuple[str, float]]) -> bool:
+        """Rate one finished game, given (uid, reward) per seat; False where nobody was rated."""
+        rewards: dict[str, list[float]] = {}
+        for uid, reward in outcome:
+            rewards.setdefault(uid, []).append(reward)
+        if len(rewards) < 2:
+            return False
+        # A lower rank is better. fsum keeps the mean independent of the order of the seats.
+        ranks = [-round(math.fsum(own) / len(own), TIE_DECIMALS) for own in rewards.values()]
+        before = [(trueskill.Rating(*self.rating(uid)),) for uid in rewards]
+        try:
+            after = self._skill.rate(before, ranks=ranks)
+        except (FloatingPointError, ValueError):
+            # Means more than about 35 deviations apart underflow in the library. The game says
+            # nothing that such ratings do not say already, or it is beyond belief.
+            self.out_of_range += 1
+            return False
+        for uid, (rated,) in zip(rewards, after, strict=True):
+            self._own[uid] = Rating(rated.mu, rated.sigma)
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the constants, as plain data."""
+        return {
+            "parents": dict(self._parents),
+            "own": {uid: list(rating) for uid, rating in self._own.items()},
+            "out_of_range": self.out_of_range,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self._parents = dict(state["parents"])
+        self._own = {uid: Rating(*own) for uid, own in state["own"].items()}
+        self.out_of_range = state["out_of_range"]

@@ -1,0 +1,45 @@
+"""Taking a run up again: what is dropped, and what must still be there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+from rlforge.checkpoint import list_checkpoints
+
+log = logging.getLogger(__name__)
+
+STEPPED_FILES = ("metrics.jsonl", "evals.jsonl", "ratings.jsonl")
+"""Files of one JSON object a line, each with the update it belongs to under ``step``."""
+
+
+def rewind(run_dir: Path, version: int) -> None:
+    """Drop versions, metrics and batches made after ``version``: they will be made again.
+
+    A run that was killed may have gone on past its newest saved state. Games stay: they were
+    played, and each says which version played it.
+    """
+    for manifest in list_checkpoints(run_dir / "checkpoints"):
+        if int(manifest.meta["version"]) > version:
+            log.info("dropping %s, made after the state that is resumed", manifest.path.name)
+            shutil.rmtree(manifest.path)
+    for name in STEPPED_FILES:
+        path = run_dir / name
+        if path.is_file():
+            kept = [line for line in path.read_text().splitlines() if _step(line) <= version]
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text("".join(f"{line}\n" for line in kept))
+            temporary.replace(path)
+    for path in (run_dir / "batches").glob("batch-*.parquet"):
+        if int(path.stem.removeprefix("batch-")) > version:
+            path.unlink()
+
+
+def _step(line: str) -> int:
+    """The update of a line; a line cut short by a crash belongs to the dropped ones."""
+    try:
+        return int(json.loads(line)["step"])
+    except (json.JSONDecodeError, KeyError):
+        return 1 << 62

@@ -1,0 +1,141 @@
+"""Transforms of a game's final rewards: one mapping player -> reward in, one out, once per game."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+Rewards = Mapping[int, float]
+
+
+class FinalTransform(Protocol):
+    """Maps the rewards of all players of one finished game; a player's id is its role."""
+
+    def __call__(self, rewards: Rewards, env_id: str) -> dict[int, float]: ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A transform that remembers games, so that a resumed run must give it its memory back."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass
+class WinDrawLoss:
+    """Raw scores to ``win``, ``draw`` and ``loss``.
+
+    The single best player wins, players who share the best score draw, the others lose. A player
+    alone in its game wins with a positive score, draws with 0 and loses with a negative one.
+    """
+
+    win: float = 1.0
+    draw: float = 0.0
+    loss: float = -1.0
+
+    def __call__(self, rewards: Rewards, env_id: str) -> dict[int, float]:
+        if len(rewards) == 1:
+            return {player: self._alone(reward) for player, reward in rewards.items()}
+        best = max(rewards.values())
+        shared = sum(reward == best for reward in rewards.values()) > 1
+        for_best = self.draw if shared else self.win
+        return {
+            player: for_best if reward == best else self.loss for player, reward in rewards.items()
+        }
+
+    def _alone(self, reward: float) -> float:
+        if reward == 0:
+            return self.draw
+        return self.win if reward > 0 else self.loss
+
+
+@dataclass
+class RoleAdvantage:
+    """Subtract the running mean reward of the role: who moves first may have the better seat.
+
+    Role-conditioned advantage estimation of SPIRAL (Liu et al. 2025, arXiv:2506.24119): the
+    baseline b of a role starts at 0 and follows b <- decay * b + (1 - decay) * r, once per game
+    and role (in mirror self-play too: both seats are trained, each has its own baseline).
+
+    order: ``subtract_then_update`` takes r - b with the baseline of the games before this one,
+        which leaves the policy gradient unbiased; ``update_then_subtract`` lets the game into its
+        own baseline first and so shrinks every advantage by the factor ``decay``.
+    """
+
+    decay: float = 0.95
+    order: Literal["subtract_then_update", "update_then_subtract"] = "subtract_then_update"
+    _baselines: dict[tuple[str, int], float] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"decay: {self.decay} is outside [0, 1)")
+
+    def __call__(self, rewards: Rewards, env_id: str) -> dict[int, float]:
+        advantages = {}
+        for role, reward in rewards.items():
+            key = (self._scope(env_id), role)
+            before = self._baselines.get(key, 0.0)
+            after = self.decay * before + (1 - self.decay) * reward
+            self._baselines[key] = after
+            advantages[role] = reward - (before if self.order == "subtract_then_update" else after)
+        return advantages
+
+    def _scope(self, env_id: str) -> str:
+        """What shares a baseline: here all environments."""
+        return ""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The baselines as ``[scope, role, value]`` triples."""
+        return {"baselines": [[scope, role, b] for (scope, role), b in self._baselines.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put back what ``state_dict`` gave."""
+        self._baselines = {(scope, role): b for scope, role, b in state["baselines"]}
+
+
+@dataclass
+class RoleAdvantageByEnv(RoleAdvantage):
+    """``RoleAdvantage`` with a baseline per environment and role."""
+
+    def _scope(self, env_id: str) -> str:
+        return env_id
+
+
+@dataclass
+class Scale:
+    """Multiply by ``alpha``."""
+
+    alpha: float = 0.1
+
+    def __call__(self, rewards: Rewards, env_id: str) -> dict[int, float]:
+        return {player: self.alpha * reward for player, reward in rewards.items()}
+
+
+@dataclass
+class Clamp:
+    """Clip into [``min_r``, ``max_r``]."""
+
+    min_r: float = -1.0
+    max_r: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.min_r > self.max_r:
+            raise ValueError(f"min_r: {self.min_r} is above max_r {self.max_r}")
+
+    def __call__(self, rewards: Rewards, env_id: str) -> dict[int, float]:
+        return {
+            player: max(self.min_r, min(self.max_r, reward)) for player, reward in rewards.items()
+        }
+
+
+#: Name in YAML -> transform. A new one is a class above and a line here.
+FINAL_TRANSFORMS: dict[str, type[FinalTransform]] = {
+    "win_draw_loss": WinDrawLoss,
+    "role_advantage": RoleAdvantage,
+    "role_advantage_by_env": RoleAdvantageByEnv,
+    "scale": Scale,
+    "clamp": Clamp,
+}

@@ -1,0 +1,105 @@
+"""Transforms of a batch of steps as it is drawn for the learner.
+
+They act alike on ``reward`` and ``outcome_reward``, so that the feedback on a turn, which is the
+difference of the two, is scaled with the reward and not shifted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rlforge.types import Step
+
+
+class SamplingTransform(Protocol):
+    """Maps the rewards of the steps of one batch; keeps their number and order."""
+
+    def __call__(self, steps: Sequence[Step]) -> list[Step]: ...
+
+
+@dataclass
+class Normalize:
+    """Subtract the mean reward of the batch; with ``z_score`` divide by the standard deviation too.
+
+    The deviation is that of the batch as a population. Equal rewards become exactly 0.
+    """
+
+    z_score: bool = False
+
+    def __call__(self, steps: Sequence[Step]) -> list[Step]:
+        if not steps:
+            return []
+        centre = _centring([step.reward for step in steps], self.z_score)
+        return [_mapped(step, centre) for step in steps]
+
+
+@dataclass
+class NormalizeByEnv:
+    """``Normalize`` among the steps of the same environment."""
+
+    z_score: bool = True
+
+    def __call__(self, steps: Sequence[Step]) -> list[Step]:
+        rewards: dict[str, list[float]] = {}
+        for step in steps:
+            rewards.setdefault(step.env_id, []).append(step.reward)
+        centre = {env_id: _centring(of_env, self.z_score) for env_id, of_env in rewards.items()}
+        return [_mapped(step, centre[step.env_id]) for step in steps]
+
+
+@dataclass
+class Scale:
+    """Multiply by ``alpha``."""
+
+    alpha: float = 0.1
+
+    def __call__(self, steps: Sequence[Step]) -> list[Step]:
+        return [_mapped(step, lambda reward: self.alpha * reward) for step in steps]
+
+
+@dataclass
+class Clamp:
+    """Clip into [``min_r``, ``max_r``]."""
+
+    min_r: float = -1.0
+    max_r: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.min_r > self.max_r:
+            raise ValueError(f"min_r: {self.min_r} is above max_r {self.max_r}")
+
+    def __call__(self, steps: Sequence[Step]) -> list[Step]:
+        return [
+            _mapped(step, lambda reward: max(self.min_r, min(self.max_r, reward))) for step in steps
+        ]
+
+
+def _centring(rewards: Sequence[float], z_score: bool) -> Callable[[float], float]:
+    """The map reward -> (reward - mean) / std of ``rewards``, or -> 0 where they are all equal."""
+    low, high = min(rewards), max(rewards)
+    # Rounding alone can part equal rewards (0.1 + 0.2 and 0.3); its trace must not be blown up.
+    if high - low <= 1e-9 * max(1.0, abs(low), abs(high)):
+        return lambda reward: 0.0
+    mean = math.fsum(rewards) / len(rewards)
+    variance = math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)
+    std = math.sqrt(variance) if z_score else 1.0
+    return lambda reward: (reward - mean) / std
+
+
+def _mapped(step: Step, change: Callable[[float], float]) -> Step:
+    return dataclasses.replace(
+        step, reward=change(step.reward), outcome_reward=change(step.outcome_reward)
+    )
+
+
+#: Name in YAML -> transform. A new one is a class above and a line here.
+SAMPLING_TRANSFORMS: dict[str, type[SamplingTransform]] = {
+    "normalize": Normalize,
+    "normalize_by_env": NormalizeByEnv,
+    "scale": Scale,
+    "clamp": Clamp,
+}

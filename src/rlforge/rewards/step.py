@@ -1,0 +1,108 @@
+"""Transforms of one step's reward, in the light of the whole trajectory.
+
+Every step starts from its player's final reward. A transform that ``adds_feedback`` judges the
+turn itself; the others reshape what they are given, and so also reshape the part of the reward that
+the outcome gave (``Step.outcome_reward``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+from rlforge.types import Trajectory
+
+
+class StepTransform(Protocol):
+    """Maps the reward of step ``step_index`` (0 first) of ``trajectory``."""
+
+    adds_feedback: ClassVar[bool]
+
+    def __call__(self, trajectory: Trajectory, step_index: int, base_reward: float) -> float: ...
+
+
+@dataclass
+class FormatReward:
+    """Add ``reward`` to a well-formed answer and ``penalty`` to any other."""
+
+    adds_feedback: ClassVar[bool] = True
+    reward: float = 0.0
+    penalty: float = 0.0
+
+    def __call__(self, trajectory: Trajectory, step_index: int, base_reward: float) -> float:
+        well_formed = trajectory.turns[step_index].well_formed
+        return base_reward + (self.reward if well_formed else self.penalty)
+
+
+@dataclass
+class InvalidMovePenalty:
+    """Add ``penalty`` to a move that the game refused and ``reward`` to any other."""
+
+    adds_feedback: ClassVar[bool] = True
+    reward: float = 0.0
+    penalty: float = 0.0
+
+    def __call__(self, trajectory: Trajectory, step_index: int, base_reward: float) -> float:
+        legal = trajectory.turns[step_index].legal
+        return base_reward + (self.reward if legal else self.penalty)
+
+
+@dataclass
+class Discount:
+    """Multiply by gamma to the power of a distance, counted in the player's own turns.
+
+    distance_from: ``end`` uses gamma ** (T - 1 - t) for turn t of T: the last turn, nearest to the
+        outcome, keeps all of it, as the discounted return of a terminal reward does.
+        ``start`` uses gamma ** t, the form of the published example: the first turn keeps all of
+        it and later turns less.
+    """
+
+    adds_feedback: ClassVar[bool] = False
+    gamma: float = 0.99
+    distance_from: Literal["end", "start"] = "end"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1:
+            raise ValueError(f"gamma: {self.gamma} is outside [0, 1]")
+
+    def __call__(self, trajectory: Trajectory, step_index: int, base_reward: float) -> float:
+        from_end = len(trajectory.turns) - 1 - step_index
+        distance = from_end if self.distance_from == "end" else step_index
+        return float(base_reward * self.gamma**distance)
+
+
+@dataclass
+class Scale:
+    """Multiply by ``alpha``."""
+
+    adds_feedback: ClassVar[bool] = False
+    alpha: float = 0.1
+
+    def __call__(self, trajectory: Trajectory, step_index: int, base_reward: float) -> float:
+        return self.alpha * base_reward
+
+
+@dataclass
+class Clamp:
+    """Clip into [``min_r``, ``max_r``]."""
+
+    adds_feedback: ClassVar[bool] = False
+    min_r: float = -1.0
+    max_r: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.min_r > self.max_r:
+            raise ValueError(f"min_r: {self.min_r} is above max_r {self.max_r}")
+
+    def __call__(self, trajectory: Trajectory, step_index: int, base_reward: float) -> float:
+        return max(self.min_r, min(self.max_r, base_reward))
+
+
+#: Name in YAML -> transform. A new one is a class above and a line here.
+STEP_TRANSFORMS: dict[str, type[StepTransform]] = {
+    "format_reward": FormatReward,
+    "invalid_move_penalty": InvalidMovePenalty,
+    "discount": Discount,
+    "scale": Scale,
+    "clamp": Clamp,
+}

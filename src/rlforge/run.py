@@ -1,0 +1,347 @@
+"""A run, from graph to result: start the actors, learn until done, leave everything on disk.
+
+    collect   collectors play until the buffer says stop              (supervised, restarted)
+    learn     batch ─▶ update ─▶ save ─▶ publish to engines, pool, buffer     (``_learn``)
+    measure   an evaluation every ``eval.every`` updates, beside both
+
+Nobody waits for the tracker. A dead collector or engine is restarted; a dead learner ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rlforge.actors import ray_started, reason, start_actors
+from rlforge.checkpoint import latest_checkpoint, prune
+from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.errors import RunError
+from rlforge.evaluation import plan_evaluation, summarise
+from rlforge.graph import RunGraph
+from rlforge.resume import rewind
+from rlforge.tracking.display import Display, make_display
+from rlforge.types import Checkpoint, EvalResult, value
+from rlforge.utilisation import Utilisation
+from rlforge.validate import eval_envs, eval_opponents
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+"""Seconds between looks at the tracker for the progress display."""
+
+ENGINE_POLL_S = 5.0
+"""Seconds between throughput reports of the engines."""
+
+
+@value
+class Outcome:
+    """How a run ended. evals: the last evaluation per environment and opponent."""
+
+    run_dir: Path
+    version: int
+    interrupted: bool
+    wall_s: float
+    evals: tuple[EvalResult, ...]
+
+    def objective(self) -> float:
+        """What a sweeper maximises: mean win rate of the last evaluations, ``base`` aside."""
+        rates = [result.win_rate for result in self.evals if result.opponent != "base"]
+        rates = rates or [result.win_rate for result in self.evals]
+        return sum(rates) / len(rates) if rates else 0.0
+
+
+class Run:
+    """One training run in ``run_dir``, which exists and is locked by the caller."""
+
+    def __init__(
+        self, config: RunConfig, graph: RunGraph, hardware: HardwareConfig, run_dir: Path
+    ) -> None:
+        self._config, self._graph, self._hardware = config, graph, hardware
+        self._run_dir = run_dir
+        self._newest = Checkpoint(uid="step-0", version=0, path=config.learner.initial_adapter)
+        self._version = 0
+        self._evals: dict[tuple[str, str], EvalResult] = {}
+        self._interrupted = False
+        self._evaluation: asyncio.Task[None] | None = None
+        self._publication: asyncio.Task[None] | None = None
+        self._started = time.time()
+        self._utilisation = Utilisation(self._started)
+        self._restarts = 0
+
+    def execute(self, *, resume: bool) -> Outcome:
+        """Train to the end or to the first signal; RunError with the cause when it cannot go on."""
+        with ray_started(self._hardware, self._graph):
+            return asyncio.run(self._main(resume))
+
+    async def _main(self, resume: bool) -> Outcome:
+        with make_display(self._config.tracker, self._config.name) as display:
+            display.note("starting the actors")
+            try:
+                self._cast = await start_actors(self._config, self._hardware, str(self._run_dir))
+                self._catch_signals(display)
+                await (self._continue() if resume else self._begin())
+                await self._train(display)
+            except BaseExceptionGroup as failures:
+                raise _cause(failures) from None
+            except ray.exceptions.RayError as error:
+                raise RunError(f"{_component(error)}: {reason(error)}") from None
+            outcome = Outcome(
+                run_dir=self._run_dir,
+                version=self._version,
+                interrupted=self._interrupted,
+                wall_s=time.time() - self._started,
+                evals=tuple(self._evals.values()),
+            )
+            await self._cast.tracker.close.remote(self._summary(outcome))
+            display.show(await self._cast.tracker.progress.remote())
+        return outcome
+
+    # ---------------------------------------------------------------- the loops
+
+    async def _train(self, display: Display) -> None:
+        """Collectors, watchers and the learn loop side by side; the first failure ends them all."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            watchers = [
+                group.create_task(self._watch_progress(display)),
+                group.create_task(self._watch_engines()),
+            ]
+            collecting = [
+                group.create_task(self._keep_collecting(index))
+                for index in range(len(self._cast.collectors))
+            ]
+            if self._version == 0:
+                self._evaluate(edge=True)
+            await self._learn()
+            await self._cast.buffer.stop.remote()
+            await self._finish()
+            for task in [*collecting, *watchers]:
+                task.cancel()
+
+    async def _learn(self) -> None:
+        """Draw, update, save, publish: one round is one policy version."""
+        learner, every = self._config.learner, self._config.eval.every
+        while self._version < learner.total_updates and not self._interrupted:
+            # The batch goes from the buffer to the learner; only its reference passes here.
+            batch = self._cast.buffer.next_batch.remote(self._version)
+            answer = await self._cast.learner.update.remote(batch)
+            if answer is None:  # the buffer was stopped
+                return
+            result, span = answer
+            self._version = result.version
+            self._utilisation.learner_worked(span)
+            self._cast.tracker.log_learner.remote(
+                result, self._utilisation.shares(time.time()) | {"restarts": self._restarts}
+            )
+            last = self._version == learner.total_updates
+            if self._version % learner.save_every == 0 or last:
+                await self._save()
+            if self._version % learner.state_every == 0:
+                await self._save_state()
+            if every and self._version % every == 0 and not last:
+                self._evaluate(edge=False)
+
+    async def _save(self) -> None:
+        """Write the version, and let it be published while the next update begins."""
+        if self._newest.version == self._version:
+            return
+        self._newest = await self._cast.learner.save.remote(self._version, self._newest.uid)
+        await self._published()
+        self._publication = self._group.create_task(self._publish(self._newest))
+
+    async def _publish(self, checkpoint: Checkpoint) -> None:
+        """Engines first, then the pool, then room for its games: nobody asks for it too early."""
+        policy = checkpoint.policy()
+        await asyncio.gather(*(engine.load.remote(policy) for engine in self._cast.engines))
+        snapshot = await self._cast.pool.add_checkpoint.remote(checkpoint)
+        await self._cast.buffer.set_version.remote(checkpoint.version)
+        self._cast.tracker.log_pool.remote(snapshot)
+        keep = self._config.learner.keep_checkpoints
+        if keep is not None:
+            active = {entry["uid"] for entry in snapshot["entries"] if entry["active"]}
+            prune(self._run_dir / "checkpoints", keep=keep, spare=active)
+
+    async def _published(self) -> None:
+        if self._publication is not None:
+            await self._publication
+
+    async def _save_state(self) -> None:
+        """Make the newest version one that ``--resume`` can continue from."""
+        await self._save()
+        await self._published()
+        pool, buffer = await asyncio.gather(
+            self._cast.pool.state_dict.remote(), self._cast.buffer.state_dict.remote()
+        )
+        evals = list(self._evals.values())
+        state = {"pool": pool, "buffer": buffer, "newest": self._newest, "evals": evals}
+        await self._cast.learner.save_state.remote(self._version, state)
+
+    # ---------------------------------------------------------------- beginning and end
+
+    async def _begin(self) -> None:
+        """Version 0 is the model as it stands, or the adapter it starts from."""
+        await self._publish(self._newest)
+
+    async def _continue(self) -> None:
+        """Take up the newest saved state; versions and records made after it are dropped."""
+        manifest = latest_checkpoint(self._run_dir / "checkpoints", with_state=True)
+        if manifest is None:
+            await self._begin()
+            return
+        version = int(manifest.meta["version"])
+        rewind(self._run_dir, version)
+        state = await self._cast.learner.load_state.remote(version)
+        self._version, self._newest = version, state["newest"]
+        self._evals = {(r.env_id, r.opponent): r for r in state["evals"]}
+        await asyncio.gather(
+            self._cast.pool.load_state_dict.remote(state["pool"]),
+            self._cast.buffer.load_state_dict.remote(state["buffer"]),
+        )
+        policy = self._newest.policy()
+        await asyncio.gather(*(engine.load.remote(policy) for engine in self._cast.engines))
+        await self._cast.buffer.set_version.remote(version)
+        self._cast.tracker.resume.remote(version)
+
+    async def _finish(self) -> None:
+        """The last version is saved with its state; unless interrupted, it is measured."""
+        await self._save_state() if self._version else await self._published()
+        if self._evaluation is not None:
+            if self._interrupted:
+                self._evaluation.cancel()
+            else:
+                await self._evaluation
+        if not self._interrupted:
+            self._evaluate(edge=True)
+            if self._evaluation is not None:
+                await self._evaluation
+        self._cast.tracker.log_pool.remote(await self._cast.pool.snapshot.remote())
+
+    def _summary(self, outcome: Outcome) -> Mapping[str, Any]:
+        return {
+            "status": "interrupted" if outcome.interrupted else "done",
+            "updates": outcome.version,
+            "total_updates": self._config.learner.total_updates,
+            "wall_s": outcome.wall_s,
+            "seed": self._config.seed,
+            "restarts": self._restarts,
+            "objective": outcome.objective(),
+            **self._utilisation.shares(time.time()),
+        }
+
+    def _catch_signals(self, display: Display) -> None:
+        """First Ctrl-C or SIGTERM: end after this update, checkpoint. Second: end at once."""
+        loop = asyncio.get_running_loop()
+
+        def interrupt() -> None:
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+            display.note("stopping: this update is finished and saved; again to stop at once")
+            self._cast.buffer.stop.remote()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupt)
+
+    # ---------------------------------------------------------------- beside the loop
+
+    async def _keep_collecting(self, index: int) -> None:
+        """Run one collector; when its process dies, let Ray restart it and go on."""
+        collector, name = self._cast.collectors[index], f"collector-{index}"
+        while True:
+            try:
+                await collector.train.remote()
+                return
+            except ray.exceptions.RayActorError as error:
+                self._restarts += 1
+                log.warning("%s died and is restarted: %s", name, error)
+                await self._cast.buffer.release_all.remote(name)
+                if self._restarts > self._config.collector.max_restarts:
+                    raise RunError(
+                        f"{name} died {self._restarts} times (collector.max_restarts); "
+                        f"see logs/{name}.log: {error}"
+                    ) from None
+
+    def _evaluate(self, *, edge: bool) -> None:
+        """Measure the newest version in the background, after the evaluation before it."""
+        before = self._evaluation
+        checkpoint, step = self._newest, self._version
+        settings = self._config.eval
+        games = settings.final_games if edge and settings.final_games else settings.games
+        specs = plan_evaluation(
+            eval_envs(self._config),
+            eval_opponents(self._config),
+            checkpoint.policy(),
+            games,
+            step=step,
+            seed=self._config.seed,
+            max_games=settings.max_games_per_checkpoint,
+        )
+
+        async def measure() -> None:
+            if before is not None:
+                await before
+            await self._published()
+            hands = len(self._cast.collectors)
+            shares = await asyncio.gather(
+                *(
+                    collector.evaluate.remote(specs[index::hands])
+                    for index, collector in enumerate(self._cast.collectors)
+                )
+            )
+            for result in summarise([record for share in shares for record in share], step):
+                self._evals[(result.env_id, result.opponent)] = result
+                self._cast.tracker.add_eval.remote(result)
+
+        self._evaluation = self._group.create_task(measure())
+
+    async def _watch_progress(self, display: Display) -> None:
+        while True:
+            display.show(await self._cast.tracker.progress.remote())
+            await asyncio.sleep(POLL_S)
+
+    async def _watch_engines(self) -> None:
+        """Report each engine's queue and token rate; count its working time."""
+        last: dict[int, tuple[float, int]] = {}
+        while True:
+            await asyncio.sleep(ENGINE_POLL_S)
+            for index, engine in enumerate(self._cast.engines):
+                try:
+                    stats, spans = await engine.stats.remote()
+                except ray.exceptions.RayActorError as error:
+                    log.warning("engine-%d does not answer: %s", index, error)
+                    continue
+                self._utilisation.engines_worked(spans)
+                now = time.time()
+                then, tokens = last.get(index, (self._started, 0))
+                last[index] = (now, stats.generated_tokens)
+                self._cast.tracker.log_inference.remote(
+                    f"engine-{index}",
+                    {
+                        "queued": stats.queued,
+                        "running": stats.running,
+                        "tok_s": max(0, stats.generated_tokens - tokens) / (now - then),
+                    },
+                )
+
+
+def _component(error: ray.exceptions.RayError) -> str:
+    if isinstance(error, ray.exceptions.RayActorError):
+        return "a component died for good; see logs/ in the run directory"
+    return "a component failed"
+
+
+def _cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first failure, in the user's words where it came out of Ray."""
+    first = failures.exceptions[0]
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    if isinstance(first, ray.exceptions.RayError):
+        return RunError(f"{_component(first)}: {reason(first)}")
+    return first

@@ -1,0 +1,68 @@
+"""Who answers at a seat: an engine, a scripted player, or a model behind an HTTP API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlforge.config.schema import RunConfig
+from rlforge.engines.base import Engine
+from rlforge.engines.openai import ApiPlayer
+from rlforge.games.base import View
+from rlforge.games.play import Answer
+from rlforge.games.players import Player, make_player
+from rlforge.games.prompts import Prompter, Tokenizer
+from rlforge.types import Completion, GameSpec, SamplingParams, Seat
+
+
+class SeatAnswers:
+    """Makes, for each game, the function that asks whoever sits at the seat to move."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        tokenizer: Tokenizer,
+        engine: Engine,
+        stop_token_ids: Sequence[int],
+    ) -> None:
+        self._engine_config = config.engine
+        self._eval_temperature = (
+            config.engine.temperature
+            if config.eval.temperature is None
+            else config.eval.temperature
+        )
+        self._prompter = Prompter(tokenizer)
+        self._engine = engine
+        self._stop = tuple(stop_token_ids)
+        self._api = ApiPlayer(config.pool.api)
+
+    def for_game(self, spec: GameSpec) -> Answer:
+        """The answers of one game; scripted players live as long as it does."""
+        players: dict[int, Player] = {}
+        temperature = (
+            self._eval_temperature if spec.purpose == "eval" else self._engine_config.temperature
+        )
+
+        async def answer(seat: Seat, view: View, seed: int) -> Completion:
+            policy = seat.policy
+            if policy.kind == "scripted":
+                if seat.player_id not in players:
+                    name = policy.path_or_name or policy.uid
+                    players[seat.player_id] = make_player(name, spec.env, seed)
+                return Completion(
+                    text=players[seat.player_id].act(view),
+                    finish_reason="scripted",
+                    policy_uid=policy.uid,
+                )
+            if policy.kind == "api":
+                return await self._api.answer(seat.prompt_template, view, policy)
+            _, ids = self._prompter.encode(seat.prompt_template, view)
+            params = SamplingParams(
+                temperature=temperature,
+                top_p=self._engine_config.top_p,
+                max_tokens=self._engine_config.max_tokens,
+                stop_token_ids=self._stop,
+                seed=seed,
+            )
+            return await self._engine.generate(ids, params, policy)
+
+        return answer

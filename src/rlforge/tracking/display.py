@@ -1,0 +1,159 @@
+"""Showing a run as it goes: in its own terminal (``train``) or from another (``monitor``)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from rich.console import Console
+from rich.live import Live
+
+from rlforge.tracking.files import open_run, read_json
+from rlforge.tracking.formatting import duration, number, percent
+from rlforge.tracking.progress import Progress, WinRateRow
+from rlforge.tracking.view import ProgressView
+
+DisplayMode = Literal["auto", "rich", "plain", "off"]
+
+
+class Display:
+    """Shows each ``Progress`` it is given; a context manager.
+
+    ``rich`` redraws one frame; ``plain`` prints a line per update (at most one in
+    ``plain_every_s`` seconds) and one per evaluation; ``off`` shows nothing. ``auto`` is ``rich``
+    on a terminal that can draw it and ``plain`` elsewhere.
+    """
+
+    def __init__(
+        self,
+        mode: DisplayMode = "auto",
+        console: Console | None = None,
+        plain_every_s: float = 2.0,
+    ) -> None:
+        self._console = console or Console()
+        drawable = self._console.is_terminal and not self._console.is_dumb_terminal
+        if mode == "auto":
+            utf8 = self._console.encoding.lower().startswith("utf")
+            mode = "rich" if drawable and utf8 else "plain"
+        self.mode: DisplayMode = mode
+        self._plain_every_s = plain_every_s
+        self._live: Live | None = None
+        self._next_line = 0.0
+        self._printed_update = -1
+        self._printed_evals: dict[tuple[str, str], int] = {}
+        self._printed_end = False
+
+    def __enter__(self) -> Self:
+        if self.mode == "rich":
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def show(self, progress: Progress) -> None:
+        """Show ``progress``."""
+        if self._live is not None:
+            self._live.update(ProgressView(progress, time.time()), refresh=True)
+        elif self.mode == "plain":
+            for line in self._new_lines(progress):
+                # Plain lines are for logs: no markup, no wrapping, nothing but the text.
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _new_lines(self, progress: Progress) -> list[str]:
+        """What has changed since the last call, in plain words."""
+        lines = []
+        ended = progress.status != "running"
+        due = time.monotonic() >= self._next_line or ended
+        if progress.update > 0 and progress.update != self._printed_update and due:
+            lines.append(update_line(progress))
+            self._printed_update = progress.update
+            self._next_line = time.monotonic() + self._plain_every_s
+        for row in progress.win_rates:
+            key = (row.env_id, row.opponent)
+            if self._printed_evals.get(key) != row.step:
+                self._printed_evals[key] = row.step
+                lines.append(eval_line(progress, row))
+        if ended and not self._printed_end:
+            self._printed_end = True
+            lines.append(
+                f"[{duration(progress.elapsed_s)}] {progress.status} at update "
+                f"{progress.update}/{progress.total_updates}, {progress.games} games"
+            )
+        return lines
+
+
+def update_line(progress: Progress) -> str:
+    """One update in one line of plain ASCII, after at most 100 columns."""
+    parts = [
+        f"[{duration(progress.elapsed_s)}]",
+        f"update {progress.update}/{progress.total_updates}",
+    ]
+    for key, name in (("loss", "loss"), ("reward_mean", "reward"), ("grad_norm", "grad")):
+        if progress.learner.get(key) is not None:
+            parts.append(f"{name} {number(progress.learner[key])}")
+    parts.append(f"games {progress.games} ({progress.games_per_s:.1f}/s)")
+    parts.append(f"{progress.tokens_per_s:.0f} tok/s")
+    if progress.failed_games:
+        parts.append(f"failed {progress.failed_games}")
+    if progress.eta_s is not None and progress.status == "running":
+        parts.append(f"ETA {duration(progress.eta_s)}")
+    return "  ".join(parts)
+
+
+def eval_line(progress: Progress, row: WinRateRow) -> str:
+    """One evaluation in one line of plain ASCII."""
+    low, high = row.ci95
+    start = "" if row.step == row.start_step else f", start {percent(row.start_win_rate, 1)}"
+    return (
+        f"[{duration(progress.elapsed_s)}] eval at {row.step}: {row.env_id} vs {row.opponent}: "
+        f"win {percent(row.win_rate, 1)} [{percent(low, 1)}, {percent(high, 1)}]{start}, "
+        f"draw {percent(row.draw_rate, 1)}, loss {percent(row.loss_rate, 1)} ({row.games} games)"
+    )
+
+
+def monitor(
+    run_dir: Path | str,
+    once: bool = False,
+    refresh_s: float = 1.0,
+    mode: DisplayMode = "auto",
+    console: Console | None = None,
+) -> None:
+    """Show a run from its files until it ends; ``once``: show it as it is now and return.
+
+    Ctrl-C ends the showing and nothing else. A run that has ended is shown once.
+
+    Raises:
+        RlforgeError: ``run_dir`` is not a run.
+    """
+    paths = open_run(run_dir)
+    console = console or Console()
+    data = read_json(paths.progress)
+    if once:
+        if data:
+            console.print(ProgressView(Progress.from_json(data), time.time()))
+        else:
+            console.print(f"{paths.root} has not reported anything yet", soft_wrap=True)
+        return
+    try:
+        with Display(mode, console) as display:
+            while True:
+                if data:
+                    progress = Progress.from_json(data)
+                    display.show(progress)
+                    if progress.status != "running":
+                        return
+                time.sleep(refresh_s)
+                data = read_json(paths.progress)
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,74 @@
+"""Numbers as people read them, the same in terminal, plain lines and report."""
+
+from __future__ import annotations
+
+import math
+
+#: Learner metrics that have a name for people, in the order in which they are shown.
+LEARNER_LABELS = {
+    "loss": "loss",
+    "reward_mean": "reward",
+    "entropy": "entropy",
+    "kl": "KL",
+    "grad_norm": "grad norm",
+    "lr": "learning rate",
+    "lag_mean": "staleness",
+    "logprob_gap_mean": "log-prob gap, mean",
+    "logprob_gap_max": "log-prob gap, max",
+}
+
+NOTHING = "–"
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def duration(seconds: float | None) -> str:
+    """``4:05``, ``1:04:05`` or ``3 d 04:05``; a dash for None."""
+    if seconds is None:
+        return NOTHING
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours:02d}:{minutes:02d}"
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def count(number: float) -> str:
+    """``950``, ``12,345``, ``1.23M``."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if abs(number) >= size:
+            return f"{number / size:.2f}{letter}"
+    return f"{round(number):,}"
+
+
+def per_second(rate: float) -> str:
+    """``42.1/s``; whole numbers from a hundred on."""
+    return f"{count(rate)}/s" if rate >= 100 else f"{rate:.1f}/s"
+
+
+def percent(share: float | None, digits: int = 0) -> str:
+    """A share of 0..1 as ``68%``; a dash for None."""
+    return NOTHING if share is None else f"{100 * share:.{digits}f}%"
+
+
+def points(change: float) -> str:
+    """A difference of two shares in percentage points: ``+35.0``."""
+    return f"{100 * change:+.1f}"
+
+
+def number(amount: float | None) -> str:
+    """About four significant digits: ``0.01234``, ``3.2e-05``; a dash for None."""
+    if amount is None or not math.isfinite(amount):
+        return NOTHING if amount is None else str(amount)
+    if amount == 0:
+        return "0"
+    if abs(amount) < 1e-3 or abs(amount) >= 1e5:
+        mantissa, exponent = f"{amount:.2e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    return f"{amount:.4g}"
+
+
+def sparkline(shares: tuple[float, ...]) -> str:
+    """Shares of 0..1 as little bars."""
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[min(max(round(share * top), 0), top)] for share in shares)

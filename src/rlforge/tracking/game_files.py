@@ -1,0 +1,186 @@
+"""Finished games on disk: ``games/NAME-NUMBER.parquet``, one row per game.
+
+A row holds the whole ``GameRecord``: spec, turns with token ids and log-probs, rewards. Chunks are
+small and written whole under their final name, so a crash costs at most the games of the chunk
+that was being gathered.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from rlforge.errors import RlforgeError
+from rlforge.tracking.columns import arrow_type, from_plain, to_plain
+from rlforge.tracking.files import RunPaths
+from rlforge.types import EndReason, GameRecord, GameSpec, Purpose, value
+
+#: Columns beside those of ``GameRecord``, to choose and list games without their turns.
+_INDEX_COLUMNS: dict[str, type] = {
+    "game_id": str,
+    "env_id": str,
+    "purpose": str,
+    "num_turns": int,
+    "written_at": float,
+}
+
+
+@cache
+def _schema() -> Any:
+    # pyarrow is imported where it is used: it takes a quarter second that few commands need.
+    import pyarrow as pa
+
+    columns = {**_INDEX_COLUMNS, **get_type_hints(GameRecord)}
+    return pa.schema([(name, arrow_type(hint)) for name, hint in columns.items()])
+
+
+def _to_row(record: GameRecord) -> dict[str, Any]:
+    index = {
+        "game_id": record.spec.game_id,
+        "env_id": record.spec.env_id,
+        "purpose": record.spec.purpose,
+        "num_turns": len(record.turns),
+        "written_at": time.time(),
+    }
+    row: dict[str, Any] = to_plain(record, GameRecord)
+    return {**index, **row}
+
+
+class GameWriter:
+    """Gathers finished games and writes them in chunks.
+
+    A chunk is written when it has ``chunk_games`` games or, at the next ``add`` or ``tick``, when
+    its first game is ``chunk_seconds`` old. Writers of one run need different names; one that
+    opens a run again goes on numbering where the last of its name stopped.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path | str,
+        name: str = "games",
+        chunk_games: int = 128,
+        chunk_seconds: float = 20.0,
+    ) -> None:
+        self._folder = RunPaths(root=Path(run_dir)).games
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._name = name
+        self._chunk_games = chunk_games
+        self._chunk_seconds = chunk_seconds
+        self._rows: list[dict[str, Any]] = []
+        self._oldest = 0.0
+        taken = [_chunk_number(path) for path in self._folder.glob(f"{name}-*.parquet")]
+        self._next = max(taken, default=0) + 1
+
+    def add(self, records: Iterable[GameRecord]) -> None:
+        """Take finished games; writes whole chunks as they fill up."""
+        for record in records:
+            if not self._rows:
+                self._oldest = time.monotonic()
+            self._rows.append(_to_row(record))
+            if len(self._rows) >= self._chunk_games:
+                self.flush()
+        self.tick()
+
+    def tick(self) -> None:
+        """Write the games at hand if the oldest has waited long enough."""
+        if self._rows and time.monotonic() - self._oldest >= self._chunk_seconds:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the games at hand now."""
+        if not self._rows:
+            return
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        path = self._folder / f"{self._name}-{self._next:06d}.parquet"
+        fresh = path.with_suffix(".tmp")
+        try:
+            table = pa.Table.from_pylist(self._rows, schema=_schema())
+            pq.write_table(table, fresh, compression="zstd")
+            os.replace(fresh, path)
+        finally:
+            fresh.unlink(missing_ok=True)
+        self._next += 1
+        self._rows = []
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.flush()
+
+
+def _chunk_number(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
+
+def _chunks(run_dir: Path | str) -> list[Path]:
+    """All chunks of a run, in the order in which they were written (per writer)."""
+    folder = RunPaths(root=Path(run_dir)).games
+    return sorted(folder.glob("*-*.parquet"), key=lambda path: (_chunk_number(path), path.name))
+
+
+def _rows_of(chunk: Path, columns: list[str] | None, filters: Any = None) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(chunk, columns=columns, filters=filters)
+    except (pa.ArrowException, OSError) as error:
+        raise RlforgeError(
+            f"{chunk} is damaged ({error}); remove it to read the other games"
+        ) from error
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def read_games(
+    run_dir: Path | str, game_ids: Collection[str] | None = None, purpose: Purpose | None = None
+) -> Iterator[GameRecord]:
+    """The finished games of a run, oldest first; none when it has written none yet.
+
+    game_ids: only these. purpose: only training or only evaluation games.
+
+    Raises:
+        RlforgeError: a file is damaged.
+    """
+    filters: list[tuple[str, str, Any]] = []
+    if game_ids is not None:
+        if not game_ids:
+            return
+        filters.append(("game_id", "in", sorted(game_ids)))
+    if purpose is not None:
+        filters.append(("purpose", "==", purpose))
+    for chunk in _chunks(run_dir):
+        for row in _rows_of(chunk, None, filters or None):
+            record: GameRecord = from_plain(row, GameRecord)
+            yield record
+
+
+@value
+class GameIndex:
+    """What a list of games needs to know of each: everything but the turns themselves."""
+
+    spec: GameSpec
+    num_turns: int
+    rewards: Mapping[int, float]
+    end_reason: EndReason
+    invalid_by: int | None
+    error: str | None
+    written_at: float
+
+
+def index_games(run_dir: Path | str) -> list[GameIndex]:
+    """All finished games of a run without their turns, oldest first: cheap for a whole run.
+
+    Raises:
+        RlforgeError: a file is damaged.
+    """
+    columns = list(get_type_hints(GameIndex))
+    index = [
+        from_plain(row, GameIndex) for chunk in _chunks(run_dir) for row in _rows_of(chunk, columns)
+    ]
+    return sorted(index, key=lambda game: game.written_at)

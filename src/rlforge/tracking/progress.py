@@ -1,0 +1,180 @@
+"""``Progress``: everything that a display shows of a run, as one value that fits in a JSON file.
+
+The tracker makes it; ``rlforge train`` draws it directly, ``rlforge monitor`` reads it back from
+``progress.json``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from rlforge.types import EvalResult, value
+
+#: Evaluations per opponent behind the small curve of the display.
+HISTORY = 24
+
+RunStatus = Literal["running", "done", "failed", "interrupted"]
+
+
+@value
+class WinRateRow:
+    """The latest evaluation against one opponent in one environment, and the way there.
+
+    step: updates behind the policy. ci95: of the win rate. start_step, start_win_rate: of the
+    first evaluation. history: win rates of the last evaluations, oldest first.
+    """
+
+    env_id: str
+    opponent: str
+    step: int
+    games: int
+    win_rate: float
+    draw_rate: float
+    loss_rate: float
+    ci95: tuple[float, float]
+    start_step: int
+    start_win_rate: float
+    history: tuple[float, ...]
+
+    @classmethod
+    def after(cls, result: EvalResult, before: WinRateRow | None) -> WinRateRow:
+        """The row once ``result`` is known; ``before``: the row until then, None at first."""
+        played = max(result.games, 1)
+        history = before.history if before else ()
+        return cls(
+            env_id=result.env_id,
+            opponent=result.opponent,
+            step=result.step,
+            games=result.games,
+            win_rate=result.win_rate,
+            draw_rate=result.draws / played,
+            loss_rate=result.losses / played,
+            ci95=result.ci95,
+            start_step=before.start_step if before else result.step,
+            start_win_rate=before.start_win_rate if before else result.win_rate,
+            history=(*history, result.win_rate)[-HISTORY:],
+        )
+
+
+@value
+class CollectionRow:
+    """Training games of one environment: means over the tracker's window.
+
+    games: finished since the process started. Rates are shares in 0..1 of trained seats (win,
+    draw, loss), of their turns (format, invalid, truncated) and of games (failed). None: no such
+    game yet.
+    """
+
+    env_id: str
+    games: int
+    win_rate: float | None
+    draw_rate: float | None
+    reward: float | None
+    format_success: float | None
+    invalid_rate: float | None
+    game_length: float | None
+    completion_length: float | None
+    truncated_rate: float | None
+    failed_rate: float | None
+
+
+@value
+class RatingRow:
+    """One policy of the pool: TrueSkill mean and deviation, rated games, still sampled or not."""
+
+    uid: str
+    mu: float
+    sigma: float
+    games: int
+    active: bool
+
+
+@value
+class MatchRow:
+    """How many rated games two policies had against each other."""
+
+    first: str
+    second: str
+    games: int
+
+
+def match_rows(matches: Mapping[str, Mapping[str, int]]) -> tuple[MatchRow, ...]:
+    """Every pair of the symmetric table ``matches`` once, most games first."""
+    rows = [
+        MatchRow(first=min(pair), second=max(pair), games=games)
+        for pair, games in {
+            frozenset((first, second)): games
+            for first, row in matches.items()
+            for second, games in row.items()
+        }.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.games, row.first, row.second)))
+
+
+@value
+class EngineRow:
+    """One engine: waiting and running requests, generated tokens per second."""
+
+    name: str
+    queued: int
+    running: int
+    tok_s: float
+
+
+@value
+class Progress:
+    """A run at one moment.
+
+    updated_at: Unix time of this view. elapsed_s: run time, earlier parts of a resumed run
+    included. games, tokens: finished training games and the tokens generated in them; the rates
+    are over the last minute or so. learner: metrics of the last update, its names.
+    shares: of wall time in which engines, learner and neither worked (``engine_share``,
+    ``learner_share``, ``idle_share``). coverage: per environment, the share of action n-grams that
+    are distinct. win_rates by env and opponent; ratings and matches: highest first.
+    """
+
+    run_name: str
+    status: RunStatus
+    updated_at: float
+    elapsed_s: float
+    update: int
+    total_updates: int
+    eta_s: float | None = None
+    games: int = 0
+    failed_games: int = 0
+    tokens: int = 0
+    samples: int = 0
+    games_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    learner: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    coverage: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    win_rates: tuple[WinRateRow, ...] = ()
+    collection: tuple[CollectionRow, ...] = ()
+    ratings: tuple[RatingRow, ...] = ()
+    matches: tuple[MatchRow, ...] = ()
+    engines: tuple[EngineRow, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain object for ``progress.json``."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Progress:
+        """The value behind ``to_json``."""
+        win_rates = tuple(
+            WinRateRow(**{**row, "ci95": tuple(row["ci95"]), "history": tuple(row["history"])})
+            for row in data["win_rates"]
+        )
+        return cls(
+            **{
+                **data,
+                "win_rates": win_rates,
+                "collection": tuple(CollectionRow(**row) for row in data["collection"]),
+                "ratings": tuple(RatingRow(**row) for row in data["ratings"]),
+                "matches": tuple(MatchRow(**row) for row in data["matches"]),
+                "engines": tuple(EngineRow(**row) for row in data["engines"]),
+            }
+        )

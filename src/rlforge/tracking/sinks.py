@@ -1,0 +1,173 @@
+"""Where flushed means go: a JSONL file always, TensorBoard and Weights & Biases by config."""
+
+from __future__ import annotations
+
+import importlib.util
+import netrc
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from rlforge.config.schema import TrackerConfig
+from rlforge.errors import ConfigError
+from rlforge.tracking.files import JsonlFile, RunPaths
+
+
+class Sink(Protocol):
+    """Takes the means of one flush. To add a kind: a class, a config field, a line in
+    ``make_sinks`` and, where it needs a package, one in ``check_sinks``."""
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Record ``scalars`` (full namespaced keys) at ``step`` learner updates."""
+        ...
+
+    def rewind(self, step: int) -> None:
+        """Forget what came after ``step``, where that is possible: the run goes on from there."""
+        ...
+
+    def close(self) -> None:
+        """Bring everything to disk (or to the server) and let go."""
+        ...
+
+
+class JsonlSink:
+    """``scalars.jsonl``: one object per flush."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._file = JsonlFile(paths.scalars)
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        self._file.append({"step": step, "unix_time": time.time(), **scalars})
+
+    def rewind(self, step: int) -> None:
+        self._file.rewind(step)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardSink:
+    """TensorBoard events under ``tensorboard/`` of the run directory."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = event_pb2, summary_pb2
+        self._writer = EventFileWriter(str(paths.root / "tensorboard"))
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        entries = [
+            self._summary.Summary.Value(tag=key, simple_value=number)
+            for key, number in scalars.items()
+        ]
+        summary = self._summary.Summary(value=entries)
+        self._add(self._event.Event(step=step, wall_time=time.time(), summary=summary))
+
+    def rewind(self, step: int) -> None:
+        # TensorBoard drops what it has read at and after the step of a START event.
+        start = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._add(self._event.Event(step=step + 1, wall_time=time.time(), session_log=start))
+
+    def _add(self, event: Any) -> None:
+        self._writer.add_event(event)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """A Weights & Biases run; in offline mode it stays below the run directory, without network.
+
+    ``wandb sync RUN_DIR/wandb/offline-run-*`` uploads it later.
+    """
+
+    def __init__(self, paths: RunPaths, cfg: TrackerConfig, run_name: str) -> None:
+        # Read when wandb is imported: without it even an offline run looks for its error server.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb
+
+        config = yaml.safe_load(paths.config.read_text()) if paths.config.is_file() else {}
+        self._run = wandb.init(
+            project=cfg.wandb_project,
+            name=run_name,
+            dir=str(paths.root),
+            mode=cfg.wandb_mode,  # type: ignore[arg-type]  # checked by check_sinks
+            config=config,
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        # W&B's own step counts its log calls and must rise: curves are drawn over the update.
+        self._run.define_metric("update")
+        self._run.define_metric("*", step_metric="update")
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        self._run.log({**scalars, "update": step})
+
+    def rewind(self, step: int) -> None:
+        # Nothing to forget: a resumed run is a new W&B run, which begins at ``step``.
+        return
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def make_sinks(cfg: TrackerConfig, paths: RunPaths, run_name: str) -> list[Sink]:
+    """The sinks that ``cfg`` asks for; Weights & Biases gets config.yaml of the run, if there.
+
+    Raises:
+        ConfigError: as ``check_sinks``.
+    """
+    check_sinks(cfg)
+    sinks: list[Sink] = [JsonlSink(paths)]
+    if cfg.tensorboard:
+        sinks.append(TensorBoardSink(paths))
+    if cfg.wandb_project is not None:
+        sinks.append(WandbSink(paths, cfg, run_name))
+    return sinks
+
+
+def check_sinks(cfg: TrackerConfig) -> None:
+    """See, before a run starts, that its sinks can work.
+
+    Raises:
+        ConfigError: a package is missing, the W&B mode is unknown, or it has no key to go online.
+    """
+    if cfg.tensorboard:
+        _need("tensorboard", "tracker.tensorboard")
+    if cfg.wandb_project is None:
+        return
+    _need("wandb", "tracker.wandb_project")
+    if cfg.wandb_mode not in ("online", "offline"):
+        raise ConfigError(f"tracker.wandb_mode: {cfg.wandb_mode!r} is neither online nor offline")
+    if cfg.wandb_mode == "online" and not _has_wandb_key():
+        raise ConfigError(
+            "tracker.wandb_mode: online needs a key; set WANDB_API_KEY, run `wandb login`, "
+            "or take tracker.wandb_mode=offline"
+        )
+
+
+def _need(package: str, key: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"{key}: the package {package} is not installed; pip install 'rlforge[{package}]'"
+        )
+
+
+def _has_wandb_key() -> bool:
+    """Whether wandb would find a key by itself; it would ask at the terminal otherwise."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    file = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    if not file.is_file():
+        return False
+    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    host = server.partition("://")[2].partition("/")[0]
+    try:
+        return netrc.netrc(str(file)).authenticators(host) is not None
+    except netrc.NetrcParseError as error:
+        raise ConfigError(f"tracker.wandb_mode: {file} cannot be read ({error})") from error

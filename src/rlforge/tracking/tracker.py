@@ -1,0 +1,331 @@
+"""The tracker hears of everything that happens in a run; nobody waits for it.
+
+It turns games, evaluations, updates and pool snapshots into namespaced metrics (for the sinks), one
+line per update and evaluation (for readers of the run directory) and a ``Progress`` (for displays).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlforge.config.schema import TrackerConfig
+from rlforge.tracking.collected import collection_rows, put_game
+from rlforge.tracking.files import JsonlFile, create_run, read_jsonl, write_json
+from rlforge.tracking.metrics import Metrics
+from rlforge.tracking.pace import Pace
+from rlforge.tracking.progress import (
+    EngineRow,
+    MatchRow,
+    Progress,
+    RatingRow,
+    RunStatus,
+    WinRateRow,
+    match_rows,
+)
+from rlforge.tracking.sinks import Sink, make_sinks
+from rlforge.types import EvalResult, GameRecord, UpdateResult
+
+#: Rows of a ``Progress`` that grow with the run are cut to this many.
+MOST_ROWS = 64
+
+
+class Tracker:
+    """One per run. Not thread-safe: an actor around it takes one call at a time.
+
+    Writes metrics.jsonl, evals.jsonl, ratings.jsonl, pool.json, progress.json and summary.json of
+    the run directory contract; the means go to ``sinks`` every ``cfg.flush_every_s`` seconds.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path | str,
+        cfg: TrackerConfig,
+        run_name: str,
+        total_updates: int,
+        sinks: Sequence[Sink] | None = None,
+        *,
+        about: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open the run directory for writing; counters go on after what is there already.
+
+        sinks: None makes those of ``cfg``. about: seed, versions, command …: written to
+        summary.json now, and kept in it. clock: seconds, rising.
+        """
+        self.paths = create_run(run_dir)
+        self._cfg = cfg
+        self._run_name = run_name
+        self._total_updates = total_updates
+        self._sinks = list(make_sinks(cfg, self.paths, run_name) if sinks is None else sinks)
+        self._about = dict(about or {})
+        self._clock = clock
+        self._metrics = Metrics(cfg.window)
+        self._status: RunStatus = "running"
+        self._update_file = JsonlFile(self.paths.metrics)
+        self._eval_file = JsonlFile(self.paths.evals)
+        self._rating_file = JsonlFile(self.paths.ratings)
+        self._learner: dict[str, float] = {}
+        self._shares: dict[str, float] = {}
+        self._engines: dict[str, EngineRow] = {}
+        self._ratings: tuple[RatingRow, ...] = ()
+        self._matches: tuple[MatchRow, ...] = ()
+        self._coverage: dict[str, float] = {}
+        self._next_flush = clock() + cfg.flush_every_s
+        self._take_up()
+        self._write_summary({})
+        self._publish()
+
+    def resume(self, version: int) -> None:
+        """Go on after update ``version``: later lines of the run's files are dropped."""
+        for file in (self._update_file, self._eval_file, self._rating_file):
+            file.rewind(version)
+        for sink in self._sinks:
+            sink.rewind(version)
+        self._take_up()
+        self._publish()
+
+    def _take_up(self) -> None:
+        """Set the counters to what the run's files say."""
+        self._games: Counter[str] = Counter()
+        self._earlier_games = self._failed = self._tokens = self._samples = self._update = 0
+        self._win_rates: dict[tuple[str, str], WinRateRow] = {}
+        earlier_s = 0.0
+        for row in read_jsonl(self.paths.metrics):
+            self._update, earlier_s = row["step"], row["time_s"]
+            self._earlier_games, self._failed = row["games"], row["failed_games"]
+            self._tokens, self._samples = row["tokens"], row["samples_seen"]
+        for row in read_jsonl(self.paths.evals):
+            fields = {field.name: row[field.name] for field in dataclasses.fields(EvalResult)}
+            self._remember_eval(EvalResult(**{**fields, "ci95": tuple(row["ci95"])}))
+        self._begin = self._clock() - earlier_s
+        self._pace = Pace(earlier_s, self._counts())
+
+    # ------------------------------------------------------------ what the run tells
+
+    def put(self, key: str, number: float) -> None:
+        """A scalar of your own, in an existing namespace: ``learner/my_metric``.
+
+        Raises:
+            ValueError: the key is in no namespace.
+        """
+        self._metrics.put(key, number)
+        self.tick()
+
+    def add_games(self, records: Sequence[GameRecord]) -> None:
+        """Finished training games: ``collection-ENV/…``."""
+        for record in records:
+            put_game(self._metrics, record)
+            self._tokens += sum(len(turn.completion.token_ids) for turn in record.turns)
+            if record.error is None:
+                self._games[record.spec.env_id] += 1
+            else:
+                self._failed += 1
+        self.tick()
+
+    def add_eval(self, result: EvalResult) -> None:
+        """One evaluation: a line of evals.jsonl and ``evaluation-ENV/OPPONENT/…``."""
+        prefix = f"evaluation-{result.env_id}/{result.opponent}"
+        played = max(result.games, 1)
+        scalars = {
+            "win_rate": result.win_rate,
+            "draw_rate": result.draws / played,
+            "loss_rate": result.losses / played,
+            "reward": result.mean_reward,
+            "invalid_rate": result.invalid_rate,
+            "games": result.games,
+        }
+        for name, number in scalars.items():
+            self._metrics.put(f"{prefix}/{name}", number)
+        self._eval_file.append({**dataclasses.asdict(result), "time_s": self._elapsed()})
+        self._remember_eval(result)
+        self._publish()
+        self.tick()
+
+    def _remember_eval(self, result: EvalResult) -> None:
+        key = (result.env_id, result.opponent)
+        self._win_rates[key] = WinRateRow.after(result, self._win_rates.get(key))
+
+    def log_inference(self, engine_name: str, stats: Mapping[str, float]) -> None:
+        """An engine at work: ``inference/ENGINE/…``.
+
+        stats: ``queued``, ``running`` (requests) and ``tok_s`` (tokens generated per second).
+        """
+        self._engines[engine_name] = EngineRow(
+            name=engine_name,
+            queued=int(stats["queued"]),
+            running=int(stats["running"]),
+            tok_s=float(stats["tok_s"]),
+        )
+        for name in ("queued", "running", "tok_s"):
+            self._metrics.put(f"inference/{engine_name}/{name}", stats[name])
+        self.tick()
+
+    def log_learner(self, result: UpdateResult, shares: Mapping[str, float]) -> None:
+        """One update: a line of metrics.jsonl and ``learner/…``.
+
+        shares: of wall time in which engines, learner and neither of them worked
+        (``engine_share``, ``learner_share``, ``idle_share``, each 0..1); more numbers may be among
+        them and are recorded, too.
+        """
+        now = self._elapsed()
+        self._update = result.version
+        self._samples += result.samples
+        self._learner = {name: float(number) for name, number in result.metrics.items()}
+        self._shares = {name: float(number) for name, number in shares.items()}
+        growth = self._pace.update(now, self._counts())
+        row = {
+            **self._learner,
+            **self._shares,
+            "samples": result.samples,
+            "samples_seen": self._samples,
+            "trained_tokens": result.tokens,
+            "games_per_s": growth["games"],
+            "generated_tokens_per_s": growth["tokens"],
+        }
+        for name, number in row.items():
+            self._metrics.put(f"learner/{name}", number)
+        self._update_file.append(
+            {
+                "step": result.version,
+                "time_s": now,
+                **row,
+                **self._counts(),
+                "failed_games": self._failed,
+                **self._metrics.means("collection-"),
+            }
+        )
+        self._publish()
+        self.tick()
+
+    def log_pool(self, snapshot: Mapping[str, Any]) -> None:
+        """The pool as it is now: pool.json, a line of ratings.jsonl and ``pool/…``.
+
+        snapshot: ``entries``, each with ``uid``, ``mu``, ``sigma``, ``games`` and ``active``;
+        ``matches``, ``{uid: {uid: games}}``, symmetric; ``exploration``, whose ``envs`` hold per
+        environment the ``coverage``, the share of n-grams that are distinct (0..1). More keys are
+        kept in pool.json.
+        """
+        ratings = sorted(
+            (
+                RatingRow(**{name: entry[name] for name in RatingRow.__dataclass_fields__})
+                for entry in snapshot["entries"]
+            ),
+            key=lambda row: -row.mu,
+        )
+        matches = match_rows(snapshot["matches"])
+        self._ratings, self._matches = tuple(ratings[:MOST_ROWS]), matches[:MOST_ROWS]
+        self._coverage = {
+            env: counts["coverage"] for env, counts in snapshot["exploration"]["envs"].items()
+        }
+        # Retired policies do not move any more: only those at play get a curve.
+        active = [row for row in ratings if row.active]
+        for row in active:
+            self._metrics.put(f"pool/{row.uid}/mu", row.mu)
+            self._metrics.put(f"pool/{row.uid}/sigma", row.sigma)
+            self._metrics.put(f"pool/{row.uid}/games", row.games)
+        for env, coverage in self._coverage.items():
+            self._metrics.put(f"pool/coverage/{env}", coverage)
+        write_json(self.paths.pool, snapshot)
+        self._rating_file.append(
+            {
+                "step": self._update,
+                "time_s": self._elapsed(),
+                "coverage": self._coverage,
+                "ratings": {row.uid: [row.mu, row.sigma] for row in active},
+            }
+        )
+        self._publish()
+        self.tick()
+
+    # ------------------------------------------------------------ what the run is told
+
+    def progress(self) -> Progress:
+        """Everything the display shows, as of now."""
+        now, counts = self._elapsed(), self._counts()
+        rates = self._pace.rates(now, counts)
+        return Progress(
+            run_name=self._run_name,
+            status=self._status,
+            updated_at=time.time(),
+            elapsed_s=now,
+            update=self._update,
+            total_updates=self._total_updates,
+            eta_s=self._pace.seconds_for(self._total_updates - self._update, now),
+            games=counts["games"],
+            failed_games=self._failed,
+            tokens=self._tokens,
+            samples=self._samples,
+            games_per_s=rates["games"],
+            tokens_per_s=rates["tokens"],
+            learner=dict(self._learner),
+            shares=dict(self._shares),
+            coverage=dict(self._coverage),
+            win_rates=tuple(self._win_rates[key] for key in sorted(self._win_rates)),
+            collection=collection_rows(self._metrics, self._games),
+            ratings=self._ratings,
+            matches=self._matches,
+            engines=tuple(self._engines[name] for name in sorted(self._engines)),
+        )
+
+    def tick(self) -> None:
+        """Do what is due by the clock: the sinks' flush, and progress.json once a second."""
+        if self._clock() >= self._next_flush:
+            self.flush()
+        if self._clock() >= self._next_publish:
+            self._publish()
+
+    def flush(self) -> None:
+        """Hand the means since the last flush to the sinks."""
+        self._next_flush = self._clock() + self._cfg.flush_every_s
+        scalars = self._metrics.drain()
+        if scalars:
+            for sink in self._sinks:
+                sink.write(self._update, scalars)
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        """End the run: last flush, summary.json (``about``, what was reached, ``summary``).
+
+        summary: its ``status`` (``done``, ``interrupted`` or ``failed``; ``done`` when missing)
+        ends the displays that are attached to the run. Closing again does nothing.
+        """
+        if self._status != "running":
+            return
+        self._status = summary.get("status", "done")
+        self.flush()
+        self._write_summary(summary)
+        self._publish()
+        for file in (self._update_file, self._eval_file, self._rating_file):
+            file.close()
+        for sink in self._sinks:
+            sink.close()
+
+    def _write_summary(self, extra: Mapping[str, Any]) -> None:
+        reached = {
+            "run_name": self._run_name,
+            "status": self._status,
+            "updates": self._update,
+            "total_updates": self._total_updates,
+            "wall_time_s": self._elapsed(),
+            **self._counts(),
+            "failed_games": self._failed,
+            "samples_seen": self._samples,
+            "evaluations": [dataclasses.asdict(row) for row in self._win_rates.values()],
+        }
+        write_json(self.paths.summary, {**self._about, **reached, **extra})
+
+    def _publish(self) -> None:
+        self._next_publish = self._clock() + 1.0
+        write_json(self.paths.progress, self.progress().to_json())
+
+    def _elapsed(self) -> float:
+        """Seconds of run time, earlier parts of a resumed run included."""
+        return self._clock() - self._begin
+
+    def _counts(self) -> dict[str, int]:
+        """Training games finished and tokens generated in them, over the whole run."""
+        return {"games": self._earlier_games + self._games.total(), "tokens": self._tokens}

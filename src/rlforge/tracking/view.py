@@ -1,0 +1,236 @@
+"""A ``Progress`` drawn with Rich: whole at 80 columns, side by side from 110."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rlforge.tracking.formatting import (
+    LEARNER_LABELS,
+    count,
+    duration,
+    number,
+    per_second,
+    percent,
+    points,
+    sparkline,
+)
+from rlforge.tracking.progress import Progress, WinRateRow
+
+#: Columns from which sections stand side by side in three, and in two.
+WIDE, MIDDLE = 110, 76
+#: Lines that everything but the table rows takes.
+_FRAME_LINES = 17
+#: Seconds without news after which a running run is shown as silent.
+SILENT_AFTER_S = 60.0
+
+_STATUS_STYLE = {"running": "cyan", "done": "green", "failed": "red", "interrupted": "yellow"}
+
+
+class ProgressView:
+    """Renders ``progress``; ``now`` (Unix time) tells how old its news are, None: fresh."""
+
+    def __init__(self, progress: Progress, now: float | None = None) -> None:
+        self.progress = progress
+        self.now = now
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        p, width = self.progress, options.max_width
+        # A live frame taller than the terminal flickers: longer tables give way to it.
+        room = console.height - _FRAME_LINES - len(p.win_rates) if console.is_terminal else 16
+        rows = max(room, 3)
+        yield self._head(width)
+        yield _section("Win rate", _win_rates(p, width))
+        ratings = _section("Ratings", _ratings(p, rows))
+        machine = _section("Engine and learner", _machine(p))
+        matches = _section("Games between", _matches(p, rows))
+        if width >= WIDE:
+            yield _beside(ratings, matches, machine)
+        elif width >= MIDDLE:
+            yield _beside(ratings, machine)
+        else:
+            yield Group(ratings, machine)
+        tall = not console.is_terminal or room > 14
+        if width < WIDE and tall and p.matches:
+            yield matches
+        if tall and p.collection:
+            yield _section("Training games", _collection(p))
+
+    def _head(self, width: int) -> Panel:
+        p = self.progress
+        bar = Table.grid(padding=(0, 2), expand=True)
+        bar.add_column(no_wrap=True)
+        bar.add_column(ratio=1)
+        bar.add_column(no_wrap=True)
+        done = ProgressBar(total=max(p.total_updates, 1), completed=p.update)
+        share = p.update / p.total_updates if p.total_updates else 1.0
+        left = f"  ETA {duration(p.eta_s)}" if p.status == "running" else ""
+        bar.add_row("updates", done, f"{p.update}/{p.total_updates}  {percent(share)}{left}")
+        flow = [
+            _pair("games", f"{count(p.games)} ({per_second(p.games_per_s)})"),
+            _pair("tokens", f"{count(p.tokens)} ({per_second(p.tokens_per_s)})"),
+            _pair("samples", count(p.samples)),
+        ]
+        shown = ("loss", "reward_mean", "entropy", "kl", "grad_norm", "lr")
+        learner = [
+            _pair(LEARNER_LABELS[key], number(p.learner[key])) for key in shown if key in p.learner
+        ]
+        state = Text.assemble(
+            (p.status, _STATUS_STYLE[p.status]), f" · {duration(p.elapsed_s)}", style="bold"
+        )
+        if self.now is not None and p.status == "running":
+            silence = self.now - p.updated_at
+            if silence > SILENT_AFTER_S:
+                state.append(f" · no news for {duration(silence)}", style="yellow")
+        title = Text(p.run_name, style="bold")
+        title.truncate(max(width - len(state) - 12, 8), overflow="ellipsis")
+        body = Group(bar, _flow(flow), _flow(learner)) if learner else Group(bar, _flow(flow))
+        return Panel(body, title=title, title_align="left", subtitle=state, subtitle_align="right")
+
+
+def _section(title: str, body: RenderableType) -> Panel:
+    return Panel(body, title=Text(title, style="bold"), title_align="left", border_style="dim")
+
+
+def _beside(*sections: Panel) -> Table:
+    grid = Table.grid(expand=True)
+    for _ in sections:
+        grid.add_column(ratio=1)
+    grid.add_row(*sections)
+    return grid
+
+
+def _pair(name: str, text: str) -> Text:
+    return Text.assemble((f"{name} ", "dim"), text)
+
+
+def _flow(pairs: Iterable[Text]) -> Text:
+    """Pairs in a line that breaks between pairs, never inside one."""
+    line = Text("   ").join(pairs)
+    plain = line.plain
+    # Rich breaks at plain spaces: those inside a pair become no-break spaces of the same width.
+    parts = [part.replace(" ", "\u00a0") for part in plain.split("   ")]
+    line.plain = "   ".join(parts)
+    return line
+
+
+def _table(*columns: tuple[str, str]) -> Table:
+    """Columns as (title, ``left`` for names that may fold, ``right`` for numbers)."""
+    table = Table(box=None, expand=True, header_style="dim", padding=(0, 1), pad_edge=False)
+    for title, side in columns:
+        if side == "left":
+            table.add_column(title, overflow="fold", ratio=1)
+        else:
+            table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+def _win_rates(p: Progress, width: int) -> RenderableType:
+    if not p.win_rates:
+        return Text("no evaluation yet", style="dim")
+    curve = width >= WIDE
+    columns = [("environment", "left"), ("opponent", "left"), ("win  95% CI", "right")]
+    columns += [("draw", "right"), ("loss", "right"), ("change", "right"), ("at", "right")]
+    table = _table(*columns, *([("curve", "right")] if curve else []))
+    for row in p.win_rates:
+        low, high = row.ci95
+        cells: list[RenderableType] = [
+            row.env_id,
+            row.opponent,
+            Text.assemble(
+                (percent(row.win_rate), "bold"), (f"  {percent(low)}–{percent(high)}", "dim")
+            ),
+            percent(row.draw_rate),
+            percent(row.loss_rate),
+            _change(row),
+            str(row.step),
+        ]
+        table.add_row(*cells, *([sparkline(row.history)] if curve else []))
+    return table
+
+
+def _change(row: WinRateRow) -> Text:
+    if row.step == row.start_step:
+        return Text("start", style="dim")
+    change = row.win_rate - row.start_win_rate
+    return Text(points(change), style="green" if change > 0 else "red" if change < 0 else "")
+
+
+def _ratings(p: Progress, most: int) -> RenderableType:
+    if not p.ratings:
+        return Text("no rated games yet", style="dim")
+    table = _table(("policy", "left"), ("rating", "right"), ("games", "right"))
+    for row in p.ratings[:most]:
+        style = "" if row.active else "dim"
+        rating = Text.assemble(f"{row.mu:.1f}", (f" ± {row.sigma:.1f}", "dim"))
+        table.add_row(Text(row.uid, style=style), rating, count(row.games))
+    return _with_rest(table, len(p.ratings) - most, "policies")
+
+
+def _matches(p: Progress, most: int) -> RenderableType:
+    if not p.matches:
+        return Text("no rated games yet", style="dim")
+    table = _table(("policies", "left"), ("games", "right"))
+    for row in p.matches[:most]:
+        table.add_row(f"{row.first} – {row.second}", count(row.games))
+    return _with_rest(table, len(p.matches) - most, "pairs")
+
+
+def _with_rest(table: Table, left: int, what: str) -> RenderableType:
+    return Group(table, Text(f"and {left} more {what}", style="dim")) if left > 0 else table
+
+
+def _machine(p: Progress) -> RenderableType:
+    table = Table.grid(padding=(0, 1), expand=True)
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(ratio=1, overflow="fold")
+    for name, key in (
+        ("engine busy", "engine_share"),
+        ("learner busy", "learner_share"),
+        ("neither", "idle_share"),
+    ):
+        table.add_row(name, _share_bar(p.shares.get(key)))
+    for engine in p.engines:
+        state = f"{engine.running} running, {engine.queued} queued, {per_second(engine.tok_s)} tok"
+        table.add_row(Text(engine.name, overflow="fold"), state)
+    if (staleness := p.learner.get("lag_mean")) is not None:
+        table.add_row("staleness", f"{number(staleness)} updates")
+    gap, most = p.learner.get("logprob_gap_mean"), p.learner.get("logprob_gap_max")
+    if gap is not None or most is not None:
+        table.add_row("log-prob gap", f"mean {number(gap)}, max {number(most)}")
+    for env, coverage in p.coverage.items():
+        table.add_row("exploration", f"{percent(coverage, 1)} new in {env}")
+    style = "red" if p.failed_games else ""
+    table.add_row("failed games", Text(count(p.failed_games), style=style))
+    return table
+
+
+def _share_bar(share: float | None) -> RenderableType:
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(justify="right", no_wrap=True, width=4)
+    grid.add_column(ratio=1)
+    bar = "" if share is None else ProgressBar(total=1.0, completed=min(max(share, 0.0), 1.0))
+    grid.add_row(percent(share), bar)
+    return grid
+
+
+def _collection(p: Progress) -> RenderableType:
+    titles: Sequence[str] = ("games", "win", "draw", "format", "invalid", "turns", "tokens")
+    table = _table(("environment", "left"), *((title, "right") for title in titles))
+    for row in p.collection:
+        table.add_row(
+            row.env_id,
+            count(row.games),
+            percent(row.win_rate),
+            percent(row.draw_rate),
+            percent(row.format_success),
+            percent(row.invalid_rate, 1),
+            number(row.game_length),
+            number(row.completion_length),
+        )
+    return table

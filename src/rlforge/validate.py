@@ -1,0 +1,288 @@
+"""Everything that can be known to be wrong before a directory or a process exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rlforge.config.compose import Composed
+from rlforge.config.schema import EnvEntry, GrpoConfig, ModelConfig, PpoConfig, RunConfig
+from rlforge.engines.openai import check_api
+from rlforge.errors import ConfigError, nearest
+from rlforge.games.actions import check_extraction
+from rlforge.games.base import check_env
+from rlforge.games.players import check_player
+from rlforge.games.prompts import check_template
+from rlforge.pool.modes import mode_names
+from rlforge.pool.names import parse_opponent
+from rlforge.rewards.pipeline import RewardPipeline
+from rlforge.tracking.sinks import check_sinks
+from rlforge.types import EnvSpec, PolicyRef
+
+MODES_WITH_PAST = ("lagged",)
+
+
+def train_envs(config: RunConfig) -> tuple[EnvSpec, ...]:
+    """The training environments as games know them."""
+    return tuple(_spec(entry, config.model) for entry in config.env.train)
+
+
+def eval_envs(config: RunConfig) -> tuple[EnvSpec, ...]:
+    """The evaluation environments; those of training when none are named."""
+    return tuple(_spec(entry, config.model) for entry in config.env.eval or config.env.train)
+
+
+def fixed_opponents(config: RunConfig) -> tuple[PolicyRef, ...]:
+    """The pool's fixed opponents."""
+    return tuple(parse_opponent(name) for name in config.pool.fixed_opponents)
+
+
+def eval_opponents(config: RunConfig) -> tuple[PolicyRef, ...]:
+    """The evaluation opponents; the untrained model is always the first."""
+    names = dict.fromkeys(["base", *config.eval.opponents])
+    return tuple(parse_opponent(name) for name in names)
+
+
+def validate(composed: Composed) -> None:
+    """Raise ConfigError for the first contradiction, unknown name or impossible value."""
+    for check in (
+        _check_choices,
+        _check_numbers,
+        _check_envs,
+        _check_model,
+        _check_pool,
+        _check_batches,
+        _check_algorithm,
+    ):
+        check(composed)
+    RewardPipeline(composed.config.rewards)
+    check_sinks(composed.config.tracker)
+
+
+def _spec(entry: EnvEntry, model: ModelConfig) -> EnvSpec:
+    return EnvSpec(
+        id=entry.id,
+        source=entry.source,  # type: ignore[arg-type]  # checked by _check_envs
+        num_players=entry.num_players,
+        max_turns=entry.max_turns,
+        timeout_s=entry.timeout_s,
+        error_allowance=entry.error_allowance,
+        weight=entry.weight,
+        prompt_template=entry.prompt_template or model.prompt_template,
+        action_extraction=entry.action_extraction or model.action_extraction,
+    )
+
+
+def _check_choices(composed: Composed) -> None:
+    config = composed.config
+    for key, value, choices in (
+        ("model.kind", config.model.kind, ("tiny", "smollm2_135m", "hf")),
+        ("model.dtype", config.model.dtype, ("auto", "float32", "bfloat16")),
+        ("engine.name", config.engine.name, ("transformers",)),
+        ("pool.mode", config.pool.mode, tuple(mode_names())),
+        (
+            "algorithm.loss_aggregation",
+            config.algorithm.loss_aggregation,
+            ("token_mean", "sequence_mean", "constant"),
+        ),
+        ("algorithm.kl.estimator", config.algorithm.kl.estimator, ("k1", "k2", "k3")),
+        ("hardware.device", config.hardware.device, ("auto", "cpu", "cuda")),
+        ("buffer.kind", config.buffer.kind, ("step", "episode")),
+        ("buffer.strategy", config.buffer.strategy, ("random",)),
+        ("learner.train", config.learner.train, ("lora", "full")),
+        ("learner.schedule", config.learner.schedule, ("constant", "linear", "cosine")),
+        ("tracker.wandb_mode", config.tracker.wandb_mode, ("online", "offline")),
+        ("tracker.progress", config.tracker.progress, ("auto", "rich", "plain", "off")),
+    ):
+        if value not in choices:
+            raise composed.error(
+                key, f"no such choice{nearest(value, choices)} (there are {', '.join(choices)})"
+            )
+
+
+def _check_numbers(composed: Composed) -> None:
+    positive: Sequence[str] = (
+        "learner.total_updates",
+        "learner.batch_size",
+        "learner.mini_batch_size",
+        "learner.optimizer_steps",
+        "learner.epochs",
+        "learner.learning_rate",
+        "learner.grad_clip",
+        "learner.save_every",
+        "learner.state_every",
+        "learner.num_learners",
+        "collector.num_train_workers",
+        "collector.num_eval_workers",
+        "collector.num_collectors",
+        "collector.max_failures",
+        "engine.num_engines",
+        "engine.max_parallel_seq",
+        "engine.max_tokens",
+        "engine.max_model_len",
+        "engine.max_loras",
+        "engine.request_timeout_s",
+        "buffer.max_size",
+        "pool.max_active_lora",
+        "pool.temperature",
+        "pool.exploration.ngram",
+        "pool.exploration.window",
+        "model.lora.rank",
+        "model.lora.alpha",
+        "eval.games",
+        "tracker.flush_every_s",
+        "tracker.window",
+    )
+    not_negative: Sequence[str] = (
+        "buffer.max_staleness",
+        "eval.every",
+        "engine.temperature",
+        "engine.max_restarts",
+        "collector.max_restarts",
+        "learner.warmup_updates",
+        "learner.weight_decay",
+        "algorithm.kl.coef",
+        "algorithm.entropy_coef",
+        "model.lora.dropout",
+    )
+    _check_each(composed, positive, lambda number: number > 0, "must be above 0")
+    _check_each(composed, not_negative, lambda number: number >= 0, "must not be negative")
+    for key in ("engine.top_p",):
+        _check_each(composed, (key,), lambda number: 0 < number <= 1, "must lie in (0, 1]")
+    if composed.config.engine.temperature == 0:
+        raise composed.error(
+            "engine.temperature", "training samples; 0 is greedy and leaves nothing to learn from"
+        )
+
+
+def _check_each(
+    composed: Composed, keys: Sequence[str], holds: Callable[[float], bool], problem: str
+) -> None:
+    for key in keys:
+        number: object = composed.config
+        for part in key.split("."):
+            number = getattr(number, part)
+        if isinstance(number, int | float) and not holds(number):
+            raise composed.error(key, problem)
+
+
+def _check_envs(composed: Composed) -> None:
+    config = composed.config
+    if not config.env.train:
+        raise composed.error("env.train", "names no environment; add at least one")
+    for group, entries in (("train", config.env.train), ("eval", config.env.eval)):
+        for index, entry in enumerate(entries):
+            key = f"env.{group}.{index}"
+            if entry.weight <= 0:
+                raise composed.error(f"{key}.weight", "must be above 0")
+            for name in ("max_turns", "timeout_s"):
+                if getattr(entry, name) <= 0:
+                    raise composed.error(f"{key}.{name}", "must be above 0")
+            if entry.error_allowance < 0:
+                raise composed.error(f"{key}.error_allowance", "must not be negative")
+            if entry.source not in ("textarena", "openspiel"):
+                raise composed.error(f"{key}.source", "no such source: textarena or openspiel")
+            spec = _spec(entry, config.model)
+            for part, check in (
+                ("id", check_env),
+                ("prompt_template", lambda spec: check_template(spec.prompt_template)),
+                ("action_extraction", lambda spec: check_extraction(spec.action_extraction)),
+            ):
+                try:
+                    check(spec)
+                except ConfigError as error:
+                    raise composed.error(f"{key}.{part}", str(error)) from None
+
+
+def _check_model(composed: Composed) -> None:
+    model = composed.config.model
+    if model.kind == "hf" and not model.name:
+        raise composed.error("model.name", "model.kind=hf needs a name; add model.name=ORG/MODEL")
+    if model.kind != "hf" and model.name:
+        raise composed.error("model.name", f"only for model.kind=hf, not {model.kind}")
+    if not model.lora.target_modules and composed.config.learner.train == "lora":
+        raise composed.error("model.lora.target_modules", "names no layer to adapt")
+
+
+def _check_pool(composed: Composed) -> None:
+    config = composed.config
+    pool = config.pool
+    if pool.mode == "fixed" and not pool.fixed_opponents:
+        raise composed.error(
+            "pool.mode", "needs opponents; add pool.fixed_opponents=[random_legal], for example"
+        )
+    if len(pool.lag_range) != 2 or not 0 <= pool.lag_range[0] <= pool.lag_range[1]:
+        raise composed.error("pool.lag_range", "must be [low, high] with 0 <= low <= high")
+    if pool.mode in MODES_WITH_PAST and pool.lag_range[1] >= pool.max_active_lora:
+        raise composed.error(
+            "pool.lag_range",
+            f"reaches {pool.lag_range[1]} versions back, outside the active window of "
+            f"pool.max_active_lora={pool.max_active_lora} (current one included); "
+            "lower the one or raise the other",
+        )
+    for key, names in (
+        ("pool.fixed_opponents", pool.fixed_opponents),
+        ("eval.opponents", config.eval.opponents),
+    ):
+        specs = train_envs(config) if key.startswith("pool") else eval_envs(config)
+        for name in names:
+            try:
+                policy = parse_opponent(name)
+                for spec in specs if policy.kind == "scripted" else ():
+                    check_player(policy.path_or_name or name, spec)
+                if policy.kind == "api":
+                    check_api(policy.path_or_name or name, pool.api)
+            except ConfigError as error:
+                raise composed.error(key, str(error)) from None
+
+
+def _check_batches(composed: Composed) -> None:
+    config = composed.config
+    learner, buffer = config.learner, config.buffer
+    if config.buffer.kind == "step" and learner.batch_size % learner.mini_batch_size:
+        raise composed.error(
+            "learner.mini_batch_size", f"does not divide learner.batch_size={learner.batch_size}"
+        )
+    if learner.batch_size % learner.optimizer_steps:
+        raise composed.error(
+            "learner.optimizer_steps", f"does not divide learner.batch_size={learner.batch_size}"
+        )
+    needed = learner.batch_size * learner.batch_delay_buffer
+    if learner.batch_delay_buffer < 1:
+        raise composed.error("learner.batch_delay_buffer", "must be 1 or more")
+    if needed > buffer.max_size:
+        raise composed.error(
+            "buffer.max_size",
+            f"never holds the {needed:g} samples that an update waits for "
+            f"(learner.batch_size={learner.batch_size} x batch_delay_buffer); raise it",
+        )
+    if learner.num_learners != 1:
+        raise composed.error("learner.num_learners", "only one learner rank is supported")
+    if config.eval.games % 2 and any(spec.num_players == 2 for spec in eval_envs(config)):
+        raise composed.error("eval.games", "must be even: every game is played from both seats")
+
+
+def _check_algorithm(composed: Composed) -> None:
+    config = composed.config
+    algorithm = config.algorithm
+    if isinstance(algorithm, GrpoConfig):
+        if algorithm.group_size < 2:
+            raise composed.error("algorithm.group_size", "must be 2 or more to compare games")
+        if config.buffer.kind != "episode":
+            raise composed.error("algorithm.name", "compares whole games; use buffer=episode")
+        seats = max(env.num_players for env in config.env.train)
+        share = algorithm.group_size * (seats if config.pool.mode == "mirror" else 1)
+        if config.learner.batch_size % share:
+            raise composed.error(
+                "learner.batch_size",
+                f"must be a multiple of {share}: groups of {algorithm.group_size} games are "
+                "learned from whole, with every trained seat",
+            )
+    if algorithm.name in ("a2c", "ppo") and config.buffer.kind != "episode":
+        raise composed.error("algorithm.name", "credits turns along a game; use buffer=episode")
+    for key in ("clip_low", "clip_high"):
+        if isinstance(algorithm, GrpoConfig | PpoConfig) and getattr(algorithm, key) <= 0:
+            raise composed.error(f"algorithm.{key}", "must be above 0")
+    if algorithm.importance_cap is not None and algorithm.importance_cap <= 0:
+        raise composed.error(
+            "algorithm.importance_cap", "must be above 0, or null to switch it off"
+        )

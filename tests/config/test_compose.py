@@ -1,0 +1,103 @@
+"""Composition: types, origins, and one readable message for each kind of mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlforge.config.compose import ALGORITHMS, compose, conf_dir, from_yaml, to_yaml
+from rlforge.config.schema import GrpoConfig
+from rlforge.errors import ConfigError
+
+EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
+
+
+def test_groups_and_overrides_become_typed_objects() -> None:
+    config = compose(["algorithm=grpo", "buffer=episode", "algorithm.group_size=4"]).config
+    assert isinstance(config.algorithm, GrpoConfig)
+    assert config.algorithm.group_size == 4
+    assert config.env.train[0].id == "SimpleTak-v0-train"
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes_under_its_own_name(experiment: str) -> None:
+    assert compose([f"+experiment={experiment}"]).config.name == experiment
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_yaml_round_trips(name: str, tmp_path: Path) -> None:
+    config = compose([f"algorithm={name}", "pool.lag_range=[2,3]"]).config
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert from_yaml(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["learner.lerning_rate=1"],
+            r"learner\.lerning_rate .*no such key; did you mean learner\.l",
+        ),
+        (["+learner.foo=1"], r"\+learner\.foo=1 .*no such key"),
+        (["+learner.batch_size=1"], r"write learner\.batch_size=… without \+"),
+        (["learner.batch_size=many"], r"learner\.batch_size=many .*Integer"),
+        (["pool.lag_range=[1,far]"], r"pool\.lag_range=\[1,far\] .*Integer"),
+        (["+experiment=simpletak_miror"], r"did you mean simpletak_mirror"),
+        (["experiment=simpletak_mirror"], r"write \+experiment="),
+        (["algorithm=pp0"], r"algorithm=pp0: no such option; did you mean ppo"),
+        (["agorithm=ppo"], r"agorithm .*no such key; did you mean algorithm"),
+        (["algorithm=ppo", "algorithm.clip_lw=3"], r"algorithm\.clip_lw .*did you mean.*clip_low"),
+        (["env.train=[{id: x, foo: 4}]"], r"env\.train\[\]\.foo .*no such key"),
+        (["learner..x=1"], r"cannot read override 'learner\.\.x=1'"),
+        (["learner.seed"], r"cannot read override 'learner\.seed'"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_one_message(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        compose(overrides)
+    assert len(str(caught.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learner: {batchsize: 3}\n", r"learner\.batchsize .*mine\.yaml.*did you mean"),
+        ("learner: {batch_size: hello}\n", r"learner\.batch_size .*mine\.yaml.*'hello'"),
+        ("learner: {batch_size: [}\n", r"YAML does not parse.*mine\.yaml.*line 2"),
+    ],
+)
+def test_mistakes_in_a_file_name_the_file(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
+    with pytest.raises(ConfigError, match=message):
+        compose(["+experiment=mine"], tmp_path)
+
+
+def test_own_experiments_come_from_the_config_dir(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults: [override /env: tictactoe]\nname: mine\nseed: 7\n"
+    )
+    result = compose(["+experiment=mine"], tmp_path)
+    assert (result.config.name, result.config.seed) == ("mine", 7)
+    assert result.config.env.train[0].id == "TicTacToe-v0-train"
+    assert result.origin("seed").endswith("experiment/mine.yaml")
+
+
+def test_a_missing_config_dir_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such directory"):
+        compose([], tmp_path / "nowhere")
+
+
+def test_origin_names_command_line_file_or_default() -> None:
+    result = compose(["+experiment=simpletak_mirror", "learner.grad_clip=3"])
+    assert result.origin("learner.grad_clip") == "command line, learner.grad_clip=3"
+    assert result.origin("learner.batch_size") == "conf/experiment/simpletak_mirror.yaml"
+    assert result.origin("env.train.0.max_turns") == "conf/env/simpletak.yaml"
+    assert result.origin("tracker.window") == "default"
+
+
+def test_a_run_directory_without_config_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is this a run directory"):
+        from_yaml(tmp_path / "config.yaml")

@@ -1,0 +1,42 @@
+"""docs/config.md says what the code says."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from rlforge.config import schema
+from rlforge.config.compose import all_keys
+from rlforge.config.docs import field_comments, render
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_config_page_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "config.md").read_text() == render(), (
+        "docs/config.md is stale: run `python -m rlforge.config.docs docs/config.md`"
+    )
+
+
+def test_every_key_is_on_the_page() -> None:
+    page = render()
+    leaves = {
+        key for key in all_keys() if not any(other.startswith(f"{key}.") for other in all_keys())
+    }
+    assert {key for key in leaves if f"`{key}`" not in page} == set()
+
+
+def test_every_field_has_a_comment() -> None:
+    groups = [cls for cls in vars(schema).values() if dataclasses.is_dataclass(cls)]
+    for cls in groups:
+        own = set(cls.__annotations__)
+        described = set(field_comments(cls))
+        nested = {
+            field.name
+            for field in dataclasses.fields(cls)
+            if field.name in own
+            and isinstance(field.default_factory, type)
+            and dataclasses.is_dataclass(field.default_factory)
+        }
+        redeclared = {"name"} if issubclass(cls, schema.AlgorithmConfig) else set()
+        assert own - described - nested - redeclared == set(), cls.__name__

@@ -1,0 +1,83 @@
+"""The graph is known, and checked against the machine, before Ray exists."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rlforge.config.compose import compose
+from rlforge.errors import ConfigError
+from rlforge.graph import build_graph, to_json, to_mermaid
+from rlforge.hardware import Machine, resolve_hardware
+
+LAPTOP = Machine(cpus=2, gpus=0)
+SERVER = Machine(cpus=16, gpus=4)
+
+
+def test_every_actor_stands_in_the_graph_once_with_its_replicas() -> None:
+    config = compose(["engine.num_engines=2", "collector.num_collectors=3"]).config
+    graph = build_graph(config, LAPTOP)
+    assert {node.kind: node.replicas for node in graph.nodes} == {
+        "tracker": 1,
+        "pool": 1,
+        "buffer": 1,
+        "engine": 2,
+        "collector": 3,
+        "learner": 1,
+    }
+    assert graph.num_gpus == 0
+
+
+def test_edges_join_actors_that_exist() -> None:
+    graph = build_graph(compose([]).config, LAPTOP)
+    names = {node.name for node in graph.nodes}
+    assert {edge.source for edge in graph.edges} | {edge.target for edge in graph.edges} == names
+
+
+def test_one_gpu_is_shared_by_learner_and_engine() -> None:
+    graph = build_graph(compose([]).config, Machine(cpus=8, gpus=1))
+    assert graph.node("learner").num_gpus == graph.node("engine").num_gpus == 0.5
+    assert graph.node("learner").placement == "cuda"
+
+
+def test_with_more_gpus_learner_and_engines_have_their_own() -> None:
+    graph = build_graph(compose(["engine.num_engines=3"]).config, SERVER)
+    assert graph.node("learner").num_gpus == graph.node("engine").num_gpus == 1.0
+    assert graph.num_gpus == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["hardware=multi_gpu"], "wants a GPU and this machine shows none.*hardware=cpu"),
+        (["hardware.device=cuda"], "wants a GPU"),
+    ],
+)
+def test_absent_gpus_are_said_before_anything_starts(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_graph(compose(overrides).config, LAPTOP)
+
+
+def test_too_few_gpus_are_said_with_the_sum() -> None:
+    with pytest.raises(ConfigError, match=r"wants 6 GPUs .*shows 4"):
+        build_graph(compose(["hardware=multi_gpu", "engine.num_engines=5"]).config, SERVER)
+
+
+def test_a_cluster_is_left_as_described() -> None:
+    hardware = resolve_hardware(compose(["hardware=cluster"]).config.hardware, LAPTOP, 1)
+    assert (hardware.ray_address, hardware.device) == ("auto", "cuda")
+
+
+def test_cores_are_shared_between_engine_and_learner_on_a_cpu() -> None:
+    config = compose([]).config.hardware
+    assert resolve_hardware(config, Machine(cpus=2, gpus=0), 1).threads == 1
+    assert resolve_hardware(config, Machine(cpus=12, gpus=0), 2).threads == 4
+
+
+def test_json_and_mermaid_hold_the_same_nodes() -> None:
+    graph = build_graph(compose([]).config, LAPTOP)
+    loaded = json.loads(to_json(graph))
+    assert [node["name"] for node in loaded["nodes"]] == [node.name for node in graph.nodes]
+    mermaid = to_mermaid(graph)
+    assert all(f"  {node.name}[" in mermaid for node in graph.nodes)

@@ -1,0 +1,75 @@
+"""Contradictions are found before anything starts, and the message says the mend."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlforge.config.compose import compose, conf_dir
+from rlforge.errors import ConfigError
+from rlforge.validate import eval_envs, eval_opponents, train_envs, validate
+
+EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
+TINY = "+experiment=simpletak_mirror"
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
+    validate(compose([f"+experiment={experiment}"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["pool.mode=fixed"], r"pool\.mode=fixed .*add pool\.fixed_opponents"),
+        (["pool.mode=mirorr"], r"did you mean mirror"),
+        (["pool=lagged", "pool.lag_range=[1,9]"], r"outside the active window.*max_active_lora=5"),
+        (["pool.lag_range=[3,1]"], r"low <= high"),
+        (
+            ["buffer=step", "learner.batch_size=10", "learner.mini_batch_size=4"],
+            r"mini_batch_size=4 .*does not divide learner\.batch_size=10",
+        ),
+        (["env.train=[{id: SimpelTak-v0-train}]"], r"env\.train\.0\.id=SimpelTak.*SimpleTak-v0"),
+        (["env.train=[{id: kuhn_pokr, source: openspiel}]"], r"did you mean kuhn_poker"),
+        (["env.train=[{id: x, source: nowhere}]"], r"textarena or openspiel"),
+        (["env.train=[]"], r"names no environment"),
+        (["env.train.0.prompt_template=qwen"], r"prompt_template=qwen.*qwen3-zs"),
+        (["env.train.0.action_extraction=boxd"], r"action_extraction=boxd.*boxed"),
+        (["env.train.0.weight=0"], r"weight=0.*above 0"),
+        (["pool=fixed", "pool.fixed_opponents=[random_leagl]"], r"did you mean random_legal"),
+        (["pool=fixed", "pool.fixed_opponents=[minimax]"], r"minimax.*SimpleTak"),
+        (["model=hf"], r"add model\.name="),
+        (["model.name=some/model"], r"only for model\.kind=hf"),
+        (["learner.batch_delay_buffer=100"], r"buffer\.max_size.*raise it"),
+        (["learner.grad_clip=0"], r"grad_clip=0.*above 0"),
+        (["engine.temperature=0"], r"nothing to learn from"),
+        (["engine.top_p=1.5"], r"\(0, 1\]"),
+        (["eval.games=3"], r"both seats"),
+        (["eval.opponents=[openrouter:some/model]"], r"OPENROUTER_API_KEY"),
+        (["algorithm=grpo", "buffer=step"], r"buffer=episode"),
+        (["algorithm=ppo", "buffer=step"], r"buffer=episode"),
+        (["algorithm=grpo", "learner.batch_size=100"], r"multiple of 16"),
+        (["algorithm=grpo", "algorithm.group_size=1"], r"2 or more"),
+        (["rewards.final=[{name: role_advantge}]"], r"did you mean role_advantage"),
+        (["rewards.final=[{name: scale, alhpa: 2}]"], r"rewards\.final\[0\].*alpha"),
+    ],
+)
+def test_contradictions_name_key_value_and_mend(
+    overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match=message) as caught:
+        validate(compose([TINY, *overrides]))
+    assert len(str(caught.value).splitlines()) <= 2
+
+
+def test_envs_take_template_and_extraction_of_the_model() -> None:
+    config = compose([TINY]).config
+    assert train_envs(config)[0].prompt_template == "board"
+    assert train_envs(config)[0].action_extraction == "bracket"
+    assert eval_envs(config) == train_envs(config)
+
+
+def test_the_untrained_model_is_always_an_evaluation_opponent() -> None:
+    config = compose([TINY, "eval.opponents=[win_block]"]).config
+    assert [policy.uid for policy in eval_opponents(config)] == ["base", "win_block"]
