@@ -204,7 +204,7 @@ def models() -> None:
       rlforge models
     """
     from rlforge.config.compose import conf_dir
-    from rlforge.models.prepare import describe_models
+    from rlforge.models.catalog import describe_models
 
     table = Table("model=", "what it is", "on this machine")
     for row in describe_models(conf_dir() / "model"):

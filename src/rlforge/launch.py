@@ -26,7 +26,7 @@ from rlforge.config.schema import RunConfig
 from rlforge.errors import ConfigError, RlforgeError, RunError
 from rlforge.graph import RunGraph, build_graph, to_json
 from rlforge.hardware import detect, resolve_hardware
-from rlforge.models.prepare import prepare_model
+from rlforge.resume import checkpoint_version
 from rlforge.runlock import RunLock
 from rlforge.tracking.report import write_report
 from rlforge.validate import validate
@@ -50,8 +50,8 @@ def resume(run_dir: Path) -> Any:
     config = from_yaml(run_dir / "config.yaml")
     graph = build_graph(config, detect())
     checkpoints = run_dir / "checkpoints"
-    manifest = latest_checkpoint(checkpoints, with_state=True) if checkpoints.is_dir() else None
-    if manifest is not None and int(manifest.meta["version"]) >= config.learner.total_updates:
+    newest = latest_checkpoint(checkpoints, with_state=True)
+    if newest is not None and checkpoint_version(newest) >= config.learner.total_updates:
         raise RunError(
             f"{run_dir}: already finished its {config.learner.total_updates} updates; "
             "start a new run with learner.initial_adapter to go further"
@@ -139,10 +139,11 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
 def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = False) -> Any:
     """Prepare the model, lock and fill the run directory, run, and leave the report."""
     hardware = resolve_hardware(config.hardware, detect(), config.engine.num_engines)
-    prepare_model(config.model, note=lambda text: print(text, file=sys.stderr, flush=True))
-    # Ray is imported late: composing, printing and validating do not pay for it.
+    # Torch and Ray are imported late: composing, printing and validating do not pay for them.
+    from rlforge.models.load import resolve_model
     from rlforge.run import Run
 
+    resolve_model(config.model, lambda text: print(text, file=sys.stderr, flush=True))
     run_dir = run_dir.absolute()
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(run_dir):

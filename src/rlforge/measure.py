@@ -74,27 +74,19 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     if name == "step-0":
         return PolicyRef(uid="step-0", kind="checkpoint"), 0
     if name == "latest":
-        manifest = latest_checkpoint(checkpoints) if checkpoints.is_dir() else None
-        if manifest is None:
+        path = latest_checkpoint(checkpoints)
+        if path is None:
             raise CheckpointError(
                 f"{checkpoints}: holds no checkpoint yet; use --checkpoint step-0"
             )
     elif not (checkpoints / name).is_dir():
-        known = [entry.path.name for entry in list_checkpoints(checkpoints)]
+        known = [entry.name for entry in list_checkpoints(checkpoints)]
         raise CheckpointError(f"{checkpoints / name}: no such checkpoint{nearest(name, known)}")
     else:
-        manifest = read_manifest(checkpoints / name)
-    read_manifest(manifest.path)
-    version = int(manifest.meta["version"])
-    return (
-        PolicyRef(
-            uid=manifest.path.name,
-            kind="checkpoint",
-            path_or_name=str(manifest.path),
-            version=version,
-        ),
-        version,
-    )
+        path = checkpoints / name
+    version = int(read_manifest(path).meta["version"])
+    policy = PolicyRef(uid=path.name, kind="checkpoint", path_or_name=str(path), version=version)
+    return policy, version
 
 
 def _opponent(run_dir: Path, name: str, config: RunConfig) -> PolicyRef:

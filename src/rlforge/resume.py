@@ -7,7 +7,7 @@ import logging
 import shutil
 from pathlib import Path
 
-from rlforge.checkpoint import list_checkpoints
+from rlforge.checkpoint import list_checkpoints, read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -21,10 +21,10 @@ def rewind(run_dir: Path, version: int) -> None:
     A run that was killed may have gone on past its newest saved state. Games stay: they were
     played, and each says which version played it.
     """
-    for manifest in list_checkpoints(run_dir / "checkpoints"):
-        if int(manifest.meta["version"]) > version:
-            log.info("dropping %s, made after the state that is resumed", manifest.path.name)
-            shutil.rmtree(manifest.path)
+    for path in list_checkpoints(run_dir / "checkpoints"):
+        if checkpoint_version(path) > version:
+            log.info("dropping %s, made after the state that is resumed", path.name)
+            shutil.rmtree(path)
     for name in STEPPED_FILES:
         path = run_dir / name
         if path.is_file():
@@ -35,6 +35,11 @@ def rewind(run_dir: Path, version: int) -> None:
     for path in (run_dir / "batches").glob("batch-*.parquet"):
         if int(path.stem.removeprefix("batch-")) > version:
             path.unlink()
+
+
+def checkpoint_version(path: Path) -> int:
+    """The learner version of a checkpoint, from its manifest."""
+    return int(read_manifest(path, verify=False).meta["version"])
 
 
 def _step(line: str) -> int:

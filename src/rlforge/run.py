@@ -10,6 +10,7 @@ Nobody waits for the tracker. A dead collector or engine is restarted; a dead le
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import signal
 import time
@@ -19,13 +20,13 @@ from typing import Any
 
 import ray
 
-from rlforge.actors import ray_started, reason, start_actors
+from rlforge.actors.cast import ray_started, reason, start_actors
 from rlforge.checkpoint import latest_checkpoint, prune
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.errors import RunError
 from rlforge.evaluation import plan_evaluation, summarise
 from rlforge.graph import RunGraph
-from rlforge.resume import rewind
+from rlforge.resume import checkpoint_version, rewind
 from rlforge.tracking.display import Display, make_display
 from rlforge.types import Checkpoint, EvalResult, value
 from rlforge.utilisation import Utilisation
@@ -84,7 +85,10 @@ class Run:
         with make_display(self._config.tracker, self._config.name) as display:
             display.note("starting the actors")
             try:
-                self._cast = await start_actors(self._config, self._hardware, str(self._run_dir))
+                part = len((self._run_dir / "command.txt").read_text().splitlines()) - 1
+                self._cast = await start_actors(
+                    self._config, self._hardware, str(self._run_dir), part
+                )
                 self._catch_signals(display)
                 await (self._continue() if resume else self._begin())
                 await self._train(display)
@@ -166,7 +170,7 @@ class Run:
         keep = self._config.learner.keep_checkpoints
         if keep is not None:
             active = {entry["uid"] for entry in snapshot["entries"] if entry["active"]}
-            prune(self._run_dir / "checkpoints", keep=keep, spare=active)
+            prune(self._run_dir / "checkpoints", keep, protected=active)
 
     async def _published(self) -> None:
         if self._publication is not None:
@@ -179,8 +183,12 @@ class Run:
         pool, buffer = await asyncio.gather(
             self._cast.pool.state_dict.remote(), self._cast.buffer.state_dict.remote()
         )
-        evals = list(self._evals.values())
-        state = {"pool": pool, "buffer": buffer, "newest": self._newest, "evals": evals}
+        state = {
+            "pool": pool,
+            "buffer": buffer,
+            "newest": dataclasses.asdict(self._newest),
+            "evals": [dataclasses.asdict(result) for result in self._evals.values()],
+        }
         await self._cast.learner.save_state.remote(self._version, state)
 
     # ---------------------------------------------------------------- beginning and end
@@ -191,15 +199,17 @@ class Run:
 
     async def _continue(self) -> None:
         """Take up the newest saved state; versions and records made after it are dropped."""
-        manifest = latest_checkpoint(self._run_dir / "checkpoints", with_state=True)
-        if manifest is None:
+        path = latest_checkpoint(self._run_dir / "checkpoints", with_state=True)
+        if path is None:
             await self._begin()
             return
-        version = int(manifest.meta["version"])
+        version = checkpoint_version(path)
         rewind(self._run_dir, version)
         state = await self._cast.learner.load_state.remote(version)
-        self._version, self._newest = version, state["newest"]
-        self._evals = {(r.env_id, r.opponent): r for r in state["evals"]}
+        self._version, self._newest = version, Checkpoint(**state["newest"])
+        for row in state["evals"]:
+            result = EvalResult(**row | {"ci95": tuple(row["ci95"])})
+            self._evals[result.env_id, result.opponent] = result
         await asyncio.gather(
             self._cast.pool.load_state_dict.remote(state["pool"]),
             self._cast.buffer.load_state_dict.remote(state["buffer"]),

@@ -257,6 +257,13 @@ def _check_batches(composed: Composed) -> None:
         )
     if learner.num_learners != 1:
         raise composed.error("learner.num_learners", "only one learner rank is supported")
+    cap, opponents = config.eval.max_games_per_checkpoint, eval_opponents(config)
+    for spec in eval_envs(config) if cap is not None else ():
+        if cap is not None and cap < spec.num_players * len(opponents):
+            raise composed.error(
+                "eval.max_games_per_checkpoint",
+                f"leaves some of the {len(opponents)} opponents without a game in {spec.id}",
+            )
     if config.eval.games % 2 and any(spec.num_players == 2 for spec in eval_envs(config)):
         raise composed.error("eval.games", "must be even: every game is played from both seats")
 

@@ -54,8 +54,6 @@ class ActorCritic(PolicyGradient):
         )
 
     def loss(self, inputs: LossInputs) -> LossOutput:
-        if inputs.values is None or inputs.returns is None or inputs.old_values is None:
-            raise ValueError("an actor-critic needs values, old_values and returns")
         output = super().loss(inputs)
         critic = value_loss(inputs, self._value_clip)
         return LossOutput(

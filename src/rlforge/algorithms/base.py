@@ -82,7 +82,7 @@ class Algorithm(Protocol):
         ...
 
     def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
-        """Advantages (and returns) of all steps of a batch; ``values``: critic estimates or None."""
+        """Advantages (and returns) of a batch's steps; ``values``: critic estimates or None."""
         ...
 
     def loss(self, inputs: LossInputs) -> LossOutput:

@@ -150,7 +150,8 @@ def kl_penalty(inputs: LossInputs, estimator: str, cap: float | None) -> TokenLo
     The tokens come from the engine's policy; the truncated weight of pi over it, ``cap`` as in
     ``importance_weights``, brings the estimate to pi.
     """
-    assert inputs.ref_logprobs is not None
+    if inputs.ref_logprobs is None:
+        raise ValueError("a KL penalty needs ref_logprobs")
     d = log_ratio(inputs.logprobs, inputs.ref_logprobs, inputs.mask)
     if estimator == "k1":
         score = d.detach() * d
@@ -171,11 +172,12 @@ def value_loss(inputs: LossInputs, value_clip: float | None) -> Tensor:
     value_clip: the worse of V and of V held within ``value_clip`` of its value at the start of the
     update, per sequence (the PPO implementation of Dhariwal et al. 2017).
     """
-    assert inputs.values is not None
-    assert inputs.returns is not None
+    if inputs.values is None or inputs.returns is None:
+        raise ValueError("a critic needs values and returns")
     errors = (inputs.values - inputs.returns).square()
     if value_clip is not None:
-        assert inputs.old_values is not None
+        if inputs.old_values is None:
+            raise ValueError("a value clip needs old_values")
         change = (inputs.values - inputs.old_values).clamp(-value_clip, value_clip)
         errors = torch.maximum(errors, (inputs.old_values + change - inputs.returns).square())
     return errors.sum() / max(1, inputs.total_sequences)

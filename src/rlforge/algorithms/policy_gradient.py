@@ -14,7 +14,7 @@ from rlforge.types import Step
 
 
 class PolicyGradient(ABC):
-    """loss = aggregate(policy loss + kl.coef * KL - entropy_coef * entropy), term by term per token.
+    """loss = aggregate(policy loss + kl.coef * KL - entropy_coef * entropy), summed per token.
 
     A subclass gives the advantages and the policy loss. Metrics, all additive: ``policy_loss`` as
     aggregated, ``kl`` and ``entropy`` as means over tokens, and those of the policy loss.
@@ -54,20 +54,16 @@ class PolicyGradient(ABC):
             "policy_loss": float(self._aggregate(per_token, inputs).detach()),
         }
         if self.needs_reference:
-            if inputs.ref_logprobs is None:
-                raise ValueError("algorithm.kl.coef > 0 needs ref_logprobs")
             penalty = kl_penalty(inputs, config.kl.estimator, config.importance_cap)
             per_token = per_token + config.kl.coef * penalty.loss
             metrics.update(penalty.metrics)
         if self.needs_entropy:
             if inputs.entropy is None:
-                raise ValueError("algorithm.entropy_coef needs entropy")
+                raise ValueError("an entropy bonus needs entropy")
             per_token = per_token - config.entropy_coef * inputs.entropy
         if inputs.entropy is not None:
             metrics["entropy"] = token_mean(inputs.entropy, inputs)
         return LossOutput(loss=self._aggregate(per_token, inputs), metrics=metrics)
 
     def _aggregate(self, per_token: Tensor, inputs: LossInputs) -> Tensor:
-        return aggregate(
-            per_token, inputs, self._config.loss_aggregation, self._max_generation_len
-        )
+        return aggregate(per_token, inputs, self._config.loss_aggregation, self._max_generation_len)

@@ -11,25 +11,28 @@ from typing import Any
 class Admission:
     """Back-pressure by expected samples (the staleness control of AReaL, Fu et al. 2025).
 
-    What is being learned from at the current version, what is stored and what the games under way
-    are expected to bring together stay within ``limit``. With ``limit`` = (s + 1) batches no sample
-    waits longer than s updates, up to the error of the expectation.
+    Games are admitted while what is stored and what the games under way are expected to bring stays
+    within ``max_stored``, and together with the batches that learning has not yet turned into a
+    published version within ``max_ahead``. With ``max_ahead`` = (s + 1) batches no sample is more
+    than s updates old when it is learned from, up to the error of the expectation.
 
-    The expectation is the mean yield of the last games that brought samples; failed games are left
-    out, so that their places are filled only once they are known to have failed.
+    The expectation is the mean yield of the last games that brought samples. Games without are left
+    out of it, so that their places are filled once they are known to have brought nothing.
 
     samples_per_game: the guess until the first game has ended.
     """
 
-    def __init__(self, limit: int, samples_per_game: float) -> None:
-        if limit < 1 or samples_per_game <= 0:
-            raise ValueError(f"limit {limit} and samples per game {samples_per_game} must be > 0")
-        self.limit = limit
+    def __init__(self, *, max_stored: int, max_ahead: int, samples_per_game: float) -> None:
+        if samples_per_game <= 0:
+            raise ValueError(f"samples per game must be above 0, not {samples_per_game}")
         self.in_flight = 0
-        self.learning = 0
+        self._max_stored = max_stored
+        self._max_ahead = max_ahead
         self._guess = samples_per_game
         # Whole numbers and an exact sum: a constant yield gives exactly that mean.
         self._yields: deque[int] = deque(maxlen=512)
+        #: Samples drawn, by the version they were drawn for.
+        self._learning: dict[int, int] = {}
 
     @property
     def samples_per_game(self) -> float:
@@ -40,6 +43,14 @@ class Admission:
         """Learn from the sample counts of games that ended."""
         self._yields.extend(samples for samples in yields if samples > 0)
 
+    def drawn(self, samples: int, version: int) -> None:
+        """``samples`` went to the update that makes ``version`` + 1."""
+        self._learning[version] = self._learning.get(version, 0) + samples
+
+    def published(self, version: int) -> None:
+        """New games play with ``version``: what was learned to make it no longer counts."""
+        self._learning = {v: n for v, n in self._learning.items() if v >= version}
+
     def reserve(self, games: int, stored: int, short: bool) -> int:
         """Grant up to ``games`` new games beside ``stored`` samples.
 
@@ -48,11 +59,12 @@ class Admission:
         """
         if games < 0:
             raise ValueError(f"cannot reserve {games} games")
-        expected = self.in_flight * self.samples_per_game
-        room = self.limit - self.learning - stored - expected
-        granted = max(0, min(games, math.floor(room / self.samples_per_game + 1e-9)))
-        idle = self.in_flight == 0 and self.learning == 0
-        if granted == 0 and games > 0 and idle and short:
+        learning = sum(self._learning.values())
+        room = min(self._max_stored, self._max_ahead - learning) - stored
+        # The small addition forgives the rounding of a mean such as 7 / 3.
+        fitting = math.floor(room / self.samples_per_game - self.in_flight + 1e-9)
+        granted = max(0, min(games, fitting))
+        if granted == 0 and games > 0 and short and self.in_flight == 0 and learning == 0:
             granted = 1
         self.in_flight += granted
         return granted
@@ -68,7 +80,8 @@ class Admission:
         return {"yields": list(self._yields)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put back what ``state_dict`` gave, with nothing under way."""
+        """Put back what ``state_dict`` gave, with nothing under way and nothing being learned."""
         self._yields.clear()
         self._yields.extend(state["yields"])
-        self.in_flight = self.learning = 0
+        self._learning.clear()
+        self.in_flight = 0

@@ -57,8 +57,8 @@ class Buffer(ABC):
     """Samples wait here until the learner draws them, once each.
 
     A sample is a step or an episode, by subclass; every count is in that unit unless it says steps.
-    Beyond ``max_size``, samples are evicted uniformly at random (a reservoir). A sample made more
-    than ``max_staleness`` versions before the current one is dropped.
+    Beyond ``max_size``, samples are evicted, uniformly at random among those stored and the
+    newcomers. A sample made more than ``max_staleness`` versions before the current one is dropped.
     """
 
     kind: ClassVar[str]
@@ -71,7 +71,8 @@ class Buffer(ABC):
         self._random = random.Random(settings.seed)
         self._dropped_stale_steps = 0
         self._admission = Admission(
-            limit=min(settings.max_size, (settings.max_staleness + 1) * settings.ready_size),
+            max_stored=settings.max_size,
+            max_ahead=(settings.max_staleness + 1) * settings.ready_size,
             samples_per_game=settings.samples_per_game or self.default_samples_per_game,
         )
 
@@ -108,11 +109,11 @@ class Buffer(ABC):
         """
         if n < 1:
             raise ValueError(f"a batch has at least 1 sample, not {n}")
-        self.set_version(version)
+        self._advance(version)
         if self.drawable() < n:
             return None
         steps, samples = self._take(n)
-        self._admission.learning += samples
+        self._admission.drawn(samples, version)
         dropped, self._dropped_stale_steps = self._dropped_stale_steps, 0
         versions = [step.policy_version for step in steps]
         return TrainBatch(
@@ -124,19 +125,29 @@ class Buffer(ABC):
         )
 
     def set_version(self, version: int) -> int:
-        """The learner is at ``version`` and new games play with it; returns the steps dropped.
+        """New games play with ``version`` from now on; returns the steps dropped as stale.
 
-        Until then, what was drawn at the version before still counts against admission.
+        Until then, the batches that were drawn to make it count against admission: at most
+        max_staleness + 1 of them fit, and then no game starts until a newer version is out.
         """
-        if version < self.version:
-            raise ValueError(f"version {version} is behind the buffer's {self.version}")
-        if version == self.version:
+        self._admission.published(version)
+        return self._advance(version)
+
+    def _advance(self, version: int) -> int:
+        """The learner is at ``version`` or further; publication may lag behind it."""
+        if version <= self.version:
             return 0
         self.version = version
-        self._admission.learning = 0
         dropped = self._drop_stale(self._oldest_allowed())
         self._dropped_stale_steps += dropped
         return dropped
+
+    def drop_group(self, group_id: str) -> int:
+        """A game of the group brings nothing to learn from; returns the samples given up with it.
+
+        Only whole groups are of use to a buffer that keeps them together; a step buffer does not.
+        """
+        return 0
 
     @abstractmethod
     def clear(self) -> None:

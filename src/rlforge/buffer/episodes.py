@@ -66,9 +66,9 @@ class EpisodeBuffer(Buffer):
             self.drop_group(group_id)
 
     def drop_group(self, group_id: str) -> int:
-        """Give up a group, one of whose games failed for good; the episodes thrown away.
+        """Give up a group that can no longer become complete; returns the episodes given up.
 
-        What its other games still bring is refused, as they could never make it complete.
+        What its other games still bring is refused.
         """
         group = self._open.pop(group_id, None)
         self._given_up[group_id] = self.version

@@ -35,7 +35,7 @@ class Engine(Protocol):
     async def generate(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
     ) -> Completion:
-        """Continue ``prompt_token_ids`` with ``policy``; loads the policy when it is not resident."""
+        """Continue ``prompt_token_ids`` with ``policy``, which is loaded if it is not resident."""
         ...
 
     async def load(self, policy: PolicyRef) -> None:

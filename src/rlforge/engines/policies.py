@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from rlforge.errors import EngineError
+from rlforge.models.quiet import no_progress_bars
 from rlforge.types import PolicyRef
 
 
@@ -137,9 +138,10 @@ def _full_model(base: nn.Module, path: str, uid: str) -> nn.Module:
 
     parameter = next(base.parameters())
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=parameter.dtype, local_files_only=True
-        )
+        with no_progress_bars():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                path, dtype=parameter.dtype, local_files_only=True
+            )
     except Exception as error:  # transformers and safetensors each have their own kinds
         raise _does_not_load(uid, path, error) from error
     ours: Any = base

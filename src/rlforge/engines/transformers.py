@@ -76,7 +76,7 @@ class TransformersEngine:
     async def generate(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
     ) -> Completion:
-        """Continue ``prompt_token_ids`` with ``policy``; loads the policy when it is not resident.
+        """Continue ``prompt_token_ids`` with ``policy``, which is loaded if it is not resident.
 
         Raises EngineError for a prompt without room for an answer, a policy that does not load, a
         failed computation, and when the engine closes.

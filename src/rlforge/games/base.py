@@ -21,8 +21,9 @@ class View:
     """All that the player to move gets to see.
 
     legal_actions: every action the game would accept, as it wants them written; None where the
-    game does not say. board: the state in a few words, for models with short prompts; None where
-    no such form exists. grid: the same state for scripted players of placement games.
+    game does not say, empty where the player is stuck and loses by whatever it answers.
+    board: the state in a few words, for models with short prompts; None where no such form
+    exists. grid: the same state for scripted players of placement games.
     retry: this player's last action was turned down and it may try again.
     """
 

@@ -46,7 +46,7 @@ def winning_cells(grid: Grid, stones: int) -> int:
     """
     if grid.game == "simpletak":
         return _connecting_cells(grid.rows, grid.cols, stones)
-    return _line_completing_cells(
+    return line_completing_cells(
         grid.rows, grid.cols, 4 if grid.game == "connectfour" else 3, stones
     )
 
@@ -85,7 +85,8 @@ def _connecting_cells(rows: int, cols: int, stones: int) -> int:
 
 
 @lru_cache(maxsize=1 << 16)
-def _line_completing_cells(rows: int, cols: int, length: int, stones: int) -> int:
+def line_completing_cells(rows: int, cols: int, length: int, stones: int) -> int:
+    """Cells that are all that is missing from a straight run of ``length``."""
     completing = 0
     for line in _lines(rows, cols, length):
         missing = line & ~stones

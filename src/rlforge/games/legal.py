@@ -51,6 +51,7 @@ def _othello(env: Any, player: int) -> list[str]:
 
 
 def _breakthrough(env: Any, player: int) -> list[str]:
+    """May be empty: in this variant pieces can block each other, and whoever is stuck loses."""
     board, size = env.state.game_state["board"], env.board_size
     own, other, forward = ("W", "B", 1) if player == 0 else ("B", "W", -1)
 

@@ -153,7 +153,8 @@ def check(env: EnvSpec) -> None:
     players = _load(env.id).num_players()
     if players != env.num_players:
         raise ConfigError(
-            f"env {env.id!r} takes {players} players, not {env.num_players}; set num_players"
+            f"env {env.id!r} is for {players} player{'s' if players > 1 else ''}, "
+            f"not {env.num_players}; set num_players"
         )
     try:
         OpenSpielGame(env, seed=0).view()

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from rlforge.errors import ConfigError, nearest
+from rlforge.games.actions import check_extraction
 from rlforge.games.base import View
 from rlforge.types import value
 
-#: Prompts whose token ids are remembered. Short games meet the same positions again and again.
-_CACHE_SIZE = 1 << 14
+#: Token ids are remembered of so many prompts of up to so many characters: compact boards come
+#: again and again, and a tokenizer takes as long for one as a tiny model for its answer.
+_CACHE_SIZE, _CACHED_LENGTH = 1 << 15, 128
 
 _ZERO_SUM = (
     "You play a two-player zero-sum game: whatever you win, your opponent loses. "
     "Choose a valid action that brings you closer to winning."
 )
-_SINGLE_PLAYER = (
-    "You play a game on your own. Choose valid actions until it is solved completely."
-)
+_SINGLE_PLAYER = "You play a game on your own. Choose valid actions until it is solved completely."
 _ANY_GAME = "You are a player in a text game. Choose a valid action that helps you to win."
 
 _ASK = {
@@ -52,11 +52,7 @@ class Tokenizer(Protocol):
 
 @value
 class Template:
-    """A model family's turn markup around an instruction.
-
-    open, ask, close: before the instruction, between it and the request for an answer, and after
-    that; the game's observation stands in front of ``ask``.
-    """
+    """A model family's turn markup: ``open``, instruction, observation, request, ``close``."""
 
     instruction: str
     open: str
@@ -121,7 +117,7 @@ def messages(template: str, view: View, extraction: str = "boxed") -> list[dict[
         return [{"role": "user", "content": _board(view)}]
     instruction = _TEMPLATES[template].instruction if template in _TEMPLATES else _ANY_GAME
     return [
-        {"role": "system", "content": f"{instruction} {_ASK[extraction]}"},
+        {"role": "system", "content": f"{instruction} {_ask(extraction)}"},
         {"role": "user", "content": view.observation.strip()},
     ]
 
@@ -145,10 +141,11 @@ class Prompter:
         text = self._text(template, view, extraction)
         ids = self._ids.get(text)
         if ids is None:
-            if len(self._ids) >= _CACHE_SIZE:
-                self._ids.clear()
             ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
-            self._ids[text] = ids
+            if len(text) <= _CACHED_LENGTH:
+                if len(self._ids) >= _CACHE_SIZE:
+                    self._ids.clear()
+                self._ids[text] = ids
         return text, ids
 
     def _text(self, template: str, view: View, extraction: str) -> str:
@@ -160,7 +157,7 @@ class Prompter:
         form = _TEMPLATES[template]
         return (
             f"{form.open}{form.instruction}\n\n{view.observation.strip()}\n\n"
-            f"{_ASK[extraction]}{form.close}"
+            f"{_ask(extraction)}{form.close}"
         )
 
     def _chat(self, conversation: list[dict[str, str]]) -> str:
@@ -173,6 +170,11 @@ class Prompter:
             conversation, tokenize=False, add_generation_prompt=True
         )
         return str(text)
+
+
+def _ask(extraction: str) -> str:
+    check_extraction(extraction)
+    return _ASK[extraction]
 
 
 def _board(view: View) -> str:

@@ -41,8 +41,8 @@ _PLAYER_COUNTS = (1, 2, 3, 4, 5, 6)
 
 #: Families that come out of make and reset but cannot be played, and why.
 _UNPLAYABLE = {
-    "PublicGoodsGame": "its step never returns",
-    "MarketEntryGame": "its step never returns",
+    "PublicGoodsGame": "its step may loop for ever after invalid moves",
+    "MarketEntryGame": "its step may loop for ever after invalid moves",
 }
 
 _WATCHDOG = Watchdog()
@@ -113,7 +113,7 @@ class TextArenaGame:
     def _finish(self, rewards: dict[int, float], reason: EndReason, invalid_by: int | None) -> None:
         self._result = GameResult(rewards=rewards, end_reason=reason, invalid_by=invalid_by)
         # Breaks the cycle state -> hook -> state, so that the environment is freed at once.
-        del self._bare.state.set_invalid_move
+        vars(self._bare.state).pop("set_invalid_move", None)
         del self._env, self._bare
 
     def _look(self) -> View:
@@ -148,7 +148,7 @@ class TextArenaGame:
         original = state.set_invalid_move
 
         def set_invalid_move(reason: str = "", *args: Any, **kwargs: Any) -> Any:
-            self._rejections[state.current_player_id] = str(reason)
+            self._rejections[state.current_player_id] = str(reason) or "It is not valid."
             return original(reason, *args, **kwargs)
 
         state.set_invalid_move = set_invalid_move
@@ -194,16 +194,17 @@ def check(env: EnvSpec) -> None:
         raise ConfigError(
             f"env {env.id!r} is not a TextArena environment{nearest(env.id, env_ids())}"
         )
-    if env_family := _UNPLAYABLE.get(family(env.id)):
-        raise ConfigError(f"env {env.id!r} cannot be played: {env_family}; choose another one")
+    if reason := _UNPLAYABLE.get(family(env.id)):
+        raise ConfigError(f"env {env.id!r} cannot be played: {reason}; choose another one")
     problem = _problem(env.id, env.num_players)
     if problem is None:
         return
-    counts = [n for n in _PLAYER_COUNTS if n != env.num_players and _problem(env.id, n) is None]
+    about_players = "player" in problem.lower()
+    counts = [n for n in _PLAYER_COUNTS if about_players and _problem(env.id, n) is None]
     if counts:
-        takes = " or ".join(map(str, counts))
         raise ConfigError(
-            f"env {env.id!r} takes {takes} players, not {env.num_players}; set num_players"
+            f"env {env.id!r} is for {' or '.join(map(str, counts))} "
+            f"player{'s' if counts[-1] > 1 else ''}, not {env.num_players}; set num_players"
         )
     version = ".".join(map(str, sys.version_info[:2]))
     raise ConfigError(
@@ -220,7 +221,7 @@ def _problem(env_id: str, num_players: int) -> str | None:
     except GameError as error:
         cause = error.__cause__
         text = f"{type(cause).__name__}: {cause}" if cause is not None else str(error)
-        return " ".join(text.split())[:200]
+        return " ".join(text.replace("*", " ").split())[:200]
     return None
 
 

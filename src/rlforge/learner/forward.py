@@ -170,11 +170,12 @@ class Scorer:
         """
         was_training = self._model.training
         self._model.eval()
-        ids = torch.arange(4, device=self._model.device)[None] % self._model.config.vocab_size
+        ids = torch.arange(4, device=self._model.device)[None]
         with self._precision():
-            expected = self._model(input_ids=ids, use_cache=False).logits[0].float()
+            expected = self._model(input_ids=ids, use_cache=False).logits
             output = self._decoder(input_ids=ids, use_cache=False)
             hidden = getattr(output, "last_hidden_state", None)
-            actual = None if hidden is None else self._logits(hidden[0]).float()
+            actual = None if hidden is None else self._logits(hidden)
         self._model.train(was_training)
-        return actual is not None and torch.allclose(actual, expected, rtol=1e-3, atol=1e-4)
+        # The same operations on the same shapes: rounding gives no room for doubt.
+        return actual is not None and torch.allclose(actual, expected, rtol=1e-5, atol=1e-6)

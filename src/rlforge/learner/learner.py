@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlforge.algorithms.base import Algorithm, LossInputs
 from rlforge.config.schema import LearnerConfig, LoraConfig
-from rlforge.errors import ConfigError, RunError
+from rlforge.errors import CheckpointError, ConfigError, RunError
 from rlforge.learner.batching import (
     MicroBatch,
     Row,
@@ -35,6 +35,8 @@ from rlforge.learner.metrics import (
 from rlforge.learner.optim import learning_rate_factor, make_optimizer, set_learning_rate
 from rlforge.learner.policy import Policy
 from rlforge.types import Step, TrainBatch, UpdateResult, value
+
+STATE_FILE = "learner.pt"
 
 
 @value
@@ -78,6 +80,7 @@ class Learner:
         device: torch.device | str,
         seed: int,
         value_learning_rate: float | None = None,
+        initial_value_head: Mapping[str, Tensor] | None = None,
         max_nonfinite: int = 5,
     ) -> None:
         """Take over ``model``, a transformers causal LM as loaded; it is changed in place.
@@ -85,9 +88,10 @@ class Learner:
         With ``train: lora`` a float32 adapter is attached and alone trained; with ``full`` all
         weights are, in float32. A model that came in bfloat16 computes under autocast.
         temperature: of the engine's sampling, above 0. value_learning_rate: of the critic; None
-        takes ``config.learning_rate``. max_nonfinite: skipped steps in a row that end the run.
-        Raises ConfigError for options that contradict each other, CheckpointError for an initial
-        adapter that is missing or does not fit.
+        takes ``config.learning_rate``. initial_value_head: weight [1, H] and bias [1] that the
+        critic starts from; None: zero. max_nonfinite: skipped steps in a row that end the run.
+        Raises ConfigError for options that contradict each other, CheckpointError for initial
+        weights that are missing or do not fit.
         """
         _check(config, temperature)
         self.version = 0
@@ -108,6 +112,7 @@ class Learner:
             seed=seed,
             needs_values=algorithm.needs_values,
             needs_reference=algorithm.needs_reference,
+            initial_value_head=initial_value_head,
         )
         self._optimizer = make_optimizer(
             self._policy.parameters().values(), self._policy.value_head, config, value_learning_rate
@@ -161,14 +166,14 @@ class Learner:
         self._policy.save(directory)
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of everything a resumed run needs; ``torch.save`` writes it."""
+        """A copy of everything a resumed run needs; see ``save_state``."""
         return {
             "version": self.version,
             "samples_seen": self.samples_seen,
             "seed": self._seed,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
             "policy": self._policy.state_dict(),
-            "optimizer": copy.deepcopy(self._optimizer.state_dict()),
+            "optimizer": _on_cpu(self._optimizer.state_dict()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -179,6 +184,21 @@ class Learner:
         self.samples_seen = state["samples_seen"]
         self._seed = state["seed"]
         self._nonfinite_in_a_row = state["nonfinite_in_a_row"]
+
+    def save_state(self, directory: Path) -> None:
+        """Write ``state_dict`` as ``learner.pt`` into ``directory``."""
+        # An open file, because torch names a full disk as the cause only when Python writes.
+        with (directory / STATE_FILE).open("wb") as file:
+            torch.save(self.state_dict(), file)
+
+    def load_state(self, directory: Path) -> None:
+        """Go on from what ``save_state`` wrote; CheckpointError if it is absent or unfit."""
+        file = directory / STATE_FILE
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except FileNotFoundError:
+            raise CheckpointError(f"{directory} holds no {STATE_FILE} to resume from") from None
+        self.load_state_dict(state)
 
     def _evidence(self, steps: Sequence[Step], selection: Selection) -> Evidence:
         """Everything that is fixed before the first optimizer step."""
@@ -289,7 +309,20 @@ def _loss_inputs(
     )
 
 
+def _on_cpu(optimizer_state: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of an optimizer's state, made without a second copy on the device."""
+    return {
+        "state": {
+            index: {name: tensor.detach().cpu().clone() for name, tensor in entry.items()}
+            for index, entry in optimizer_state["state"].items()
+        },
+        "param_groups": copy.deepcopy(optimizer_state["param_groups"]),
+    }
+
+
 def _check(config: LearnerConfig, temperature: float) -> None:
+    # An unknown schedule would show only once the warm-up is over.
+    learning_rate_factor(config.warmup_updates, config)
     if config.train not in ("lora", "full"):
         raise ConfigError(f"learner.train: {config.train!r} is neither lora nor full")
     if config.train == "full" and config.initial_adapter is not None:

@@ -23,7 +23,7 @@ from rlforge.learner.weights import (
     save_model,
     save_value_head,
 )
-from rlforge.models.load import attach_lora
+from rlforge.models.lora import attach_lora
 from rlforge.types import Step
 
 
@@ -46,6 +46,7 @@ class Policy:
         seed: int,
         needs_values: bool,
         needs_reference: bool,
+        initial_value_head: Mapping[str, Tensor] | None,
     ) -> None:
         self._dtype: torch.dtype = model.dtype
         self._size = config.mini_batch_size
@@ -53,14 +54,16 @@ class Policy:
         self._pad_token_id = pad_token_id
         self._device = device
         self._model = model.to(device)
-        self.value_head = _new_value_head(model, device) if needs_values else None
+        self.value_head = (
+            _new_value_head(model, device, initial_value_head) if needs_values else None
+        )
         self._adapter = attach_lora(model, lora, seed) if config.train == "lora" else None
         if config.initial_adapter is not None:
             self._warm_start(Path(config.initial_adapter))
-        copied = self._adapter is None or config.initial_adapter is not None
-        frozen = copy.deepcopy(model).requires_grad_(False) if needs_reference and copied else None
         if self._adapter is None:
             model.float().requires_grad_(True)
+        copied = self._adapter is None or config.initial_adapter is not None
+        frozen = copy.deepcopy(model).requires_grad_(False) if needs_reference and copied else None
 
         def scorer(scored: Any, value_head: nn.Module | None) -> Scorer:
             return Scorer(
@@ -163,9 +166,14 @@ class Policy:
         return logprobs
 
 
-def _new_value_head(model: Any, device: torch.device) -> nn.Module:
-    """Linear on the hidden state; zero at the start, so that the first advantages are returns."""
+def _new_value_head(
+    model: Any, device: torch.device, initial: Mapping[str, Tensor] | None
+) -> nn.Module:
+    """Linear on the hidden state; starts from ``initial``, or from zero and no prejudice."""
     head = nn.Linear(model.config.get_text_config().hidden_size, 1, device=device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
+    if initial is not None:
+        check_fit(initial, head.state_dict(), "initial value head")
+        head.load_state_dict(dict(initial))
     return head

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, cast, get_args
 
 from rich.console import Console
 from rich.live import Live
 
+from rlforge.config.schema import TrackerConfig
+from rlforge.errors import ConfigError, nearest
 from rlforge.tracking.files import open_run, read_json
 from rlforge.tracking.formatting import duration, number, percent
 from rlforge.tracking.progress import Progress, WinRateRow
@@ -28,11 +30,14 @@ class Display:
 
     def __init__(
         self,
+        run_name: str,
         mode: DisplayMode = "auto",
         console: Console | None = None,
         plain_every_s: float = 2.0,
     ) -> None:
-        self._console = console or Console()
+        """console: None writes to standard error; standard output is the command's answer."""
+        self._run_name = run_name
+        self._console = console or Console(stderr=True)
         drawable = self._console.is_terminal and not self._console.is_dumb_terminal
         if mode == "auto":
             utf8 = self._console.encoding.lower().startswith("utf")
@@ -67,8 +72,16 @@ class Display:
             self._live.update(ProgressView(progress, time.time()), refresh=True)
         elif self.mode == "plain":
             for line in self._new_lines(progress):
-                # Plain lines are for logs: no markup, no wrapping, nothing but the text.
-                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                self._print(line)
+
+    def note(self, text: str) -> None:
+        """Say something that no ``Progress`` holds, above the frame or as a line."""
+        if self.mode != "off":
+            self._print(f"{self._run_name}: {text}")
+
+    def _print(self, line: str) -> None:
+        # Lines are for logs: no markup, no wrapping, nothing but the text.
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _new_lines(self, progress: Progress) -> list[str]:
         """What has changed since the last call, in plain words."""
@@ -91,6 +104,21 @@ class Display:
                 f"{progress.update}/{progress.total_updates}, {progress.games} games"
             )
         return lines
+
+
+def make_display(cfg: TrackerConfig, run_name: str, console: Console | None = None) -> Display:
+    """The display that ``tracker.progress`` asks for.
+
+    Raises:
+        ConfigError: there is no such mode.
+    """
+    modes = get_args(DisplayMode)
+    if cfg.progress not in modes:
+        raise ConfigError(
+            f"tracker.progress: {cfg.progress!r} is not one of {', '.join(modes)}"
+            f"{nearest(cfg.progress, modes)}"
+        )
+    return Display(run_name, cast(DisplayMode, cfg.progress), console)
 
 
 def update_line(progress: Progress) -> str:
@@ -146,7 +174,7 @@ def monitor(
             console.print(f"{paths.root} has not reported anything yet", soft_wrap=True)
         return
     try:
-        with Display(mode, console) as display:
+        with Display(paths.root.name, mode, console) as display:
             while True:
                 if data:
                     progress = Progress.from_json(data)

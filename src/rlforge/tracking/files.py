@@ -30,6 +30,11 @@ class RunPaths:
         return self.root / "config.yaml"
 
     @property
+    def command(self) -> Path:
+        """The command lines that started and resumed the run."""
+        return self.root / "command.txt"
+
+    @property
     def graph(self) -> Path:
         """The run graph, JSON."""
         return self.root / "graph.json"

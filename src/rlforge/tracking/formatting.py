@@ -56,16 +56,19 @@ def points(change: float) -> str:
     return f"{100 * change:+.1f}"
 
 
-def number(amount: float | None) -> str:
-    """About four significant digits: ``0.01234``, ``3.2e-05``; a dash for None."""
+def number(amount: float | None, digits: int = 4) -> str:
+    """``digits`` significant ones: ``0.01234``, ``3.2e-5``, ``21,034``; a dash for None."""
     if amount is None or not math.isfinite(amount):
         return NOTHING if amount is None else str(amount)
     if amount == 0:
         return "0"
-    if abs(amount) < 1e-3 or abs(amount) >= 1e5:
-        mantissa, exponent = f"{amount:.2e}".split("e")
-        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-    return f"{amount:.4g}"
+    if abs(amount) >= 1000:
+        return count(amount)
+    if abs(amount) < 1e-3:
+        mantissa, exponent = f"{amount:.{digits - 1}e}".split("e")
+        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+        return f"{mantissa}e{int(exponent)}"
+    return f"{amount:.{digits}g}"
 
 
 def sparkline(shares: tuple[float, ...]) -> str:

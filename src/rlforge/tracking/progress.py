@@ -102,15 +102,13 @@ class MatchRow:
 
 def match_rows(matches: Mapping[str, Mapping[str, int]]) -> tuple[MatchRow, ...]:
     """Every pair of the symmetric table ``matches`` once, most games first."""
-    rows = [
-        MatchRow(first=min(pair), second=max(pair), games=games)
-        for pair, games in {
-            frozenset((first, second)): games
-            for first, row in matches.items()
-            for second, games in row.items()
-        }.items()
-    ]
-    return tuple(sorted(rows, key=lambda row: (-row.games, row.first, row.second)))
+    pairs: dict[frozenset[str], MatchRow] = {}
+    for first, row in matches.items():
+        for second, games in row.items():
+            pairs.setdefault(
+                frozenset((first, second)), MatchRow(first=first, second=second, games=games)
+            )
+    return tuple(sorted(pairs.values(), key=lambda row: -row.games))
 
 
 @value

@@ -207,8 +207,8 @@ class Tracker:
 
         snapshot: ``entries``, each with ``uid``, ``mu``, ``sigma``, ``games`` and ``active``;
         ``matches``, ``{uid: {uid: games}}``, symmetric; ``exploration``, whose ``envs`` hold per
-        environment the ``coverage``, the share of n-grams that are distinct (0..1). More keys are
-        kept in pool.json.
+        environment the ``coverage``, the share of n-grams that are distinct (0..1); ``current``,
+        the uid of the newest policy. More keys are kept in pool.json.
         """
         ratings = sorted(
             (
@@ -235,6 +235,7 @@ class Tracker:
             {
                 "step": self._update,
                 "time_s": self._elapsed(),
+                "current": snapshot["current"],
                 "coverage": self._coverage,
                 "ratings": {row.uid: [row.mu, row.sigma] for row in active},
             }

@@ -1,8 +1,8 @@
-"""A ``Progress`` drawn with Rich: whole at 80 columns, side by side from 110."""
+"""A ``Progress`` drawn with Rich: nothing cut at 80 columns, three sections abreast from 110."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
@@ -22,10 +22,10 @@ from rlforge.tracking.formatting import (
 )
 from rlforge.tracking.progress import Progress, WinRateRow
 
-#: Columns from which sections stand side by side in three, and in two.
+#: Columns from which three, and two, sections stand side by side.
 WIDE, MIDDLE = 110, 76
-#: Lines that everything but the table rows takes.
-_FRAME_LINES = 17
+#: Rows of a long table where no terminal limits them, and on the smallest terminal.
+MOST_ROWS, LEAST_ROWS = 12, 3
 #: Seconds without news after which a running run is shown as silent.
 SILENT_AFTER_S = 60.0
 
@@ -41,25 +41,33 @@ class ProgressView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         p, width = self.progress, options.max_width
-        # A live frame taller than the terminal flickers: longer tables give way to it.
-        room = console.height - _FRAME_LINES - len(p.win_rates) if console.is_terminal else 16
-        rows = max(room, 3)
-        yield self._head(width)
-        yield _section("Win rate", _win_rates(p, width))
+
+        def lines(section: RenderableType) -> int:
+            return len(console.render_lines(section, options, pad=False))
+
+        top = Group(self._head(width), _section("Win rate", _win_rates(p, width)))
+        yield top
+        # A live frame taller than its terminal flickers: long tables and extra sections give way.
+        room = console.height - 1 - lines(top) if console.is_terminal else 1000
+        rows = min(max(room - 4, LEAST_ROWS), MOST_ROWS)
         ratings = _section("Ratings", _ratings(p, rows))
         machine = _section("Engine and learner", _machine(p))
         matches = _section("Games between", _matches(p, rows))
+        extra: list[RenderableType] = []
+        if p.collection:
+            extra.append(_section("Training games", _collection(p, width)))
         if width >= WIDE:
-            yield _beside(ratings, matches, machine)
-        elif width >= MIDDLE:
-            yield _beside(ratings, machine)
+            middle: RenderableType = _beside(ratings, matches, machine)
         else:
-            yield Group(ratings, machine)
-        tall = not console.is_terminal or room > 14
-        if width < WIDE and tall and p.matches:
-            yield matches
-        if tall and p.collection:
-            yield _section("Training games", _collection(p))
+            middle = _beside(ratings, machine) if width >= MIDDLE else Group(ratings, machine)
+            extra.append(matches)
+        yield middle
+        room -= lines(middle)
+        for section in extra:
+            room -= lines(section)
+            if room < 0:
+                break
+            yield section
 
     def _head(self, width: int) -> Panel:
         p = self.progress
@@ -78,18 +86,18 @@ class ProgressView:
         ]
         shown = ("loss", "reward_mean", "entropy", "kl", "grad_norm", "lr")
         learner = [
-            _pair(LEARNER_LABELS[key], number(p.learner[key])) for key in shown if key in p.learner
+            _pair(LEARNER_LABELS[key], number(p.learner[key], 3))
+            for key in shown
+            if key in p.learner
         ]
-        state = Text.assemble(
-            (p.status, _STATUS_STYLE[p.status]), f" · {duration(p.elapsed_s)}", style="bold"
-        )
+        body = Group(bar, *_flow(flow, width - 4), *_flow(learner, width - 4))
+        state = Text.assemble((p.status, _STATUS_STYLE[p.status]), f" · {duration(p.elapsed_s)}")
         if self.now is not None and p.status == "running":
             silence = self.now - p.updated_at
             if silence > SILENT_AFTER_S:
                 state.append(f" · no news for {duration(silence)}", style="yellow")
         title = Text(p.run_name, style="bold")
-        title.truncate(max(width - len(state) - 12, 8), overflow="ellipsis")
-        body = Group(bar, _flow(flow), _flow(learner)) if learner else Group(bar, _flow(flow))
+        title.truncate(max(width - 8, 8), overflow="ellipsis")
         return Panel(body, title=title, title_align="left", subtitle=state, subtitle_align="right")
 
 
@@ -109,14 +117,15 @@ def _pair(name: str, text: str) -> Text:
     return Text.assemble((f"{name} ", "dim"), text)
 
 
-def _flow(pairs: Iterable[Text]) -> Text:
-    """Pairs in a line that breaks between pairs, never inside one."""
-    line = Text("   ").join(pairs)
-    plain = line.plain
-    # Rich breaks at plain spaces: those inside a pair become no-break spaces of the same width.
-    parts = [part.replace(" ", "\u00a0") for part in plain.split("   ")]
-    line.plain = "   ".join(parts)
-    return line
+def _flow(pairs: Iterable[Text], width: int) -> list[Text]:
+    """Pairs in lines of at most ``width`` that break between pairs, never inside one."""
+    lines: list[Text] = []
+    for pair in pairs:
+        if lines and lines[-1].cell_len + 3 + pair.cell_len <= width:
+            lines[-1].append("   ").append(pair)
+        else:
+            lines.append(pair)
+    return lines
 
 
 def _table(*columns: tuple[str, str]) -> Table:
@@ -133,24 +142,21 @@ def _table(*columns: tuple[str, str]) -> Table:
 def _win_rates(p: Progress, width: int) -> RenderableType:
     if not p.win_rates:
         return Text("no evaluation yet", style="dim")
-    curve = width >= WIDE
-    columns = [("environment", "left"), ("opponent", "left"), ("win  95% CI", "right")]
-    columns += [("draw", "right"), ("loss", "right"), ("change", "right"), ("at", "right")]
+    narrow, curve = width < MIDDLE, width >= WIDE
+    columns = [] if narrow else [("environment", "left")]
+    columns += [("opponent", "left"), ("win  95% CI", "right")]
+    columns += [] if narrow else [("draw", "right"), ("loss", "right")]
+    columns += [("change", "right"), ("at", "right")]
     table = _table(*columns, *([("curve", "right")] if curve else []))
     for row in p.win_rates:
         low, high = row.ci95
-        cells: list[RenderableType] = [
-            row.env_id,
-            row.opponent,
-            Text.assemble(
-                (percent(row.win_rate), "bold"), (f"  {percent(low)}–{percent(high)}", "dim")
-            ),
-            percent(row.draw_rate),
-            percent(row.loss_rate),
-            _change(row),
-            str(row.step),
-        ]
-        table.add_row(*cells, *([sparkline(row.history)] if curve else []))
+        win = Text(percent(row.win_rate), style="bold")
+        win.append(f"  {percent(low)}–{percent(high)}", style="not bold dim")
+        names = [f"{row.opponent} in {row.env_id}"] if narrow else [row.env_id, row.opponent]
+        who = [Text(name) for name in names]  # as Text: Rich reads markup into plain strings
+        rest = [] if narrow else [percent(row.draw_rate), percent(row.loss_rate)]
+        line = [sparkline(row.history)] if curve else []
+        table.add_row(*who, win, *rest, _change(row), str(row.step), *line)
     return table
 
 
@@ -177,7 +183,7 @@ def _matches(p: Progress, most: int) -> RenderableType:
         return Text("no rated games yet", style="dim")
     table = _table(("policies", "left"), ("games", "right"))
     for row in p.matches[:most]:
-        table.add_row(f"{row.first} – {row.second}", count(row.games))
+        table.add_row(Text(f"{row.first} – {row.second}"), count(row.games))
     return _with_rest(table, len(p.matches) - most, "pairs")
 
 
@@ -196,15 +202,19 @@ def _machine(p: Progress) -> RenderableType:
     ):
         table.add_row(name, _share_bar(p.shares.get(key)))
     for engine in p.engines:
-        state = f"{engine.running} running, {engine.queued} queued, {per_second(engine.tok_s)} tok"
-        table.add_row(Text(engine.name, overflow="fold"), state)
+        table.add_row(
+            Text(engine.name, overflow="fold"),
+            f"{engine.running} running, {engine.queued} queued\n{per_second(engine.tok_s)} tokens",
+        )
     if (staleness := p.learner.get("lag_mean")) is not None:
-        table.add_row("staleness", f"{number(staleness)} updates")
+        table.add_row("staleness", f"{number(staleness, 2)} updates")
     gap, most = p.learner.get("logprob_gap_mean"), p.learner.get("logprob_gap_max")
     if gap is not None or most is not None:
-        table.add_row("log-prob gap", f"mean {number(gap)}, max {number(most)}")
-    for env, coverage in p.coverage.items():
-        table.add_row("exploration", f"{percent(coverage, 1)} new in {env}")
+        table.add_row("log-prob gap", f"{number(gap, 2)}, max {number(most, 2)}")
+    if p.coverage:
+        low, high = min(p.coverage.values()), max(p.coverage.values())
+        span = percent(low, 1) if low == high else f"{percent(low, 1)}–{percent(high, 1)}"
+        table.add_row("exploration", f"{span} distinct")
     style = "red" if p.failed_games else ""
     table.add_row("failed games", Text(count(p.failed_games), style=style))
     return table
@@ -219,18 +229,25 @@ def _share_bar(share: float | None) -> RenderableType:
     return grid
 
 
-def _collection(p: Progress) -> RenderableType:
-    titles: Sequence[str] = ("games", "win", "draw", "format", "invalid", "turns", "tokens")
+def _collection(p: Progress, width: int) -> RenderableType:
+    titles = ["games", "win", "invalid", "turns"]
+    if width >= MIDDLE:
+        titles = ["games", "win", "draw", "format", "invalid", "turns", "tokens"]
+    if width >= WIDE:
+        titles += ["reward", "truncated", "failed"]
     table = _table(("environment", "left"), *((title, "right") for title in titles))
     for row in p.collection:
-        table.add_row(
-            row.env_id,
-            count(row.games),
-            percent(row.win_rate),
-            percent(row.draw_rate),
-            percent(row.format_success),
-            percent(row.invalid_rate, 1),
-            number(row.game_length),
-            number(row.completion_length),
-        )
+        cells = {
+            "games": count(row.games),
+            "win": percent(row.win_rate),
+            "draw": percent(row.draw_rate),
+            "format": percent(row.format_success),
+            "invalid": percent(row.invalid_rate, 1),
+            "turns": number(row.game_length, 3),
+            "tokens": number(row.completion_length, 3),
+            "reward": number(row.reward, 2),
+            "truncated": percent(row.truncated_rate, 1),
+            "failed": percent(row.failed_rate, 1),
+        }
+        table.add_row(Text(row.env_id), *(cells[title] for title in titles))
     return table

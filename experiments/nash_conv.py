@@ -1,0 +1,77 @@
+"""Exact NashConv of a run's policy at Kuhn poker: before training and at its newest checkpoint.
+
+    python experiments/nash_conv.py RUN_DIR
+
+The policy is read off the model: at each of the twelve information sets, the next-token
+probabilities of the legal actions, renormalised; what they leave over is the illegal mass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlforge.config.compose import from_yaml
+from rlforge.config.schema import RunConfig
+from rlforge.engines.policies import PolicyStore
+from rlforge.games.openspiel import information_sets, nash_conv
+from rlforge.games.prompts import Prompter
+from rlforge.measure import find_policy
+from rlforge.models.load import load_base_model, load_tokenizer
+from rlforge.types import PolicyRef
+from rlforge.validate import train_envs
+
+GAME = "kuhn_poker"
+
+
+def tabular(model: Any, tokenizer: Any, config: RunConfig) -> tuple[dict[str, Any], float]:
+    """Probabilities of the legal actions at every information set, and the mean illegal mass."""
+    prompter = Prompter(tokenizer)
+    template = train_envs(config)[0].prompt_template
+    policy: dict[str, dict[str, float]] = {}
+    illegal = []
+    for text, _, view in information_sets(GAME):
+        _, ids = prompter.encode(template, view)
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, -1].double()
+        chances = torch.softmax(logits / config.engine.temperature, dim=-1)
+        assert view.legal_actions is not None
+        masses = {
+            action: sum(float(chances[i]) for i in first_tokens(tokenizer, action))
+            for action in view.legal_actions
+        }
+        total = sum(masses.values())
+        illegal.append(1.0 - total)
+        policy[text] = {action: mass / total for action, mass in masses.items()}
+    return policy, sum(illegal) / len(illegal)
+
+
+def first_tokens(tokenizer: Any, action: str) -> list[int]:
+    """Single tokens that say ``action``, with and without a space in front."""
+    spellings = (tokenizer.encode(text, add_special_tokens=False) for text in (action, f" {action}"))
+    return sorted({ids[0] for ids in spellings if len(ids) == 1})
+
+
+def policy_nash_conv(run_dir: Path) -> dict[str, float]:
+    """NashConv and illegal mass of the untrained model and of the newest checkpoint."""
+    config = from_yaml(run_dir / "config.yaml")
+    tokenizer = load_tokenizer(config.model)
+    base = load_base_model(config.model, torch.device("cpu"), torch.float32)
+    store = PolicyStore(base, 2)
+    figures = {}
+    newest, _ = find_policy(run_dir, "latest")
+    for name, ref in (("before", PolicyRef(uid="base", kind="checkpoint")), ("after", newest)):
+        policy, illegal = tabular(store.get(ref), tokenizer, config)
+        figures[name] = nash_conv(GAME, policy)
+        figures[f"illegal_{name}"] = illegal
+    return figures
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run_dir", type=Path)
+    print(json.dumps(policy_nash_conv(parser.parse_args().run_dir), indent=1))

@@ -1,0 +1,232 @@
+"""Runs an experiment over seeds and records what came out: table, curves, versions, command.
+
+    python experiments/study.py simpletak_mirror --seeds 0 1 2 [--nash-conv] [KEY=VALUE ...]
+
+Every seed starts with an empty model cache, so that the wall time holds all that a newcomer waits
+for: making the tiny model, training, evaluating. Writes results.json, README.md and curves.svg to
+experiments/NAME/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("torch", "transformers", "peft", "ray", "textarena", "open-spiel", "trueskill")
+
+
+def run_seed(experiment: str, seed: int, overrides: list[str], folder: Path) -> dict[str, Any]:
+    """Train with one seed in a process of its own; what its run directory says, and wall time."""
+    run_dir = folder / f"seed-{seed}"
+    environment = os.environ | {"RLFORGE_CACHE": str(folder / f"cache-{seed}")}
+    command = ["rlforge", "train", f"+experiment={experiment}", f"seed={seed}", *overrides]
+    started = time.monotonic()
+    subprocess.run(
+        [str(Path(sys.executable).with_name("rlforge")), *command[1:], f"run_dir={run_dir}"],
+        check=True,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+    )
+    wall_s = time.monotonic() - started
+    lines = (run_dir / "evals.jsonl").read_text().splitlines()
+    return {
+        "seed": seed,
+        "command": shlex.join(command),
+        "wall_s": round(wall_s, 1),
+        "evals": [json.loads(line) for line in lines],
+        "summary": json.loads((run_dir / "summary.json").read_text()),
+        "learner": _learner_figures(run_dir),
+    }
+
+
+def _learner_figures(run_dir: Path) -> dict[str, float]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    gaps = [row["logprob_gap_mean"] for row in rows if row.get("logprob_gap_mean") is not None]
+    most = [row["logprob_gap_max"] for row in rows if row.get("logprob_gap_max") is not None]
+    return {
+        "updates": len(rows),
+        "samples_seen": rows[-1]["samples_seen"],
+        "logprob_gap_mean": max(gaps, default=float("nan")),
+        "logprob_gap_max": max(most, default=float("nan")),
+    }
+
+
+def edges(evals: list[dict[str, Any]], opponent: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The first and the last evaluation against ``opponent``."""
+    rows = sorted((row for row in evals if row["opponent"] == opponent), key=lambda r: r["step"])
+    return rows[0], rows[-1]
+
+
+def opponents(results: list[dict[str, Any]]) -> list[str]:
+    """All opponents, in order of appearance."""
+    return list(dict.fromkeys(row["opponent"] for r in results for row in r["evals"]))
+
+
+def shares(row: dict[str, Any]) -> str:
+    """Win / draw / loss of an evaluation in per cent."""
+    return " / ".join(f"{100 * row[key] / row['games']:.1f}" for key in ("wins", "draws", "losses"))
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """One row per seed and opponent: before and after, with the wall time."""
+    lines = [
+        "| seed | opponent | games | before: win / draw / loss % | after: win / draw / loss % | "
+        "wall s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        for opponent in opponents(results):
+            first, last = edges(result["evals"], opponent)
+            lines.append(
+                f"| {result['seed']} | {opponent} | {last['games']} | {shares(first)} | "
+                f"{shares(last)} | {result['wall_s']:.0f} |"
+            )
+    return "\n".join(lines)
+
+
+def plot(results: list[dict[str, Any]], path: Path) -> None:
+    """Win and loss rate against every opponent over updates, a line per seed."""
+    names = opponents(results)
+    figure, axes = plt.subplots(1, len(names), figsize=(4.2 * len(names), 3.4), sharey=True)
+    for axis, name in zip(list(axes) if len(names) > 1 else [axes], names, strict=True):
+        for index, result in enumerate(results):
+            rows = sorted(
+                (row for row in result["evals"] if row["opponent"] == name),
+                key=lambda row: row["step"],
+            )
+            steps = [row["step"] for row in rows]
+            for key, style in (("wins", "-"), ("losses", ":")):
+                axis.plot(
+                    steps,
+                    [row[key] / row["games"] for row in rows],
+                    style,
+                    color=f"C{index}",
+                    label=f"seed {result['seed']}" if key == "wins" else None,
+                )
+        axis.set(title=f"against {name}", xlabel="updates", ylim=(0, 1))
+        axis.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("share of games (— won, ··· lost)")
+    figure.axes[0].legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def nash_convs(folder: Path, seeds: list[int]) -> dict[int, dict[str, float]]:
+    """Exact NashConv of start and end, and the probability left to illegal tokens."""
+    from nash_conv import policy_nash_conv
+
+    return {seed: policy_nash_conv(folder / f"seed-{seed}") for seed in seeds}
+
+
+def hardware() -> dict[str, Any]:
+    """The machine in a few words."""
+    model = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+
+
+def main() -> None:
+    """Run, record, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("experiment")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--nash-conv", action="store_true", help="exact NashConv (OpenSpiel games)")
+    parser.add_argument("--runs", type=Path, help="where the run directories go")
+    parser.add_argument("overrides", nargs="*")
+    arguments = parser.parse_args()
+    runs = arguments.runs or ROOT / "runs" / "studies" / arguments.experiment
+    runs.mkdir(parents=True, exist_ok=True)
+    results = [
+        run_seed(arguments.experiment, seed, arguments.overrides, runs.absolute())
+        for seed in arguments.seeds
+    ]
+    if arguments.nash_conv:
+        for result in results:
+            result["nash_conv"] = nash_convs(runs, [result["seed"]])[result["seed"]]
+    out = ROOT / "experiments" / arguments.experiment
+    out.mkdir(parents=True, exist_ok=True)
+    record = {
+        "command": shlex.join(["python", "experiments/study.py", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "hardware": hardware(),
+        "versions": {name: version(name) for name in PACKAGES},
+        "results": results,
+    }
+    (out / "results.json").write_text(json.dumps(record, indent=1) + "\n")
+    plot(results, out / "curves.svg")
+    (out / "README.md").write_text(page(arguments.experiment, record))
+    print(table(results))
+
+
+def page(name: str, record: dict[str, Any]) -> str:
+    """The study as a page."""
+    results = record["results"]
+    walls = [result["wall_s"] for result in results]
+    lines = [
+        f"# {name}",
+        "",
+        f"`{record['command']}`, {record['date']}, {record['hardware']['cpu']}, "
+        f"{record['hardware']['cores']} cores, no GPU, Python {record['hardware']['python']}, "
+        + ", ".join(f"{package} {number}" for package, number in record["versions"].items())
+        + ".",
+        "",
+        f"Median wall time {statistics.median(walls):.0f} s (from {min(walls):.0f} to "
+        f"{max(walls):.0f}), with the tiny model made anew for every seed.",
+        "",
+        table(results),
+        "",
+    ]
+    if "nash_conv" in results[0]:
+        lines += [
+            "Exact NashConv (0 is a Nash equilibrium, the uniform policy has 0.9167):",
+            "",
+            "| seed | before | after | illegal mass after |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| {r['seed']} | {r['nash_conv']['before']:.3f} | {r['nash_conv']['after']:.3f} | "
+            f"{r['nash_conv']['illegal_after']:.4f} |"
+            for r in results
+        ]
+        lines.append("")
+    lines += [
+        "| seed | updates | samples | idle share | engine share | learner share | "
+        "log-prob gap, mean | max |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        summary, learner = result["summary"], result["learner"]
+        lines.append(
+            f"| {result['seed']} | {learner['updates']} | {learner['samples_seen']} | "
+            f"{summary['idle_share']:.3f} | {summary['engine_share']:.3f} | "
+            f"{summary['learner_share']:.3f} | {learner['logprob_gap_mean']:.1e} | "
+            f"{learner['logprob_gap_max']:.1e} |"
+        )
+    lines += ["", "![win and loss rates over updates](curves.svg)", ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Ray shells around the plain classes: each method hands on, none decides."""

@@ -1,0 +1,121 @@
+"""Ray, and everybody on stage: the one place where Ray is configured and actors are placed.
+
+The classes of the neighbouring modules know nothing of their being actors; here they become some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+# Before ``import ray``: afterwards Ray has already chosen to listen on every interface.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+import ray
+
+from rlforge.actors.bookkeeping import BufferActor, PoolActor, TrackerActor
+from rlforge.actors.generation import EngineActor
+from rlforge.actors.learning import LearnerActor
+from rlforge.actors.play import CollectorActor
+from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.errors import RlforgeError
+from rlforge.graph import RunGraph
+from rlforge.types import value
+
+
+@contextlib.contextmanager
+def ray_started(hardware: HardwareConfig, graph: RunGraph) -> Iterator[None]:
+    """A Ray of our own for the block, or a connection to ``hardware.ray_address``."""
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    if hardware.ray_address is not None:
+        ray.init(address=hardware.ray_address, **quiet)
+    else:
+        # Our own Ray counts cores for placement only: the small actors share what there is.
+        cpus = max(hardware.num_cpus or 1, round(graph.num_cpus))
+        ray.init(num_cpus=cpus, num_gpus=hardware.num_gpus, include_dashboard=False, **quiet)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@value
+class Cast:
+    """All live actors of a run."""
+
+    tracker: Any
+    pool: Any
+    buffer: Any
+    engines: tuple[Any, ...]
+    collectors: tuple[Any, ...]
+    learner: Any
+
+
+async def start_actors(
+    config: RunConfig, hardware: HardwareConfig, run_dir: str, part: int
+) -> Cast:
+    """Start everything; engines and learner load the model side by side.
+
+    part: how often the run was taken up again, which keeps its game ids apart.
+    Raises what an actor's constructor raised, wrapped by Ray (see ``reason``).
+    """
+    tracker = _actor(TrackerActor, num_cpus=0).remote(config, run_dir)
+    pool = _actor(PoolActor, num_cpus=0).remote(config, run_dir, part)
+    buffer = _actor(BufferActor, num_cpus=0).remote(config, run_dir)
+    engines = tuple(
+        _actor(
+            EngineActor,
+            num_cpus=1,
+            num_gpus=hardware.engine_gpus,
+            max_restarts=config.engine.max_restarts,
+            max_concurrency=1000,
+        ).remote(config, hardware, f"engine-{index}", run_dir)
+        for index in range(config.engine.num_engines)
+    )
+    learner = LearnerActor.options(num_gpus=hardware.learner_gpus).remote(config, hardware, run_dir)
+    collectors = tuple(
+        _actor(
+            CollectorActor,
+            num_cpus=1,
+            max_restarts=config.collector.max_restarts,
+            max_concurrency=16,
+        ).remote(
+            config,
+            f"collector-{index}",
+            run_dir,
+            engines=engines,
+            pool=pool,
+            buffer=buffer,
+            tracker=tracker,
+        )
+        for index in range(config.collector.num_collectors)
+    )
+    everyone = (tracker, pool, buffer, *engines, learner, *collectors)
+    await asyncio.gather(*(actor.__ray_ready__.remote() for actor in everyone))
+    return Cast(
+        tracker=tracker,
+        pool=pool,
+        buffer=buffer,
+        engines=engines,
+        collectors=collectors,
+        learner=learner,
+    )
+
+
+def _actor(cls: type, **options: Any) -> Any:
+    """``cls`` as a Ray actor class that is placed with ``options``."""
+    return ray.remote(cls).options(**options)
+
+
+def reason(error: BaseException) -> str:
+    """The user's sentence inside whatever Ray wrapped around it."""
+    cause: BaseException = error
+    while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
+        cause = cause.cause
+    if isinstance(cause, RlforgeError):
+        return str(cause)
+    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"

@@ -1,0 +1,189 @@
+"""Engines as actors, and the client through which collectors see them as one engine.
+
+Requests and answers travel in bundles: one remote call for all games that ask at the same moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
+
+import ray
+
+from rlforge.actors.process import enter
+from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.engines.base import EngineStats
+from rlforge.engines.registry import make_engine
+from rlforge.errors import EngineError
+from rlforge.types import Completion, PolicyRef, SamplingParams, value
+from rlforge.utilisation import Span
+
+log = logging.getLogger(__name__)
+
+
+@value
+class Request:
+    """One generation on its way to an engine actor; ``ticket`` is unique for its client."""
+
+    ticket: int
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    policy: PolicyRef
+
+
+Answered = tuple[int, Completion | EngineError]
+
+
+class EngineActor:
+    """A generator behind a mailbox: requests come in bundles, answers leave in bundles."""
+
+    def __init__(
+        self, config: RunConfig, hardware: HardwareConfig, name: str, run_dir: str
+    ) -> None:
+        enter(name, run_dir)
+        self._engine = make_engine(config, device=hardware.device, threads=hardware.threads)
+        self._outbox: dict[str, list[Answered]] = {}
+        self._filled: dict[str, asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def submit(self, client: str, requests: Sequence[Request]) -> None:
+        for request in requests:
+            task = asyncio.create_task(self._serve(client, request))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, client: str, request: Request) -> None:
+        try:
+            answer: Completion | EngineError = await self._engine.generate(
+                request.prompt_token_ids, request.params, request.policy
+            )
+        except EngineError as error:
+            answer = error
+        self._outbox.setdefault(client, []).append((request.ticket, answer))
+        self._event(client).set()
+
+    async def collect(self, client: str) -> list[Answered]:
+        """Answers for ``client``, as soon as there is one."""
+        event = self._event(client)
+        await event.wait()
+        event.clear()
+        return self._outbox.pop(client, [])
+
+    def _event(self, client: str) -> asyncio.Event:
+        return self._filled.setdefault(client, asyncio.Event())
+
+    async def load(self, policy: PolicyRef) -> None:
+        await self._engine.load(policy)
+
+    async def stats(self) -> tuple[EngineStats, list[Span]]:
+        """Counters since the start, and the spans of work since the last call."""
+        return self._engine.stats(), self._engine.take_busy_spans()
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+class RemoteEngine:
+    """The engine protocol over engine actors: least-loaded routing, bundles, and second tries.
+
+    A request whose engine died is asked again, ``retries`` times at most, a second apart: time
+    for Ray to bring the actor back.
+    """
+
+    def __init__(self, engines: Sequence[Any], client: str, *, timeout_s: float, retries: int):
+        self._engines = list(engines)
+        self._client = client
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._tickets = 0
+        self._unsent: list[list[Request]] = [[] for _ in engines]
+        self._pending: list[dict[int, asyncio.Future[Completion]]] = [{} for _ in engines]
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._flush_planned = False
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
+    ) -> Completion:
+        attempt = 0
+        while True:
+            try:
+                return await self._ask(tuple(prompt_token_ids), params, policy)
+            except ray.exceptions.RayActorError as error:
+                attempt += 1
+                if attempt > self._retries:
+                    raise EngineError(f"the engine died while answering: {error}") from None
+                await asyncio.sleep(1.0)
+
+    async def _ask(
+        self, prompt_token_ids: tuple[int, ...], params: SamplingParams, policy: PolicyRef
+    ) -> Completion:
+        loop = asyncio.get_running_loop()
+        if not self._tasks:
+            for index in range(len(self._engines)):
+                self._start(self._pump(index))
+        target = min(range(len(self._engines)), key=lambda i: len(self._pending[i]))
+        self._tickets += 1
+        request = Request(
+            ticket=self._tickets, prompt_token_ids=prompt_token_ids, params=params, policy=policy
+        )
+        future: asyncio.Future[Completion] = loop.create_future()
+        self._pending[target][request.ticket] = future
+        self._unsent[target].append(request)
+        if not self._flush_planned:
+            # One bundle per turn of the event loop: all games that are ready now ask together.
+            self._flush_planned = True
+            loop.call_soon(self._flush)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await future
+        except TimeoutError:
+            raise EngineError(
+                f"no answer from the engine within engine.request_timeout_s={self._timeout_s:g} s"
+            ) from None
+        finally:
+            self._pending[target].pop(request.ticket, None)
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        for index, requests in enumerate(self._unsent):
+            if requests:
+                self._unsent[index] = []
+                self._start(self._send(index, requests))
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, index: int, requests: Sequence[Request]) -> None:
+        try:
+            await self._engines[index].submit.remote(self._client, requests)
+        except ray.exceptions.RayActorError as error:
+            self._fail(index, [request.ticket for request in requests], error)
+
+    def _fail(self, index: int, tickets: Iterable[int], error: Exception) -> None:
+        for ticket in tickets:
+            waiting = self._pending[index].get(ticket)
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(error)
+
+    async def _pump(self, index: int) -> None:
+        """Hand answers of one engine to the games that wait for them."""
+        while True:
+            try:
+                answers = await self._engines[index].collect.remote(self._client)
+            except ray.exceptions.RayActorError as error:
+                log.warning("engine-%d is gone: %s", index, error)
+                self._fail(index, list(self._pending[index]), error)
+                await asyncio.sleep(1.0)
+                continue
+            for ticket, answer in answers:
+                waiting = self._pending[index].get(ticket)
+                if waiting is None or waiting.done():
+                    continue
+                if isinstance(answer, EngineError):
+                    waiting.set_exception(answer)
+                else:
+                    waiting.set_result(answer)

@@ -1,0 +1,92 @@
+"""Collectors as actors."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlforge.actors.generation import RemoteEngine
+from rlforge.actors.process import enter
+from rlforge.collector import Collector, Delivery
+from rlforge.config.schema import RunConfig
+from rlforge.models.load import answer_ends, load_tokenizer
+from rlforge.seats import SeatAnswers
+from rlforge.tracking.game_files import GameWriter
+from rlforge.types import GameRecord, GameSpec
+
+
+class CollectorActor:
+    """A collector with its ports tied to the other actors."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        name: str,
+        run_dir: str,
+        *,
+        engines: Sequence[Any],
+        pool: Any,
+        buffer: Any,
+        tracker: Any,
+    ) -> None:
+        enter(name, run_dir)
+        self._name, self._pool, self._buffer, self._tracker = name, pool, buffer, tracker
+        # A restarted collector must not read the answers meant for its predecessor.
+        client = f"{name}-{os.getpid()}-{time.monotonic_ns()}"
+        self._engine = RemoteEngine(
+            engines,
+            client,
+            timeout_s=config.engine.request_timeout_s,
+            retries=config.engine.max_restarts,
+        )
+        tokenizer = load_tokenizer(config.model)
+        self._answers = SeatAnswers(
+            config, tokenizer, self._engine, answer_ends(config.model, tokenizer)
+        )
+        self._writer = GameWriter(Path(run_dir), name) if config.collector.save_games else None
+        self._collector = Collector(config.collector, self, self._answers.for_game)
+
+    async def train(self) -> None:
+        try:
+            await self._collector.train()
+        finally:
+            if self._writer is not None:
+                self._writer.flush()
+
+    async def evaluate(self, specs: Sequence[GameSpec]) -> list[GameRecord]:
+        records = await self._collector.evaluate(specs)
+        if self._writer is not None:
+            self._writer.add(records)
+        await self._pool.push_outcomes.remote([_outline(record) for record in records])
+        return [_outline(record) for record in records]
+
+    async def next_games(self, wanted: int) -> list[GameSpec] | None:
+        granted = await self._buffer.reserve.remote(self._name, wanted)
+        return await self._pool.next_games.remote(granted) if granted else None
+
+    async def deliver(self, delivery: Delivery) -> None:
+        if self._writer is not None:
+            self._writer.add(delivery.records)
+        outlines = [_outline(record) for record in delivery.records]
+        self._tracker.add_games.remote(outlines)
+        self._pool.push_outcomes.remote(outlines)
+        await self._buffer.deliver.remote(self._name, delivery)
+
+
+def _outline(record: GameRecord) -> GameRecord:
+    """The record without texts and tokens: what ratings and statistics need."""
+    return dataclasses.replace(
+        record,
+        turns=tuple(
+            dataclasses.replace(
+                turn,
+                observation="",
+                completion=dataclasses.replace(turn.completion, text="", prompt_token_ids=()),
+            )
+            for turn in record.turns
+        ),
+    )

@@ -1,0 +1,30 @@
+"""What every actor process does first."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+from pathlib import Path
+
+
+def enter(name: str, run_dir: str) -> None:
+    """What every actor process does first: its own log file, and tracebacks of hard crashes."""
+    logs = Path(run_dir) / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(logs / f"{name}.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger("rlforge")
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    root.propagate = False
+    faulthandler.enable(handler.stream)
+    root.info("%s started as process %d", name, os.getpid())
+
+
+def limit_threads(threads: int | None) -> None:
+    """OpenMP threads of this process; None leaves them to torch."""
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)

@@ -1,0 +1,47 @@
+"""Which engine a configuration asks for. A new engine is a class and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlforge.config.schema import RunConfig
+from rlforge.engines.base import Engine
+from rlforge.errors import ConfigError, nearest
+
+
+def make_engine(config: RunConfig, *, device: str = "auto", threads: int | None = None) -> Engine:
+    """The engine ``engine.name`` on ``device`` (auto, cpu or cuda), with its model loaded.
+
+    threads: OpenMP threads of this process; None leaves them. Raises ConfigError for an unknown
+    engine, a model that does not load and a device that is not there.
+    """
+    name = config.engine.name
+    if name not in _ENGINES:
+        raise ConfigError(
+            f"engine.name {name!r} is unknown{nearest(name, _ENGINES)}; there are "
+            f"{', '.join(sorted(_ENGINES))}"
+        )
+    return _ENGINES[name](config, device, threads)
+
+
+def _transformers(config: RunConfig, device: str, threads: int | None) -> Engine:
+    import torch
+
+    from rlforge.engines.transformers import TransformersEngine
+    from rlforge.models.load import (
+        load_base_model,
+        load_tokenizer,
+        resolve_device,
+        resolve_dtype,
+    )
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    place = resolve_device(device)
+    model = load_base_model(config.model, place, resolve_dtype(config.model.dtype, place))
+    return TransformersEngine(config.engine, model, load_tokenizer(config.model), seed=config.seed)
+
+
+_ENGINES: dict[str, Callable[[RunConfig, str, int | None], Engine]] = {
+    "transformers": _transformers,
+}

@@ -1,0 +1,125 @@
+"""Scripted players: opponents and yardsticks that need no model. They see what models see."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from typing import Protocol
+
+from rlforge.errors import ConfigError, GameError, nearest
+from rlforge.games.base import View, make_game
+from rlforge.games.grids import Grid, line_completing_cells, placements, winning_cells
+from rlforge.types import EnvSpec
+
+
+class Player(Protocol):
+    """Answers views with actions, written as the game wants them."""
+
+    def act(self, view: View) -> str:
+        """The action in ``view``."""
+        ...
+
+
+class RandomLegal:
+    """Any legal action, each as likely."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def act(self, view: View) -> str:
+        """Raises ``GameError`` when the game does not list its legal actions."""
+        if view.legal_actions is None:
+            raise GameError("random_legal needs a game that lists its legal actions")
+        return self._rng.choice(view.legal_actions) if view.legal_actions else ""
+
+
+class WinBlock:
+    """Wins if one stone is enough, else takes a cell where the opponent would win, else any."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def act(self, view: View) -> str:
+        """Raises ``GameError`` outside of placement games."""
+        grid = _grid_of(view, "win_block")
+        choices = placements(grid)
+        for stones in (grid.me, grid.op):
+            winning = winning_cells(grid, stones)
+            if found := [token for token, cell in choices.items() if winning >> cell & 1]:
+                return self._rng.choice(found)
+        return self._rng.choice(list(choices))
+
+
+class Minimax:
+    """Perfect TicTacToe: wins as soon and loses as late as it can; any of several best actions."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def act(self, view: View) -> str:
+        """Raises ``GameError`` outside of TicTacToe."""
+        grid = _grid_of(view, "minimax")
+        values = {token: _value(grid.me, grid.op, cell) for token, cell in placements(grid).items()}
+        best = max(values.values())
+        return self._rng.choice([token for token, value in values.items() if value == best])
+
+
+_PLAYERS: dict[str, Callable[[random.Random], Player]] = {
+    "random_legal": RandomLegal,
+    "win_block": WinBlock,
+    "minimax": Minimax,
+}
+
+
+def player_names() -> list[str]:
+    """All scripted players, sorted."""
+    return sorted(_PLAYERS)
+
+
+def make_player(name: str, env: EnvSpec, seed: int) -> Player:
+    """The player ``name`` for one game of ``env``; its choices follow from ``seed``.
+
+    Raises ``ConfigError`` for an unknown name.
+    """
+    if name not in _PLAYERS:
+        raise ConfigError(
+            f"player {name!r} in {env.id} is unknown{nearest(name, _PLAYERS)}; there are "
+            f"{', '.join(player_names())}"
+        )
+    return _PLAYERS[name](random.Random(seed))
+
+
+def check_player(name: str, env: EnvSpec) -> None:
+    """Let the player answer once; raises ``ConfigError`` if it is unknown or cannot play this."""
+    player = make_player(name, env, seed=0)
+    try:
+        player.act(make_game(env, seed=0).view())
+    except GameError as error:
+        raise ConfigError(f"player {name!r} cannot play {env.id}: {error}") from error
+
+
+def _grid_of(view: View, name: str) -> Grid:
+    """The position, when it is one of a game that the player knows."""
+    if view.grid is None or (name == "minimax" and view.grid.game != "tictactoe"):
+        games = "TicTacToe" if name == "minimax" else "TicTacToe, SimpleTak and ConnectFour"
+        raise GameError(f"{name} knows {games} only")
+    return view.grid
+
+
+_TICTACTOE = (1 << 9) - 1
+
+
+def _value(me: int, op: int, cell: int) -> int:
+    """What placing on ``cell`` is worth to the one who does: see ``_best``."""
+    if line_completing_cells(3, 3, 3, me) >> cell & 1:
+        return (_TICTACTOE & ~(me | op)).bit_count()
+    return -_best(op, me | 1 << cell)
+
+
+@cache
+def _best(me: int, op: int) -> int:
+    """Value for the player to move under perfect play of both: the number of free cells before
+    the winning stone is placed, negative when it is the opponent's, 0 for a draw."""
+    free = _TICTACTOE & ~(me | op)
+    return max((_value(me, op, cell) for cell in range(9) if free >> cell & 1), default=0)

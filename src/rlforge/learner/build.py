@@ -1,0 +1,62 @@
+"""A learner from a configuration, and the files of a resumable run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlforge.algorithms import make_algorithm
+from rlforge.config.schema import A2cConfig, RunConfig
+from rlforge.learner.learner import Learner
+from rlforge.models.load import (
+    load_base_model,
+    load_tokenizer,
+    load_value_head,
+    resolve_device,
+    resolve_dtype,
+)
+
+STATE_FOLDER = "state"
+"""Folder inside a checkpoint for what only a resumed run needs."""
+
+
+def make_learner(config: RunConfig, device: str) -> Learner:
+    """The learner that ``config`` describes, its model loaded on ``device``.
+
+    Raises ConfigError or CheckpointError when the model, its layers or the adapter do not fit.
+    """
+    where = resolve_device(device)
+    algorithm = make_algorithm(config.algorithm, config.engine.max_tokens)
+    critic = config.algorithm if isinstance(config.algorithm, A2cConfig) else None
+    return Learner(
+        load_base_model(config.model, where, resolve_dtype(config.model.dtype, where)),
+        config.learner,
+        config.model.lora,
+        algorithm,
+        temperature=config.engine.temperature,
+        pad_token_id=load_tokenizer(config.model).pad_token_id,
+        device=where,
+        seed=config.seed,
+        value_learning_rate=critic.value_learning_rate if critic else None,
+        initial_value_head=load_value_head(config.model) if critic else None,
+    )
+
+
+def write_state(folder: Path, learner: Learner, others: Mapping[str, Any]) -> None:
+    """Put the learner's state and ``others`` (JSON values of the other actors) into ``folder``."""
+    state = folder / STATE_FOLDER
+    state.mkdir()
+    torch.save(learner.state_dict(), state / "learner.pt")
+    (state / "run.json").write_text(json.dumps(others))
+
+
+def read_state(folder: Path, learner: Learner) -> dict[str, Any]:
+    """Load the learner's state from ``folder``; returns what the other actors saved."""
+    state = folder / STATE_FOLDER
+    learner.load_state_dict(torch.load(state / "learner.pt", weights_only=True))
+    loaded: dict[str, Any] = json.loads((state / "run.json").read_text())
+    return loaded

@@ -1,0 +1,183 @@
+"""One loader for every model: what downstream code sees is a Hugging Face model and tokenizer."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import torch
+
+from rlforge.config.schema import ModelConfig
+from rlforge.errors import ConfigError, nearest
+from rlforge.models.cachedir import made_once
+from rlforge.models.quiet import no_progress_bars
+from rlforge.models.smollm2 import CACHE_NAME as SMOLLM2_CACHE_NAME
+from rlforge.models.smollm2 import create_smollm2
+from rlforge.models.tiny.create import create_tiny
+from rlforge.models.tiny.recipe import TINY
+
+log = logging.getLogger(__name__)
+
+KINDS = ("tiny", "smollm2_135m", "hf")
+
+#: Tokens with which chat models end their turn, beside the end of the text.
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|end|>")
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.info) -> str:
+    """The local directory or Hugging Face id of a model; makes what has to be made first.
+
+    ``tiny`` is trained (about a minute) and ``smollm2_135m`` unpacked at their first use, into
+    ``rlforge.models.cachedir.cache_dir``. progress: told what takes time. Raises ConfigError.
+    """
+    if config.kind == "tiny":
+        name = f"tiny-{TINY.digest()}"
+        return str(made_once(name, lambda directory: create_tiny(directory, TINY, progress)))
+    if config.kind == "smollm2_135m":
+        return str(made_once(SMOLLM2_CACHE_NAME, lambda d: create_smollm2(d, progress)))
+    if config.kind != "hf":
+        raise ConfigError(
+            f"model.kind {config.kind!r} is unknown{nearest(config.kind, KINDS)}; there are "
+            f"{', '.join(KINDS)}"
+        )
+    if not config.name:
+        raise ConfigError("model.kind hf needs model.name, a Hugging Face id or a local directory")
+    folder = Path(config.name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"model.name {config.name} is a directory without config.json")
+        return str(folder)
+    return config.name
+
+
+def resolve_device(name: str) -> torch.device:
+    """``auto`` (a CUDA device if there is one), ``cpu`` or ``cuda``.
+
+    Raises ConfigError when CUDA is asked for and absent.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise ConfigError(f"hardware.device {name!r} is unknown; there are auto, cpu, cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "hardware.device is cuda and torch finds no CUDA device; install a CUDA build of "
+            "torch, or set hardware=cpu"
+        )
+    return torch.device(name)
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """``float32``, ``bfloat16`` or ``auto``: bfloat16 on GPUs that compute in it, else float32.
+
+    GPUs do from compute capability 8.0 on; CPUs without its instructions are some 20 times slower
+    in bfloat16 than in float32.
+    """
+    if name == "auto":
+        good = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.bfloat16 if good else torch.float32
+    if name not in _DTYPES:
+        raise ConfigError(f"model.dtype {name!r} is unknown; there are auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def load_tokenizer(config: ModelConfig) -> Any:
+    """The tokenizer, with a padding token. Raises ConfigError when it is not to be had."""
+    from transformers import AutoTokenizer
+
+    tokenizer = _load(config, AutoTokenizer.from_pretrained)
+    if tokenizer.pad_token_id is None:
+        # Padding is masked everywhere, so any token will do.
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    return tokenizer
+
+
+def load_base_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Any:
+    """The causal language model as it was before training, in evaluation mode.
+
+    Raises ConfigError when it is not to be had.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = _load(config, AutoModelForCausalLM.from_pretrained, dtype=dtype)
+    return model.to(device).eval()
+
+
+def stop_token_ids(config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
+    """Ids that end an answer: those of the generation config, end of text, end of turn.
+
+    The tiny model lists the tokens that close an action among its end-of-text ids, so that it
+    stops after the action like any other model stops after its turn.
+    """
+    from transformers import GenerationConfig
+
+    try:
+        listed = GenerationConfig.from_pretrained(
+            resolve_model(config), local_files_only=not hub_is_reachable()
+        ).eos_token_id
+    except OSError:  # base models often come without one
+        listed = None
+    ids = set(listed if isinstance(listed, list) else [listed])
+    ids.add(tokenizer.eos_token_id)
+    vocabulary = tokenizer.get_vocab()
+    ids.update(vocabulary[token] for token in _END_OF_TURN if token in vocabulary)
+    return tuple(sorted(ids - {None}))
+
+
+def load_value_head(config: ModelConfig) -> dict[str, torch.Tensor] | None:
+    """Weights to start a value head from, if the model brings some: weight [1, H], bias [1].
+
+    The head reads the last hidden state (after the final norm) of the last prompt token. Only the
+    tiny model has one: its warm-up predicts how games end.
+    """
+    from safetensors.torch import load_file
+
+    path = Path(resolve_model(config)) / "value_head.safetensors"
+    return load_file(path) if path.is_file() else None
+
+
+def _load(config: ModelConfig, loader: Callable[..., Any], **options: Any) -> Any:
+    source = resolve_model(config)
+    try:
+        with no_progress_bars():
+            return loader(source, local_files_only=not hub_is_reachable(), **options)
+    except (OSError, ValueError) as error:
+        # Hugging Face raises OSError for all that is not found, ValueError for what it cannot
+        # read (an unknown architecture, a tokenizer without its files).
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        if config.kind != "hf":
+            mend = "delete that directory, it is made again"
+        elif hub_is_reachable() or Path(source).is_dir():
+            mend = "check model.name"
+        else:
+            mend = "the Hugging Face hub cannot be reached: give a local directory or model=tiny"
+        raise ConfigError(f"model {source!r} cannot be loaded: {reason[0]}; {mend}") from error
+
+
+@lru_cache(maxsize=1)
+def hub_is_reachable() -> bool:
+    """Whether the Hugging Face hub can be asked. Asked once per process.
+
+    Without a network its client tries for a minute, per file, before it looks into its cache.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if getproxies():
+        return True  # the proxy knows
+    address = urlsplit(constants.ENDPOINT)
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=5).close()
+    except OSError:
+        return False
+    return True

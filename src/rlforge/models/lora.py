@@ -1,0 +1,91 @@
+"""The adapter that is trained: attaching a new one, and checking one that exists."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlforge.config.schema import LoraConfig, ModelConfig
+from rlforge.errors import ConfigError
+
+
+def linear_layers(model: nn.Module) -> list[str]:
+    """Last parts of the names of all linear layers, sorted: what an adapter can target."""
+    linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    return sorted({name.rsplit(".", 1)[-1] for name in linear})
+
+
+def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
+    """A PEFT model around ``model`` with one trainable adapter, which changes nothing yet.
+
+    B starts at zero and A from ``seed`` (Hu et al. 2021, "LoRA", section 4.1). Raises ConfigError
+    for target modules that the model does not have.
+    """
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import get_peft_model
+
+    available = linear_layers(model)
+    missing = [name for name in lora.target_modules if name not in available]
+    if missing or not lora.target_modules:
+        raise ConfigError(
+            f"model.lora.target_modules: {type(model).__name__} has no linear layers named "
+            f"{', '.join(missing) or 'nothing'}; it has {', '.join(available)}"
+        )
+    if lora.rank < 1:
+        raise ConfigError(f"model.lora.rank is {lora.rank}; it must be at least 1")
+    config = PeftLoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.target_modules),
+        task_type="CAUSAL_LM",
+    )
+    # PEFT draws A from the global generators, which are put back as they were.
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return get_peft_model(model, config)
+
+
+def check_adapter(path: str, config: ModelConfig, base: str) -> dict[str, Any]:
+    """The settings of the adapter in directory ``path``, which must be those of ``config``.
+
+    base: what ``resolve_model`` gives for ``config``. Raises ConfigError when there is no adapter,
+    or its rank, alpha, target modules or base model differ.
+    """
+    file = Path(path) / "adapter_config.json"
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"no adapter in {path}: adapter_config.json is missing") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    targets = found.get("target_modules")
+    differences = [
+        f"{key} {theirs!r} against {ours!r}"
+        for key, theirs, ours in (
+            ("model.lora.rank", found.get("r"), config.lora.rank),
+            ("model.lora.alpha", found.get("lora_alpha"), config.lora.alpha),
+            (
+                "model.lora.target_modules",
+                sorted(targets) if isinstance(targets, list) else targets,
+                sorted(config.lora.target_modules),
+            ),
+            ("base model", _name(str(found.get("base_model_name_or_path"))), _name(base)),
+        )
+        if theirs != ours
+    ]
+    if differences:
+        raise ConfigError(
+            f"the adapter in {path} does not fit the configuration: {'; '.join(differences)} "
+            "(adapter against configuration); change the configuration to match"
+        )
+    return found
+
+
+def _name(model: str) -> str:
+    """The last part of an id or path: caches lie elsewhere on other machines."""
+    return model.rstrip("/").rsplit("/", 1)[-1]

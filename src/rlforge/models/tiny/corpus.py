@@ -1,0 +1,198 @@
+"""What the tiny model is warmed on: states of random-legal games, played by the real adapters.
+
+Every state asks four things: which actions are legal, how the game ended for the player to move,
+and, on grids, where a stone wins at once for either side. Actions are never marked as good: the
+model that comes out plays like ``random_legal``.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlforge.errors import RlforgeError
+from rlforge.games.base import View, make_game
+from rlforge.games.board import grid_board
+from rlforge.games.grids import Grid, placements, winning_cells
+from rlforge.models.tiny.recipe import TinyRecipe, WarmupGame
+from rlforge.models.tiny.vocabulary import build_tokenizer, spaced_words, token_id
+from rlforge.types import value
+
+_Ints = npt.NDArray[np.int64]
+_Floats = npt.NDArray[np.float32]
+_Bools = npt.NDArray[np.bool_]
+
+
+@value
+class State:
+    """A decision of random play: what was seen, the player's discounted outcome of that game."""
+
+    view: View
+    outcome: float
+
+
+@value
+class Lessons:
+    """N states of one game over its A actions.
+
+    prompt_ids [N, T]; action_ids [A]: the token of each action; legal [N, A]; outcome [N] in
+    [-1, 1]; wins, blocks [N, A]: actions whose cell completes the player's or the opponent's
+    line, None where the game has no grid.
+    """
+
+    prompt_ids: _Ints
+    action_ids: _Ints
+    legal: _Bools
+    outcome: _Floats
+    wins: _Bools | None
+    blocks: _Bools | None
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids)
+
+
+def play(game: WarmupGame, discount: float, seed: int) -> list[State]:
+    """The states of ``game.games`` games between players that pick legal actions at random.
+
+    outcome: the player's reward, divided by the largest one met, times ``discount`` for each
+    decision that the player still had to make.
+    """
+    rng = random.Random(seed)
+    states: list[State] = []
+    for index in range(game.games):
+        match = make_game(game.env, seed + index)
+        views: list[View] = []
+        while not match.done:
+            view = match.view()
+            if not view.legal_actions or view.board is None:
+                raise RlforgeError(f"{game.env.id} has no compact board to warm a model on")
+            views.append(view)
+            match.step(rng.choice(view.legal_actions))
+        rewards = match.result().rewards
+        later: dict[int, int] = {}
+        for view in reversed(views):
+            ahead = later.get(view.player_id, 0)
+            later[view.player_id] = ahead + 1
+            outcome = rewards[view.player_id] * discount**ahead
+            states.append(State(view=view, outcome=outcome))
+    largest = max(abs(state.outcome) for state in states)
+    return [State(view=state.view, outcome=state.outcome / largest) for state in states]
+
+
+def vocabulary(games: list[list[State]]) -> Any:
+    """The tokenizer to which every word of these games, boards and actions, is one token."""
+    words: set[str] = set()
+    for states in games:
+        for state in states:
+            words.update(f" {action}" for action in state.view.legal_actions or ())
+            if state.view.grid is None:
+                words.update(spaced_words(_board(state.view)))
+        grid = states[0].view.grid
+        if grid is not None:
+            words.update(word for pattern in _row_boards(grid) for word in spaced_words(pattern))
+    return build_tokenizer(words)
+
+
+def lessons(states: list[State], tokenizer: Any) -> Lessons:
+    """The states as arrays; those of square grids in all eight orientations."""
+    grid = states[0].view.grid
+    return _grid_lessons(states, grid, tokenizer) if grid else _text_lessons(states, tokenizer)
+
+
+def _text_lessons(states: list[State], tokenizer: Any) -> Lessons:
+    actions = sorted({action for state in states for action in state.view.legal_actions or ()})
+    prompts = [tokenizer.encode(_board(s.view), add_special_tokens=False) for s in states]
+    if len({len(prompt) for prompt in prompts}) > 1:
+        raise RlforgeError("the boards of a warm-up game must all have the same number of words")
+    legal = [[action in (s.view.legal_actions or ()) for action in actions] for s in states]
+    return Lessons(
+        prompt_ids=np.array(prompts),
+        action_ids=np.array([token_id(tokenizer, f" {action}") for action in actions]),
+        legal=np.array(legal),
+        outcome=np.array([s.outcome for s in states], dtype=np.float32),
+        wins=None,
+        blocks=None,
+    )
+
+
+def _grid_lessons(states: list[State], first: Grid, tokenizer: Any) -> Lessons:
+    rows, cols = first.rows, first.cols
+    grids = [grid for s in states if (grid := s.view.grid) is not None]
+    mine, theirs = (_cells([getattr(g, side) for g in grids], first) for side in ("me", "op"))
+    free = ~(mine | theirs)
+    wins = _cells([winning_cells(g, g.me) for g in grids], first) & free
+    blocks = _cells([winning_cells(g, g.op) for g in grids], first) & free
+    turn = _orientations if rows == cols else _as_it_is
+    mine, theirs, free, wins, blocks = map(turn, (mine, theirs, free, wins, blocks))
+
+    # A row's token follows from its cells: 0 free, 1 mine, 2 theirs, as digits to base 3.
+    digits = (mine + 2 * theirs.astype(np.int64)) @ 3 ** np.arange(cols)
+    table = _row_tokens(first, tokenizer)
+    copies = len(free) // len(grids)
+    empty = Grid(game=first.game, rows=rows, cols=cols, me=0, op=0)
+    name, *_, end = tokenizer.encode(grid_board(empty), add_special_tokens=False)
+    edge = np.ones((len(free), 1), dtype=np.int64)
+    by_cell = {cell: action for action, cell in placements(empty).items()}
+    return Lessons(
+        prompt_ids=np.hstack([edge * name, table[np.arange(rows), digits], edge * end]),
+        action_ids=np.array(
+            [token_id(tokenizer, f" {by_cell[cell]}") for cell in range(rows * cols)]
+        ),
+        legal=free.reshape(len(free), -1),
+        outcome=np.tile(np.array([s.outcome for s in states], dtype=np.float32), copies),
+        wins=wins.reshape(len(free), -1),
+        blocks=blocks.reshape(len(free), -1),
+    )
+
+
+def _cells(masks: list[int], grid: Grid) -> _Bools:
+    """Bit masks as booleans [N, rows, cols]."""
+    bits = np.array(masks, dtype=np.int64)[:, None] >> np.arange(grid.rows * grid.cols) & 1
+    return bits.astype(np.bool_).reshape(-1, grid.rows, grid.cols)
+
+
+def _orientations(boards: _Bools) -> _Bools:
+    """[N, n, n] to [8 N, n, n]: each quarter turn, as it is and mirrored."""
+    turns = [np.rot90(boards, k, axes=(1, 2)) for k in range(4)]
+    return np.concatenate([*turns, *(turned[:, :, ::-1] for turned in turns)])
+
+
+def _as_it_is(boards: _Bools) -> _Bools:
+    return boards
+
+
+def _row_boards(grid: Grid) -> list[str]:
+    """Boards that between them hold every possible row: board i has row i, to base 3, in each."""
+    boards = []
+    for pattern in range(3**grid.cols):
+        me = op = 0
+        for col in range(grid.cols):
+            side = pattern // 3**col % 3
+            column = sum(1 << row * grid.cols + col for row in range(grid.rows))
+            me |= column if side == 1 else 0
+            op |= column if side == 2 else 0
+        boards.append(
+            grid_board(Grid(game=grid.game, rows=grid.rows, cols=grid.cols, me=me, op=op))
+        )
+    return boards
+
+
+def _row_tokens(grid: Grid, tokenizer: Any) -> _Ints:
+    """[rows, 3 ** cols]: the token of each row of cells, in each place."""
+    patterns = [spaced_words(board)[1:-1] for board in _row_boards(grid)]
+    return np.array([[token_id(tokenizer, word) for word in words] for words in patterns]).T
+
+
+def _board(view: View) -> str:
+    assert view.board is not None
+    return view.board
+
+
+def corpus(recipe: TinyRecipe) -> tuple[Any, list[Lessons]]:
+    """Plays the games of ``recipe``; returns the tokenizer and the lessons of each game."""
+    played = [play(game, recipe.discount, recipe.seed) for game in recipe.games]
+    tokenizer = vocabulary(played)
+    return tokenizer, [lessons(states, tokenizer) for states in played]

@@ -1,0 +1,56 @@
+"""``report.html``: what a run did and reached, in one file that opens offline.
+
+``data`` reads the run, ``curves``, ``tables`` and ``games`` make the sections, ``charts`` and
+``html`` the marks on the page.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rlforge.tracking.report import curves, tables
+from rlforge.tracking.report.data import load_run
+from rlforge.tracking.report.games import sample_games
+from rlforge.tracking.report.html import Html, el
+from rlforge.tracking.report.style import CSS
+
+__all__ = ["write_report"]
+
+
+def write_report(run_dir: Path | str) -> Path:
+    """Write ``report.html`` of a run, at any moment of it, and return its path.
+
+    Raises:
+        RlforgeError: ``run_dir`` is not a run, or one of its JSON files is damaged.
+    """
+    run = load_run(run_dir)
+    body = el(
+        "body",
+        tables.head(run),
+        tables.reached(run),
+        curves.win_rates(run),
+        curves.learner(run),
+        curves.training_games(run),
+        curves.throughput(run),
+        curves.ratings(run),
+        tables.pool(run),
+        sample_games(run),
+        tables.failures(run),
+        tables.made_by(run),
+    )
+    head = el(
+        "head",
+        Html('<meta charset="utf-8">'),
+        Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        el("title", f"{run.name}: rlforge report"),
+        el("style", Html(CSS)),
+    )
+    page = f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
+    fresh = run.paths.report.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        fresh.write_text(page, encoding="utf-8", errors="replace")
+        os.replace(fresh, run.paths.report)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return run.paths.report

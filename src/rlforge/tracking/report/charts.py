@@ -1,0 +1,237 @@
+"""Line charts as inline SVG: light to load, readable in light and dark, values on hover."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby, pairwise
+
+from rlforge.tracking.formatting import number
+from rlforge.tracking.report.html import Html, el
+from rlforge.types import value
+
+WIDTH, HEIGHT = 360, 210
+_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 12, 10, 28
+#: Points that a chart shows; longer series are averaged in equal stretches.
+MOST_POINTS = 240
+#: From this many points on a smoothed line is drawn over the raw one.
+SMOOTH_FROM = 30
+#: Colours of the style sheet, ``c0`` …
+COLOURS = 8
+
+
+@value
+class Series:
+    """One line. ys and the bounds of its band are as long as xs; None leaves a gap.
+
+    colour: ``c0`` … ``c7``, or a class of the style sheet such as ``win``.
+    """
+
+    name: str
+    xs: Sequence[float]
+    ys: Sequence[float | None]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    colour: str = "c0"
+
+
+def line_chart(
+    title: str,
+    series: Sequence[Series],
+    *,
+    shares: bool = False,
+    smooth: bool = False,
+    x_name: str = "update",
+) -> Html | None:
+    """A figure with all ``series``; None when they have no points at all.
+
+    shares: y reads as percent, from 0 to 100 or, where no value is above a half, to the highest.
+    smooth: draw the trailing mean of long series
+    over the raw values.
+    """
+    shown = [thin(one) for one in series]
+    shown = [one for one in shown if any(y is not None for y in one.ys)]
+    if not shown:
+        return None
+    xs = sorted({x for one in shown for x in one.xs})
+    low, high = _range(shown)
+    if shares:
+        low, high = 0.0, 1.0 if high > 0.5 else max(high, 0.01)
+    ticks = nice_ticks(low, high)
+    low, high = min(low, ticks[0]), max(high, ticks[-1])
+    first, last = xs[0], xs[-1] if xs[-1] > xs[0] else xs[0] + 1
+
+    def at_x(x: float) -> float:
+        return _LEFT + (x - first) / (last - first) * (WIDTH - _LEFT - _RIGHT)
+
+    def at_y(y: float) -> float:
+        return _TOP + (high - y) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
+
+    say = _say_percent if shares else number
+    parts = [*_axes(ticks, at_y, say), *_x_axis(xs, at_x, x_name)]
+    window = 0
+    for one in shown:
+        parts += _band(one, at_x, at_y)
+        window = max(len(one.xs) // 15, 5)
+        smoothed = smooth and len(one.xs) >= SMOOTH_FROM
+        parts += _line(one.xs, one.ys, at_x, at_y, f"line {one.colour}{' raw' * smoothed}")
+        if smoothed:
+            parts += _line(one.xs, trailing_mean(one.ys, window), at_x, at_y, f"line {one.colour}")
+    parts += _hover(shown, xs, at_x, say, x_name)
+    label = f"{title}: {len(xs)} points, {x_name} {number(first)} to {number(xs[-1])}"
+    picture = el("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
+    return el("figure", el("figcaption", title), _legend(shown), picture)
+
+
+def thin(one: Series, most: int = MOST_POINTS) -> Series:
+    """``one`` with at most ``most`` points: means of equal stretches of the series."""
+    step = -(-len(one.xs) // most)
+    if step <= 1:
+        return one
+    starts = range(0, len(one.xs), step)
+
+    def means(numbers: Sequence[float | None]) -> list[float | None]:
+        return [_mean(numbers[start : start + step]) for start in starts]
+
+    def sure(numbers: Sequence[float]) -> list[float]:
+        return [sum(part) / len(part) for part in (numbers[s : s + step] for s in starts)]
+
+    return Series(
+        name=one.name,
+        xs=sure(one.xs),
+        ys=means(one.ys),
+        low=None if one.low is None else sure(one.low),
+        high=None if one.high is None else sure(one.high),
+        colour=one.colour,
+    )
+
+
+def trailing_mean(numbers: Sequence[float | None], window: int) -> list[float | None]:
+    """At each place the mean of the last ``window`` numbers up to it; gaps do not count."""
+    return [_mean(numbers[max(end - window, 0) : end]) for end in range(1, len(numbers) + 1)]
+
+
+def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
+    """Round numbers that cover ``low`` to ``high`` in about ``about`` steps."""
+    if high <= low:
+        half = abs(low) / 2 or 0.5
+        low, high = low - half, high + half
+    rough = (high - low) / about
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough)
+    start, stop = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [index * step for index in range(start, stop + 1)]
+
+
+def _mean(numbers: Sequence[float | None]) -> float | None:
+    there = [number for number in numbers if number is not None]
+    return sum(there) / len(there) if there else None
+
+
+def _range(shown: Sequence[Series]) -> tuple[float, float]:
+    ends = [
+        y
+        for one in shown
+        for numbers in (one.ys, one.low or (), one.high or ())
+        for y in numbers
+        if y is not None
+    ]
+    return min(ends), max(ends)
+
+
+def _say_percent(share: float) -> str:
+    return f"{number(100 * share, 3)}%"
+
+
+_Place = Callable[[float], float]
+
+
+def _axes(ticks: Sequence[float], at_y: _Place, say: Callable[[float], str]) -> list[Html]:
+    parts = []
+    for tick in ticks:
+        y = at_y(tick)
+        parts.append(el("line", x1=_LEFT, x2=WIDTH - _RIGHT, y1=_px(y), y2=_px(y), cls="grid"))
+        parts.append(el("text", say(tick), x=_LEFT - 6, y=_px(y + 4), cls="tick end"))
+    return parts
+
+
+def _x_axis(xs: Sequence[float], at_x: _Place, name: str) -> list[Html]:
+    """Whole-number ticks inside the range, the axis' name under its end."""
+    ticks = [tick for tick in nice_ticks(xs[0], xs[-1], 6) if xs[0] <= tick <= xs[-1]]
+    whole = sorted({round(tick) for tick in ticks}) or [round(xs[0])]
+    parts = [
+        el("text", number(tick), x=_px(at_x(tick)), y=HEIGHT - 10, cls="tick middle")
+        for tick in whole
+        if at_x(tick) < WIDTH - 60 or len(whole) == 1
+    ]
+    return [*parts, el("text", name, x=WIDTH - _RIGHT, y=HEIGHT - 10, cls="tick end")]
+
+
+def _line(
+    xs: Sequence[float], ys: Sequence[float | None], at_x: _Place, at_y: _Place, cls: str
+) -> list[Html]:
+    """One polyline per stretch without gaps; a lone point becomes a dot."""
+    points = list(zip(xs, ys, strict=True))
+    parts = []
+    for there, run in groupby(points, key=lambda point: point[1] is not None):
+        if not there:
+            continue
+        places = [(_px(at_x(x)), _px(at_y(y))) for x, y in run if y is not None]
+        if len(places) == 1:
+            parts.append(el("circle", cx=places[0][0], cy=places[0][1], r=3, cls=cls))
+        else:
+            parts.append(el("polyline", points=" ".join(f"{x},{y}" for x, y in places), cls=cls))
+    return parts
+
+
+def _band(one: Series, at_x: _Place, at_y: _Place) -> list[Html]:
+    if one.low is None or one.high is None or len(one.xs) < 2:
+        return []
+    upper = [f"{_px(at_x(x))},{_px(at_y(y))}" for x, y in zip(one.xs, one.high, strict=True)]
+    lower = [f"{_px(at_x(x))},{_px(at_y(y))}" for x, y in zip(one.xs, one.low, strict=True)]
+    return [el("polygon", points=" ".join([*upper, *reversed(lower)]), cls=f"band {one.colour}")]
+
+
+def _hover(
+    shown: Sequence[Series],
+    xs: Sequence[float],
+    at_x: _Place,
+    say: Callable[[float], str],
+    x_name: str,
+) -> list[Html]:
+    """An invisible strip per x that lights up and tells all values there."""
+    rows: dict[float, list[str]] = {}
+    for one in shown:
+        bands = zip(one.low, one.high, strict=True) if one.low and one.high else None
+        for x, y in zip(one.xs, one.ys, strict=True):
+            band = next(bands) if bands else None
+            if y is not None:
+                sure = f" ({say(band[0])} to {say(band[1])})" if band else ""
+                rows.setdefault(x, []).append(f"{one.name}: {say(y)}{sure}")
+    edges = [at_x(x) for x in xs]
+    middles = [(a + b) / 2 for a, b in pairwise(edges)]
+    starts, ends = [edges[0] - 6, *middles], [*middles, edges[-1] + 6]
+    return [
+        el(
+            "rect",
+            el("title", "\n".join([f"{x_name} {number(x)}", *rows[x]])),
+            x=_px(start),
+            y=_TOP,
+            width=_px(end - start),
+            height=HEIGHT - _TOP - _BOTTOM,
+            cls="strip",
+        )
+        for x, start, end in zip(xs, starts, ends, strict=True)
+        if x in rows
+    ]
+
+
+def _legend(shown: Sequence[Series]) -> Html | None:
+    if len(shown) < 2:
+        return None
+    entries = [el("li", el("i", cls=f"key {one.colour}"), one.name) for one in shown]
+    return el("ul", *entries, cls="legend")
+
+
+def _px(place: float) -> str:
+    return f"{place:.1f}".removesuffix(".0")

@@ -1,0 +1,157 @@
+"""A few games of the run, turn by turn: what was seen, answered, played, and how likely it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rlforge.tracking.formatting import number, percent
+from rlforge.tracking.game_files import GameIndex, read_games
+from rlforge.tracking.report.curves import section
+from rlforge.tracking.report.data import RunData
+from rlforge.tracking.report.html import Html, el, join
+from rlforge.tracking.stats import Outcome, outcome
+from rlforge.types import GameRecord, Seat, Turn
+
+#: Turns of a game that are shown; of a longer one, as many from its start as from its end.
+MOST_TURNS = 24
+#: Characters of an observation or answer that are shown: the last ones.
+MOST_TEXT = 4000
+
+
+def sample_games(run: RunData) -> Html | None:
+    """The chosen games, annotated."""
+    chosen = choose(run.games)
+    records = {
+        record.spec.game_id: record
+        for record in read_games(run.paths.root, [game.spec.game_id for game in chosen.values()])
+    }
+    cards = [_card(title, records[game.spec.game_id]) for title, game in chosen.items()]
+    return section(
+        "Games",
+        "Probability is that of the whole answer under the sampling distribution; a red frame "
+        "marks an answer that was not in the asked-for format or not a legal move.",
+        *cards,
+    )
+
+
+def choose(games: Sequence[GameIndex]) -> dict[str, GameIndex]:
+    """Title and game: the first, middle and last of training, a loss and a win of the newest
+    evaluated policy. Failed games have nothing to show and are left out."""
+    fine = [game for game in games if game.error is None and game.num_turns > 0]
+    training = [game for game in fine if game.spec.purpose == "train"]
+    chosen: dict[str, GameIndex] = {}
+    if training:
+        chosen["First training game"] = training[0]
+        chosen["A training game half-way"] = training[len(training) // 2]
+        chosen["Last training game"] = training[-1]
+    evaluated = [game for game in fine if game.spec.focus is not None]
+    newest = max((_focus(game).policy.version for game in evaluated), default=0)
+    results: tuple[Outcome, ...] = ("loss", "win")
+    for result in results:
+        for game in evaluated:
+            focus = _focus(game)
+            if focus.policy.version != newest:
+                continue
+            if outcome(game.rewards, focus.player_id) == result:
+                chosen[f"Evaluation: a {result} of {focus.policy.uid}"] = game
+                break
+    return _without_repeats(chosen)
+
+
+def _focus(game: GameIndex) -> Seat:
+    return next(seat for seat in game.spec.seats if seat.player_id == game.spec.focus)
+
+
+def _without_repeats(chosen: dict[str, GameIndex]) -> dict[str, GameIndex]:
+    """A run of few games would show the same one under several titles."""
+    seen: set[str] = set()
+    kept = {}
+    for title, game in chosen.items():
+        if game.spec.game_id not in seen:
+            seen.add(game.spec.game_id)
+            kept[title] = game
+    return kept
+
+
+def _card(title: str, record: GameRecord) -> Html:
+    spec, turns = record.spec, record.turns
+    hidden = max(len(turns) - MOST_TURNS, 0)
+    half = MOST_TURNS // 2
+    shown = list(enumerate(turns, start=1))
+    items = [_turn(place, turn, spec.seats) for place, turn in shown]
+    if hidden:
+        gap = el("li", f"{hidden} turns left out", cls="turn c7")
+        items = [*items[:half], gap, *items[-half:]]
+    seats = [
+        el(
+            "span",
+            el("i", cls=f"key c{seat.player_id % 8}"),
+            f"player {seat.player_id}: {seat.policy.uid}{' (trained)' if seat.trained else ''}, "
+            f"reward {number(record.rewards.get(seat.player_id))}",
+        )
+        for seat in spec.seats
+    ]
+    end = record.end_reason.replace("_", " ")
+    if record.invalid_by is not None:
+        end += f" by player {record.invalid_by}"
+    return el(
+        "article",
+        el("h3", title),
+        el(
+            "p",
+            f"{spec.env_id}, {len(turns)} turns, end: {end}, game ",
+            el("code", spec.game_id),
+            f", seed {spec.seed}",
+            cls="note",
+        ),
+        el("p", join(seats, "  ·  ")),
+        el("ol", *items, cls="turns"),
+        cls="card",
+    )
+
+
+def _turn(place: int, turn: Turn, seats: Sequence[Seat]) -> Html:
+    answer = turn.completion
+    marks = [
+        text
+        for text, applies in (
+            ("wrong format", not turn.well_formed),
+            ("illegal move", not turn.legal),
+            ("cut at the token limit", answer.finish_reason == "length"),
+        )
+        if applies
+    ]
+    wrong = " wrong" if not turn.well_formed or not turn.legal else ""
+    uid = answer.policy_uid or next(
+        seat.policy.uid for seat in seats if seat.player_id == turn.player_id
+    )
+    return el(
+        "li",
+        el(
+            "header",
+            el("span", f"{place}. player {turn.player_id}"),
+            el("span", uid),
+            *(el("span", mark, cls="badge bad") for mark in marks),
+        ),
+        el("pre", _end_of(turn.observation), tabindex=0, aria_label="observation"),
+        el("pre", _end_of(answer.text), tabindex=0, aria_label="answer", cls="answer"),
+        el("footer", "plays ", el("code", turn.action or "nothing"), _likelihood(turn)),
+        cls=f"turn c{turn.player_id % 8}{wrong}",
+    )
+
+
+def _likelihood(turn: Turn) -> str | None:
+    logprobs = turn.completion.logprobs
+    if not logprobs:
+        return None
+    total = sum(logprobs)
+    tokens = "1 token" if len(logprobs) == 1 else f"{len(logprobs)} tokens"
+    chance = percent(math.exp(total), 1) if total > math.log(1e-3) else "below 0.1%"
+    return f", log-prob {total:.2f} in {tokens}, probability {chance}"
+
+
+def _end_of(text: str) -> str:
+    if len(text) <= MOST_TEXT:
+        return text
+    return f"[{len(text) - MOST_TEXT} characters left out] … {text[-MOST_TEXT:]}"

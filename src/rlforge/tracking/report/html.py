@@ -1,0 +1,59 @@
+"""HTML by function call: every text is escaped, unless it is markup that these functions made."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+
+class Html(str):
+    """Markup. Any other string is text, and is escaped where it meets markup."""
+
+    __slots__ = ()
+
+
+def el(tag: str, *content: str | None, **attributes: str | float | None) -> Html:
+    """An element. None is left out; ``cls`` is class, ``_`` in attribute names is ``-``."""
+    names = {name: "class" if name == "cls" else name.replace("_", "-") for name in attributes}
+    inside = "".join(
+        f' {names[name]}="{html.escape(str(setting))}"'
+        for name, setting in attributes.items()
+        if setting is not None
+    )
+    return Html(f"<{tag}{inside}>{join(content)}</{tag}>")
+
+
+def join(parts: Iterable[str | None], between: str = "") -> Html:
+    """Parts one after another, texts escaped."""
+    return Html(
+        between.join(
+            part if isinstance(part, Html) else html.escape(part)
+            for part in parts
+            if part is not None
+        )
+    )
+
+
+def table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str, names: int = 1
+) -> Html:
+    """A table that scrolls by itself when it is too wide; the first ``names`` columns are text.
+
+    caption: what it shows, for those who cannot see it.
+    """
+    sides = ["name"] * names + ["figure"] * (len(heads) - names)
+    head = el("tr", *(el("th", text, cls=side) for text, side in zip(heads, sides, strict=True)))
+    body = [
+        el("tr", *(el("td", text, cls=side) for text, side in zip(row, sides, strict=True)))
+        for row in rows
+    ]
+    return el(
+        "div",
+        el("table", el("caption", caption), el("thead", head), el("tbody", *body)),
+        cls="scroll",
+    )
+
+
+def fold(summary: str, *content: str | None) -> Html:
+    """A part that is closed until it is asked for."""
+    return el("details", el("summary", summary), *content)

@@ -1,0 +1,211 @@
+"""The report's figures in words and tables: head, results, pool, failures, how it was made."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from rlforge.tracking.formatting import count, duration, number, per_second, percent, points
+from rlforge.tracking.progress import match_rows
+from rlforge.tracking.report.curves import section
+from rlforge.tracking.report.data import Row, RunData
+from rlforge.tracking.report.html import Html, el, fold, join, table
+from rlforge.tracking.stats import wilson_interval
+
+#: Policies of the table of ratings, and of the table of games between them.
+MOST_RATINGS, MOST_MATCHED = 12, 14
+#: Different error messages that are listed.
+MOST_ERRORS = 10
+
+
+def head(run: RunData) -> Html:
+    """Name, how it ended, and the figures of the whole run."""
+    last = run.metrics[-1] if run.metrics else {}
+    status = str(run.summary.get("status", "running"))
+    tone = {"done": "good", "failed": "bad", "interrupted": "bad"}.get(status, "soft")
+    updates = run.summary.get("updates", 0) if status != "running" else last.get("step", 0)
+    wall = run.summary.get("wall_time_s") if status != "running" else last.get("time_s")
+    games = last.get("games", 0)
+    tiles = [
+        ("updates", f"{updates} of {run.summary.get('total_updates', '?')}"),
+        ("wall time", duration(wall)),
+        ("training games", count(games)),
+        ("games", per_second(games / last["time_s"]) if last.get("time_s") else number(None)),
+        ("tokens generated", count(last.get("tokens", 0))),
+        ("samples learned from", count(last.get("samples_seen", 0))),
+        ("neither engine nor learner at work", percent(last.get("idle_share"), 1)),
+        ("largest log-prob gap", number(_largest(run, "logprob_gap_max"), 3)),
+        ("failed games", count(last.get("failed_games", 0))),
+    ]
+    return el(
+        "header",
+        el("h1", f"{run.name} ", el("span", status, cls=f"badge {tone}")),
+        el("p", el("code", run.command), cls="soft") if run.command else None,
+        el(
+            "div",
+            *(el("div", el("b", b), el("span", a), cls="tile") for a, b in tiles),
+            cls="tiles",
+        ),
+    )
+
+
+def _largest(run: RunData, key: str) -> float | None:
+    return max((row[key] for row in run.metrics if row.get(key) is not None), default=None)
+
+
+def reached(run: RunData) -> Html | None:
+    """First and last evaluation against each opponent in each environment."""
+    pairs: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in run.evals:
+        pairs[row["env_id"], row["opponent"]].append(row)
+    rows = []
+    for (env, opponent), results in pairs.items():
+        first, last = results[0], results[-1]
+        change = last["win_rate"] - first["win_rate"]
+        tone = "good" if change > 0 else "bad" if change < 0 else "soft"
+        shift: str = (
+            el("b", f"{points(change)} pts", cls=tone) if len(results) > 1 else number(None)
+        )
+        rows.append([env, opponent, _result(first), _result(last), shift])
+    return section(
+        "What the run reached",
+        "Win, draw and loss of the policy at its first and at its last evaluation, with 95 % "
+        "intervals; change of the win rate in percentage points.",
+        table(
+            ["environment", "opponent", "start", "end", "change"],
+            rows,
+            "First and last evaluation per environment and opponent",
+            names=4,
+        )
+        if rows
+        else el("p", "No evaluation has finished yet."),
+    )
+
+
+def _result(row: Row) -> Html:
+    games = max(row["games"], 1)
+    shares = {name: row[f"{name}s" if name != "loss" else "losses"] for name in _OUTCOMES}
+    lines = [
+        el("b", f"{percent(row['win_rate'], 1)} wins"),
+        _interval(*row["ci95"]),
+        el(
+            "div",
+            *(el("i", cls=name, style=f"flex:{won}") for name, won in shares.items() if won),
+            cls="stack",
+        ),
+        el(
+            "span",
+            f"{percent(row['draws'] / games, 1)} draws, {percent(row['losses'] / games, 1)} losses",
+        ),
+        _interval(*wilson_interval(row["losses"], row["games"])),
+        el("div", f"{row['games']} games after {row['step']} updates", cls="soft"),
+    ]
+    return join(lines)
+
+
+_OUTCOMES = ("win", "draw", "loss")
+
+
+def _interval(low: float, high: float) -> Html:
+    return el("span", f" ({percent(low, 1)} to {percent(high, 1)})", cls="soft")
+
+
+def pool(run: RunData) -> Html | None:
+    """Ratings as they stand, and who met whom how often."""
+    if not run.pool:
+        return None
+    entries = sorted(run.pool["entries"], key=lambda entry: -entry["mu"])
+    rows = [
+        [
+            entry["uid"],
+            "active" if entry["active"] else "retired",
+            f"{entry['mu']:.2f} ± {entry['sigma']:.2f}",
+            count(entry["games"]),
+        ]
+        for entry in entries[:MOST_RATINGS]
+    ]
+    left = len(entries) - len(rows)
+    return section(
+        "Pool",
+        "TrueSkill mean and sigma of each policy, best first"
+        + (f"; {left} more are not shown." if left > 0 else "."),
+        table(["policy", "state", "rating", "games"], rows, "Ratings of the pool", names=2),
+        _matches(run.pool["matches"], [entry["uid"] for entry in run.pool["entries"]]),
+    )
+
+
+def _matches(matches: dict[str, dict[str, int]], uids: list[str]) -> Html | None:
+    pairs = match_rows(matches)
+    if not pairs:
+        return None
+    met: Counter[str] = Counter()
+    for pair in pairs:
+        met.update({pair.first: pair.games, pair.second: pair.games})
+    chosen = {uid for uid, _ in met.most_common(MOST_MATCHED)}
+    shown = [uid for uid in uids if uid in chosen]
+    most = max(pair.games for pair in pairs)
+    body = []
+    for uid in shown:
+        row = matches.get(uid, {})
+        cells = [
+            el("td", count(row[other]), style=f"--heat:{row[other] / most:.2f}")
+            if row.get(other)
+            else el("td", "·", cls="soft")
+            for other in shown
+        ]
+        body.append(el("tr", el("th", uid, scope="row"), *cells))
+    heads = el("tr", el("td", ""), *(el("th", uid, scope="col") for uid in shown))
+    rest = len(met) - len(shown)
+    note = f"Games between two policies{f', of the {len(shown)} with most games' if rest else ''}."
+    heat = el(
+        "table",
+        el("caption", "Number of games between policies"),
+        el("thead", heads),
+        el("tbody", *body),
+        cls="heat",
+    )
+    return join([el("p", note, cls="note"), el("div", heat, cls="scroll")])
+
+
+def failures(run: RunData) -> Html | None:
+    """How games ended, and the errors of those that failed."""
+    if run.games_error is not None:
+        return section("Games", "The games of this run cannot be read.", el("p", run.games_error))
+    ends = Counter((game.spec.env_id, game.spec.purpose, game.end_reason) for game in run.games)
+    rows = [
+        [env, purpose, reason.replace("_", " "), count(games)]
+        for (env, purpose, reason), games in sorted(ends.items())
+    ]
+    errors = Counter(_short(game.error) for game in run.games if game.error is not None)
+    listed = [[message, count(times)] for message, times in errors.most_common(MOST_ERRORS)]
+    return section(
+        "How games ended",
+        "Games on disk, training and evaluation. A failed game is recorded and replaced.",
+        table(["environment", "purpose", "end", "games"], rows, "Ends of games", names=3)
+        if rows
+        else None,
+        el("h3", "Errors of failed games") if listed else None,
+        table(["error", "games"], listed, "Errors of failed games") if listed else None,
+    )
+
+
+def _short(message: str) -> str:
+    return message if len(message) <= 300 else f"{message[:300]} …"
+
+
+def made_by(run: RunData) -> Html | None:
+    """Seed, versions, command and configuration: what it takes to run it again."""
+    facts = [
+        [name.replace("_", " "), el("code", str(run.summary[name]))]
+        for name in ("seed", "restarts", "objective")
+        if name in run.summary
+    ]
+    if run.command:
+        facts.insert(0, ["command", el("code", run.command)])
+    versions = run.summary.get("versions", {})
+    facts += [[f"version of {name}", el("code", version)] for name, version in versions.items()]
+    return section(
+        "How it was made",
+        "What it takes to run it again.",
+        table(["what", "value"], facts, "Seed, versions and command", names=2) if facts else None,
+        fold("Resolved configuration", el("pre", run.config, tabindex=0)) if run.config else None,
+    )

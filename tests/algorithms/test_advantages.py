@@ -1,0 +1,156 @@
+"""Advantages against hand-worked numbers and brute force."""
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlforge.algorithms.advantages import (
+    episodes_of,
+    explained_variance,
+    generalized_advantages,
+    group_relative,
+    standardize,
+    turn_rewards,
+)
+from rlforge.errors import RunError
+
+numbers = st.floats(-10, 10)
+
+
+def test_standardize_by_hand():
+    assert standardize([1, 2, 6], divide=False) == [-2, -1, 3]
+    std = (14 / 3) ** 0.5
+    assert standardize([1, 2, 6]) == pytest.approx([-2 / std, -1 / std, 3 / std])
+
+
+@pytest.mark.parametrize("divide", [True, False])
+def test_equal_values_standardize_to_exactly_zero(divide):
+    assert standardize([0.1 + 0.2, 0.3, 0.3], divide) == [0, 0, 0]
+    assert standardize([], divide) == []
+
+
+@given(st.lists(numbers, min_size=2, max_size=20))
+def test_standardized_values_have_mean_zero_and_deviation_one(values):
+    result = standardize(values)
+    assert statistics.fmean(result) == pytest.approx(0, abs=1e-5)
+    if any(result):
+        assert statistics.pstdev(result) == pytest.approx(1, abs=1e-5)
+
+
+# ---------------------------------------------------------------- GRPO
+
+
+def test_advantages_are_relative_to_group_and_role(make_step):
+    steps = [
+        make_step("g1", 1.0, group_id="x", player_id=0),
+        make_step("g1", -1.0, group_id="x", player_id=1),
+        make_step("g2", -1.0, group_id="x", player_id=0),
+        make_step("g2", -1.0, group_id="x", player_id=1),
+        make_step("g3", 5.0, group_id="y", player_id=0),
+        make_step("g4", 9.0, group_id="y", player_id=0),
+    ]
+    relative = group_relative(steps, normalize_std=True)
+    assert relative.advantages == (1, 0, -1, 0, -1, 1)
+    assert (relative.groups, relative.constant) == (3, 1)
+    assert group_relative(steps, normalize_std=False).advantages == (1, 0, -1, 0, -2, 2)
+
+
+def test_an_episode_has_one_advantage_however_many_steps(make_step):
+    steps = [
+        make_step("g1", 1.0, 0, False, group_id="x"),
+        make_step("g1", 2.0, 1, True, group_id="x"),
+        make_step("g2", 0.5, 0, True, group_id="x"),
+    ]
+    assert group_relative(steps, normalize_std=False).advantages == (0.5, 0.5, -0.5)
+
+
+def test_steps_without_a_group_are_refused(make_step):
+    with pytest.raises(RunError, match=r"game g belongs to no group.*buffer\.kind=episode"):
+        group_relative([make_step("g")], normalize_std=True)
+
+
+# ---------------------------------------------------------------- turns of an episode
+
+
+def test_whole_episodes_are_found(make_step):
+    steps = [
+        make_step("a", turn_index=0, last_turn=False),
+        make_step("a", turn_index=1),
+        make_step("a", player_id=1),
+        make_step("b"),
+    ]
+    assert list(episodes_of(steps)) == [slice(0, 2), slice(2, 3), slice(3, 4)]
+    assert list(episodes_of([])) == []
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [("a", 0, False)],
+        [("a", 1, True)],
+        [("a", 0, False), ("b", 0, True)],
+        [("a", 0, False), ("b", 1, True)],
+        [("a", 0, False), ("a", 2, True)],
+    ],
+)
+def test_broken_episodes_are_refused(make_step, turns):
+    steps = [make_step(game, turn_index=index, last_turn=last) for game, index, last in turns]
+    with pytest.raises(RunError, match=r"episode is not whole.*buffer\.kind=episode"):
+        list(episodes_of(steps))
+
+
+def test_the_outcome_is_paid_once_and_feedback_where_it_arose(make_step):
+    steps = [
+        make_step(reward=1.5, outcome_reward=1.0, turn_index=0, last_turn=False),
+        make_step(reward=0.5, outcome_reward=1.0, turn_index=1, last_turn=False),
+        make_step(reward=1.25, outcome_reward=1.0, turn_index=2),
+    ]
+    assert turn_rewards(steps) == [0.5, -0.5, 1.25]
+
+
+def test_gae_by_hand():
+    # delta_1 = 1 - 0.5 = 0.5; delta_0 = 0.9 * 0.5 - 0.2 = 0.25; A_0 = 0.25 + 0.9 * 0.8 * 0.5
+    assert generalized_advantages([0, 1], [0.2, 0.5], 0.9, 0.8) == pytest.approx([0.61, 0.5])
+
+
+turns = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=8)
+rates = st.floats(0, 1)
+
+
+@given(turns, rates, rates)
+def test_gae_is_the_weighted_sum_of_n_step_advantages(episode, gamma, lam):
+    """Brute force of eq. 16: (1 - lam) sum_n lam^(n-1) A^(n), the rest of the mass on the last."""
+    rewards, values = zip(*episode, strict=True)
+    length = len(episode)
+
+    def n_step(t, n):
+        end = min(t + n, length)
+        bootstrap = gamma**n * values[end] if end < length else 0.0
+        return sum(gamma ** (k - t) * rewards[k] for k in range(t, end)) + bootstrap - values[t]
+
+    expected = []
+    for t in range(length):
+        left = length - t
+        weighted = sum((1 - lam) * lam ** (n - 1) * n_step(t, n) for n in range(1, left))
+        expected.append(weighted + lam ** (left - 1) * n_step(t, left))
+    assert generalized_advantages(rewards, values, gamma, lam) == pytest.approx(expected, abs=1e-9)
+
+
+@given(turns, rates)
+def test_with_lambda_one_the_advantage_is_return_minus_value(episode, gamma):
+    rewards, values = zip(*episode, strict=True)
+    returns = [
+        sum(gamma ** (k - t) * rewards[k] for k in range(t, len(rewards)))
+        for t in range(len(rewards))
+    ]
+    expected = [r - v for r, v in zip(returns, values, strict=True)]
+    assert generalized_advantages(rewards, values, gamma, 1.0) == pytest.approx(expected, abs=1e-9)
+
+
+def test_explained_variance():
+    assert explained_variance([1, 2, 3], [1, 2, 3]) == 1
+    assert explained_variance([5, 5, 5], [1, 2, 3]) == pytest.approx(0)
+    assert explained_variance([3, 2, 1], [1, 2, 3]) == pytest.approx(-3)
+    assert explained_variance([1, 2], [4, 4]) == 0

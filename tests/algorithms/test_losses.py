@@ -1,0 +1,298 @@
+"""Loss pieces against numbers worked by hand, exact expectations and autograd."""
+
+import math
+
+import pytest
+import torch
+
+from rlforge.algorithms.losses import (
+    aggregate,
+    clipped_loss,
+    importance_weights,
+    kl_penalty,
+    score_function_loss,
+    token_mean,
+    value_loss,
+)
+
+MASK = [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
+LOSSES = [[1.0, 2.0, 3.0], [4.0, 50.0, 60.0]]
+
+
+# ---------------------------------------------------------------- aggregation
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("token_mean", (1 + 2 + 3 + 4) / 4),
+        ("sequence_mean", ((1 + 2 + 3) / 3 + 4) / 2),
+        ("constant", (1 + 2 + 3 + 4) / (2 * 10)),
+    ],
+)
+def test_aggregations_by_hand(make_inputs, how, expected):
+    inputs = make_inputs(LOSSES, mask=MASK)
+    assert float(aggregate(torch.tensor(LOSSES), inputs, how, 10)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("how", ["token_mean", "sequence_mean", "constant"])
+def test_an_answer_without_tokens_weighs_nothing(make_inputs, how):
+    inputs = make_inputs([[1.0, 2.0]], mask=[[0.0, 0.0]], total_tokens=0)
+    loss = aggregate(inputs.logprobs, inputs, how, 10)
+    loss.backward()
+    assert float(loss) == 0
+    assert inputs.logprobs.grad.tolist() == [[0, 0]]
+
+
+def test_an_unknown_aggregation_is_refused(make_inputs):
+    with pytest.raises(ValueError, match="none of token_mean, sequence_mean, constant"):
+        aggregate(torch.zeros(1, 1), make_inputs([[0.0]]), "mean", 1)
+
+
+def test_token_means_divide_by_the_tokens_of_the_whole_optimizer_step(make_inputs):
+    inputs = make_inputs(LOSSES, mask=MASK, total_tokens=40)
+    assert token_mean(torch.tensor(LOSSES), inputs) == pytest.approx(10 / 40)
+
+
+# ---------------------------------------------------------------- importance weights
+
+
+def test_weights_are_ratios_up_to_the_cap(make_inputs):
+    now = [[math.log(0.5), math.log(0.2), math.log(0.9)]]
+    behaviour = [[math.log(0.25), math.log(0.4), math.log(0.1)]]
+    inputs = make_inputs(now, behaviour_logprobs=behaviour, mask=[[1.0, 1.0, 1.0]])
+    weights = importance_weights(inputs.logprobs, inputs, cap=3.0)
+    assert weights.loss.tolist() == [pytest.approx([2.0, 0.5, 3.0])]
+    assert weights.metrics["importance_weight_mean"] == pytest.approx(5.5 / 3)
+    assert weights.metrics["importance_capped_fraction"] == pytest.approx(1 / 3)
+    assert not weights.loss.requires_grad
+
+
+def test_without_a_cap_there_is_no_correction(make_inputs):
+    inputs = make_inputs([[0.0, 0.0]], behaviour_logprobs=[[-5.0, -1.0]])
+    weights = importance_weights(inputs.logprobs, inputs, cap=None)
+    assert weights.loss.tolist() == [[1, 1]]
+    assert weights.metrics == {}
+
+
+# ---------------------------------------------------------------- policy losses
+
+
+def test_score_function_gradient_is_minus_weight_times_advantage(make_inputs):
+    inputs = make_inputs(
+        [[-1.0, -2.0, -3.0], [-1.0, 0.0, 0.0]],
+        behaviour_logprobs=[[-1.0, -2.0 - math.log(1.5), -3.0 - math.log(9)], [-1.0, 7.0, 7.0]],
+        advantages=[2.0, -1.0],
+        mask=MASK,
+    )
+    aggregate(score_function_loss(inputs, cap=2.0).loss, inputs, "token_mean", 1).backward()
+    expected = torch.tensor([[-2.0, -3.0, -4.0], [1.0, 0.0, 0.0]]) / 4
+    torch.testing.assert_close(inputs.logprobs.grad, expected)
+
+
+def test_weighted_score_function_is_the_true_gradient_off_policy(make_inputs):
+    """Expectation over all tokens of the engine's distribution, against d/dlogits sum pi A."""
+    logits = torch.tensor([0.3, -0.4, 1.0, 0.0], requires_grad=True)
+    behaviour = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    advantages = torch.tensor([1.0, -2.0, 0.5, 3.0])
+    logprobs = logits.log_softmax(0)
+    (expected,) = torch.autograd.grad(-(logprobs.exp() * advantages).sum(), logits)
+    inputs = make_inputs(
+        logits.log_softmax(0)[:, None],
+        behaviour_logprobs=behaviour.log()[:, None],
+        advantages=advantages,
+    )
+    loss = (behaviour[:, None] * score_function_loss(inputs, cap=1e6).loss).sum()
+    torch.testing.assert_close(torch.autograd.grad(loss, logits)[0], expected)
+
+
+RATIOS = [0.5, 0.9, 1.1, 1.5, 5.0]
+
+
+def clipped_at(make_inputs, advantage, dual_clip=None):
+    inputs = make_inputs(
+        [[math.log(r) - 1.0 for r in RATIOS]],
+        old_logprobs=[[-1.0] * 5],
+        behaviour_logprobs=[[-1.0] * 5],
+        advantages=[advantage],
+    )
+    output = clipped_loss(inputs, None, clip_low=0.2, clip_high=0.3, dual_clip=dual_clip)
+    output.loss.sum().backward()
+    return output.loss[0].tolist(), inputs.logprobs.grad[0].tolist(), output.metrics
+
+
+def test_clipping_by_hand_for_a_good_action(make_inputs):
+    loss, gradient, metrics = clipped_at(make_inputs, 2.0)
+    assert loss == pytest.approx([-1.0, -1.8, -2.2, -2.6, -2.6])
+    assert gradient == pytest.approx([-1.0, -1.8, -2.2, 0, 0])
+    assert metrics == {"clip_fraction": pytest.approx(2 / 5)}
+
+
+def test_clipping_by_hand_for_a_bad_action(make_inputs):
+    loss, gradient, metrics = clipped_at(make_inputs, -2.0)
+    assert loss == pytest.approx([1.6, 1.8, 2.2, 3.0, 10.0])
+    assert gradient == pytest.approx([0, 1.8, 2.2, 3.0, 10.0])
+    assert metrics == {"clip_fraction": pytest.approx(1 / 5)}
+
+
+def test_dual_clip_bounds_a_bad_action_only(make_inputs):
+    loss, gradient, metrics = clipped_at(make_inputs, -2.0, dual_clip=3.0)
+    assert loss == pytest.approx([1.6, 1.8, 2.2, 3.0, 6.0])
+    assert gradient == pytest.approx([0, 1.8, 2.2, 3.0, 0])
+    assert metrics == {"clip_fraction": pytest.approx(2 / 5)}
+    assert clipped_at(make_inputs, 2.0, dual_clip=3.0) == clipped_at(make_inputs, 2.0)
+
+
+def test_at_ratio_one_the_clipped_gradient_is_that_of_reinforce(make_inputs):
+    torch.manual_seed(0)
+    logprobs = -torch.rand(4, 3)
+    fields = {"behaviour_logprobs": -torch.rand(4, 3), "advantages": torch.randn(4)}
+    gradients = []
+    for loss in (
+        lambda inputs: score_function_loss(inputs, 1.5),
+        lambda inputs: clipped_loss(inputs, 1.5, 0.2, 0.2, 3.0),
+    ):
+        inputs = make_inputs(logprobs.clone().requires_grad_(), **fields)
+        loss(inputs).loss.sum().backward()
+        gradients.append(inputs.logprobs.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_the_clipped_loss_corrects_for_the_engine_at_the_old_policy(make_inputs):
+    inputs = make_inputs(
+        [[-1.0]],
+        old_logprobs=[[-1.0 - math.log(1.1)]],
+        behaviour_logprobs=[[-1.0 - math.log(1.1) - math.log(1.5)]],
+        advantages=[2.0],
+    )
+    loss = clipped_loss(inputs, 4.0, 0.2, 0.2, None).loss
+    assert float(loss) == pytest.approx(-1.5 * 1.1 * 2.0)
+
+
+# ---------------------------------------------------------------- KL
+
+POLICY = torch.tensor([0.2, -0.5, 1.0, 0.1], dtype=torch.float64)
+REFERENCE = torch.tensor([0.6, 0.1, 0.2, 0.1], dtype=torch.float64)
+ENGINE = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+
+
+def expected_penalty(make_inputs, logits, estimator, drawn_from=None):
+    """The penalty's exact expectation: every token once, weighted by its probability."""
+    logprobs = logits.log_softmax(0)
+    drawn_from = logprobs.exp().detach() if drawn_from is None else drawn_from
+    inputs = make_inputs(
+        logprobs[:, None],
+        ref_logprobs=REFERENCE.log()[:, None],
+        behaviour_logprobs=drawn_from.log()[:, None],
+    )
+    penalty = kl_penalty(inputs, estimator, cap=1e6)
+    return (drawn_from[:, None] * penalty.loss).sum()
+
+
+def kl(p, q):
+    return (p * (p.log() - q.log())).sum()
+
+
+@pytest.mark.parametrize("drawn_from", [None, ENGINE])
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_k1_and_k3_are_unbiased_values(make_inputs, estimator, drawn_from):
+    estimate = expected_penalty(make_inputs, POLICY, estimator, drawn_from)
+    torch.testing.assert_close(estimate, kl(POLICY.softmax(0), REFERENCE))
+
+
+def test_k2_is_half_the_mean_squared_log_ratio(make_inputs):
+    policy = POLICY.softmax(0)
+    expected = (policy * (policy / REFERENCE).log().square()).sum() / 2
+    torch.testing.assert_close(expected_penalty(make_inputs, POLICY, "k2"), expected)
+
+
+@pytest.mark.parametrize("drawn_from", [None, ENGINE])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_gradients_are_those_of_the_documented_divergence(make_inputs, estimator, drawn_from):
+    logits = POLICY.clone().requires_grad_()
+    policy = logits.softmax(0)
+    exact = kl(REFERENCE, policy) if estimator == "k3" else kl(policy, REFERENCE)
+    (expected,) = torch.autograd.grad(exact, logits)
+    estimate = expected_penalty(make_inputs, logits, estimator, drawn_from)
+    torch.testing.assert_close(torch.autograd.grad(estimate, logits)[0], expected)
+
+
+def test_kl_by_hand(make_inputs):
+    d = math.log(2.0)
+    fields = {"ref_logprobs": [[-1.0 - d, 99.0]], "mask": [[1.0, 0.0]]}
+    values = {
+        estimator: kl_penalty(make_inputs([[-1.0, 0.0]], **fields), estimator, None)
+        for estimator in ("k1", "k2", "k3")
+    }
+    assert float(values["k1"].loss[0, 0]) == pytest.approx(d)
+    assert float(values["k2"].loss[0, 0]) == pytest.approx(d * d / 2)
+    assert float(values["k3"].loss[0, 0]) == pytest.approx(0.5 - 1 + d)
+    assert values["k3"].metrics == {"kl": pytest.approx(d - 0.5)}
+
+
+def test_kl_needs_a_reference_and_a_known_estimator(make_inputs):
+    with pytest.raises(ValueError, match="needs ref_logprobs"):
+        kl_penalty(make_inputs([[0.0]]), "k1", None)
+    with pytest.raises(ValueError, match="none of k1, k2, k3"):
+        kl_penalty(make_inputs([[0.0]], ref_logprobs=[[0.0]]), "k4", None)
+
+
+# ---------------------------------------------------------------- padding, extremes
+
+
+def test_padding_may_hold_anything(make_inputs):
+    nan = math.nan
+    inputs = make_inputs(
+        [[-1.0, nan], [-2.0, -math.inf]],
+        mask=[[1.0, 0.0], [1.0, 0.0]],
+        behaviour_logprobs=[[-1.0, nan], [-2.0, 0.0]],
+        old_logprobs=[[-1.1, nan], [-2.0, 0.0]],
+        ref_logprobs=[[-1.2, nan], [-2.0, 0.0]],
+    )
+    loss = (
+        aggregate(score_function_loss(inputs, 2.0).loss, inputs, "sequence_mean", 1)
+        + aggregate(clipped_loss(inputs, 2.0, 0.2, 0.2, None).loss, inputs, "token_mean", 1)
+        + aggregate(kl_penalty(inputs, "k3", 2.0).loss, inputs, "token_mean", 1)
+    )
+    loss.backward()
+    assert math.isfinite(float(loss))
+    assert inputs.logprobs.grad.isfinite().all()
+    assert inputs.logprobs.grad[:, 1].tolist() == [0, 0]
+
+
+def test_a_huge_ratio_stays_finite_in_single_precision(make_inputs):
+    fields = {"old_logprobs": [[-500.0]], "ref_logprobs": [[500.0]], "advantages": [-1.0]}
+    inputs = make_inputs(
+        torch.tensor([[-0.1]], dtype=torch.float32, requires_grad=True),
+        behaviour_logprobs=torch.tensor([[-900.0]], dtype=torch.float32),
+        **{name: torch.tensor(field, dtype=torch.float32) for name, field in fields.items()},
+    )
+    assert clipped_loss(inputs, 2.0, 0.2, 0.2, None).loss.isfinite().all()
+    assert kl_penalty(inputs, "k3", 2.0).loss.isfinite().all()
+
+
+# ---------------------------------------------------------------- critic
+
+
+def test_value_loss_by_hand(make_inputs):
+    inputs = make_inputs(
+        [[0.0], [0.0]], values=[1.0, 3.0], old_values=[0.0, 3.0], returns=[2.0, 2.5]
+    )
+    assert float(value_loss(inputs, None)) == pytest.approx((1.0 + 0.25) / 2)
+
+
+def test_value_clip_takes_the_worse_error(make_inputs):
+    values = torch.tensor([1.0, 1.0], requires_grad=True)
+    inputs = make_inputs([[0.0], [0.0]], values=values, old_values=[0.0, 0.0], returns=[2.0, -2.0])
+    loss = value_loss(inputs, 0.5)
+    # V held at 0.5: errors 1.5^2 against 1^2 (the held one is worse), 2.5^2 against 3^2.
+    assert float(loss) == pytest.approx((2.25 + 9.0) / 2)
+    loss.backward()
+    assert values.grad.tolist() == pytest.approx([0.0, 3.0])
+
+
+def test_a_critic_needs_its_inputs(make_inputs):
+    with pytest.raises(ValueError, match="needs values and returns"):
+        value_loss(make_inputs([[0.0]]), None)
+    with pytest.raises(ValueError, match="needs old_values"):
+        value_loss(make_inputs([[0.0]], values=[0.0], returns=[0.0]), 0.2)

@@ -1,0 +1,184 @@
+"""How many games may start."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlforge.buffer import EpisodeBuffer, StepBuffer
+from rlforge.buffer.admission import Admission
+from rlforge.buffer.base import BufferSettings
+
+
+def buffer_of(kind, **settings):
+    defaults = {"max_size": 10_000, "max_staleness": 0, "batch_delay": 1.0, "seed": 0}
+    return kind(BufferSettings(**{**defaults, **settings}))
+
+
+def test_stored_and_expected_samples_stay_within_both_limits():
+    admission = Admission(max_stored=10, max_ahead=20, samples_per_game=2.0)
+    assert admission.reserve(100, stored=3, short=True) == 3
+    assert admission.reserve(100, stored=3, short=True) == 0
+    admission.drawn(13, version=0)
+    admission.release(3)
+    assert admission.reserve(100, stored=0, short=True) == 3
+
+
+def test_the_expectation_is_the_mean_of_games_that_brought_samples():
+    admission = Admission(max_stored=100, max_ahead=100, samples_per_game=50.0)
+    assert admission.samples_per_game == 50
+    admission.observe([4, 0, 6])
+    assert admission.samples_per_game == 5
+
+
+def test_thirds_do_not_cost_a_game():
+    admission = Admission(max_stored=7, max_ahead=7, samples_per_game=1.0)
+    admission.observe([2, 2, 3])
+    assert admission.reserve(100, stored=0, short=True) == 3
+
+
+def test_one_game_may_start_when_nothing_else_would_ever_happen():
+    admission = Admission(max_stored=10, max_ahead=10, samples_per_game=100.0)
+    assert admission.reserve(5, stored=8, short=False) == 0
+    assert admission.reserve(0, stored=8, short=True) == 0
+    assert admission.reserve(5, stored=8, short=True) == 1
+    assert admission.reserve(5, stored=8, short=True) == 0
+
+
+def test_a_batch_counts_until_the_version_made_of_it_is_published():
+    admission = Admission(max_stored=10, max_ahead=10, samples_per_game=1.0)
+    admission.drawn(10, version=0)
+    assert admission.reserve(5, stored=0, short=True) == 0
+    admission.published(0)
+    assert admission.reserve(5, stored=0, short=True) == 0
+    admission.published(1)
+    assert admission.reserve(5, stored=0, short=True) == 5
+
+
+def test_a_late_publication_does_not_forgive_a_newer_batch():
+    admission = Admission(max_stored=10, max_ahead=10, samples_per_game=1.0)
+    admission.drawn(5, version=0)
+    admission.drawn(5, version=1)
+    admission.published(1)
+    assert admission.reserve(100, stored=0, short=True) == 5
+
+
+@pytest.mark.parametrize("games", [-1, 3])
+def test_more_than_what_is_under_way_cannot_be_released(games):
+    admission = Admission(max_stored=10, max_ahead=10, samples_per_game=1.0)
+    admission.reserve(2, stored=0, short=True)
+    with pytest.raises(ValueError, match="cannot release"):
+        admission.release(games)
+
+
+def test_a_negative_number_of_games_cannot_be_reserved():
+    with pytest.raises(ValueError, match="cannot reserve -1"):
+        Admission(max_stored=1, max_ahead=1, samples_per_game=1.0).reserve(-1, 0, True)
+
+
+def test_a_guess_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="must be above 0"):
+        Admission(max_stored=1, max_ahead=1, samples_per_game=0.0)
+
+
+def play_updates(buffer, batch_size, updates, game, rng, workers=50):
+    """Collect and learn in turn, games ending in random order; the samples that went to waste."""
+    waste = games = 0
+    for version in range(updates):
+        buffer.set_version(version)
+        under_way = []
+        while not buffer.ready():
+            granted = buffer.reserve(workers - len(under_way))
+            for _ in range(granted):
+                under_way.append(game(f"g{games}", version))
+                games += 1
+            assert under_way, "nothing is under way, and nothing may start"
+            buffer.add(under_way.pop(rng.randrange(len(under_way))))
+            buffer.release(1)
+        assert buffer.draw(batch_size, version) is not None
+        waste += buffer.size()
+        for episodes in under_way:
+            waste += sum(map(buffer._samples_in, episodes))
+            buffer.add(episodes)
+            buffer.release(1)
+        assert buffer.reserve(workers) == 0, "a game would be too old for the next update"
+    return waste
+
+
+@given(seats=st.integers(1, 4), batches=st.integers(1, 8), workers=st.integers(1, 40))
+def test_strictly_on_policy_episodes_meet_the_batch_exactly(make_episode, seats, batches, workers):
+    batch_size = 4 * seats * batches
+    buffer = buffer_of(EpisodeBuffer, batch_size=batch_size, samples_per_game=float(seats))
+
+    def game(game_id, version):
+        return [make_episode(game_id, (version,), player_id=p) for p in range(seats)]
+
+    assert play_updates(buffer, batch_size, 3, game, random.Random(1), workers) == 0
+
+
+def test_strictly_on_policy_groups_meet_the_batch_exactly(make_episode):
+    buffer = buffer_of(EpisodeBuffer, batch_size=32)
+
+    def game(game_id, version):
+        group = f"grp{int(game_id[1:]) // 4}"
+        return [make_episode(game_id, (version,), p, group, 4) for p in range(2)]
+
+    assert play_updates(buffer, 32, 5, game, random.Random(1)) == 0
+
+
+def test_a_wrong_guess_is_wasteful_once(make_episode):
+    buffer = buffer_of(EpisodeBuffer, batch_size=40, samples_per_game=1.0)
+
+    def game(game_id, version):
+        return [make_episode(game_id, (version,), player_id=p) for p in range(2)]
+
+    rng = random.Random(1)
+    assert play_updates(buffer, 40, 1, game, rng) == 40
+    buffer = buffer_of(EpisodeBuffer, batch_size=40, samples_per_game=1.0)
+    assert play_updates(buffer, 40, 10, game, rng) == 40
+
+
+def test_strictly_on_policy_steps_waste_little(make_episode):
+    rng = random.Random(0)
+    buffer = buffer_of(StepBuffer, batch_size=384)
+
+    def game(game_id, version):
+        turns = rng.randrange(3, 10)
+        return [make_episode(game_id, (version,) * turns, player_id=p) for p in range(2)]
+
+    waste = play_updates(buffer, 384, 20, game, rng, workers=100)
+    assert waste < 0.1 * 20 * 384
+
+
+@given(failing=st.floats(0, 0.9), seed=st.integers(0, 100))
+def test_failing_games_do_not_stop_collection(make_episode, failing, seed):
+    rng = random.Random(seed)
+    buffer = buffer_of(EpisodeBuffer, batch_size=8)
+
+    def game(game_id, version):
+        return [] if rng.random() < failing else [make_episode(game_id, (version,))]
+
+    play_updates(buffer, 8, 2, game, rng)
+
+
+def test_with_staleness_games_start_while_the_learner_works(make_episode):
+    buffer = buffer_of(EpisodeBuffer, batch_size=8, max_staleness=1, samples_per_game=1.0)
+    assert buffer.reserve(100) == 16
+    buffer.add([make_episode(f"g{i}") for i in range(16)])
+    buffer.release(16)
+    assert buffer.draw(8, version=0) is not None
+    assert buffer.reserve(100) == 0
+    buffer.set_version(1)
+    assert buffer.reserve(100) == 8
+
+
+def test_games_under_way_do_not_survive_a_restart(make_episode):
+    buffer = buffer_of(StepBuffer, batch_size=8, samples_per_game=1.0)
+    buffer.reserve(8)
+    buffer.add([make_episode("g", (0, 0))])
+    again = buffer_of(StepBuffer, batch_size=8, samples_per_game=1.0)
+    again.reserve(5)
+    again.load_state_dict(buffer.state_dict())
+    assert again.in_flight == 0
+    assert again.reserve(100) == 3  # room for 6 steps, at the 2 a game that were seen

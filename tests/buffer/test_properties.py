@@ -1,0 +1,265 @@
+"""Whatever happens in whatever order: nothing is lost, doubled, stale or favoured."""
+
+import random
+import threading
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from rlforge.buffer import BufferSettings, EpisodeBuffer, StepBuffer
+from rlforge.types import Episode, Step
+
+MAX_SIZE, MAX_STALENESS, GROUP_SIZE = 12, 1, 2
+
+
+def make_game(game_id, versions, seats=1, group_id=None):
+    return [
+        Episode(
+            game_id=game_id,
+            env_id="env",
+            player_id=player_id,
+            group_id=group_id,
+            group_size=1 if group_id is None else GROUP_SIZE,
+            steps=tuple(
+                Step(
+                    game_id=game_id,
+                    env_id="env",
+                    player_id=player_id,
+                    group_id=group_id,
+                    turn_index=index,
+                    last_turn=index == len(versions) - 1,
+                    observation="",
+                    action="",
+                    prompt_token_ids=(),
+                    token_ids=(),
+                    logprobs=(),
+                    raw_reward=0.0,
+                    reward=0.0,
+                    policy_uid="",
+                    policy_version=version,
+                )
+                for index, version in enumerate(versions)
+            ),
+        )
+        for player_id in range(seats)
+    ]
+
+
+def keys(steps):
+    return [(step.game_id, step.player_id, step.turn_index) for step in steps]
+
+
+class BufferMachine(RuleBasedStateMachine):
+    """Adds, draws, evictions, version changes and restarts, against a plain account of them."""
+
+    kind = StepBuffer
+
+    def __init__(self):
+        super().__init__()
+        self.buffer = self.kind(self.settings())
+        self.offered, self.drawn = [], []
+        self.stored = self.evicted = self.given_up = self.dropped = 0
+        self.games = 0
+        self.version = 0
+
+    def settings(self):
+        return BufferSettings(
+            max_size=MAX_SIZE, max_staleness=MAX_STALENESS, batch_size=4, batch_delay=1.0, seed=1
+        )
+
+    def samples(self, steps):
+        if self.kind is StepBuffer:
+            return len(steps)
+        return len({(step.game_id, step.player_id) for step in steps})
+
+    def add(self, episodes):
+        result = self.buffer.add(episodes)
+        steps = [step for episode in episodes for step in episode.steps]
+        self.offered += steps
+        assert result.stored + result.refused == self.samples(steps)
+        self.stored += result.stored
+        self.evicted += result.evicted
+
+    @rule(turns=st.lists(st.integers(0, 2), min_size=1, max_size=4), seats=st.integers(1, 2))
+    def add_game(self, turns, seats):
+        self.games += 1
+        versions = [max(0, self.version - age) for age in sorted(turns, reverse=True)]
+        self.add(make_game(f"g{self.games}", versions, seats))
+
+    @rule(group=st.integers(0, 3), age=st.integers(0, 2))
+    def add_game_of_a_group(self, group, age):
+        self.games += 1
+        version = max(0, self.version - age)
+        self.add(make_game(f"g{self.games}", [version], 2, f"group{group} of {self.version}"))
+
+    @rule(group=st.integers(0, 3))
+    def drop_group(self, group):
+        self.given_up += self.buffer.drop_group(f"group{group} of {self.version}")
+
+    @rule(n=st.integers(1, 6), newer=st.booleans())
+    def draw(self, n, newer):
+        self.version += newer
+        before = self.buffer.drawable()
+        batch = self.buffer.draw(n, self.version)
+        if batch is None:
+            assert self.buffer.drawable() < n
+            return
+        assert n <= self.samples(batch.steps) < n + GROUP_SIZE * 2
+        assert self.buffer.drawable() <= before - n
+        assert batch.min_version == min(step.policy_version for step in batch.steps)
+        assert batch.max_version == max(step.policy_version for step in batch.steps)
+        assert batch.min_version >= self.version - MAX_STALENESS
+        self.drawn += batch.steps
+        self.dropped += batch.dropped_stale
+        for group_id in {step.group_id for step in batch.steps} - {None}:
+            if self.kind is EpisodeBuffer:
+                games = {s.game_id for s in batch.steps if s.group_id == group_id}
+                assert len(games) >= GROUP_SIZE
+
+    @rule()
+    def publish(self):
+        self.version += 1
+        self.buffer.set_version(self.version)
+
+    @rule()
+    def restart(self):
+        state = self.buffer.state_dict()
+        self.buffer = self.kind(self.settings())
+        self.buffer.load_state_dict(state)
+
+    @invariant()
+    def nothing_is_drawn_twice_or_invented(self):
+        counts = Counter(keys(self.drawn))
+        assert set(counts.values()) <= {1}
+        assert counts.keys() <= set(keys(self.offered))
+
+    @invariant()
+    def the_limit_holds(self):
+        assert 0 <= self.buffer.drawable() <= self.buffer.size() <= MAX_SIZE
+
+    def teardown(self):
+        """At the end everything offered has been drawn, evicted, dropped, given up, or is there."""
+        inside = self.buffer.state_dict()
+        if self.kind is StepBuffer:
+            left = inside["steps"]
+            # Every step that is neither here nor drawn nor evicted was dropped as stale.
+            self.dropped += inside["dropped_stale_steps"]
+            total = len(self.drawn) + self.evicted + self.dropped + len(left)
+            assert total == len(self.offered)
+        else:
+            left = [s for g in inside["groups"] for e in g["episodes"] for s in e["steps"]]
+            episodes = sum(len(group["episodes"]) for group in inside["groups"])
+            assert episodes == self.buffer.size()
+            accounted = self.samples(self.drawn) + self.evicted + self.given_up + episodes
+            assert accounted <= self.stored
+        seen = Counter(keys(self.drawn))
+        seen.update((step["game_id"], step["player_id"], step["turn_index"]) for step in left)
+        assert set(seen.values()) <= {1}
+        # What is still fresh and belongs to no group can only have gone by eviction.
+        oldest = self.version - MAX_STALENESS
+        if self.kind is StepBuffer:
+            fresh = [step for step in self.offered if step.policy_version >= oldest]
+        else:
+            stale = {s.game_id for s in self.offered if s.policy_version < oldest}
+            fresh = [s for s in self.offered if s.game_id not in stale and s.group_id is None]
+        gone = [step for step in fresh if keys([step])[0] not in seen]
+        assert self.samples(gone) <= self.evicted
+        super().teardown()
+
+
+class EpisodeBufferMachine(BufferMachine):
+    kind = EpisodeBuffer
+
+
+TestStepBuffer = BufferMachine.TestCase
+TestEpisodeBuffer = EpisodeBufferMachine.TestCase
+for machine in (TestStepBuffer, TestEpisodeBuffer):
+    machine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
+def test_concurrent_collectors_and_a_learner_lose_and_double_nothing(kind):
+    """Each method under one lock, as an actor runs them, from five threads."""
+    buffer = kind(
+        BufferSettings(max_size=10_000, max_staleness=10**6, batch_size=8, batch_delay=1.0, seed=0)
+    )
+    lock, drawn, failures = threading.Lock(), [], []
+    games_each, collectors = 300, 4
+    total = games_each * collectors * 2 * 2
+    done = threading.Event()
+
+    def collect(name):
+        for index in range(games_each):
+            with lock:
+                buffer.add(make_game(f"{name}-{index}", (0, 0), seats=2))
+
+    def learn():
+        version = 0
+        while len(drawn) < total and not done.is_set():
+            with lock:
+                batch = buffer.draw(8, version)
+            if batch is not None:
+                drawn.extend(batch.steps)
+                version += 1
+
+    def guarded(work, *arguments):
+        try:
+            work(*arguments)
+        except BaseException as error:
+            failures.append(error)
+
+    learner = threading.Thread(target=guarded, args=(learn,))
+    threads = [threading.Thread(target=guarded, args=(collect, n)) for n in range(collectors)]
+    for thread in [learner, *threads]:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    learner.join(timeout=60)
+    done.set()
+    assert not failures
+    assert len(drawn) == total
+    assert len(set(keys(drawn))) == total
+    assert buffer.size() == 0
+
+
+# Upper 0.1 % point of chi-square with 19 degrees of freedom.
+CHI_SQUARE_19 = 43.82
+
+
+def chi_square(counts, categories):
+    expected = sum(counts.values()) / categories
+    return sum((counts[each] - expected) ** 2 / expected for each in range(categories))
+
+
+@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_eviction_and_draws_favour_nobody(kind, at_once):
+    """20 games into 19 places, added together or the last one alone: anyone may be evicted.
+
+    Who is drawn first is chance too.
+    """
+    rounds = 4000
+    evicted, first = Counter(), Counter()
+    seeds = random.Random(7)
+    for _ in range(rounds):
+        buffer = kind(
+            BufferSettings(
+                max_size=19,
+                max_staleness=0,
+                batch_size=1,
+                batch_delay=1.0,
+                seed=seeds.getrandbits(32),
+            )
+        )
+        games = [make_game(str(game), (0,)) for game in range(20)]
+        for together in [sum(games, [])] if at_once else games:  # noqa: RUF017
+            buffer.add(together)
+        batch = buffer.draw(19, version=0)
+        (missing,) = set(range(20)) - {int(step.game_id) for step in batch.steps}
+        evicted[missing] += 1
+        first[int(batch.steps[0].game_id)] += 1
+    assert chi_square(evicted, 20) < CHI_SQUARE_19
+    assert chi_square(first, 20) < CHI_SQUARE_19

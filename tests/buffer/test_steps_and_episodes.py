@@ -1,0 +1,270 @@
+"""What each buffer keeps, draws, evicts and drops."""
+
+import json
+
+import pytest
+
+from rlforge.buffer import AddResult, BufferSettings, EpisodeBuffer, StepBuffer
+from rlforge.errors import CheckpointError
+
+
+def buffer_of(kind, **settings):
+    defaults = {
+        "max_size": 100,
+        "max_staleness": 1,
+        "batch_size": 2,
+        "batch_delay": 1.0,
+        "seed": 0,
+    }
+    return kind(BufferSettings(**{**defaults, **settings}))
+
+
+def texts(steps):
+    return sorted(step.observation for step in steps)
+
+
+def test_a_step_buffer_counts_steps(make_episode):
+    buffer = buffer_of(StepBuffer, batch_size=3, batch_delay=1.5)
+    assert buffer.add([make_episode("a", (0, 0, 0))]) == AddResult(stored=3, evicted=0, refused=0)
+    assert (buffer.size(), buffer.drawable(), buffer.ready()) == (3, 3, False)
+    buffer.add([make_episode("b", (0, 0))])
+    assert buffer.ready()
+
+
+def test_drawn_steps_are_gone(make_episode):
+    buffer = buffer_of(StepBuffer)
+    buffer.add([make_episode("a", (0, 1)), make_episode("b", (1,))])
+    first = buffer.draw(2, version=1)
+    second = buffer.draw(1, version=1)
+    assert texts(first.steps + second.steps) == ["a at 0", "a at 1", "b at 0"]
+    assert not first.whole_episodes
+    assert buffer.size() == 0
+    assert buffer.draw(1, version=1) is None
+
+
+def test_a_batch_says_which_versions_made_it(make_episode):
+    buffer = buffer_of(StepBuffer, max_staleness=5)
+    buffer.add([make_episode("a", (3, 4, 5))])
+    batch = buffer.draw(3, version=6)
+    assert (batch.min_version, batch.max_version, batch.dropped_stale) == (3, 5, 0)
+
+
+def test_stale_steps_are_dropped_counted_and_refused(make_episode):
+    buffer = buffer_of(StepBuffer)
+    buffer.add([make_episode("a", (0, 1, 2))])
+    assert buffer.set_version(2) == 1
+    assert buffer.add([make_episode("b", (0, 1))]) == AddResult(stored=1, evicted=0, refused=1)
+    assert texts(buffer.draw(1, version=3).steps) == ["a at 2"]
+    buffer.add([make_episode("c", (3,))])
+    assert buffer.draw(1, version=3).dropped_stale == 0
+
+
+def test_dropped_stale_counts_since_the_last_batch(make_episode):
+    buffer = buffer_of(StepBuffer)
+    buffer.add([make_episode("a", (0, 1, 2))])
+    buffer.set_version(2)
+    buffer.add([make_episode("b", (0, 1))])
+    assert buffer.draw(3, version=2).dropped_stale == 2
+
+
+def test_a_draw_that_staleness_left_too_small_takes_nothing(make_episode):
+    buffer = buffer_of(StepBuffer)
+    buffer.add([make_episode("a", (0, 2))])
+    assert buffer.draw(2, version=2) is None
+    assert buffer.size() == 1
+
+
+def test_the_learner_may_be_ahead_of_the_published_version(make_episode):
+    buffer = buffer_of(StepBuffer)
+    buffer.add([make_episode("a", (2, 2))])
+    assert buffer.draw(1, version=3) is not None
+    buffer.set_version(2)
+    assert buffer.version == 3
+
+
+def test_an_empty_batch_cannot_be_asked_for():
+    with pytest.raises(ValueError, match="at least 1"):
+        buffer_of(StepBuffer).draw(0, version=0)
+
+
+@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
+def test_a_full_buffer_evicts(make_episode, kind):
+    buffer = buffer_of(kind, max_size=3)
+    result = buffer.add([make_episode(game_id) for game_id in "abcde"])
+    assert result == AddResult(stored=5, evicted=2, refused=0)
+    assert (buffer.size(), buffer.drawable()) == (3, 3)
+
+
+@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
+def test_clear_empties(make_episode, kind):
+    buffer = buffer_of(kind)
+    buffer.add([make_episode("a", (0, 0)), make_episode("b", (0,), 0, "grp", 2)])
+    buffer.clear()
+    assert (buffer.size(), buffer.drawable()) == (0, 0)
+
+
+def test_episodes_stay_whole_adjacent_and_in_order(make_episode):
+    buffer = buffer_of(EpisodeBuffer, batch_size=3)
+    buffer.add([make_episode(game_id, (0,) * 3, p) for game_id in "ab" for p in (0, 1)])
+    batch = buffer.draw(3, version=0)
+    assert batch.whole_episodes
+    assert len(batch.steps) == 9
+    for start in (0, 3, 6):
+        episode = batch.steps[start : start + 3]
+        assert len({(step.game_id, step.player_id) for step in episode}) == 1
+        assert [step.turn_index for step in episode] == [0, 1, 2]
+
+
+def test_an_episode_is_as_old_as_its_oldest_turn(make_episode):
+    buffer = buffer_of(EpisodeBuffer)
+    buffer.add([make_episode("a", (1, 2, 3)), make_episode("b", (2, 3))])
+    assert buffer.set_version(3) == 3
+    assert buffer.size() == 1
+    assert buffer.add([make_episode("c", (1, 3))]) == AddResult(stored=0, evicted=0, refused=1)
+    assert buffer.draw(1, version=3).dropped_stale == 5
+
+
+def group_game(make_episode, group, game, version=0, size=2, seats=2):
+    return [
+        make_episode(f"{group}-{game}", (version, version), player, group, size)
+        for player in range(seats)
+    ]
+
+
+def test_a_group_is_drawn_only_when_all_its_games_are_there(make_episode):
+    buffer = buffer_of(EpisodeBuffer)
+    buffer.add(group_game(make_episode, "x", 0))
+    assert (buffer.size(), buffer.drawable()) == (2, 0)
+    buffer.add(group_game(make_episode, "y", 0))
+    assert buffer.draw(1, version=0) is None
+    buffer.add(group_game(make_episode, "x", 1))
+    assert (buffer.size(), buffer.drawable()) == (6, 4)
+    batch = buffer.draw(4, version=0)
+    assert {step.group_id for step in batch.steps} == {"x"}
+    assert len({(step.game_id, step.player_id) for step in batch.steps}) == 4
+
+
+def test_both_seats_of_the_last_game_come_with_its_group(make_episode):
+    buffer = buffer_of(EpisodeBuffer)
+    buffer.add([*group_game(make_episode, "x", 0), *group_game(make_episode, "x", 1)])
+    assert buffer.drawable() == 4
+    assert buffer.size() == 4
+
+
+def test_a_batch_takes_whole_groups_until_it_is_full(make_episode):
+    buffer = buffer_of(EpisodeBuffer)
+    for group in "abc":
+        for game in range(2):
+            buffer.add(group_game(make_episode, group, game))
+    assert len({(s.game_id, s.player_id) for s in buffer.draw(8, version=0).steps}) == 8
+    assert len({(s.game_id, s.player_id) for s in buffer.draw(3, version=0).steps}) == 4
+
+
+def test_groups_are_evicted_whole(make_episode):
+    buffer = buffer_of(EpisodeBuffer, max_size=9)
+    results = [
+        buffer.add(group_game(make_episode, group, game)) for group in "abc" for game in range(2)
+    ]
+    assert sum(result.evicted for result in results) == 4
+    assert buffer.size() == 8
+    assert len({s.group_id for s in buffer.draw(8, version=0).steps}) == 2
+
+
+def test_an_open_group_that_was_evicted_stays_out(make_episode):
+    open_group_evicted = 0
+    for seed in range(20):
+        buffer = buffer_of(EpisodeBuffer, max_size=3, seed=seed)
+        buffer.add(group_game(make_episode, "x", 0))
+        buffer.add([make_episode("a"), make_episode("b")])
+        late = buffer.add(group_game(make_episode, "x", 1))
+        if late.refused:
+            open_group_evicted += 1
+            assert late == AddResult(stored=0, evicted=0, refused=2)
+            assert (buffer.size(), buffer.drawable()) == (2, 2)
+    assert 0 < open_group_evicted < 20
+
+
+def test_a_group_is_dropped_whole_when_one_of_its_games_is_stale(make_episode):
+    buffer = buffer_of(EpisodeBuffer)
+    buffer.add(group_game(make_episode, "x", 0, version=0, size=3))
+    buffer.add(group_game(make_episode, "x", 1, version=2, size=3))
+    buffer.add(group_game(make_episode, "y", 0, version=0))
+    buffer.add(group_game(make_episode, "y", 1, version=2))
+    assert buffer.set_version(2) == 16
+    assert buffer.size() == 0
+    late = buffer.add(group_game(make_episode, "x", 2, version=2, size=3))
+    assert late == AddResult(stored=0, evicted=0, refused=2)
+
+
+def test_a_stale_latecomer_takes_its_group_along(make_episode):
+    buffer = buffer_of(EpisodeBuffer)
+    buffer.set_version(2)
+    buffer.add(group_game(make_episode, "x", 0, version=2))
+    late = buffer.add(group_game(make_episode, "x", 1, version=0))
+    assert late == AddResult(stored=0, evicted=0, refused=2)
+    assert buffer.size() == 0
+    buffer.add([make_episode("a", (2,))])
+    # The stored game's four steps, and the two of the seat that was looked at first; the other
+    # seat's are refused with the group.
+    assert buffer.draw(1, version=2).dropped_stale == 6
+
+
+def test_a_group_whose_game_failed_for_good_is_given_up(make_episode):
+    buffer = buffer_of(EpisodeBuffer)
+    buffer.add(group_game(make_episode, "x", 0))
+    assert buffer.drop_group("x") == 2
+    assert buffer.size() == 0
+    assert buffer.add(group_game(make_episode, "x", 1)).refused == 2
+    assert buffer.drop_group("never seen") == 0
+
+
+def test_given_up_groups_are_forgotten_in_the_end(make_episode):
+    buffer = buffer_of(EpisodeBuffer)
+    buffer.drop_group("x")
+    buffer.set_version(1)
+    assert buffer.state_dict()["given_up"] == {"x": 0}
+    buffer.set_version(2)
+    assert buffer.state_dict()["given_up"] == {}
+
+
+def test_a_step_buffer_has_no_use_for_groups(make_episode):
+    buffer = buffer_of(StepBuffer)
+    buffer.add(group_game(make_episode, "x", 0))
+    assert buffer.drop_group("x") == 0
+    assert buffer.drawable() == 4
+
+
+@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
+def test_a_restored_buffer_goes_on_exactly(make_episode, kind):
+    buffer, restored = buffer_of(kind, max_size=30), buffer_of(kind, max_size=30, seed=9)
+    for index in range(40):
+        buffer.add([make_episode(f"g{index}", (0, index % 3))])
+        buffer.add(group_game(make_episode, f"grp{index // 2}", index % 2, version=1))
+    buffer.add(group_game(make_episode, "open", 0, version=1))
+    buffer.set_version(1)
+    if kind is EpisodeBuffer:
+        buffer.drop_group("lost")
+    restored.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    assert json.dumps(restored.state_dict()) == json.dumps(buffer.state_dict())
+    for each in (buffer, restored):
+        each.add(group_game(make_episode, "open", 1, version=1))
+        each.add(group_game(make_episode, "lost", 0, version=1))
+    assert restored.draw(8, version=2) == buffer.draw(8, version=2)
+    assert restored.size() == buffer.size()
+
+
+def test_the_state_of_another_kind_is_refused():
+    state = buffer_of(StepBuffer).state_dict()
+    with pytest.raises(CheckpointError, match=r"resume with buffer\.kind=step"):
+        buffer_of(EpisodeBuffer).load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
+def test_the_seed_decides_the_draw(make_episode, kind):
+    def drawn(seed):
+        buffer = buffer_of(kind, seed=seed)
+        buffer.add([make_episode(f"g{index}") for index in range(50)])
+        return buffer.draw(10, version=0)
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)

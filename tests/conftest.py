@@ -1,0 +1,25 @@
+"""Shared by all tests: a home and a model cache of their own, and a very small model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Ray must not look for a cloud, nor a test for the user's files."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "ray_bootstrap_config.yaml").write_text("provider:\n  type: local\n")
+    os.environ["HOME"] = str(home)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["RLFORGE_CACHE"] = str(home / "models")
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs go to runs/ in the current directory: give each test its own."""
+    monkeypatch.chdir(tmp_path)

@@ -1,0 +1,95 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlforge.errors import ConfigError
+from rlforge.games.actions import check_extraction, extract, extraction_names
+from rlforge.games.textarena import TextArenaGame
+from rlforge.types import EnvSpec
+
+BRACKETED = ("[0]", "[1]")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "action"),
+    [
+        ("boxed", r"so \boxed{[4]}", "[4]"),
+        ("boxed", r"so \boxed{4}", "[4]"),
+        ("boxed", r"first \boxed{1}, no: \boxed{ 2 }.", "[2]"),
+        ("boxed", r"\boxed{\text{[4]}}", "[4]"),
+        ("boxed", r"\boxed{Bid: 3, 4}", "[Bid: 3, 4]"),
+        ("boxed", r"\boxed{say {hello} [1]}", "say {hello} [1]"),
+        ("bracket", "not [1] but [2], yes", "[2]"),
+        ("bracket", " [check]", "[check]"),
+        ("bracket", "[col 3] []", "[col 3]"),
+        ("last_line", "I think.\n\n[7]\n  \n", "[7]"),
+        ("last_line", "I think.\ncheck", "[check]"),
+        ("raw", "  [7]\n", "[7]"),
+        ("raw", "hello", "hello"),
+    ],
+)
+def test_the_final_action_is_found(name, text, action):
+    extraction = extract(name, text, BRACKETED)
+    assert extraction.action == action
+    assert extraction.well_formed
+    assert extraction.feedback == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("boxed", "[4]"),
+        ("boxed", r"\boxed{[4]"),
+        ("boxed", r"\boxed{ }"),
+        ("boxed", ""),
+        ("bracket", "4"),
+        ("bracket", "[4"),
+        ("bracket", "[ ]"),
+        ("last_line", " \n "),
+        ("raw", " "),
+    ],
+)
+def test_a_text_without_the_format_gives_no_action_and_says_what_is_missing(name, text):
+    extraction = extract(name, text, BRACKETED)
+    assert extraction.action == ""
+    assert not extraction.well_formed
+    assert extraction.feedback.startswith("Your last answer")
+
+
+def test_brackets_are_added_unless_the_game_writes_actions_without():
+    assert extract("boxed", r"\boxed{north}").action == "[north]"
+    assert extract("boxed", r"\boxed{north}", ("north", "south")).action == "north"
+    assert extract("last_line", "north", ("north", "south")).action == "north"
+
+
+@given(st.text(), st.sampled_from(extraction_names()))
+def test_any_text_is_read_without_failing(text, name):
+    extraction = extract(name, text)
+    assert extraction.well_formed == bool(extraction.action)
+    assert extraction.well_formed != bool(extraction.feedback)
+
+
+@given(st.text(alphabet=st.characters(exclude_characters="{}[]\\")), st.integers(0, 15))
+def test_a_boxed_action_is_found_in_any_text_around_it(noise, cell):
+    assert extract("boxed", rf"{noise}\boxed{{[{cell}]}}{noise}").action == f"[{cell}]"
+
+
+@pytest.mark.parametrize("text", ["bet", "[bet]", "[Bet]"])
+def test_kuhn_poker_takes_what_was_boxed(text):
+    game = TextArenaGame(EnvSpec(id="KuhnPoker-v0-short-train"), 0)
+    game.step(extract("boxed", rf"\boxed{{{text}}}", game.view().legal_actions).action)
+    assert game.accepted
+
+
+@pytest.mark.parametrize("env_id", ["KuhnPoker-v0-short", "TicTacToe-v0-train", "ConnectFour-v0"])
+def test_a_text_without_the_format_counts_as_an_invalid_move(env_id):
+    game = TextArenaGame(EnvSpec(id=env_id), 0)
+    game.step(extract("boxed", "I would take [4], or bet [bet] [col 4]").action)
+    assert not game.accepted
+
+
+def test_an_unknown_extraction_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean boxed"):
+        check_extraction("box")
+    with pytest.raises(ConfigError, match="there are boxed, bracket, last_line, raw"):
+        extract("xyz", "")

@@ -1,0 +1,92 @@
+import random
+
+import pytest
+
+from rlforge.games.base import make_game
+from rlforge.games.board import Hand, grid_board, hand_board
+from rlforge.games.grids import Grid
+from rlforge.types import EnvSpec
+
+GAMES = [
+    EnvSpec(id="TicTacToe-v0-train"),
+    EnvSpec(id="SimpleTak-v0-train"),
+    EnvSpec(id="ConnectFour-v0-train"),
+    EnvSpec(id="KuhnPoker-v0-short-train"),
+    EnvSpec(id="tic_tac_toe", source="openspiel"),
+    EnvSpec(id="connect_four", source="openspiel"),
+    EnvSpec(id="kuhn_poker", source="openspiel"),
+    EnvSpec(id="leduc_poker", source="openspiel"),
+]
+
+
+def test_a_grid_is_written_row_by_row_from_the_side_to_move():
+    me, op = 1 << 2 | 1 << 5, 1 << 3 | 1 << 4
+    assert grid_board(Grid(game="simpletak", rows=4, cols=4, me=me, op=op)) == (
+        "tak a__mo bom__ c____ d____ go"
+    )
+    assert grid_board(Grid(game="simpletak", rows=4, cols=4, me=op, op=me)) == (
+        "tak a__om bmo__ c____ d____ go"
+    )
+
+
+def test_a_hand_is_written_in_slots_that_do_not_move():
+    kuhn = Hand(game="kuhn", card="K", public=None, rounds=(("check", "bet"),))
+    assert hand_board(kuhn, ["[fold]", "[call]"]) == "kuhn K check bet [call] [fold] go"
+    leduc = Hand(game="leduc", card="Q", public="K", rounds=(("call", "call"), ("raise",)))
+    assert hand_board(leduc, ["[fold]", "[call]", "[raise]"]) == (
+        "leduc Q call call none none K raise none none [call] [raise] [fold] go"
+    )
+
+
+@pytest.mark.parametrize("env", GAMES, ids=lambda env: env.id)
+def test_boards_of_a_game_have_one_length_and_end_alike(env):
+    rng = random.Random(1)
+    lengths = set()
+    for seed in range(20):
+        game = make_game(env, seed)
+        while not game.done:
+            view = game.view()
+            words = view.board.split()
+            assert words[-1] == "go"
+            lengths.add(len(words) - sum(word.startswith("[") for word in words))
+            game.step(rng.choice(view.legal_actions))
+    assert len(lengths) == 1
+
+
+@pytest.mark.parametrize(
+    ("textarena_id", "openspiel_id"),
+    [("TicTacToe-v0-train", "tic_tac_toe"), ("ConnectFour-v0-train", "connect_four")],
+)
+def test_both_sources_show_the_same_board_and_want_the_same_actions(textarena_id, openspiel_id):
+    rng = random.Random(2)
+    one = make_game(EnvSpec(id=textarena_id), 0)
+    other = make_game(EnvSpec(id=openspiel_id, source="openspiel"), 0)
+    while not one.done:
+        assert one.view().board == other.view().board
+        assert one.view().legal_actions == other.view().legal_actions
+        action = rng.choice(one.view().legal_actions)
+        one.step(action)
+        other.step(action)
+    assert one.result() == other.result()
+
+
+def test_textarena_kuhn_shows_the_betting_so_far():
+    def boards(*actions):
+        game = make_game(EnvSpec(id="KuhnPoker-v0-short-train"), 11)
+        seen = [game.view().board]
+        for action in actions:
+            game.step(action)
+            seen.append(game.view().board)
+        return [board.split(maxsplit=2)[2] for board in seen]
+
+    assert boards("[check]", "[bet]") == [
+        "none none [check] [bet] go",
+        "check none [check] [bet] go",
+        "check bet [call] [fold] go",
+    ]
+    assert boards("[bet]") == ["none none [check] [bet] go", "bet none [call] [fold] go"]
+
+
+def test_a_board_that_players_may_not_see_is_not_shown():
+    view = make_game(EnvSpec(id="ConnectFour-v0-blind-train"), 0).view()
+    assert (view.board, view.grid, view.legal_actions) == (None, None, None)

@@ -1,0 +1,259 @@
+import random
+from collections import Counter
+
+import pytest
+
+from rlforge.errors import ConfigError, GameError
+from rlforge.games.base import check_env, env_ids
+from rlforge.games.openspiel import OpenSpielGame, information_sets, nash_conv
+from rlforge.types import EnvSpec
+
+KUHN = EnvSpec(id="kuhn_poker", source="openspiel")
+LEDUC = EnvSpec(id="leduc_poker", source="openspiel")
+
+
+def cards(game):
+    """Both cards of a Kuhn game, by looking at the boards of both players in turn."""
+    first = game.view().board.split()[1]
+    game.step("[check]")
+    return first, game.view().board.split()[1]
+
+
+def play(seed, *actions):
+    game = OpenSpielGame(KUHN, seed)
+    hands = cards(OpenSpielGame(KUHN, seed))
+    for action in actions:
+        assert action in game.view().legal_actions
+        game.step(action)
+    return hands, game.result().rewards
+
+
+@pytest.mark.parametrize(
+    ("actions", "stake"),
+    [
+        (("[check]", "[check]"), 1),
+        (("[bet]", "[call]"), 2),
+        (("[check]", "[bet]", "[call]"), 2),
+    ],
+)
+def test_the_higher_card_wins_what_is_in_the_pot(actions, stake):
+    for seed in range(12):
+        (first, second), rewards = play(seed, *actions)
+        sign = 1 if "JQK".index(first) > "JQK".index(second) else -1
+        assert rewards == {0: sign * stake, 1: -sign * stake}
+
+
+@pytest.mark.parametrize(
+    ("actions", "winner"), [(("[bet]", "[fold]"), 0), (("[check]", "[bet]", "[fold]"), 1)]
+)
+def test_a_fold_loses_the_ante(actions, winner):
+    for seed in range(6):
+        _, rewards = play(seed, *actions)
+        assert rewards == {winner: 1, 1 - winner: -1}
+
+
+def test_chance_follows_from_the_seed_with_the_right_odds():
+    hands = [cards(OpenSpielGame(KUHN, seed)) for seed in range(1200)]
+    assert hands == [cards(OpenSpielGame(KUHN, seed)) for seed in range(1200)]
+    counts = Counter(hands)
+    assert len(counts) == 6
+    assert all(140 < count < 260 for count in counts.values())
+
+
+def test_a_player_sees_its_card_and_the_bets_but_not_the_other_card():
+    game = OpenSpielGame(KUHN, 3)
+    own, _ = cards(OpenSpielGame(KUHN, 3))
+    observation = game.view().observation
+    assert f"Your card: {own}." in observation
+    assert "Bets so far: none." in observation
+    assert observation.endswith("Your available actions are: [check], [bet]")
+    game.step("[check]")
+    game.step("[bet]")
+    assert "Bets so far: check, bet." in game.view().observation
+    others = {
+        OpenSpielGame(KUHN, seed).view().observation
+        for seed in range(60)
+        if cards(OpenSpielGame(KUHN, seed))[0] == own
+    }
+    assert others == {observation}
+
+
+def test_leduc_shows_the_public_card_after_the_first_round():
+    game = OpenSpielGame(LEDUC, 0)
+    assert "Public card" not in game.view().observation
+    for action in ("[raise]", "[call]", "[call]"):
+        game.step(action)
+    view = game.view()
+    assert "Bets so far: raise, call.\nPublic card: " in view.observation
+    assert "Bets since it was shown: call." in view.observation
+    words = view.board.split()
+    assert words[2:6] == ["raise", "call", "none", "none"]
+    assert words[6] in "JQK"
+    assert words[7:] == ["call", "none", "none", "[call]", "[raise]", "go"]
+
+
+@pytest.mark.parametrize("allowance", [0, 1, 3])
+def test_invalid_answers_beyond_the_allowance_lose_the_most_there_is(allowance):
+    game = OpenSpielGame(EnvSpec(id="leduc_poker", error_allowance=allowance), 0)
+    game.step("[raise]")
+    assert game.accepted
+    for _ in range(allowance):
+        game.step("[check]")
+        assert not game.accepted
+        view = game.view()
+        assert view.player_id == 1
+        assert view.retry
+        assert "Your last action was not accepted: [check]." in view.observation
+    game.step("no brackets")
+    result = game.result()
+    assert (result.end_reason, result.invalid_by) == ("invalid_move", 1)
+    assert result.rewards == {0: 13.0, 1: -13.0}
+
+
+def test_an_accepted_action_restores_the_allowance():
+    game = OpenSpielGame(KUHN, 0)
+    for action in ("bad", "[check]", "bad", "[check]"):
+        game.step(action)
+    assert game.result().end_reason == "finished"
+
+
+def test_the_turn_limit_is_a_draw():
+    game = OpenSpielGame(EnvSpec(id="leduc_poker", max_turns=2), 0)
+    game.step("[call]")
+    game.step("[call]")
+    assert game.result().end_reason == "turn_limit"
+    assert game.result().rewards == {0: 0.0, 1: 0.0}
+
+
+def test_a_result_is_not_asked_for_early():
+    with pytest.raises(ValueError, match="kuhn_poker is not over"):
+        OpenSpielGame(KUHN, 0).result()
+
+
+def test_simultaneous_moves_are_asked_in_turn_and_stay_hidden():
+    env = EnvSpec(id="matrix_rps", source="openspiel")
+    seen = set()
+    for action in ("[Rock]", "[Paper]", "[Scissors]"):
+        game = OpenSpielGame(env, 0)
+        assert game.view().legal_actions == ("[Rock]", "[Paper]", "[Scissors]")
+        game.step(action)
+        assert game.view().player_id == 1
+        seen.add(game.view().observation)
+        game.step("[Rock]")
+    assert len(seen) == 1
+    assert game.result().rewards == {0: -1.0, 1: 1.0}
+
+
+def test_a_game_with_three_players_by_its_parameters():
+    env = EnvSpec(id="kuhn_poker(players=3)", source="openspiel", num_players=3)
+    check_env(env)
+    game = OpenSpielGame(env, 0)
+    for action in ("[check]", "[check]", "[check]"):
+        game.step(action)
+    assert sorted(game.result().rewards.values()) == [-1.0, -1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tic_tac_toe", "connect_four", "chess", "liars_dice", "goofspiel", "hex", "2048", "hanabi"],
+)
+def test_listed_actions_are_accepted_in_random_play(name):
+    players = {"2048": 1}.get(name, 2)
+    if name not in env_ids("openspiel"):
+        pytest.skip(f"{name} is not in this build")
+    env = EnvSpec(id=name, source="openspiel", num_players=players, max_turns=60)
+    check_env(env)
+    for seed in range(3):
+        rng = random.Random(seed)
+        game = OpenSpielGame(env, seed)
+        while not game.done:
+            assert game.view().observation
+            game.step(rng.choice(game.view().legal_actions))
+            assert game.accepted
+        assert len(game.result().rewards) == players
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (EnvSpec(id="kun_poker", source="openspiel"), "did you mean kuhn_poker"),
+        (EnvSpec(id="kuhn_poker", source="openspiel", num_players=3), "is for 2 players, not 3"),
+        (EnvSpec(id="2048", source="openspiel"), "is for 1 player, not 2"),
+        (EnvSpec(id="misere", source="openspiel"), "does not load: Missing parameter game"),
+        (EnvSpec(id="mfg_garnet", source="openspiel"), "mean-field"),
+        (EnvSpec(id="negotiation", source="openspiel"), "cannot follow a seed"),
+        (EnvSpec(id="crossword", source="openspiel", num_players=1), "cannot be played"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_with_the_reason(env, message):
+    with pytest.raises(ConfigError, match=message):
+        check_env(env)
+
+
+def test_a_game_that_raises_is_a_game_error():
+    game = OpenSpielGame(EnvSpec(id="crossword", source="openspiel", num_players=1), 0)
+    with pytest.raises(GameError, match="crossword: view failed in turn 0: SpielError"):
+        game.view()
+
+
+@pytest.mark.parametrize(("name", "count"), [("kuhn_poker", 12), ("leduc_poker", 936)])
+def test_all_information_sets_are_listed_once(name, count):
+    sets = information_sets(name)
+    assert len(sets) == len({text for text, _, _ in sets}) == count
+    assert {player for _, player, _ in sets} == {0, 1}
+    assert all(view.player_id == player and view.board for _, player, view in sets)
+
+
+def test_kuhn_boards_tell_all_information_sets_apart():
+    assert len({view.board for _, _, view in information_sets("kuhn_poker")}) == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("kuhn_poker", 0.916667), ("leduc_poker", 4.747222)]
+)
+def test_nash_conv_of_uniform_play(name, expected):
+    uniform = {
+        text: dict.fromkeys(view.legal_actions, 1 / len(view.legal_actions))
+        for text, _, view in information_sets(name)
+    }
+    assert nash_conv(name, uniform) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.2, 1 / 3])
+def test_nash_conv_is_zero_at_the_equilibria_of_kuhn_poker(alpha):
+    # Kuhn (1950): the first player bets J with alpha and K with three times that, and calls with
+    # Q after check and bet with alpha + 1/3; the second bets J and calls with Q one time in three.
+    likely = {
+        "kuhn J none none": alpha,
+        "kuhn Q none none": 0.0,
+        "kuhn K none none": 3 * alpha,
+        "kuhn J check bet": 0.0,
+        "kuhn Q check bet": alpha + 1 / 3,
+        "kuhn K check bet": 1.0,
+        "kuhn J check none": 1 / 3,
+        "kuhn Q check none": 0.0,
+        "kuhn K check none": 1.0,
+        "kuhn J bet none": 0.0,
+        "kuhn Q bet none": 1 / 3,
+        "kuhn K bet none": 1.0,
+    }
+    policy = {}
+    for text, _, view in information_sets("kuhn_poker"):
+        p = likely[" ".join(view.board.split()[:4])]
+        brave = next(a for a in view.legal_actions if a in ("[bet]", "[call]"))
+        other = next(a for a in view.legal_actions if a not in ("[bet]", "[call]"))
+        policy[text] = {brave: p, other: 1 - p}
+    assert nash_conv("kuhn_poker", policy) == pytest.approx(0, abs=1e-9)
+
+
+def test_nash_conv_refuses_policies_with_holes_or_other_actions():
+    uniform = {
+        text: dict.fromkeys(view.legal_actions, 0.5)
+        for text, _, view in information_sets("kuhn_poker")
+    }
+    with pytest.raises(ValueError, match="no information set '0'"):
+        nash_conv("kuhn_poker", {text: row for text, row in uniform.items() if text != "0"})
+    with pytest.raises(ValueError, match=r"has no actions \['\[raise\]'\]"):
+        nash_conv("kuhn_poker", uniform | {"0": {"[raise]": 1.0}})
+    with pytest.raises(ValueError, match="do not sum to 1"):
+        nash_conv("kuhn_poker", uniform | {"0": {"[bet]": 0.4}})

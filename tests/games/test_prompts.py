@@ -1,0 +1,152 @@
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from rlforge.errors import ConfigError
+from rlforge.games.actions import extraction_names
+from rlforge.games.base import View, make_game
+from rlforge.games.prompts import Prompter, check_template, messages, template_names
+from rlforge.types import EnvSpec
+
+MARKUP = [
+    *("<bos>", "<|begin_of_text|>", "<|im_start|>", "<|im_end|>", "<start_of_turn>"),
+    *("<end_of_turn>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A byte-level BPE tokenizer that puts ``<bos>`` in front unless told not to."""
+    from tokenizers.processors import TemplateProcessing
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r" ?\[\w+\]| ?\w+|[^\w\s]|\s+"), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    core.train_from_iterator(
+        ["tak go", "a____", "You play a game"] * 3,
+        trainers.BpeTrainer(
+            vocab_size=400,
+            special_tokens=MARKUP,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        ),
+    )
+    core.post_processor = TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", core.token_to_id("<bos>"))]
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<bos>")
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+@pytest.fixture
+def view():
+    return make_game(EnvSpec(id="SimpleTak-v0-train"), 0).view()
+
+
+@pytest.mark.parametrize("template", template_names())
+def test_ids_are_those_of_the_text_and_nothing_is_added(tokenizer, view, template):
+    text, ids = Prompter(tokenizer).encode(template, view)
+    assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+    assert list(ids) == tokenizer.encode(text, add_special_tokens=False)
+    assert Prompter(tokenizer).encode(template, view) == (text, ids)
+
+
+@pytest.mark.parametrize(
+    ("template", "first", "last"),
+    [
+        ("qwen3-zs", "<|im_start|>", "<|im_start|>assistant\n"),
+        ("qwen3-sp", "<|im_start|>", "<|im_start|>assistant\n"),
+        ("qwen3-reasoning", "<|im_start|>", "<|im_start|>assistant\n<think>\n"),
+        ("gemma3-zs", "<bos>", "<start_of_turn>model\n"),
+        ("llama-instruct-zs", "<|begin_of_text|>", "assistant<|end_header_id|>\n\n"),
+        ("chat", "<|im_start|>system\n", "<|im_start|>assistant\n"),
+        ("default", "You are a player", "Answer:"),
+    ],
+)
+def test_a_family_gets_its_own_turn_markup_around_the_observation(
+    tokenizer, view, template, first, last
+):
+    text, ids = Prompter(tokenizer).encode(template, view)
+    assert text.startswith(first)
+    assert text.endswith(last)
+    assert text.count(view.observation.strip()) == 1
+    assert r"\boxed{}" in text
+    in_text = [mark for mark in MARKUP if mark in text]
+    for mark in in_text:
+        assert ids.count(tokenizer.convert_tokens_to_ids(mark)) == text.count(mark)
+
+
+def test_zero_sum_and_single_player_templates_say_which_kind_of_game_it_is(tokenizer, view):
+    prompter = Prompter(tokenizer)
+    for template in ("qwen3-zs", "qwen3-reasoning", "gemma3-zs", "llama-instruct-zs"):
+        assert "two-player zero-sum game" in prompter.encode(template, view)[0]
+    assert "on your own" in prompter.encode("qwen3-sp", view)[0]
+
+
+@pytest.mark.parametrize("template", [t for t in template_names() if t != "board"])
+def test_the_answer_is_asked_for_in_the_way_it_is_read(tokenizer, view, template):
+    asked = {
+        name: Prompter(tokenizer).encode(template, view, name)[0] for name in extraction_names()
+    }
+    assert len(set(asked.values())) == len(asked)
+    assert [name for name, text in asked.items() if r"\boxed{}" in text] == ["boxed"]
+    assert "square brackets" in asked["bracket"]
+    assert "last line" in asked["last_line"]
+
+
+def test_the_board_template_is_the_board_alone(tokenizer, view):
+    text, _ = Prompter(tokenizer).encode("board", view)
+    assert text == view.board == "tak a____ b____ c____ d____ go"
+
+
+def test_remembered_prompts_give_the_same_ids_without_asking_again(view):
+    class Counting:
+        chat_template = None
+        calls = 0
+
+        def encode(self, text, *, add_special_tokens):
+            assert not add_special_tokens
+            self.calls += 1
+            return [len(text)]
+
+    counting = Counting()
+    prompter = Prompter(counting)
+    assert prompter.encode("board", view) == prompter.encode("board", view)
+    assert counting.calls == 1
+    prompter.encode("default", view)
+    prompter.encode("default", view)
+    assert counting.calls == 3
+
+
+def test_messages_are_an_instruction_and_the_observation(view):
+    system, user = messages("qwen3-zs", view, "bracket")
+    assert (system["role"], user["role"]) == ("system", "user")
+    assert "zero-sum" in system["content"]
+    assert "square brackets" in system["content"]
+    assert user["content"] == view.observation.strip()
+    assert messages("board", view) == [{"role": "user", "content": view.board}]
+
+
+def test_what_a_template_cannot_do_is_said(tokenizer, view):
+    prompter = Prompter(tokenizer)
+    with pytest.raises(ConfigError, match="did you mean qwen3-zs"):
+        check_template("qwen3_zs")
+    with pytest.raises(ConfigError, match="did you mean board"):
+        prompter.encode("bord", view)
+    with pytest.raises(ConfigError, match="did you mean boxed"):
+        prompter.encode("default", view, "boxd")
+    with pytest.raises(ConfigError, match="needs a game with a compact board"):
+        prompter.encode("board", View(player_id=0, observation="Say something."))
+    without = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
+    with pytest.raises(ConfigError, match="needs a chat template"):
+        Prompter(without).encode("chat", view)

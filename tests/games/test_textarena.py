@@ -1,0 +1,349 @@
+import gc
+import random
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+import textarena
+from textarena.envs.registration import ENV_REGISTRY, register
+
+from rlforge.errors import ConfigError, GameError
+from rlforge.games.base import check_env, env_ids
+from rlforge.games.textarena import TextArenaGame
+from rlforge.types import EnvSpec
+
+TAK = EnvSpec(id="SimpleTak-v0-train")
+DICE = EnvSpec(id="LiarsDice-v0-small-train")
+
+
+def transcript(game, seed):
+    """Everything that is seen in a game of random legal play."""
+    rng = random.Random(seed)
+    seen = []
+    while not game.done:
+        view = game.view()
+        seen.append((view.player_id, view.observation))
+        game.step(rng.choice(view.legal_actions))
+    return seen, game.result()
+
+
+class Scripted(textarena.Env):
+    """An environment that misbehaves on demand: ``misbehave`` runs in step."""
+
+    def __init__(self, misbehave, rewards=None):
+        self.misbehave, self.rewards = misbehave, rewards
+
+    def reset(self, num_players, seed=None):
+        self.state = textarena.TwoPlayerState(num_players=num_players, seed=seed)
+        self.state.reset(game_state={}, player_prompt_function=lambda **_: "Say something.")
+
+    def step(self, action):
+        self.misbehave(self)
+        return self.state.step()
+
+    def close(self):
+        return self.rewards, {}
+
+
+@pytest.fixture
+def scripted_env():
+    ids = []
+
+    def make(misbehave, rewards=None):
+        env_id = f"Scripted{len(ids)}-v0"
+        register(
+            id=env_id,
+            entry_point=Scripted,
+            default_wrappers=[textarena.wrappers.LLMObservationWrapper],
+            misbehave=misbehave,
+            rewards=rewards,
+        )
+        ids.append(env_id)
+        return EnvSpec(id=env_id, timeout_s=0.3)
+
+    yield make
+    for env_id in ids:
+        del ENV_REGISTRY[env_id]
+
+
+def finish(env):
+    env.state.done = True
+
+
+def test_a_seed_decides_the_whole_game():
+    first = transcript(TextArenaGame(DICE, 5), 1)
+    assert transcript(TextArenaGame(DICE, 5), 1) == first
+    assert transcript(TextArenaGame(DICE, 6), 1) != first
+
+
+def test_games_leave_the_random_numbers_of_the_process_alone():
+    random.seed(42)
+    before, functions = random.getstate(), {n: f for n, f in vars(random).items() if callable(f)}
+    transcript(TextArenaGame(DICE, 5), 1)
+    assert random.getstate() == before
+    assert {n: f for n, f in vars(random).items() if callable(f)} == functions
+
+
+def test_the_process_keeps_its_random_numbers_when_a_step_raises(scripted_env):
+    def fail(env):
+        raise RuntimeError("no dice")
+
+    random.seed(42)
+    before = random.getstate()
+    with pytest.raises(GameError):
+        TextArenaGame(scripted_env(fail), 0).step("x")
+    assert random.getstate() == before
+    assert random.choice.__self__ is random._inst
+
+
+def test_games_in_eight_threads_are_each_reproducible():
+    alone = [transcript(TextArenaGame(DICE, seed), seed) for seed in range(24)]
+    together = [None] * 24
+    barrier = threading.Barrier(8)
+
+    def play(worker):
+        barrier.wait()
+        for seed in range(worker, 24, 8):
+            together[seed] = transcript(TextArenaGame(DICE, seed), seed)
+
+    threads = [threading.Thread(target=play, args=(worker,)) for worker in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == alone
+
+
+def test_no_textarena_module_keeps_functions_of_random_of_its_own():
+    # The isolation replaces the functions of the module, which such a module would not see.
+    for path in Path(textarena.__file__).parent.rglob("*.py"):
+        assert "from random import" not in path.read_text(encoding="utf-8"), path
+
+
+def test_a_view_may_be_asked_for_twice():
+    game = TextArenaGame(TAK, 0)
+    assert game.view() is game.view()
+    assert game.view().player_id == 0
+
+
+@pytest.mark.parametrize("loser", [0, 1])
+@pytest.mark.parametrize("allowance", [0, 1, 2])
+def test_invalid_moves_beyond_the_allowance_lose_for_whoever_made_them(loser, allowance):
+    game = TextArenaGame(EnvSpec(id=TAK.id, error_allowance=allowance), 0)
+    if loser == 1:
+        game.step("[5]")
+        assert game.accepted
+    for _ in range(allowance):
+        game.step("[99]")
+        assert not game.accepted
+        assert not game.done
+        assert game.view().player_id == loser
+        assert game.view().retry
+    game.step("[99]")
+    assert game.done
+    assert not game.accepted
+    result = game.result()
+    assert result.end_reason == "invalid_move"
+    assert result.invalid_by == loser
+    assert result.rewards == {loser: -1.0, 1 - loser: 1.0}
+
+
+def test_the_allowance_is_for_errors_in_a_row():
+    game = TextArenaGame(TAK, 0)
+    for cell in (0, 15, 1, 14):
+        game.step("nonsense")
+        game.step(f"[{cell}]")
+        assert game.accepted
+    assert not game.done
+
+
+def test_a_retry_is_told_apart_from_the_first_try_and_says_why():
+    game = TextArenaGame(TAK, 0)
+    first = game.view()
+    game.step("[77]")
+    second = game.view()
+    assert (first.retry, second.retry) == (False, True)
+    assert second.observation.startswith(first.observation)
+    assert "not accepted" in second.observation
+    assert "Invalid cell number 77" in second.observation
+    game.step("[3]")
+    assert not game.view().retry
+    assert "not accepted" not in game.view().observation
+
+
+def test_a_retry_message_of_the_game_is_not_repeated():
+    game = TextArenaGame(EnvSpec(id="SimpleTak-v0"), 0)
+    game.step("[77]")
+    assert game.view().observation.count("Invalid cell number 77") == 1
+
+
+def test_single_player_games_are_played_and_forfeited_alone():
+    env = EnvSpec(id="Blackjack-v0-train", num_players=1)
+    _, result = transcript(TextArenaGame(env, 3), 3)
+    assert result.end_reason == "finished"
+    assert 0 <= result.rewards[0] <= 1
+    game = TextArenaGame(env, 3)
+    game.step("nonsense")
+    game.step("nonsense")
+    assert game.result().invalid_by == 0
+
+
+def test_three_players_and_who_of_them_made_the_invalid_move():
+    game = TextArenaGame(EnvSpec(id="ThreePlayerTicTacToe-v0-train", num_players=3), 0)
+    for action in ("[0]", "[1]", "[0]", "[0]"):
+        assert not game.done
+        game.step(action)
+    assert game.result().invalid_by == 2
+    assert game.result().rewards == {0: 1.0, 1: 1.0, 2: -1.0}
+
+
+def test_a_player_who_is_thrown_out_does_not_end_a_game_of_four():
+    game = TextArenaGame(EnvSpec(id="LiarsDice-v0-small", num_players=4, error_allowance=0), 1)
+    game.step("nonsense")
+    assert not game.accepted
+    assert not game.done
+    assert game.view().player_id == 1
+    assert not game.view().retry
+    _, result = transcript(game, 1)
+    assert result.end_reason == "finished"
+    assert result.invalid_by is None
+    assert result.rewards[0] == -1.0
+
+
+def test_the_first_player_need_not_be_player_0():
+    assert TextArenaGame(EnvSpec(id="KuhnPoker-v0-short-train"), 0).view().player_id == 1
+
+
+def test_raw_ids_show_their_messages_as_text():
+    observation = TextArenaGame(EnvSpec(id="TicTacToe-v0-raw"), 0).view().observation
+    assert observation.startswith("[GAME] You are Player 0 in Tic Tac Toe.")
+
+
+def test_the_turn_limit_counts_every_answer_and_is_a_draw():
+    game = TextArenaGame(EnvSpec(id=TAK.id, max_turns=5, error_allowance=2), 0)
+    for action in ("[0]", "bad", "[1]", "bad", "[2]"):
+        assert not game.done
+        game.step(action)
+    assert game.result().end_reason == "turn_limit"
+    assert game.result().rewards == {0: 0.0, 1: 0.0}
+
+
+def test_garbage_ends_a_game_that_would_go_on_for_ever():
+    game = TextArenaGame(EnvSpec(id="Poker-v0-train", max_turns=300), 0)
+    turns = 0
+    while not game.done:
+        game.step("garbage")
+        turns += 1
+    assert turns <= 300
+
+
+def test_a_result_is_not_asked_for_early():
+    with pytest.raises(ValueError, match="SimpleTak-v0-train is not over after 0 turns"):
+        TextArenaGame(TAK, 0).result()
+
+
+def test_a_raising_step_names_env_turn_and_cause(scripted_env):
+    def fail(env):
+        raise IndexError("list index out of range")
+
+    env = scripted_env(fail)
+    with pytest.raises(GameError, match=f"{env.id}: step failed in turn 1: IndexError: list"):
+        TextArenaGame(env, 0).step("x")
+
+
+def test_a_step_that_never_returns_is_given_up(scripted_env):
+    def loop(env):
+        while True:
+            pass
+
+    env = scripted_env(loop)
+    with pytest.raises(GameError, match=r"step failed in turn 1: TimeoutError.*0\.3 s"):
+        TextArenaGame(env, 0).step("x")
+
+
+def test_a_real_environment_that_loops_is_given_up_and_others_play_on():
+    # With eliminated players its state looks for the next one for ever.
+    env = EnvSpec(id="PublicGoodsGame-v0-train", num_players=2, timeout_s=0.3, error_allowance=0)
+    game = TextArenaGame(env, 0)
+    script = ["x", "x", "x", "[0]", "x", "{h}", "{h}", "[0]", "[0]", "{h}", "x", "{h}", "x", "{h}"]
+    for action in script[:-1]:
+        game.step(action)
+    with pytest.raises(GameError, match="step failed in turn 14: TimeoutError"):
+        game.step(script[-1])
+    assert transcript(TextArenaGame(DICE, 5), 1)[1].end_reason == "finished"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "problem"),
+    [
+        (None, "not one for each player"),
+        ("Player 0 wins", "not one for each player"),
+        ({0: 1.0}, "not one for each player"),
+        ({0: 1.0, 1: "won"}, "reward 'won' of player 1"),
+        ({0: float("nan"), 1: 0.0}, "reward nan of player 0"),
+    ],
+)
+def test_rewards_that_are_not_one_number_per_player_are_a_failure(scripted_env, rewards, problem):
+    with pytest.raises(GameError, match=problem):
+        TextArenaGame(scripted_env(finish, rewards), 0).step("x")
+
+
+def test_rewards_are_given_in_order_of_players(scripted_env):
+    game = TextArenaGame(scripted_env(finish, {1: 1, 0: -1}), 0)
+    game.step("x")
+    assert list(game.result().rewards.items()) == [(0, -1.0), (1, 1.0)]
+
+
+def test_a_turn_of_nobody_is_a_failure(scripted_env):
+    def nobody(env):
+        env.state.current_player_id = 7
+        env.state.observations[7] = []
+        env.state.made_invalid_move = True
+        env.state.role_mapping[7] = "?"
+
+    game = TextArenaGame(scripted_env(nobody), 0)
+    game.step("x")
+    with pytest.raises(GameError, match="turn of player 7"):
+        game.view()
+
+
+def test_a_finished_game_frees_its_environment_at_once():
+    game = TextArenaGame(TAK, 0)
+    state = weakref.ref(game._bare.state)
+    gc.disable()
+    try:
+        transcript(game, 0)
+        assert state() is None
+    finally:
+        gc.enable()
+
+
+def test_known_ids_are_listed_and_pass_the_check():
+    assert "SimpleTak-v0-train" in env_ids("textarena")
+    check_env(TAK)
+    check_env(EnvSpec(id="ThreePlayerTicTacToe-v0-train", num_players=3))
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (EnvSpec(id="SimpleTok-v0-train"), "did you mean SimpleTak-v0-train"),
+        (EnvSpec(id=TAK.id, num_players=3), "is for 2 players, not 3; set num_players"),
+        (EnvSpec(id="Blackjack-v0"), "is for 1 player, not 2"),
+        (EnvSpec(id="ThreePlayerTicTacToe-v0"), "is for 3 players, not 2"),
+        (EnvSpec(id="PublicGoodsGame-v0"), "may loop for ever"),
+        (EnvSpec(id="ScorableGames-v0-7players"), "cannot be played here.*FileNotFoundError"),
+        (EnvSpec(id=TAK.id, max_turns=0), "must be positive"),
+        (EnvSpec(id=TAK.id, error_allowance=-1), "error_allowance not negative"),
+        (EnvSpec(id=TAK.id, source="textareba"), "did you mean textarena"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_with_the_reason(env, message):
+    with pytest.raises(ConfigError, match=message):
+        check_env(env)
+
+
+def test_an_environment_that_is_broken_here_fails_as_a_game_too():
+    with pytest.raises(GameError, match="reset failed in turn 0"):
+        TextArenaGame(EnvSpec(id="ScorableGames-v0-7players"), 0)

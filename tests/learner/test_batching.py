@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlforge.errors import RunError
+from rlforge.learner.batching import Row, collate, micro_batches, select_rows, split_rows
+
+
+def row(prompt: int, answer: int, step: int = 0, start: int = 0) -> Row:
+    return Row(
+        step=step,
+        prompt=tuple(range(1, prompt + 1)),
+        answer=tuple(range(101, 101 + answer)),
+        behaviour=(-1.0,) * answer,
+        start=start,
+    )
+
+
+def test_steps_without_tokens_are_left_out_and_counted(parts):
+    steps = [
+        parts.step(token_ids=(), logprobs=()),
+        parts.step(),
+        parts.step(prompt_token_ids=()),
+    ]
+
+    selection = select_rows(steps, None)
+
+    assert [r.step for r in selection.rows] == [1]
+    assert (selection.empty, selection.tokens) == (2, 2)
+
+
+def test_max_train_len_cuts_the_end_of_answers_and_drops_prompts_without_room(parts):
+    steps = [
+        parts.step(prompt_token_ids=(1, 2, 3), token_ids=(4, 5, 6), logprobs=(-1.0, -2.0, -3.0)),
+        parts.step(prompt_token_ids=(1, 2, 3, 4, 5)),
+        parts.step(prompt_token_ids=(1, 2, 3), token_ids=(4, 5), logprobs=(-1.0, -2.0)),
+    ]
+
+    selection = select_rows(steps, 5)
+
+    assert [(r.step, r.answer, r.behaviour, r.start) for r in selection.rows] == [
+        (0, (4, 5), (-1.0, -2.0), 0),
+        (2, (4, 5), (-1.0, -2.0), 2),
+    ]
+    assert (selection.truncated, selection.too_long, selection.tokens) == (1, 1, 4)
+
+
+def test_logprobs_that_do_not_match_the_tokens_name_game_and_turn(parts):
+    with pytest.raises(RunError, match=r"game g7, turn 3: 2 tokens but 1 log-probs"):
+        select_rows([parts.step(game_id="g7", turn_index=3, logprobs=(-1.0,))], None)
+
+
+def test_collate_pads_right_and_points_at_the_predicting_positions():
+    rows = [row(2, 3, step=7, start=10), row(4, 1, step=9, start=20)]
+
+    micro = collate(rows, 0, torch.device("cpu"))
+
+    assert micro.input_ids.tolist() == [[1, 2, 101, 102], [1, 2, 3, 4]]
+    assert micro.mask.tolist() == [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
+    assert micro.token_ids.tolist() == [101, 102, 103, 101]
+    assert micro.positions.tolist() == [1, 2, 3, 7]
+    assert micro.slots.tolist() == [0, 1, 2, 3]
+    assert micro.flat.tolist() == [10, 11, 12, 20]
+    assert micro.steps.tolist() == [7, 9]
+    assert micro.last_prompt.tolist() == [1, 7]
+
+
+def test_padded_lays_out_tokens_row_by_row_with_zeros_in_the_padding():
+    micro = collate([row(2, 3), row(4, 1)], 0, torch.device("cpu"))
+
+    assert micro.padded(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist() == [[1, 2, 3], [4, 0, 0]]
+
+
+lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=30)
+
+
+@given(lengths, st.integers(1, 8))
+def test_micro_batches_hold_every_row_once_in_order_of_length(sizes, size):
+    rows = [row(prompt, answer, step=i) for i, (prompt, answer) in enumerate(sizes)]
+
+    parts = list(micro_batches(rows, size))
+
+    assert sorted(r.step for part in parts for r in part) == list(range(len(rows)))
+    seen = [r.input_length for part in parts for r in part]
+    assert seen == sorted(seen)
+    assert all(len(part) == size for part in parts[:-1])
+
+
+@given(lengths, st.integers(2, 8), st.integers(0, 2**32))
+def test_split_rows_shuffles_every_row_into_even_parts(sizes, parts, seed):
+    rows = [row(prompt, answer, step=i) for i, (prompt, answer) in enumerate(sizes)]
+
+    split = split_rows(rows, parts, np.random.default_rng(seed))
+
+    assert sorted(r.step for part in split for r in part) == list(range(len(rows)))
+    counts = [len(part) for part in split]
+    assert min(counts) >= 1
+    assert max(counts) - min(counts) <= 1
+    assert len(split) == min(parts, len(rows))
+
+
+def test_split_into_one_part_keeps_the_rows_and_nothing_gives_no_part():
+    rows = [row(2, 1, step=1), row(3, 1, step=0)]
+    generator = np.random.default_rng(0)
+
+    assert split_rows(rows, 1, generator) == [rows]
+    assert split_rows([], 1, generator) == []
+    assert split_rows([], 3, generator) == []

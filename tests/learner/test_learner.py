@@ -1,0 +1,324 @@
+"""One update, seen from outside: gradients, masks, learning, resuming, failing."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from rlforge.config.schema import LoraConfig
+from rlforge.errors import CheckpointError, RunError
+
+
+def naive_loss(model, steps, reference=None):
+    """The loss of ``PolicyGradient`` from full logits of one left-to-right padded batch."""
+    width = max(len(s.prompt_token_ids + s.token_ids) for s in steps)
+    ids = torch.zeros(len(steps), width, dtype=torch.long)
+    attention = torch.zeros(len(steps), width, dtype=torch.long)
+    chosen = torch.zeros(len(steps), width)
+    for i, s in enumerate(steps):
+        n, p = len(s.prompt_token_ids + s.token_ids), len(s.prompt_token_ids)
+        ids[i, :n] = torch.tensor(s.prompt_token_ids + s.token_ids)
+        attention[i, :n] = 1
+        chosen[i, p:n] = 1.0
+    logits = model(input_ids=ids, attention_mask=attention).logits
+    table = torch.log_softmax(logits[:, :-1], -1)
+    logprobs = table.gather(-1, ids[:, 1:, None]).squeeze(-1)
+    weights = torch.tensor([s.reward for s in steps])[:, None] * chosen[:, 1:]
+    return -(logprobs * weights).sum() / chosen.sum()
+
+
+def distance(actual: dict, expected: dict) -> float:
+    """Norm of the difference relative to the norm of ``expected``."""
+    assert actual.keys() == expected.keys()
+    off = sum(float(((actual[n] - expected[n]) ** 2).sum()) for n in expected)
+    return math.sqrt(off / sum(float((g**2).sum()) for g in expected.values()))
+
+
+def test_gradient_is_that_of_a_naive_padded_full_logits_loss(parts):
+    steps = parts.random_steps(13)
+    model = parts.model()
+    learner = parts.learner(model, mini_batch_size=4)
+    parts.randomise_adapter(model)
+
+    loss = naive_loss(model, steps)
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    expected = dict(zip(trained, torch.autograd.grad(loss, trained.values()), strict=True))
+    gradients = parts.record_gradients(model)
+    result = learner.update(parts.batch(steps))
+
+    assert distance(gradients, expected) < 1e-5
+    assert result.metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    norm = math.sqrt(sum(float((g**2).sum()) for g in expected.values()))
+    assert result.metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 64])
+def test_micro_batch_size_changes_neither_gradient_nor_metrics(parts, size):
+    runs = []
+    for mini_batch_size in (13, size):
+        model = parts.model()
+        algorithm = parts.PolicyGradient(reference=True, values=True, entropy=True)
+        learner = parts.learner(model, algorithm, mini_batch_size=mini_batch_size)
+        parts.randomise_adapter(model)
+        gradients = parts.record_gradients(model)
+        result = learner.update(parts.batch(parts.random_steps(13)))
+        metrics = {
+            name: number
+            for name, number in result.metrics.items()
+            if name not in ("seconds", "tokens_per_s", "padding_share")
+        }
+        runs.append((gradients, metrics))
+
+    assert distance(runs[1][0], runs[0][0]) < 1e-5
+    assert runs[1][1] == pytest.approx(runs[0][1], rel=1e-4, abs=1e-6)
+
+
+def test_the_loss_sees_answer_tokens_only_and_all_of_them(parts):
+    algorithm = parts.PolicyGradient()
+    steps = [
+        parts.step(token_ids=(8, 9, 3), logprobs=(-0.1, -0.2, -0.3), reward=2.0),
+        parts.step(token_ids=(4,), logprobs=(-0.4,), reward=-1.0),
+        parts.step(token_ids=(), logprobs=(), reward=9.0),
+    ]
+
+    result = parts.learner(algorithm=algorithm).update(parts.batch(steps))
+
+    (inputs,) = algorithm.seen
+    assert inputs.mask.tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert inputs.behaviour_logprobs.tolist() == [
+        pytest.approx([-0.4, 0, 0]),
+        pytest.approx([-0.1, -0.2, -0.3]),
+    ]
+    assert inputs.advantages.tolist() == [-1.0, 2.0]
+    assert (inputs.total_tokens, inputs.total_sequences) == (4, 2)
+    assert not inputs.logprobs[inputs.mask == 0].any()
+    assert (result.samples, result.tokens) == (2, 4)
+    assert result.metrics["samples_empty"] == 1.0
+
+
+def test_the_prompt_and_the_padding_token_do_not_matter_to_each_other(parts):
+    """The same step alone and beside a longer one gives the same log-probs."""
+    short, long = parts.step(token_ids=(8,), logprobs=(-1.0,)), parts.random_steps(1, seed=3)[0]
+    seen = []
+    for steps in ([short], [short, dataclasses.replace(long, prompt_token_ids=(3,) * 20)]):
+        algorithm = parts.PolicyGradient()
+        parts.learner(algorithm=algorithm).update(parts.batch(steps))
+        seen.append(algorithm.seen[0].logprobs[0, 0].item())
+
+    assert seen[0] == pytest.approx(seen[1], abs=1e-6)
+
+
+def test_gap_compares_engine_and_learner_on_steps_of_the_current_version(parts):
+    model = parts.model().eval()
+    with torch.no_grad():
+        table = torch.log_softmax(model(torch.tensor([[5, 6, 7, 8]])).logits[0] / 0.8, -1)
+    engine = (float(table[2, 8]) + 0.25, float(table[3, 9]) - 0.5)
+    current = parts.step(logprobs=engine, policy_version=0)
+    stale = parts.step(logprobs=(-30.0, -30.0), policy_version=-2)
+
+    metrics = parts.learner(model, temperature=0.8).update(parts.batch([current, stale])).metrics
+
+    assert metrics["logprob_gap_mean"] == pytest.approx(0.375, abs=1e-5)
+    assert metrics["logprob_gap_max"] == pytest.approx(0.5, abs=1e-5)
+    assert (metrics["lag_mean"], metrics["lag_max"]) == (1.0, 2.0)
+    entropy = -(float(table[2, 8]) + float(table[3, 9])) / 2
+    assert metrics["entropy"] == pytest.approx(entropy, abs=1e-5)
+
+
+def test_gap_is_absent_when_no_step_is_of_the_current_version(parts):
+    learner = parts.learner()
+    learner.update(parts.batch([parts.step()]))
+
+    metrics = learner.update(parts.batch([parts.step(policy_version=0)])).metrics
+
+    assert "logprob_gap_mean" not in metrics
+    assert metrics["lag_mean"] == 1.0
+
+
+def test_gap_is_measured_before_the_update_whatever_the_number_of_optimizer_steps(parts):
+    gaps = []
+    for settings in ({}, {"optimizer_steps": 2, "epochs": 2}):
+        learner = parts.learner(parts.model(), learning_rate=0.5, **settings)
+        metrics = learner.update(parts.batch(parts.random_steps(8))).metrics
+        gaps.append((metrics["logprob_gap_mean"], metrics["logprob_gap_max"]))
+
+    assert gaps[0] == pytest.approx(gaps[1], rel=1e-5)
+
+
+def test_metrics_of_rewards_algorithm_and_progress(parts):
+    steps = [parts.step(reward=1.0, raw_reward=-1.0), parts.step(reward=3.0, raw_reward=0.0)]
+    learner = parts.learner(parts.model(), learning_rate=0.25)
+
+    result = learner.update(parts.batch(steps))
+
+    metrics = result.metrics
+    assert (metrics["reward_mean"], metrics["raw_reward_mean"]) == (2.0, -0.5)
+    assert metrics["advantage_mean"] == 2.0
+    assert metrics["targets_seen"] == 2.0
+    assert metrics["share"] == pytest.approx(1.0)
+    assert metrics["lr"] == 0.25
+    assert (metrics["tokens"], metrics["samples_seen"]) == (4.0, 2.0)
+    assert metrics["tokens_per_s"] == pytest.approx(10 / metrics["seconds"])
+    assert (result.version, learner.version, learner.samples_seen) == (1, 1, 2)
+
+
+def test_padding_share_counts_computed_positions(parts):
+    steps = [
+        parts.step(prompt_token_ids=(1,), token_ids=(2,), logprobs=(-1.0,)),
+        parts.step(prompt_token_ids=(1, 2, 3), token_ids=(2,), logprobs=(-1.0,)),
+    ]
+
+    together = parts.learner(mini_batch_size=2).update(parts.batch(steps)).metrics
+    apart = parts.learner(mini_batch_size=1).update(parts.batch(steps)).metrics
+
+    assert together["padding_share"] == pytest.approx(2 / 6)
+    assert apart["padding_share"] == 0.0
+
+
+def test_a_batch_with_nothing_to_train_on_changes_nothing_but_the_version(parts):
+    model = parts.model()
+    learner = parts.learner(model)
+    before = parts.weights(model)
+
+    result = learner.update(parts.batch([parts.step(token_ids=(), logprobs=())]))
+
+    assert (result.version, result.samples, result.tokens) == (1, 0, 0)
+    assert math.isnan(result.metrics["loss"])
+    assert all(torch.equal(before[n], p) for n, p in parts.weights(model).items())
+
+
+def test_a_two_action_bandit_is_solved_in_a_few_updates(parts):
+    """Sampled on-policy: token 9 pays 1, token 8 pays -1."""
+    model = parts.model()
+    learner = parts.learner(model, mini_batch_size=64, learning_rate=2e-2, grad_clip=1.0)
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.tensor([[5, 6, 7]])
+
+    def log_policy() -> torch.Tensor:
+        with torch.no_grad():
+            logits = model(prompt).logits[0, -1]
+        allowed = torch.full_like(logits, -1e9)
+        allowed[[8, 9]] = 0.0
+        return torch.log_softmax(logits + allowed, -1)
+
+    assert log_policy()[9].exp() < 0.3
+    for _ in range(10):
+        table = log_policy()
+        actions = torch.multinomial(table.exp(), 64, replacement=True, generator=generator)
+        steps = [
+            parts.step(
+                token_ids=(int(action),),
+                logprobs=(float(table[action]),),
+                reward=1.0 if action == 9 else -1.0,
+                policy_version=learner.version,
+            )
+            for action in actions
+        ]
+        learner.update(parts.batch(steps))
+
+    assert log_policy()[9].exp() > 0.95
+
+
+@pytest.mark.parametrize("train", ["lora", "full"])
+def test_resuming_after_two_updates_equals_four_without_a_stop(parts, tmp_path, train):
+    """Exact, with shuffling, a critic, a schedule and dropout in play."""
+
+    def fresh():
+        model = parts.model()
+        learner = parts.learner(
+            model,
+            parts.PolicyGradient(values=True, reference=True),
+            lora=LoraConfig(rank=4, alpha=8, dropout=0.2),
+            seed=5,
+            train=train,
+            optimizer_steps=2,
+            schedule="cosine",
+            warmup_updates=2,
+            total_updates=6,
+            grad_clip=0.5,
+        )
+        return model, learner
+
+    batches = [parts.batch(parts.random_steps(10, seed=seed)) for seed in range(4)]
+    model, learner = fresh()
+    whole = [learner.update(batch).metrics["loss"] for batch in batches]
+
+    _, first = fresh()
+    stopped = [first.update(batch).metrics["loss"] for batch in batches[:2]]
+    first.save_state(tmp_path)
+    torch.manual_seed(99)  # the process's random state must not matter
+    resumed_model, second = fresh()
+    second.load_state(tmp_path)
+    stopped += [second.update(batch).metrics["loss"] for batch in batches[2:]]
+
+    assert stopped == whole
+    assert (second.version, second.samples_seen) == (4, 40)
+    expected = parts.weights(model)
+    for name, parameter in parts.weights(resumed_model).items():
+        assert torch.equal(parameter, expected[name]), name
+
+
+def test_a_directory_without_state_is_named(parts, tmp_path):
+    with pytest.raises(CheckpointError, match=rf"{tmp_path} holds no learner\.pt to resume from"):
+        parts.learner().load_state(tmp_path)
+
+
+def test_state_is_a_copy_that_later_updates_do_not_touch(parts):
+    learner = parts.learner()
+    batch = parts.batch(parts.random_steps(4))
+    learner.update(batch)
+    state = learner.state_dict()
+    before = copy.deepcopy(state)
+
+    learner.update(batch)
+
+    assert str(state) == str(before)
+
+
+def test_state_of_another_model_is_refused_by_name(parts):
+    state = parts.learner().state_dict()
+
+    with pytest.raises(CheckpointError, match=r"learner state does not fit: .* is \(32, 4\) there"):
+        parts.learner(parts.model(hidden_size=16)).load_state_dict(state)
+
+
+def test_an_update_leaves_the_global_random_state_alone(parts):
+    learner = parts.learner(optimizer_steps=2)
+    before = torch.get_rng_state()
+
+    learner.update(parts.batch(parts.random_steps(6)))
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_counted(parts):
+    model = parts.model()
+    learner = parts.learner(model)
+    before = parts.weights(model)
+
+    bad = learner.update(parts.batch([parts.step(reward=math.inf)])).metrics
+
+    assert bad["nonfinite_steps"] == 1.0
+    assert math.isnan(bad["loss"])
+    assert all(torch.equal(before[n], p) for n, p in parts.weights(model).items())
+
+    good = learner.update(parts.batch([parts.step()])).metrics
+
+    assert good["nonfinite_steps"] == 0.0
+    assert math.isfinite(good["loss"])
+    assert not all(torch.equal(before[n], p) for n, p in parts.weights(model).items())
+
+
+def test_steps_that_are_not_finite_too_often_in_a_row_end_the_run(parts):
+    learner = parts.learner(max_nonfinite=2)
+    bad, good = parts.batch([parts.step(reward=math.nan)]), parts.batch([parts.step()])
+
+    learner.update(bad)
+    learner.update(good)
+    learner.update(bad)
+    with pytest.raises(RunError, match=r"update 4: loss nan .*2 times in a row.*learning_rate"):
+        learner.update(bad)

@@ -1,0 +1,425 @@
+"""Each option of ``LearnerConfig`` that the learner reads has its effect, and no other."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from rlforge.config.schema import LoraConfig
+from rlforge.errors import CheckpointError, ConfigError
+
+
+def change(before, after) -> dict[str, float]:
+    """Largest change of each parameter that changed."""
+    moved = {name: float((after[name] - before[name]).abs().max()) for name in before}
+    return {name: size for name, size in moved.items() if size > 0}
+
+
+def update_once(parts, model=None, algorithm=None, steps=None, **settings):
+    """(model, weights before, weights after, metrics) of one update."""
+    model = parts.model() if model is None else model
+    learner = parts.learner(model, algorithm, **settings)
+    before = parts.weights(model)
+    metrics = learner.update(parts.batch(steps or parts.random_steps(8))).metrics
+    return model, before, parts.weights(model), metrics
+
+
+def test_lora_trains_the_adapter_and_nothing_else(parts):
+    _, before, after, _ = update_once(parts)
+
+    moved = change(before, after)
+    assert moved
+    assert all("lora_" in name for name in moved)
+
+
+def test_lora_settings_shape_the_adapter(parts):
+    model = parts.model()
+    parts.learner(model, lora=LoraConfig(rank=3, alpha=6, target_modules=["q_proj"]))
+
+    adapters = {n: tuple(p.shape) for n, p in model.named_parameters() if "lora_A" in n}
+    assert adapters.keys() == {n for n in adapters if "q_proj" in n}
+    assert set(adapters.values()) == {(3, 32)}
+
+
+def test_full_trains_every_weight(parts):
+    _, before, after, _ = update_once(parts, train="full")
+
+    assert change(before, after).keys() == before.keys()
+    assert not any("lora_" in name for name in after)
+
+
+def test_learning_rate_scales_the_step(parts):
+    """Adam's first step is the learning rate times the sign of the gradient."""
+    sizes = []
+    for rate in (1e-3, 2e-3):
+        _, before, after, _ = update_once(parts, learning_rate=rate)
+        sizes.append(max(change(before, after).values()))
+
+    assert sizes == pytest.approx([1e-3, 2e-3], rel=1e-2)
+
+
+def test_schedule_and_warm_up_set_the_rate_of_each_update(parts):
+    learner = parts.learner(
+        schedule="linear",
+        warmup_updates=2,
+        total_updates=4,
+        final_lr_ratio=0.5,
+        learning_rate=0.1,
+    )
+    batch = parts.batch([parts.step()])
+
+    rates = [learner.update(batch).metrics["lr"] for _ in range(6)]
+
+    assert rates == pytest.approx([0.05, 0.1, 0.1, 0.075, 0.05, 0.05])
+
+
+def test_weight_decay_shrinks_weights(parts):
+    norms = []
+    for decay in (0.0, 1.0):
+        _, _, after, _ = update_once(parts, weight_decay=decay)
+        norms.append(sum(float(p.norm()) for n, p in after.items() if "lora_A" in n))
+
+    assert norms[1] < norms[0]
+
+
+def test_betas_reach_the_optimizer(parts):
+    ends = []
+    for betas in ([0.9, 0.999], [0.0, 0.5]):
+        model = parts.model()
+        learner = parts.learner(model, betas=betas)
+        for seed in range(3):
+            learner.update(parts.batch(parts.random_steps(4, seed=seed)))
+        ends.append(parts.weights(model))
+
+    assert change(*ends)
+
+
+def test_grad_clip_bounds_the_gradient_but_not_the_reported_norm(parts):
+    norms = []
+    for clip in (1e9, 1e-3):
+        model = parts.model()
+        learner = parts.learner(model, grad_clip=clip)
+        metrics = learner.update(parts.batch(parts.random_steps(8))).metrics
+        state = learner.state_dict()["optimizer"]["state"].values()
+        # Adam's first moment after one step is 0.1 of the gradient it was given.
+        given = math.sqrt(sum(float((entry["exp_avg"] ** 2).sum()) for entry in state)) / 0.1
+        norms.append((metrics["grad_norm"], given))
+
+    (norm, unclipped), (reported, clipped) = norms
+    assert reported == pytest.approx(norm)
+    assert unclipped == pytest.approx(norm, rel=1e-4)
+    assert clipped == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "optimizer_steps"),
+    [
+        ({}, 1),
+        ({"optimizer_steps": 3}, 3),
+        ({"epochs": 2}, 2),
+        ({"optimizer_steps": 3, "epochs": 2}, 6),
+    ],
+)
+def test_optimizer_steps_and_epochs_multiply(parts, settings, optimizer_steps):
+    learner = parts.learner(**settings)
+    learner.update(parts.batch(parts.random_steps(9)))
+
+    entries = learner.state_dict()["optimizer"]["state"].values()
+    assert {int(entry["step"]) for entry in entries} == {optimizer_steps}
+
+
+def test_totals_are_those_of_one_optimizer_step(parts):
+    algorithm = parts.PolicyGradient()
+    steps = parts.random_steps(9)
+    parts.learner(algorithm=algorithm, optimizer_steps=3, mini_batch_size=2).update(
+        parts.batch(steps)
+    )
+
+    assert {inputs.total_sequences for inputs in algorithm.seen} == {3}
+    # Each optimizer step needs two micro-batches of at most two rows.
+    totals = [inputs.total_tokens for inputs in algorithm.seen[::2]]
+    assert sum(totals) == sum(len(step.token_ids) for step in steps)
+
+
+def test_old_logprobs_are_the_current_ones_in_a_single_step(parts):
+    algorithm = parts.PolicyGradient()
+    parts.learner(algorithm=algorithm).update(parts.batch(parts.random_steps(6)))
+
+    for inputs in algorithm.seen:
+        assert torch.equal(inputs.old_logprobs, inputs.logprobs)
+        assert not inputs.old_logprobs.requires_grad
+
+
+def test_old_logprobs_stay_those_of_the_start_over_several_steps(parts):
+    algorithm = parts.PolicyGradient()
+    learner = parts.learner(algorithm=algorithm, epochs=2, mini_batch_size=8, learning_rate=0.1)
+    learner.update(parts.batch(parts.random_steps(8)))
+
+    first, second = algorithm.seen
+    torch.testing.assert_close(first.old_logprobs, first.logprobs.detach(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(second.old_logprobs, first.old_logprobs)
+    assert (second.logprobs - second.old_logprobs).abs().max() > 1e-2
+
+
+def test_seed_decides_the_shuffling_into_optimizer_steps(parts):
+    def advantages(seed: int) -> list[list[float]]:
+        algorithm = parts.PolicyGradient()
+        learner = parts.learner(algorithm=algorithm, optimizer_steps=4, seed=seed)
+        learner.update(parts.batch(parts.random_steps(12)))
+        return [inputs.advantages.tolist() for inputs in algorithm.seen]
+
+    assert advantages(1) == advantages(1)
+    assert advantages(1) != advantages(2)
+
+
+def test_temperature_is_the_engines(parts):
+    step = parts.step(token_ids=(8,), logprobs=(-1.0,))
+    model = parts.model().eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([[5, 6, 7]])).logits[0, -1]
+    algorithm = parts.PolicyGradient()
+
+    parts.learner(model, algorithm, temperature=0.5).update(parts.batch([step]))
+
+    expected = torch.log_softmax(logits / 0.5, -1)[8]
+    assert algorithm.seen[0].logprobs.item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_max_train_len_cuts_and_drops(parts):
+    steps = [
+        parts.step(),
+        parts.step(prompt_token_ids=(1, 2), token_ids=(3, 4), logprobs=(-1.0, -1.0)),
+        parts.step(prompt_token_ids=(1, 2, 3, 4)),
+    ]
+
+    metrics = update_once(parts, steps=steps, max_train_len=4)[3]
+
+    assert metrics["tokens"] == 3.0
+    assert metrics["samples_truncated"] == 1.0
+    assert metrics["samples_too_long"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "option", ["gradient_checkpointing", "activation_checkpointing", "use_trainer_cache"]
+)
+def test_memory_options_leave_the_update_as_it_is(parts, option):
+    plain = update_once(parts)[2]
+    other = update_once(parts, **{option: True})[2]
+
+    assert max(change(plain, other).values(), default=0.0) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "runs"),
+    [
+        ({}, 1),
+        ({"gradient_checkpointing": True}, 2),
+        ({"activation_checkpointing": True}, 2),
+    ],
+)
+def test_checkpointing_computes_each_layer_again_for_the_gradient(parts, settings, runs):
+    model = parts.model()
+    learner = parts.learner(model, mini_batch_size=8, **settings)
+    calls = []
+    linear = model.model.layers[0].mlp.up_proj
+    linear.register_forward_hook(lambda *_: calls.append(1))
+
+    learner.update(parts.batch(parts.random_steps(8)))
+
+    assert len(calls) == runs
+
+
+@pytest.mark.parametrize("option", ["gradient_checkpointing", "activation_checkpointing"])
+def test_checkpointing_keeps_fewer_activations(parts, option):
+    def kept_bytes(**settings) -> int:
+        """Bytes saved for the backward pass by the scoring of one batch."""
+        learner = parts.learner(parts.model(), mini_batch_size=8, **settings)
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            learner.update(parts.batch(parts.random_steps(8)))
+        return sum(sizes.values())
+
+    assert kept_bytes(**{option: True}) < kept_bytes()
+
+
+def test_use_trainer_cache_keeps_the_kv_cache(parts):
+    for use_cache in (False, True):
+        model = parts.model()
+        learner = parts.learner(model, use_trainer_cache=use_cache)
+        caches = []
+        model.model.register_forward_hook(
+            lambda _m, _i, output, caches=caches: caches.append(output.past_key_values)
+        )
+        learner.update(parts.batch([parts.step()]))
+        assert [cache is not None for cache in caches] == [use_cache]
+
+
+@pytest.mark.parametrize("option", ["gradient_checkpointing", "activation_checkpointing"])
+def test_a_cache_and_recomputation_contradict(parts, option):
+    with pytest.raises(ConfigError, match=r"learner\.use_trainer_cache.*switch it off"):
+        parts.learner(use_trainer_cache=True, **{option: True})
+
+
+def test_reference_is_the_untrained_model(parts):
+    for train in ("lora", "full"):
+        model = parts.model().eval()
+        steps = [parts.step()]
+        with torch.no_grad():
+            table = torch.log_softmax(model(torch.tensor([[5, 6, 7, 8]])).logits[0], -1)
+        expected = [float(table[2, 8]), float(table[3, 9])]
+        algorithm = parts.PolicyGradient(reference=True)
+        learner = parts.learner(model, algorithm, train=train, learning_rate=0.1)
+
+        for _ in range(3):
+            learner.update(parts.batch(steps))
+
+        last = algorithm.seen[-1]
+        assert last.ref_logprobs.tolist() == [pytest.approx(expected, abs=1e-5)]
+        assert not last.ref_logprobs.requires_grad
+        assert (last.logprobs - last.ref_logprobs).abs().max() > 1e-2
+
+
+def test_optional_inputs_are_given_only_when_asked_for(parts):
+    bare = parts.PolicyGradient()
+    parts.learner(algorithm=bare).update(parts.batch([parts.step()]))
+    (inputs,) = bare.seen
+    assert inputs.ref_logprobs is None
+    assert inputs.entropy is None
+    assert inputs.values is inputs.old_values is inputs.returns is None
+    assert bare.critic == [None]
+
+    full = parts.PolicyGradient(reference=True, values=True, entropy=True)
+    parts.learner(algorithm=full).update(parts.batch([parts.step()]))
+    (inputs,) = full.seen
+    assert inputs.entropy.requires_grad
+    assert inputs.values.requires_grad
+    assert inputs.old_values.tolist() == [0.0]
+    assert inputs.returns.tolist() == [1.0]
+
+
+def test_the_critic_starts_at_zero_and_learns_returns(parts):
+    algorithm = parts.PolicyGradient(values=True)
+    learner = parts.learner(algorithm=algorithm, value_learning_rate=0.05)
+    steps = [
+        parts.step(prompt_token_ids=(1, 2), reward=0.5),
+        parts.step(prompt_token_ids=(3, 4, 5), reward=-0.5),
+        parts.step(prompt_token_ids=(), token_ids=(), logprobs=(), reward=3.0),
+    ]
+
+    for _ in range(60):
+        learner.update(parts.batch(steps))
+
+    assert algorithm.critic[0] == [0.0, 0.0, 0.0]
+    assert algorithm.critic[-1] == pytest.approx([0.5, -0.5, 0.0], abs=0.1)
+
+
+def test_the_critic_may_start_from_given_weights(parts):
+    algorithm = parts.PolicyGradient(values=True)
+    given = {"weight": torch.zeros(1, 32), "bias": torch.tensor([0.75])}
+
+    learner = parts.learner(algorithm=algorithm, initial_value_head=given)
+    learner.update(parts.batch([parts.step()]))
+
+    assert algorithm.critic == [[0.75]]
+    with pytest.raises(CheckpointError, match=r"initial value head does not fit: it lacks bias"):
+        parts.learner(algorithm=algorithm, initial_value_head={"weight": torch.zeros(1, 32)})
+
+
+def test_the_critic_has_its_own_learning_rate(parts):
+    heads = []
+    for rate in (None, 0.3):
+        learner = parts.learner(
+            algorithm=parts.PolicyGradient(values=True), value_learning_rate=rate
+        )
+        learner.update(parts.batch(parts.random_steps(4)))
+        heads.append(learner.state_dict()["policy"]["value_head.weight"].abs().max().item())
+
+    assert heads == pytest.approx([1e-2, 0.3], rel=1e-2)
+
+
+def test_the_critic_reads_the_end_of_a_prompt_that_is_too_long(parts):
+    algorithm = parts.PolicyGradient(values=True)
+    learner = parts.learner(algorithm=algorithm, max_train_len=4, value_learning_rate=0.1)
+    steps = [
+        parts.step(prompt_token_ids=(9, 9, 1, 2, 3, 4)),
+        parts.step(prompt_token_ids=(1, 2, 3, 4)),
+        parts.step(prompt_token_ids=(5, 6), token_ids=(8,), logprobs=(-1.0,)),
+    ]
+
+    for _ in range(2):
+        learner.update(parts.batch(steps))
+
+    long, cut, other = algorithm.critic[-1]
+    assert long == pytest.approx(cut, abs=1e-6)
+    assert long != 0.0
+    assert other != pytest.approx(long, abs=1e-6)
+
+
+def test_dropout_acts_in_the_training_pass_only(parts):
+    algorithm = parts.PolicyGradient()
+    model = parts.model()
+    learner = parts.learner(
+        model, algorithm, lora=LoraConfig(rank=4, alpha=8, dropout=0.5), epochs=2, learning_rate=0.0
+    )
+    parts.randomise_adapter(model)
+
+    learner.update(parts.batch(parts.random_steps(4)))
+
+    first, second = algorithm.seen
+    assert not torch.allclose(first.logprobs, second.logprobs, atol=1e-4)
+    assert torch.equal(first.old_logprobs, second.old_logprobs)
+    assert not torch.allclose(first.logprobs, first.old_logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("train", ["lora", "full"])
+def test_bfloat16_computes_under_autocast_and_trains_float32_weights(parts, train):
+    model = parts.model().to(torch.bfloat16)
+    steps = parts.random_steps(6)
+    exact = parts.PolicyGradient()
+    parts.learner(parts.model(), exact, train=train).update(parts.batch(steps))
+    algorithm = parts.PolicyGradient(reference=True)
+
+    _, before, after, metrics = update_once(parts, model, algorithm, steps=steps, train=train)
+
+    assert all(after[name].dtype == torch.float32 for name in change(before, after))
+    assert model.model.layers[0].self_attn.q_proj.weight.dtype == (
+        torch.bfloat16 if train == "lora" else torch.float32
+    )
+    assert math.isfinite(metrics["loss"])
+    for rough, fine in zip(algorithm.seen, exact.seen, strict=True):
+        assert rough.logprobs.dtype == torch.float32
+        torch.testing.assert_close(rough.logprobs, fine.logprobs, atol=0.2, rtol=0)
+        assert not torch.equal(rough.logprobs, fine.logprobs)
+        torch.testing.assert_close(rough.ref_logprobs, rough.logprobs.detach(), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train": "half"}, r"learner\.train: 'half' is neither lora nor full"),
+        (
+            {"train": "full", "initial_adapter": "some/where"},
+            r"learner\.initial_adapter: needs learner\.train=lora",
+        ),
+        ({"temperature": 0.0}, r"engine\.temperature: 0\.0 has no log-probs"),
+        ({"schedule": "step"}, r"learner\.schedule: no schedule 'step'"),
+    ],
+)
+def test_contradictions_are_config_errors(parts, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        parts.learner(**settings)
+
+
+def test_the_random_steps_of_these_tests_differ_in_length(parts):
+    steps = parts.random_steps(8)
+    assert len({len(step.token_ids) for step in steps}) > 1
+    assert len({len(step.prompt_token_ids) for step in steps}) > 1
+    assert dataclasses.is_dataclass(steps[0])

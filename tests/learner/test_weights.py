@@ -1,0 +1,176 @@
+"""What the learner leaves on disk, read back by PEFT and transformers themselves."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from rlforge.config.schema import LoraConfig
+from rlforge.errors import CheckpointError
+
+IDS = torch.tensor([[5, 6, 7, 8]])
+
+
+def logits(model) -> torch.Tensor:
+    model.eval()
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def trained(parts, **settings):
+    """A learner some updates in, and its model."""
+    model = parts.model()
+    learner = parts.learner(model, **settings)
+    for seed in range(2):
+        learner.update(parts.batch(parts.random_steps(6, seed=seed)))
+    return model, learner
+
+
+def test_peft_loads_a_saved_adapter_onto_the_base_model(parts, tmp_path):
+    model, learner = trained(parts)
+
+    learner.save(tmp_path)
+
+    loaded = PeftModel.from_pretrained(parts.model(), str(tmp_path))
+    assert torch.equal(logits(loaded), logits(model))
+    assert not torch.equal(logits(loaded), logits(parts.model()))
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["inference_mode"] is True
+
+
+def test_saving_leaves_the_learner_as_it_was(parts, tmp_path):
+    ends = []
+    for save in (False, True):
+        model, learner = trained(parts)
+        if save:
+            learner.save(tmp_path)
+        learner.update(parts.batch(parts.random_steps(6, seed=9)))
+        ends.append(logits(model))
+
+    assert torch.equal(*ends)
+
+
+def test_a_tiny_adapter_is_saved_within_30_ms(parts, tmp_path):
+    _, learner = trained(parts)
+    learner.save(tmp_path)
+
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        learner.save(tmp_path)
+        seconds.append(time.perf_counter() - started)
+
+    assert min(seconds) < 0.03
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_transformers_loads_saved_full_weights(parts, tmp_path, dtype):
+    model = parts.model().to(dtype)
+    learner = parts.learner(model, train="full")
+    learner.update(parts.batch(parts.random_steps(6)))
+
+    learner.save(tmp_path)
+
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert loaded.dtype == dtype
+    before = dict(parts.model().to(dtype).named_parameters())
+    for name, parameter in loaded.named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name).to(dtype)), name
+        assert not torch.equal(parameter, before[name]), name
+
+
+def test_the_critic_is_saved_with_the_policy_and_warm_starts(parts, tmp_path):
+    _, learner = trained(parts, algorithm=parts.PolicyGradient(values=True))
+    learner.save(tmp_path)
+    saved = load_file(tmp_path / "value_head.safetensors")
+    assert saved["weight"].abs().max() > 0
+
+    again = parts.learner(
+        algorithm=parts.PolicyGradient(values=True), initial_adapter=str(tmp_path)
+    ).state_dict()["policy"]
+
+    assert torch.equal(again["value_head.weight"], saved["weight"])
+    assert torch.equal(again["value_head.bias"], saved["bias"])
+
+
+def test_without_a_critic_none_is_saved(parts, tmp_path):
+    _, learner = trained(parts)
+    learner.save(tmp_path)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+
+
+def test_a_warm_start_begins_where_the_adapter_ended(parts, tmp_path):
+    model, learner = trained(parts)
+    learner.save(tmp_path)
+
+    warm = parts.model()
+    parts.learner(warm, initial_adapter=str(tmp_path))
+
+    assert torch.equal(logits(warm), logits(model))
+
+
+def test_the_reference_of_a_warm_start_is_the_warm_start(parts, tmp_path):
+    model, learner = trained(parts)
+    learner.save(tmp_path)
+    expected = torch.log_softmax(logits(model)[0, 2], -1)[8].item()
+    algorithm = parts.PolicyGradient(reference=True)
+    warm = parts.learner(parts.model(), algorithm, initial_adapter=str(tmp_path))
+
+    for _ in range(2):
+        warm.update(parts.batch([parts.step(token_ids=(8,), logprobs=(-1.0,))]))
+
+    last = algorithm.seen[-1]
+    assert last.ref_logprobs.item() == pytest.approx(expected, abs=1e-6)
+    assert last.logprobs.item() != pytest.approx(expected, abs=1e-3)
+
+
+def test_a_missing_initial_adapter_names_its_path(parts, tmp_path):
+    missing = tmp_path / "nowhere"
+    with pytest.raises(CheckpointError, match=rf"{missing} holds no adapter_model\.safetensors"):
+        parts.learner(initial_adapter=str(missing))
+
+
+def test_a_damaged_initial_adapter_names_its_file(parts, tmp_path):
+    _, learner = trained(parts)
+    learner.save(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+
+    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors cannot be read"):
+        parts.learner(initial_adapter=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        (LoraConfig(rank=2, alpha=8), r"lora_A.* is \(4, 48\) there, \(2, 48\) here"),
+        (LoraConfig(rank=4, alpha=16), r"lora alpha 8 there, 16 here; set model\.lora\.alpha=8"),
+        (LoraConfig(rank=4, alpha=8, target_modules=["q_proj"]), r"the model has no .*"),
+    ],
+)
+def test_an_initial_adapter_that_does_not_fit_says_why(parts, tmp_path, lora, message):
+    _, learner = trained(parts)
+    learner.save(tmp_path)
+
+    with pytest.raises(CheckpointError, match=message) as caught:
+        parts.learner(lora=lora, initial_adapter=str(tmp_path))
+    assert str(Path(tmp_path)) in str(caught.value)
+
+
+def test_an_adapter_without_its_config_is_refused(parts, tmp_path):
+    _, learner = trained(parts)
+    learner.save(tmp_path)
+    (tmp_path / "adapter_config.json").unlink()
+
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json cannot be read"):
+        parts.learner(initial_adapter=str(tmp_path))

@@ -1,0 +1,156 @@
+"""From a game record to episodes, and what a pipeline remembers."""
+
+import json
+
+import pytest
+
+from rlforge.config.schema import RewardsConfig
+from rlforge.errors import CheckpointError, ConfigError
+from rlforge.rewards import RewardPipeline
+from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat, Turn
+
+QUICK_START = RewardsConfig(
+    final=[{"name": "role_advantage_by_env", "decay": 0.5}],
+    step=[
+        {"name": "format_reward", "reward": 1.5},
+        {"name": "invalid_move_penalty", "reward": 1.0, "penalty": -1.0},
+    ],
+    sampling=[{"name": "normalize_by_env", "z_score": True}],
+)
+
+
+def seat(player_id: int, trained: bool = True) -> Seat:
+    return Seat(
+        player_id=player_id,
+        policy=PolicyRef(uid="learner", kind="checkpoint", version=3),
+        trained=trained,
+        prompt_template="default",
+        action_extraction="boxed",
+    )
+
+
+def turn(player_id: int, text: str, well_formed: bool = True, legal: bool = True) -> Turn:
+    return Turn(
+        player_id=player_id,
+        observation=f"board before {text}",
+        completion=Completion(
+            text=text,
+            prompt_token_ids=(1, 2),
+            token_ids=(3, 4),
+            logprobs=(-0.1, -0.2),
+            policy_uid="learner",
+            policy_version=3,
+        ),
+        action=f"[{text}]",
+        well_formed=well_formed,
+        legal=legal,
+        info={"try": 1},
+    )
+
+
+def record(turns, rewards, seats=None, **fields) -> GameRecord:
+    seats = seats or tuple(seat(player) for player in rewards)
+    spec = GameSpec(
+        game_id="g1",
+        env=EnvSpec(id="Game-v0"),
+        seed=0,
+        purpose="train",
+        seats=seats,
+        group_id="grp",
+        group_size=4,
+    )
+    fields = {"end_reason": "finished", **fields}
+    return GameRecord(spec=spec, turns=tuple(turns), rewards=rewards, **fields)
+
+
+GAME = record(
+    [turn(1, "a"), turn(0, "b", well_formed=False), turn(1, "c"), turn(0, "d", legal=False)],
+    {0: -1.0, 1: 1.0},
+)
+
+
+def test_each_trained_seat_gets_its_own_turns_in_order():
+    zero, one = RewardPipeline(RewardsConfig()).shape(GAME)
+    assert [step.action for step in zero.steps] == ["[b]", "[d]"]
+    assert [step.action for step in one.steps] == ["[a]", "[c]"]
+    assert [(s.turn_index, s.last_turn) for s in one.steps] == [(0, False), (1, True)]
+    assert [s.reward for s in zero.steps] == [-1, -1]
+    assert (one.game_id, one.env_id, one.player_id) == ("g1", "Game-v0", 1)
+    assert (one.group_id, one.group_size, one.oldest_version) == ("grp", 4, 3)
+    first = one.steps[0]
+    assert first.observation == "board before a"
+    assert first.prompt_token_ids == (1, 2)
+    assert (first.token_ids, first.logprobs) == ((3, 4), (-0.1, -0.2))
+    assert (first.policy_uid, first.group_id) == ("learner", "grp")
+    assert first.info == {"try": 1, "well_formed": True, "legal": True}
+
+
+def test_rewards_go_through_the_final_and_then_the_step_stack():
+    pipeline = RewardPipeline(QUICK_START)
+    pipeline.shape(GAME)
+    zero, one = pipeline.shape(GAME)  # baselines are -0.5 and 0.5 now
+    assert [s.reward for s in zero.steps] == [-0.5 + 0.0 + 1.0, -0.5 + 1.5 - 1.0]
+    assert [s.reward for s in one.steps] == [0.5 + 1.5 + 1.0] * 2
+    assert [s.outcome_reward for s in zero.steps] == [-0.5, -0.5]
+    assert [s.raw_reward for s in zero.steps + one.steps] == [-1, -1, 1, 1]
+
+
+def test_outcome_reward_follows_reshaping_but_not_feedback():
+    config = RewardsConfig(
+        step=[
+            {"name": "discount", "gamma": 0.5},
+            {"name": "format_reward", "reward": 2.0, "penalty": 0.0},
+            {"name": "scale", "alpha": 10.0},
+        ]
+    )
+    zero = RewardPipeline(config).shape(GAME)[0]
+    assert [s.outcome_reward for s in zero.steps] == [-5.0, -10.0]
+    assert [s.reward for s in zero.steps] == [-5.0, 10.0]
+
+
+def test_the_baseline_learns_once_per_game_and_role_from_all_seats():
+    config = RewardsConfig(final=[{"name": "role_advantage", "decay": 0.5}])
+    pipeline = RewardPipeline(config)
+    only_zero = record([turn(0, "a")], {0: 1.0, 1: -1.0}, seats=(seat(0), seat(1, trained=False)))
+    assert [e.player_id for e in pipeline.shape(only_zero)] == [0]
+    assert pipeline.state_dict() == {"0": {"baselines": [["", 0, 0.5], ["", 1, -0.5]]}}
+
+
+def test_a_seat_without_a_turn_makes_no_episode():
+    episodes = RewardPipeline(RewardsConfig()).shape(record([turn(0, "a")], {0: 1.0, 1: -1.0}))
+    assert [episode.player_id for episode in episodes] == [0]
+
+
+def test_a_failed_game_makes_no_episode_and_teaches_no_baseline():
+    pipeline = RewardPipeline(QUICK_START)
+    failed = record([turn(0, "a")], {}, seats=(seat(0), seat(1)), error="boom", end_reason="error")
+    assert pipeline.shape(failed) == []
+    assert pipeline.state_dict() == {"0": {"baselines": []}}
+
+
+def test_on_draw_applies_the_sampling_stack():
+    pipeline = RewardPipeline(QUICK_START)
+    steps = [step for episode in pipeline.shape(GAME) for step in episode.steps]
+    drawn = pipeline.on_draw(steps)
+    assert sum(s.reward for s in drawn) == pytest.approx(0)
+    assert [s.action for s in drawn] == [s.action for s in steps]
+    assert RewardPipeline(RewardsConfig()).on_draw(steps) == steps
+
+
+def test_a_resumed_pipeline_goes_on_where_it_was():
+    kept, resumed = RewardPipeline(QUICK_START), RewardPipeline(QUICK_START)
+    kept.shape(GAME)
+    resumed.load_state_dict(json.loads(json.dumps(kept.state_dict())))
+    assert resumed.shape(GAME) == kept.shape(GAME)
+
+
+def test_baselines_of_another_stack_are_refused():
+    state = RewardPipeline(QUICK_START).state_dict()
+    with pytest.raises(CheckpointError, match=r"resume with the rewards\.final"):
+        RewardPipeline(RewardsConfig()).load_state_dict(state)
+
+
+@pytest.mark.parametrize("stack", ["final", "step", "sampling"])
+def test_errors_name_the_stack(stack):
+    with pytest.raises(ConfigError, match=rf"rewards\.{stack}\[0\]\.name"):
+        RewardPipeline(RewardsConfig(**{stack: [{"name": "nonsense"}]}))

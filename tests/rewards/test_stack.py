@@ -1,0 +1,83 @@
+"""Stacks from YAML: what is accepted, and what an error says."""
+
+import re
+
+import pytest
+
+from rlforge.errors import ConfigError
+from rlforge.rewards.final import FINAL_TRANSFORMS, Clamp, RoleAdvantage, Scale
+from rlforge.rewards.sampling import SAMPLING_TRANSFORMS, Normalize
+from rlforge.rewards.stack import build_stack
+from rlforge.rewards.step import STEP_TRANSFORMS
+
+
+def build_final(*entries):
+    return build_stack(list(entries), FINAL_TRANSFORMS, "rewards.final")
+
+
+def test_transforms_keep_the_order_and_the_parameters_of_the_entries():
+    stack = build_final(
+        {"name": "scale", "alpha": 2},
+        {"name": "clamp", "min_r": -0.5, "max_r": 0.5},
+        {"name": "role_advantage", "decay": 0.5, "order": "update_then_subtract"},
+    )
+    assert stack == [Scale(2), Clamp(-0.5, 0.5), RoleAdvantage(0.5, "update_then_subtract")]
+
+
+def test_flags_are_read():
+    stack = build_stack([{"name": "normalize", "z_score": True}], SAMPLING_TRANSFORMS, "p")
+    assert stack == [Normalize(z_score=True)]
+
+
+@pytest.mark.parametrize("registry", [FINAL_TRANSFORMS, STEP_TRANSFORMS, SAMPLING_TRANSFORMS])
+def test_every_transform_can_be_built_from_its_name_alone(registry):
+    stack = build_stack([{"name": name} for name in registry], registry, "p")
+    assert [type(transform) for transform in stack] == list(registry.values())
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"name": "scael"}, "rewards.final[1].name: no transform 'scael'; did you mean scale"),
+        ({"alpha": 1.0}, "rewards.final[1]: {'alpha': 1.0} names no transform"),
+        ({"name": 3}, "rewards.final[1]: {'name': 3} names no transform"),
+        ("scale", "rewards.final[1]: 'scale' names no transform"),
+        (
+            {"name": "role_advantage", "decya": 0.9},
+            "rewards.final[1].decya: role_advantage has no such parameter; did you mean decay",
+        ),
+        (
+            {"name": "role_advantage", "_baselines": {}},
+            "rewards.final[1]._baselines: role_advantage has no such parameter",
+        ),
+        ({"name": "scale", "alpha": "big"}, "rewards.final[1].alpha: 'big' is not a finite"),
+        ({"name": "scale", "alpha": True}, "rewards.final[1].alpha: True is not a finite"),
+        ({"name": "scale", "alpha": None}, "rewards.final[1].alpha: None is not a finite"),
+        ({"name": "scale", "alpha": float("nan")}, "rewards.final[1].alpha: nan is not a finite"),
+        ({"name": "role_advantage", "decay": 1.0}, "rewards.final[1].decay: 1.0 is outside"),
+        ({"name": "clamp", "min_r": 2}, "rewards.final[1].min_r: 2 is above max_r 1.0"),
+        (
+            {"name": "role_advantage", "order": "subtract_than_update"},
+            "is none of subtract_then_update, update_then_subtract; did you mean subtract_then",
+        ),
+    ],
+)
+def test_an_error_names_the_key_and_the_mend(entry, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build_final({"name": "scale"}, entry)
+
+
+def test_a_flag_must_be_a_flag():
+    with pytest.raises(ConfigError, match=r"p\[0\]\.z_score: 1 is not true or false"):
+        build_stack([{"name": "normalize", "z_score": 1}], SAMPLING_TRANSFORMS, "p")
+
+
+@pytest.mark.parametrize("registry", [STEP_TRANSFORMS, SAMPLING_TRANSFORMS])
+def test_clamps_refuse_an_empty_interval(registry):
+    with pytest.raises(ConfigError, match=r"p\[0\]\.min_r: 1 is above max_r 0"):
+        build_stack([{"name": "clamp", "min_r": 1, "max_r": 0}], registry, "p")
+
+
+def test_discount_refuses_a_gamma_above_one():
+    with pytest.raises(ConfigError, match=r"p\[0\]\.gamma: 1.1 is outside"):
+        build_stack([{"name": "discount", "gamma": 1.1}], STEP_TRANSFORMS, "p")

@@ -1,0 +1,73 @@
+"""Step transforms on one turn of a trajectory."""
+
+import pytest
+
+from rlforge.rewards.step import Clamp, Discount, FormatReward, InvalidMovePenalty, Scale
+from rlforge.types import Completion, Trajectory, Turn
+
+
+def trajectory(*turns: tuple[bool, bool]) -> Trajectory:
+    return Trajectory(
+        game_id="g",
+        env_id="env",
+        player_id=0,
+        group_id=None,
+        group_size=1,
+        turns=tuple(
+            Turn(
+                player_id=0,
+                observation="board",
+                completion=Completion(text="[1]"),
+                action="[1]",
+                well_formed=well_formed,
+                legal=legal,
+            )
+            for well_formed, legal in turns
+        ),
+        final_reward=1.0,
+        policy_uid="p",
+        policy_version=0,
+    )
+
+
+def test_format_reward_judges_the_turn_itself():
+    of = trajectory((True, True), (False, True))
+    transform = FormatReward(reward=1.5, penalty=-0.5)
+    assert [transform(of, step, 1.0) for step in (0, 1)] == [2.5, 0.5]
+
+
+def test_invalid_move_penalty_judges_the_turn_itself():
+    of = trajectory((False, True), (True, False))
+    transform = InvalidMovePenalty(reward=1.0, penalty=-1.0)
+    assert [transform(of, step, 0.5) for step in (0, 1)] == [1.5, -0.5]
+
+
+def test_discount_counts_from_the_end_by_default():
+    of = trajectory(*[(True, True)] * 3)
+    assert [Discount(0.5)(of, step, 8.0) for step in range(3)] == [2.0, 4.0, 8.0]
+
+
+def test_discount_from_the_start_is_the_published_form():
+    of = trajectory(*[(True, True)] * 3)
+    transform = Discount(0.5, distance_from="start")
+    assert [transform(of, step, 8.0) for step in range(3)] == [8.0, 4.0, 2.0]
+
+
+def test_scale_and_clamp():
+    of = trajectory((True, True))
+    assert Scale(0.5)(of, 0, 3.0) == 1.5
+    assert [Clamp(-1, 2)(of, 0, reward) for reward in (-5.0, 0.5, 5.0)] == [-1, 0.5, 2]
+
+
+@pytest.mark.parametrize(
+    ("transform", "adds"),
+    [
+        (FormatReward(), True),
+        (InvalidMovePenalty(), True),
+        (Discount(), False),
+        (Scale(), False),
+        (Clamp(), False),
+    ],
+)
+def test_only_judgements_of_the_turn_are_feedback(transform, adds):
+    assert transform.adds_feedback is adds

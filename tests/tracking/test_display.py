@@ -1,0 +1,190 @@
+"""Live display and monitor: rich on a terminal, plain lines elsewhere, gone when the run is."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlforge.config.schema import TrackerConfig
+from rlforge.errors import ConfigError, RlforgeError
+from rlforge.tracking import display as display_module
+from rlforge.tracking.display import Display, make_display, monitor
+from rlforge.tracking.files import create_run
+
+
+def console(**options: Any) -> Console:
+    return Console(file=io.StringIO(), width=80, **options)
+
+
+def written(to: Console) -> str:
+    assert isinstance(to.file, io.StringIO)
+    return to.file.getvalue()
+
+
+class Utf8(io.StringIO):
+    encoding = "utf-8"
+
+
+def test_auto_is_plain_without_a_terminal_and_rich_on_one() -> None:
+    assert Display("demo", console=console()).mode == "plain"
+    terminal = Console(file=Utf8(), force_terminal=True, width=80)
+    assert Display("demo", console=terminal).mode == "rich"
+    dumb = Console(file=Utf8(), force_terminal=True, width=80, _environ={"TERM": "dumb"})
+    assert Display("demo", console=dumb).mode == "plain"
+
+
+def test_make_display_takes_the_mode_of_the_config() -> None:
+    out = console()
+    for mode in ("rich", "plain", "off"):
+        assert make_display(TrackerConfig(progress=mode), "demo", out).mode == mode
+    with pytest.raises(ConfigError, match="'plan' is not one of auto, rich, plain, off; did you"):
+        make_display(TrackerConfig(progress="plan"), "demo")
+
+
+def test_plain_lines_tell_updates_evaluations_and_the_end(
+    tmp_path: Path, make: Any, new_tracker: Any, clock: Any
+) -> None:
+    tracker = new_tracker(tmp_path)
+    out = console()
+    with Display("demo", "plain", out, plain_every_s=0.0) as shown:
+        shown.note("starting the actors")
+        shown.show(tracker.progress())
+        tracker.add_eval(make.evaluation(0, 33))
+        shown.show(tracker.progress())
+        clock.now += 10
+        tracker.add_games([make.game() for _ in range(20)])
+        tracker.log_learner(make.update(1), make.shares)
+        shown.show(tracker.progress())
+        shown.show(tracker.progress())
+        tracker.add_games([make.game(error="broke")])
+        tracker.log_learner(make.update(2), make.shares)
+        tracker.add_eval(make.evaluation(2, 70))
+        tracker.close({"status": "done"})
+        shown.show(tracker.progress())
+        shown.show(tracker.progress())
+    assert written(out).splitlines() == [
+        "demo: starting the actors",
+        "[0:00] eval at 0: SimpleTak-v0-train vs random_legal: win 33.0% [24.6%, 42.7%], "
+        "draw 33.0%, loss 34.0% (100 games)",
+        "[0:10] update 1/10  loss 0.5  reward 0.25  grad 0.4  games 20 (2.0/s)  8 tok/s  ETA 1:30",
+        "[0:10] update 2/10  loss 0.25  reward 0.25  grad 0.4  games 20 (2.0/s)  8 tok/s  failed 1",
+        "[0:10] eval at 2: SimpleTak-v0-train vs random_legal: win 70.0% [60.4%, 78.1%], "
+        "start 33.0%, draw 15.0%, loss 15.0% (100 games)",
+        "[0:10] done at update 2/10, 20 games",
+    ]
+    assert written(out).isascii()
+
+
+def test_plain_updates_are_spaced_out(
+    tmp_path: Path, make: Any, new_tracker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker, out = new_tracker(tmp_path), console()
+    now = 50.0
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: now)
+    with Display("demo", "plain", out, plain_every_s=2.0) as shown:
+        for step, pause in ((1, 0.5), (2, 0.5), (3, 1.5), (4, 0.5)):
+            tracker.log_learner(make.update(step), {})
+            shown.show(tracker.progress())
+            now += pause
+    steps = [line.split("update ")[1].split("/")[0] for line in written(out).splitlines()]
+    assert steps == ["1", "4"]
+
+
+def test_off_shows_nothing(full_run: Path) -> None:
+    out = console()
+    with Display("demo", "off", out) as shown:
+        shown.note("hello")
+        shown.show(_progress(full_run))
+    assert written(out) == ""
+
+
+def test_rich_draws_the_frame_and_notes_above_it(full_run: Path) -> None:
+    out = Console(file=Utf8(), force_terminal=True, width=100, height=50)
+    with Display("demo", "rich", out) as shown:
+        shown.note("starting the actors")
+        shown.show(_progress(full_run))
+    text = written(out)
+    assert "demo: starting the actors" in text
+    assert "Win rate" in text
+    assert text.count("\x1b[?25h") == 1  # the cursor is back
+
+
+def _progress(run: Path) -> Any:
+    from rlforge.tracking.files import read_json
+    from rlforge.tracking.progress import Progress
+
+    return Progress.from_json(read_json(run / "progress.json"))
+
+
+def test_monitor_once_shows_a_finished_run(full_run: Path) -> None:
+    out = console()
+    monitor(full_run, once=True, console=out)
+    assert "random_legal" in written(out)
+    assert "6/10" in written(out)
+
+
+def test_monitor_ends_with_the_run(full_run: Path) -> None:
+    out = console()
+    monitor(full_run, refresh_s=60.0, console=out)  # would time out if it waited
+    assert written(out).splitlines()[-1].endswith("done at update 6/10, 30 games")
+
+
+def test_monitor_follows_a_running_run_until_it_ends(
+    tmp_path: Path, make: Any, new_tracker: Any
+) -> None:
+    tracker, out = new_tracker(tmp_path), console()
+    watcher = threading.Thread(
+        target=monitor, args=(tmp_path,), kwargs={"refresh_s": 0.01, "console": out}
+    )
+    watcher.start()
+    tracker.log_learner(make.update(1), {})
+    deadline = time.monotonic() + 10
+    while "update 1/10" not in written(out) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert watcher.is_alive()
+    tracker.close({"status": "interrupted"})
+    watcher.join(timeout=10)
+    assert not watcher.is_alive()
+    assert "interrupted at update 1/10" in written(out)
+
+
+def test_monitor_of_a_run_without_news(tmp_path: Path) -> None:
+    create_run(tmp_path).config.write_text("name: x\n")
+    out = console()
+    monitor(tmp_path, once=True, console=out)
+    assert "has not reported anything yet" in written(out)
+
+
+def test_ctrl_c_ends_the_monitor_quietly(
+    tmp_path: Path, new_tracker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_tracker(tmp_path)
+
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(display_module.time, "sleep", interrupt)
+    monitor(tmp_path, console=console())
+
+
+def test_monitor_of_a_missing_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RlforgeError, match="no run directory"):
+        monitor(tmp_path / "none")
+
+
+def test_a_new_evaluation_of_the_same_opponent_is_a_new_line(full_run: Path) -> None:
+    progress, out = _progress(full_run), console()
+    first = dataclasses.replace(progress, status="running")
+    row = dataclasses.replace(first.win_rates[0], step=9)
+    with Display("demo", "plain", out) as shown:
+        shown.show(first)
+        shown.show(first)
+        shown.show(dataclasses.replace(first, win_rates=(row, *first.win_rates[1:])))
+    assert written(out).count("eval at") == 3

@@ -1,0 +1,165 @@
+"""The run directory: where things are, and that what is written is read back or explained."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlforge.errors import RlforgeError
+from rlforge.tracking.files import (
+    JsonlFile,
+    create_run,
+    json_ready,
+    open_run,
+    read_json,
+    read_jsonl,
+    write_json,
+)
+
+
+def a_run(path: Path) -> Path:
+    create_run(path).config.write_text("name: x\n")
+    return path
+
+
+def test_create_run_makes_the_folders_of_the_contract(tmp_path: Path) -> None:
+    paths = create_run(tmp_path / "runs" / "exp" / "now")
+    assert paths.games.is_dir()
+    assert paths.checkpoints.is_dir()
+    assert paths.logs.is_dir()
+    assert paths.metrics == paths.root / "metrics.jsonl"
+    assert paths.evals == paths.root / "evals.jsonl"
+    assert paths.pool.name == "pool.json"
+    assert paths.summary.name == "summary.json"
+    assert paths.report.name == "report.html"
+    assert paths.graph.name == "graph.json"
+
+
+def test_create_run_keeps_what_is_there(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    create_run(run)
+    assert (run / "config.yaml").read_text() == "name: x\n"
+
+
+def test_open_run_takes_a_run_that_has_just_begun(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    assert open_run(str(run)).root == run
+
+
+def test_a_missing_run_is_explained_with_the_nearest_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    a_run(Path("runs/simpletak_mirror/2026-01-01_12-00-00"))
+    with pytest.raises(RlforgeError) as caught:
+        open_run("runs/simpletak_miror/2026-01-01_12-00-00")
+    assert "no run directory runs/simpletak_miror/" in str(caught.value)
+    assert "did you mean runs/simpletak_mirror/2026-01-01_12-00-00" in str(caught.value)
+
+
+def test_a_name_unlike_any_run_is_answered_with_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    a_run(Path("runs/tictactoe/monday"))
+    with pytest.raises(RlforgeError, match="the newest runs are runs/tictactoe/monday"):
+        open_run("zzzz")
+
+
+def test_without_any_run_the_message_only_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RlforgeError, match=r"^no run directory nothing$"):
+        open_run("nothing")
+
+
+def test_an_experiment_folder_points_to_its_newest_run(tmp_path: Path) -> None:
+    a_run(tmp_path / "exp" / "one")
+    with pytest.raises(RlforgeError, match=r"holds 1 runs but is not one; the newest is .*one"):
+        open_run(tmp_path / "exp")
+
+
+def test_a_folder_that_is_no_run_and_a_file_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RlforgeError, match="is not a run directory: it has no config"):
+        open_run(tmp_path / "empty")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RlforgeError, match="is a file"):
+        open_run(tmp_path / "file")
+
+
+def test_write_json_replaces_the_whole_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "pool.json"
+    write_json(path, {"a": [1, 2, 3]})
+    write_json(path, {"b": math.nan, "c": np.float32(0.5), "d": (Path("x"),)})
+    assert read_json(path) == {"b": None, "c": 0.5, "d": ["x"]}
+    assert [file.name for file in tmp_path.iterdir()] == ["pool.json"]
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "pool.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError, match="cannot write a object as JSON"):
+        write_json(path, {"a": object()})
+    assert read_json(path) == {"a": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["pool.json"]
+
+
+def test_json_ready_writes_strict_json() -> None:
+    ready = json_ready({"nan": math.nan, "inf": -math.inf, 3: {"x": {1}}, "none": None})
+    assert json.loads(json.dumps(ready, allow_nan=False)) == {
+        "nan": None,
+        "inf": None,
+        "3": {"x": [1]},
+        "none": None,
+    }
+
+
+def test_missing_files_are_empty_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    assert read_json(tmp_path / "none.json") == {}
+    assert read_jsonl(tmp_path / "none.jsonl") == []
+    for text in ("{", "[1]"):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(RlforgeError, match=r"bad\.json is damaged"):
+            read_json(tmp_path / "bad.json")
+    for text in ('{"a": 1}\n{oops\n', '{"a": 1}\n3\n'):
+        (tmp_path / "bad.jsonl").write_text(text)
+        with pytest.raises(RlforgeError, match=r"bad\.jsonl:2 is damaged"):
+            read_jsonl(tmp_path / "bad.jsonl")
+
+
+def test_a_line_is_on_disk_as_soon_as_it_is_appended(tmp_path: Path) -> None:
+    file = JsonlFile(tmp_path / "m.jsonl")
+    file.append({"step": 1, "loss": math.nan})
+    assert read_jsonl(file.path) == [{"step": 1, "loss": None}]
+    file.close()
+    file.close()
+
+
+def test_a_line_cut_short_is_not_read_and_is_removed_before_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "lo')
+    assert read_jsonl(path) == [{"step": 1}]
+    file = JsonlFile(path)
+    file.append({"step": 2})
+    file.close()
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_rewind_drops_later_lines_and_goes_on_even_after_a_replacement(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    file = JsonlFile(path)
+    for step in range(5):
+        file.append({"step": step})
+    other = tmp_path / "other"
+    other.write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n')
+    other.replace(path)  # the old file lives on without a name
+    file.rewind(1)
+    file.append({"step": 2, "again": True})
+    file.close()
+    assert read_jsonl(path) == [{"step": 0}, {"step": 1}, {"step": 2, "again": True}]

@@ -1,0 +1,345 @@
+"""The tracker: namespaces, windows, the lines of the contract's files, resuming, closing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlforge.config.schema import TrackerConfig
+from rlforge.tracking.files import read_json, read_jsonl
+from rlforge.tracking.progress import CollectionRow, Progress
+from rlforge.tracking.tracker import Tracker
+
+
+class Memory:
+    """A sink that remembers."""
+
+    def __init__(self) -> None:
+        self.flushed: list[tuple[int, dict[str, float]]] = []
+        self.rewound: list[int] = []
+        self.closed = 0
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        self.flushed.append((step, dict(scalars)))
+
+    def rewind(self, step: int) -> None:
+        self.rewound.append(step)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_run_that_has_just_begun_is_readable(tmp_path: Path, new_tracker: Any) -> None:
+    tracker = new_tracker(tmp_path)
+    progress = tracker.progress()
+    assert (progress.update, progress.total_updates, progress.eta_s) == (0, 10, None)
+    assert Progress.from_json(read_json(tmp_path / "progress.json")).status == "running"
+    summary = read_json(tmp_path / "summary.json")
+    assert (summary["status"], summary["seed"], summary["updates"]) == ("running", 7, 0)
+    assert read_jsonl(tmp_path / "metrics.jsonl") == []
+
+
+def test_training_games_are_counted_from_the_trained_seats(
+    tmp_path: Path, make: Any, new_tracker: Any
+) -> None:
+    sink = Memory()
+    tracker = new_tracker(tmp_path, [sink])
+    tracker.add_games(
+        [
+            make.game("a", trained=(0,), turns=3),
+            make.game("b", trained=(0,), rewards={0: 0.0, 1: 0.0}, turns=2, legal=False),
+            make.game("c", trained=(0,), rewards={0: -1.0, 1: 1.0}, turns=1, invalid_by=0),
+            make.game("d", trained=(1,), turns=2, well_formed=False, finish_reason="length"),
+            make.game("e", error="GameError: it broke"),
+        ]
+    )
+    tracker.flush()
+    ((step, scalars),) = sink.flushed
+    env = "collection-SimpleTak-v0-train"
+    assert step == 0
+    assert scalars == pytest.approx(
+        {
+            f"{env}/failed_rate": 1 / 5,
+            f"{env}/game_length": 8 / 4,
+            f"{env}/duration_s": 0.25,
+            f"{env}/first_player_win_rate": 2 / 4,  # a and d
+            f"{env}/reward": (1 + 0 - 1 - 1) / 4,
+            f"{env}/win_rate": 1 / 4,
+            f"{env}/draw_rate": 1 / 4,
+            f"{env}/loss_rate": 2 / 4,
+            f"{env}/invalid_game_rate": 1 / 4,
+            # turns of trained seats: two in a, one each in b, c and d
+            f"{env}/format_success": 4 / 5,
+            f"{env}/invalid_rate": 1 / 5,
+            f"{env}/completion_length": 2.0,
+            f"{env}/truncated_rate": 1 / 5,
+        }
+    )
+    progress = tracker.progress()
+    assert (progress.games, progress.failed_games, progress.tokens) == (
+        4,
+        1,
+        2 * (3 + 2 + 1 + 2 + 2),
+    )
+    assert progress.collection == (
+        CollectionRow(
+            env_id="SimpleTak-v0-train",
+            games=4,
+            win_rate=0.25,
+            draw_rate=0.25,
+            reward=-0.25,
+            format_success=0.8,
+            invalid_rate=0.2,
+            game_length=2.0,
+            completion_length=2.0,
+            truncated_rate=0.2,
+            failed_rate=0.2,
+        ),
+    )
+
+
+def test_collection_means_run_over_the_window_and_by_environment(
+    tmp_path: Path, make: Any, new_tracker: Any
+) -> None:
+    tracker = new_tracker(tmp_path, window=2)
+    tracker.add_games([make.game(trained=(1,)) for _ in range(5)])
+    tracker.add_games([make.game(trained=(0,)) for _ in range(2)])
+    tracker.add_games([make.game(env_id="Nim-v0", trained=(0,))])
+    rows = {row.env_id: row for row in tracker.progress().collection}
+    assert rows["SimpleTak-v0-train"].win_rate == 1.0
+    assert (rows["SimpleTak-v0-train"].games, rows["Nim-v0"].games) == (7, 1)
+
+
+def test_an_environment_whose_games_all_failed_has_no_rates(
+    tmp_path: Path, make: Any, new_tracker: Any
+) -> None:
+    tracker = new_tracker(tmp_path)
+    tracker.add_games([make.game(error="broke")])
+    (row,) = tracker.progress().collection
+    assert (row.games, row.win_rate, row.failed_rate) == (0, None, 1.0)
+
+
+def test_an_evaluation_is_a_line_a_namespace_and_a_row(
+    tmp_path: Path, make: Any, new_tracker: Any, clock: Any
+) -> None:
+    sink = Memory()
+    tracker = new_tracker(tmp_path, [sink])
+    tracker.add_eval(make.evaluation(0, 33))
+    clock.now += 5
+    tracker.add_eval(make.evaluation(4, 70))
+    tracker.flush()
+    rows = read_jsonl(tmp_path / "evals.jsonl")
+    assert [(row["step"], row["wins"], row["time_s"]) for row in rows] == [(0, 33, 0), (4, 70, 5)]
+    assert {"env_id", "opponent", "games", "draws", "losses", "win_rate", "ci95"} <= set(rows[0])
+    prefix = "evaluation-SimpleTak-v0-train/random_legal"
+    assert sink.flushed[0][1][f"{prefix}/win_rate"] == pytest.approx((0.33 + 0.70) / 2)
+    assert sink.flushed[0][1][f"{prefix}/draw_rate"] == pytest.approx((0.33 + 0.15) / 2)
+    (row,) = tracker.progress().win_rates
+    assert (row.step, row.win_rate, row.start_step, row.start_win_rate) == (4, 0.7, 0, 0.33)
+    assert (row.history, row.loss_rate) == ((0.33, 0.7), 0.15)
+
+
+def test_an_update_is_a_line_with_rates_shares_and_games(
+    tmp_path: Path, make: Any, new_tracker: Any, clock: Any
+) -> None:
+    sink = Memory()
+    tracker = new_tracker(tmp_path, [sink])
+    clock.now += 4
+    tracker.add_games([make.game() for _ in range(8)])
+    tracker.log_learner(make.update(1, my_own=5.0), make.shares)
+    clock.now += 2
+    tracker.log_learner(make.update(2), make.shares)
+    tracker.flush()
+    first, second = read_jsonl(tmp_path / "metrics.jsonl")
+    assert {
+        name: first[name]
+        for name in ("step", "time_s", "samples", "samples_seen", "loss", "lr", "grad_norm")
+    } == {
+        "step": 1,
+        "time_s": 4,
+        "samples": 64,
+        "samples_seen": 64,
+        "loss": 0.5,
+        "lr": 0.003,
+        "grad_norm": 0.4,
+    }
+    assert (first["games"], first["games_per_s"], first["failed_games"]) == (8, 2.0, 0)
+    # The learner's own "tokens" (in the loss) are ``trained_tokens`` here: tokens are generated.
+    assert (first["tokens"], first["generated_tokens_per_s"]) == (32, 8.0)
+    assert (first["trained_tokens"], first["tokens_per_s"], first["my_own"]) == (700, 21000, 5.0)
+    assert (first["engine_share"], first["idle_share"]) == (0.61, 0.06)
+    assert first["collection-SimpleTak-v0-train/game_length"] == 2.0
+    assert (second["samples_seen"], second["games_per_s"]) == (128, 0.0)
+    assert sink.flushed[0][1]["learner/loss"] == pytest.approx((0.5 + 0.25) / 2)
+    assert sink.flushed[0][1]["learner/engine_share"] == 0.61
+    progress = tracker.progress()
+    assert (progress.update, progress.samples, progress.eta_s) == (2, 128, pytest.approx(8 * 3))
+    assert progress.learner["loss"] == 0.25
+    assert progress.shares["idle_share"] == 0.06
+    assert progress.games_per_s == pytest.approx(8 / 6)
+
+
+def test_engines_have_a_namespace_each(tmp_path: Path, new_tracker: Any) -> None:
+    sink = Memory()
+    tracker = new_tracker(tmp_path, [sink])
+    tracker.log_inference("engine-1", {"queued": 3, "running": 5, "tok_s": 100.0})
+    tracker.log_inference("engine-0", {"queued": 1, "running": 2, "tok_s": 50.0})
+    tracker.log_inference("engine-1", {"queued": 5, "running": 7, "tok_s": 200.0})
+    tracker.flush()
+    assert sink.flushed[0][1]["inference/engine-1/tok_s"] == 150.0
+    assert sink.flushed[0][1]["inference/engine-0/queued"] == 1.0
+    rows = tracker.progress().engines
+    assert [(row.name, row.queued, row.running, row.tok_s) for row in rows] == [
+        ("engine-0", 1, 2, 50.0),
+        ("engine-1", 5, 7, 200.0),
+    ]
+
+
+def test_a_pool_snapshot_is_kept_with_its_history(
+    tmp_path: Path, make: Any, new_tracker: Any
+) -> None:
+    sink = Memory()
+    tracker = new_tracker(tmp_path, [sink])
+    tracker.log_pool(make.snapshot(0))
+    tracker.log_learner(make.update(1), {})
+    tracker.log_pool(make.snapshot(5))
+    tracker.flush()
+    assert read_json(tmp_path / "pool.json") == make.snapshot(5)
+    first, second = read_jsonl(tmp_path / "ratings.jsonl")
+    assert (first["step"], first["current"], first["ratings"]) == (0, "base", {"base": [25.0, 4.0]})
+    assert (second["step"], second["coverage"]) == (1, {"SimpleTak-v0-train": 0.375})
+    assert list(second["ratings"]) == ["step-5", "step-4", "step-3"]
+    scalars = sink.flushed[0][1]
+    assert scalars["pool/step-5/mu"] == 30.0
+    assert scalars["pool/step-5/sigma"] == 4.0
+    assert scalars["pool/step-5/games"] == 50.0
+    assert scalars["pool/coverage/SimpleTak-v0-train"] == 0.375
+    assert "pool/step-1/mu" not in scalars  # not active
+    progress = tracker.progress()
+    assert [row.uid for row in progress.ratings][:2] == ["step-5", "step-4"]
+    assert [(row.first, row.second, row.games) for row in progress.matches][:1] == [
+        ("step-4", "step-5", 11)
+    ]
+    assert len(progress.matches) == 5  # each pair once
+
+
+def test_values_of_your_own_are_averaged_in_a_known_namespace(
+    tmp_path: Path, new_tracker: Any
+) -> None:
+    sink = Memory()
+    tracker = new_tracker(tmp_path, [sink])
+    tracker.put("learner/curiosity", 1.0)
+    tracker.put("learner/curiosity", 3.0)
+    tracker.flush()
+    assert sink.flushed == [(0, {"learner/curiosity": 2.0})]
+    with pytest.raises(ValueError, match="'mine/curiosity' is in none of the namespaces"):
+        tracker.put("mine/curiosity", 1.0)
+
+
+def test_sinks_are_flushed_by_the_clock(tmp_path: Path, new_tracker: Any, clock: Any) -> None:
+    sink = Memory()
+    tracker = new_tracker(tmp_path, [sink], flush_every_s=64.0)
+    tracker.put("learner/x", 1.0)
+    clock.now += 63.9
+    tracker.put("learner/x", 3.0)
+    assert sink.flushed == []
+    clock.now += 0.2
+    tracker.tick()
+    assert sink.flushed == [(0, {"learner/x": 2.0})]
+    clock.now += 64
+    tracker.tick()
+    assert len(sink.flushed) == 1  # nothing new, nothing written
+
+
+def test_progress_json_follows_once_a_second(
+    tmp_path: Path, make: Any, new_tracker: Any, clock: Any
+) -> None:
+    tracker = new_tracker(tmp_path)
+    tracker.add_games([make.game()])
+    assert read_json(tmp_path / "progress.json")["games"] == 0
+    clock.now += 1
+    tracker.tick()
+    assert read_json(tmp_path / "progress.json")["games"] == 1
+
+
+def test_progress_survives_its_json(tmp_path: Path, make: Any, full_run: Path) -> None:
+    data = read_json(full_run / "progress.json")
+    progress = Progress.from_json(data)
+    assert Progress.from_json(progress.to_json()) == progress
+    assert progress.status == "done"
+    assert [(row.opponent, row.win_rate, row.start_win_rate) for row in progress.win_rates] == [
+        ("base", 0.66, 0.5),
+        ("random_legal", 0.72, 0.33),
+    ]
+
+
+def test_a_resumed_run_goes_on_where_its_checkpoint_was(
+    tmp_path: Path, make: Any, new_tracker: Any, clock: Any
+) -> None:
+    tracker = new_tracker(tmp_path)
+    tracker.add_eval(make.evaluation(0, 33))
+    for step in range(1, 6):
+        clock.now += 10
+        tracker.add_games([make.game() for _ in range(4)])
+        tracker.log_learner(make.update(step), make.shares)
+        tracker.add_eval(make.evaluation(step, 40 + step))
+        tracker.log_pool(make.snapshot(step))
+
+    clock.now += 1000  # the first process dies here
+    sink = Memory()
+    again = new_tracker(tmp_path, [sink])
+    assert (again.progress().update, again.progress().games) == (5, 20)
+    again.resume(3)
+    progress = again.progress()
+    assert sink.rewound == [3]
+    assert (progress.update, progress.games, progress.tokens) == (3, 12, 48)
+    assert (progress.samples, progress.elapsed_s) == (192, 30.0)
+    assert progress.win_rates[0].history == (0.33, 0.41, 0.42, 0.43)
+    clock.now += 10
+    again.add_games([make.game()])
+    again.log_learner(make.update(4), make.shares)
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [(row["step"], row["games"], row["time_s"]) for row in rows] == [
+        (1, 4, 10),
+        (2, 8, 20),
+        (3, 12, 30),
+        (4, 13, 40),
+    ]
+    assert rows[-1]["games_per_s"] == pytest.approx(0.1)
+    assert [row["step"] for row in read_jsonl(tmp_path / "evals.jsonl")] == [0, 1, 2, 3]
+    assert [row["step"] for row in read_jsonl(tmp_path / "ratings.jsonl")] == [1, 2, 3]
+
+
+def test_close_sums_up_once(tmp_path: Path, make: Any, new_tracker: Any) -> None:
+    sink = Memory()
+    tracker = new_tracker(tmp_path, [sink])
+    tracker.log_learner(make.update(1), make.shares)
+    tracker.add_eval(make.evaluation(1, 70))
+    tracker.close({"status": "interrupted", "objective": 0.7})
+    tracker.close({"status": "done"})
+    summary = read_json(tmp_path / "summary.json")
+    assert (summary["status"], summary["objective"], summary["updates"]) == ("interrupted", 0.7, 1)
+    assert (summary["seed"], summary["versions"]) == (7, {"torch": "2.13.0"})
+    assert summary["evaluations"][0]["win_rate"] == 0.7
+    assert read_json(tmp_path / "progress.json")["status"] == "interrupted"
+    assert len(sink.flushed) == sink.closed == 1
+
+
+def test_without_given_sinks_those_of_the_config_are_made(tmp_path: Path) -> None:
+    tracker = Tracker(tmp_path, TrackerConfig(), "demo", 3)
+    tracker.put("learner/x", 1.0)
+    tracker.close({})
+    (row,) = read_jsonl(tmp_path / "scalars.jsonl")
+    assert (row["step"], row["learner/x"]) == (0, 1.0)
+    assert read_json(tmp_path / "summary.json")["status"] == "done"
+
+
+def test_nan_is_shown_live_and_null_on_disk(tmp_path: Path, make: Any, new_tracker: Any) -> None:
+    tracker = new_tracker(tmp_path)
+    tracker.log_learner(make.update(1, loss=float("nan")), {})
+    assert read_jsonl(tmp_path / "metrics.jsonl")[0]["loss"] is None
+    assert Progress.from_json(read_json(tmp_path / "progress.json")).learner["loss"] is None
+    assert str(tracker.progress().learner["loss"]) == "nan"
