@@ -254,13 +254,20 @@ def torch_on_full_disk(_directory: Path) -> None:
         torch.save({"a": torch.zeros(1_000_000)}, device)
 
 
+def wrapped(directory: Path) -> None:
+    try:
+        write_to_full_device(directory)
+    except OSError as error:
+        raise RuntimeError("cannot save the optimizer") from error
+
+
 def quota(_directory: Path) -> None:
     raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize(
-    "full", [write_to_full_device, safetensors_on_full_disk, torch_on_full_disk, quota]
+    "full", [write_to_full_device, safetensors_on_full_disk, torch_on_full_disk, wrapped, quota]
 )
 def test_a_full_disk_says_how_much_is_free_and_needed_and_harms_nothing(tmp_path, full):
     write_checkpoint(tmp_path, "step-1", fill(a=b"x" * 2048), {})

@@ -75,7 +75,7 @@ def sweep(overrides: Sequence[str], config_dir: Path | None) -> bool:
     os.environ["RLFORGE_CONFIG_DIR"] = str(config_dir.resolve()) if config_dir else ""
     extra = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
     with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
-        GlobalHydra.instance().hydra.multirun(  # type: ignore[union-attr]
+        GlobalHydra.instance().hydra.multirun(
             "config", sweep_job, [*overrides, *extra, "hydra.mode=MULTIRUN"]
         )
     failed = sorted(path.parent.name for path in sweep_dir.glob("*/failed.txt"))
@@ -90,10 +90,9 @@ def sweep_job(config: DictConfig) -> float:
     A failed job is written down beside its files and counts as the worst result; the sweep goes on.
     """
     hydra = HydraConfig.get()
-    whole = OmegaConf.merge(config, {})
+    whole = config.copy()
     OmegaConf.set_struct(whole, False)
     whole["hydra"] = {"runtime": {"choices": dict(hydra.runtime.choices)}}
-    assert isinstance(whole, DictConfig)
     folder = os.environ.get("RLFORGE_CONFIG_DIR")
     dirs = [conf_dir(), *([Path(folder)] if folder else [])]
     run_dir = Path(hydra.runtime.output_dir)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlforge.config.schema import RunConfig
-from rlforge.engines.base import Engine
+from rlforge.engines.base import Generator
 from rlforge.engines.openai import ApiPlayer
 from rlforge.games.base import View
 from rlforge.games.play import Answer
@@ -21,7 +21,7 @@ class SeatAnswers:
         self,
         config: RunConfig,
         tokenizer: Tokenizer,
-        engine: Engine,
+        engine: Generator,
         stop_token_ids: Sequence[int],
     ) -> None:
         self._engine_config = config.engine
@@ -54,8 +54,10 @@ class SeatAnswers:
                     policy_uid=policy.uid,
                 )
             if policy.kind == "api":
-                return await self._api.answer(seat.prompt_template, view, policy)
-            _, ids = self._prompter.encode(seat.prompt_template, view)
+                return await self._api.answer(
+                    seat.prompt_template, view, policy, seat.action_extraction
+                )
+            _, ids = self._prompter.encode(seat.prompt_template, view, seat.action_extraction)
             params = SamplingParams(
                 temperature=temperature,
                 top_p=self._engine_config.top_p,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 Span = tuple[float, float]
@@ -15,6 +16,28 @@ def union_length(spans: Iterable[Span]) -> float:
         covered += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return covered
+
+
+class WorkLog:
+    """Spans of one worker, until somebody takes them; written and taken by different threads."""
+
+    def __init__(self) -> None:
+        self._spans: deque[Span] = deque()
+
+    def add(self, span: Span) -> None:
+        """The worker computed during ``span``."""
+        self._spans.append(span)
+
+    def take(self) -> list[Span]:
+        """All spans since the last call, those with less than a millisecond between them joined."""
+        joined: list[Span] = []
+        for _ in range(len(self._spans)):
+            start, end = self._spans.popleft()
+            if joined and start - joined[-1][1] < 1e-3:
+                joined[-1] = (joined[-1][0], end)
+            else:
+                joined.append((start, end))
+        return joined
 
 
 class Utilisation:

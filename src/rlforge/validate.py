@@ -255,6 +255,12 @@ def _check_batches(composed: Composed) -> None:
             f"never holds the {needed:g} samples that an update waits for "
             f"(learner.batch_size={learner.batch_size} x batch_delay_buffer); raise it",
         )
+    if learner.save_every > buffer.max_staleness + 1:
+        raise composed.error(
+            "learner.save_every",
+            f"games would wait for a version that is never published: at most "
+            f"{buffer.max_staleness + 1} with buffer.max_staleness={buffer.max_staleness}",
+        )
     if learner.num_learners != 1:
         raise composed.error("learner.num_learners", "only one learner rank is supported")
     cap, opponents = config.eval.max_games_per_checkpoint, eval_opponents(config)

@@ -166,13 +166,17 @@ def test_old_logprobs_stay_those_of_the_start_over_several_steps(parts):
 
 def test_seed_decides_the_shuffling_into_optimizer_steps(parts):
     def advantages(seed: int) -> list[list[float]]:
+        """Of two updates with the same batch."""
         algorithm = parts.PolicyGradient()
         learner = parts.learner(algorithm=algorithm, optimizer_steps=4, seed=seed)
-        learner.update(parts.batch(parts.random_steps(12)))
+        for _ in range(2):
+            learner.update(parts.batch(parts.random_steps(12)))
         return [inputs.advantages.tolist() for inputs in algorithm.seen]
 
-    assert advantages(1) == advantages(1)
-    assert advantages(1) != advantages(2)
+    first = advantages(1)
+    assert first == advantages(1)
+    assert first != advantages(2)
+    assert first[:4] != first[4:]
 
 
 def test_temperature_is_the_engines(parts):
@@ -370,13 +374,16 @@ def test_dropout_acts_in_the_training_pass_only(parts):
         model, algorithm, lora=LoraConfig(rank=4, alpha=8, dropout=0.5), epochs=2, learning_rate=0.0
     )
     parts.randomise_adapter(model)
+    with torch.no_grad():
+        logits = model.eval()(torch.tensor([[5, 6, 7]])).logits[0, -1]
 
-    learner.update(parts.batch(parts.random_steps(4)))
+    learner.update(parts.batch([parts.step(token_ids=(8,), logprobs=(-1.0,))]))
 
-    first, second = algorithm.seen
-    assert not torch.allclose(first.logprobs, second.logprobs, atol=1e-4)
-    assert torch.equal(first.old_logprobs, second.old_logprobs)
-    assert not torch.allclose(first.logprobs, first.old_logprobs, atol=1e-4)
+    first, second = (inputs.logprobs.item() for inputs in algorithm.seen)
+    measured = {inputs.old_logprobs.item() for inputs in algorithm.seen}
+    assert measured == {pytest.approx(torch.log_softmax(logits, -1)[8].item(), abs=1e-5)}
+    assert abs(first - second) > 1e-3
+    assert abs(first - measured.pop()) > 1e-3
 
 
 @pytest.mark.parametrize("train", ["lora", "full"])

@@ -108,6 +108,7 @@ class BufferActor:
             batch_size=config.learner.batch_size,
             batch_delay=config.learner.batch_delay_buffer,
             seed=config.seed,
+            samples_per_game=_episodes_per_game(config) if config.buffer.kind == "episode" else None,
         )
         self._batches = Path(run_dir) / "batches" if config.buffer.save_batches else None
         self._changed = asyncio.Condition()
@@ -159,9 +160,10 @@ class BufferActor:
                     return None
                 if self._buffer.ready():
                     drawn = self._buffer.draw(self._batch_size, version)
-                if drawn is None:  # too few, or too few that are not stale
+                    # Stale samples may have gone, drawn or not: there may be room for games.
+                    self._changed.notify_all()
+                if drawn is None:
                     await self._changed.wait()
-            self._changed.notify_all()
         batch = TrainBatch(
             steps=tuple(self._rewards.on_draw(drawn.steps)),
             whole_episodes=drawn.whole_episodes,
@@ -197,3 +199,9 @@ class BufferActor:
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._buffer.load_state_dict(state["buffer"])
         self._rewards.load_state_dict(state["rewards"])
+
+
+def _episodes_per_game(config: RunConfig) -> float:
+    """Trained seats of a game: all of them in self-play, the learner's own otherwise."""
+    seats = max(env.num_players for env in config.env.train)
+    return float(seats) if config.pool.mode == "mirror" else 1.0

@@ -76,7 +76,9 @@ async def start_actors(
         ).remote(config, hardware, f"engine-{index}", run_dir)
         for index in range(config.engine.num_engines)
     )
-    learner = LearnerActor.options(num_gpus=hardware.learner_gpus).remote(config, hardware, run_dir)
+    learner = _actor(LearnerActor, num_cpus=1, num_gpus=hardware.learner_gpus).remote(
+        config, hardware, run_dir
+    )
     collectors = tuple(
         _actor(
             CollectorActor,
@@ -108,7 +110,8 @@ async def start_actors(
 
 def _actor(cls: type, **options: Any) -> Any:
     """``cls`` as a Ray actor class that is placed with ``options``."""
-    return ray.remote(cls).options(**options)
+    made: Any = ray.remote(cls)
+    return made.options(**options)
 
 
 def reason(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from rlforge.actors.generation import RemoteEngine
 from rlforge.actors.process import enter
 from rlforge.collector import Collector, Delivery
 from rlforge.config.schema import RunConfig
-from rlforge.models.load import answer_ends, load_tokenizer
+from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.seats import SeatAnswers
 from rlforge.tracking.game_files import GameWriter
 from rlforge.types import GameRecord, GameSpec
@@ -45,7 +45,7 @@ class CollectorActor:
         )
         tokenizer = load_tokenizer(config.model)
         self._answers = SeatAnswers(
-            config, tokenizer, self._engine, answer_ends(config.model, tokenizer)
+            config, tokenizer, self._engine, stop_token_ids(config.model, tokenizer)
         )
         self._writer = GameWriter(Path(run_dir), name) if config.collector.save_games else None
         self._collector = Collector(config.collector, self, self._answers.for_game)

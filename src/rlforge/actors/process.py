@@ -18,7 +18,8 @@ def enter(name: str, run_dir: str) -> None:
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     root.propagate = False
-    faulthandler.enable(handler.stream)
+    crashes = (logs / f"{name}.crash.log").open("w")
+    faulthandler.enable(crashes)
     root.info("%s started as process %d", name, os.getpid())
 
 

@@ -169,9 +169,14 @@ def all_keys(node: Any = schema.RunConfig, prefix: str = "") -> list[str]:
 def _keys_of(field: dataclasses.Field[Any], name: str) -> list[str]:
     if name == "algorithm":
         return [name, *(key for cls in ALGORITHMS.values() for key in all_keys(cls, "algorithm."))]
-    if isinstance(field.default_factory, type) and dataclasses.is_dataclass(field.default_factory):
-        return [name, *all_keys(field.default_factory, f"{name}.")]
-    return [name]
+    nested = nested_class(field)
+    return [name, *(all_keys(nested, f"{name}.") if nested else [])]
+
+
+def nested_class(field: dataclasses.Field[Any]) -> type | None:
+    """The configuration class behind a field, if it holds one."""
+    factory: Any = field.default_factory
+    return factory if isinstance(factory, type) and dataclasses.is_dataclass(factory) else None
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config import schema
-from rlforge.config.compose import ALGORITHMS, conf_dir
+from rlforge.config.compose import ALGORITHMS, conf_dir, nested_class
 
 HEADER = """# Configuration
 
@@ -52,9 +52,8 @@ def _table(cls: type, prefix: str, skip: frozenset[str] = frozenset()) -> list[s
     for field in dataclasses.fields(cls):
         if field.name in skip:
             continue
-        factory = field.default_factory
-        if isinstance(factory, type) and dataclasses.is_dataclass(factory):
-            nested += _table(factory, f"{prefix}.{field.name}")
+        if inner := nested_class(field):
+            nested += _table(inner, f"{prefix}.{field.name}")
             continue
         kind = str(field.type).replace("|", "\\|")
         about = comments.get(field.name, "").replace("|", "\\|")
@@ -81,11 +80,11 @@ def render() -> str:
         field = next(f for f in dataclasses.fields(schema.RunConfig) if f.name == name)
         lines.append(f"| `{name}` | {field.type} | `{_default(field)}` | {comments[name]} |")
     for field in dataclasses.fields(schema.RunConfig):
-        factory = field.default_factory
-        if not (isinstance(factory, type) and dataclasses.is_dataclass(factory)):
+        group = nested_class(field)
+        if group is None:
             continue
-        lines += ["", f"## `{field.name}`", "", _summary(factory), "", _options(field.name), *HEAD]
-        lines += _table(factory, field.name)
+        lines += ["", f"## `{field.name}`", "", _summary(group), "", _options(field.name), *HEAD]
+        lines += _table(group, field.name)
         if field.name == "env":
             lines += ["", "Each entry of `env.train` and `env.eval`:", *HEAD]
             lines += _table(schema.EnvEntry, "env.train[]")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
+from rlforge.utilisation import Span
 
 
 @value
@@ -25,7 +26,7 @@ class EngineStats:
     resident: tuple[str, ...]
 
 
-class Engine(Protocol):
+class Generator(Protocol):
     """Token ids in, token ids and their log-probabilities out.
 
     Requests may arrive at any time and are answered as they finish; many policies may be asked
@@ -38,12 +39,20 @@ class Engine(Protocol):
         """Continue ``prompt_token_ids`` with ``policy``, which is loaded if it is not resident."""
         ...
 
+
+class Engine(Generator, Protocol):
+    """A generator with a life of its own: policies to hold, work to report, an end."""
+
     async def load(self, policy: PolicyRef) -> None:
         """Make ``policy`` resident ahead of its first request."""
         ...
 
     def stats(self) -> EngineStats:
         """Counters since the start."""
+        ...
+
+    def take_busy_spans(self) -> list[Span]:
+        """When it computed since the last call, in seconds of the wall clock."""
         ...
 
     async def close(self) -> None:

@@ -20,6 +20,7 @@ from rlforge.engines.group import Generation, Group
 from rlforge.engines.policies import PolicyKey, PolicyStore
 from rlforge.errors import EngineError
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
+from rlforge.utilisation import Span, WorkLog
 
 
 @value
@@ -79,6 +80,7 @@ class BatchGenerator:
         self._stop_sets: dict[tuple[int, ...], frozenset[int]] = {}
         self._requests = self._prompt_tokens = self._generated_tokens = 0
         self._busy_s = 0.0
+        self._work = WorkLog()
 
     # ------------------------------------------------------------ requests
 
@@ -169,6 +171,10 @@ class BatchGenerator:
             resident=tuple(key.uid for key in self._policies.resident),
         )
 
+    def take_busy_spans(self) -> list[Span]:
+        """When it computed since the last call; may be called from another thread."""
+        return self._work.take()
+
     def _running(self) -> int:
         return sum(len(group.running) for group in list(self._groups.values()))
 
@@ -180,7 +186,7 @@ class BatchGenerator:
         A policy that does not load, or a forward pass that fails, ends the requests that needed
         it with EngineError and no others.
         """
-        started = time.perf_counter()
+        started = time.time()
         answers: list[Answer] = []
         draining = self._place_policies(answers)
         admitted = self._admit(draining)
@@ -194,7 +200,9 @@ class BatchGenerator:
                     answers += self._run(batch, partial(group.prefill, batch))
                     self._prompt_tokens += sum(len(g.prompt) for g in batch)
         self._groups = {key: group for key, group in self._groups.items() if group.running}
-        self._busy_s += time.perf_counter() - started
+        ended = time.time()
+        self._busy_s += ended - started
+        self._work.add((started, ended))
         return answers
 
     def fail_all(self, error: EngineError) -> list[Answer]:

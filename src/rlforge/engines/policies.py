@@ -112,18 +112,24 @@ def load_policy(base: nn.Module, path: str, uid: str) -> nn.Module:
 
 
 def _with_adapter(base: nn.Module, path: str, uid: str) -> nn.Module:
-    from peft import PeftModel
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors import safe_open
 
     try:
-        # low_cpu_mem_usage: no random initialisation that the adapter's weights replace anyway.
-        wrapped: Any = PeftModel.from_pretrained(_alias(base), path, low_cpu_mem_usage=True)
+        with safe_open(Path(path) / "adapter_model.safetensors", framework="pt") as file:
+            saved = set(file.keys())
+        # PEFT draws first weights from the global generator before it reads the saved ones. Its
+        # low_cpu_mem_usage would spare that, but rounds adapters to the dtype of the base.
+        with torch.random.fork_rng(devices=[]):
+            wrapped: Any = PeftModel.from_pretrained(_alias(base), path)
     except Exception as error:  # PEFT, safetensors and torch each have their own kinds
         raise _does_not_load(uid, path, error) from error
-    missing = [name for name, p in wrapped.named_parameters() if p.is_meta]
+    # PEFT only warns of these, and would leave them at their random first values.
+    missing = set(get_peft_model_state_dict(wrapped, save_embedding_layers=False)) - saved
     if missing:
         raise EngineError(
-            f"policy {uid!r} cannot be loaded from {path}: the adapter file has no weights for "
-            f"{missing[0]} and {len(missing) - 1} more"
+            f"policy {uid!r} cannot be loaded from {path}: its adapter has no weights for "
+            f"{min(missing)}{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}"
         )
     if next(base.parameters()).dtype == torch.float32:
         # safe_merge works on a clone of each weight, so the base keeps its own.

@@ -20,6 +20,7 @@ from rlforge.engines.batching import BatchGenerator, BatchLimits
 from rlforge.engines.policies import PolicyStore
 from rlforge.errors import ConfigError, EngineError
 from rlforge.types import Completion, PolicyRef, SamplingParams
+from rlforge.utilisation import Span
 
 #: Padded prompt tokens of one forward pass. On a CPU more of them fall out of the cache: a
 #: 0.1M-parameter model reads 12,000 20-token prompts a second in batches of 64, 8,000 of 128.
@@ -93,6 +94,10 @@ class TransformersEngine:
     def stats(self) -> EngineStats:
         """Counters since the start."""
         return self._core.stats()
+
+    def take_busy_spans(self) -> list[Span]:
+        """When it computed since the last call, in seconds of the wall clock."""
+        return self._core.take_busy_spans()
 
     async def close(self) -> None:
         """Stop; requests under way fail with ``EngineError``."""

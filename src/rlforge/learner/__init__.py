@@ -2,7 +2,9 @@
 
 ``learner.py`` is the loop of one update; ``batching.py`` cuts a batch into micro-batches,
 ``forward.py`` computes log-probabilities, ``optim.py`` holds optimizer and schedule, ``memory.py``
-trades computation for memory, ``weights.py`` attaches, saves and loads what is trained.
+trades computation for memory, ``weights.py`` saves and loads what is trained, ``policy.py`` holds
+it together with the model before training, ``metrics.py`` says what an update reports, and
+``build.py`` makes a learner from a configuration.
 """
 
 from rlforge.learner.learner import Learner

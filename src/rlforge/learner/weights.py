@@ -1,4 +1,4 @@
-"""What is trained: an adapter or the whole model; attached, saved and loaded.
+"""What is trained: an adapter or the whole model; saved and loaded.
 
 On disk an adapter is PEFT's own layout (``adapter_model.safetensors``, ``adapter_config.json``),
 full weights are Hugging Face's, and a critic adds ``value_head.safetensors``.

@@ -108,6 +108,8 @@ def load_base_model(config: ModelConfig, device: torch.device, dtype: torch.dtyp
     from transformers import AutoModelForCausalLM
 
     model = _load(config, AutoModelForCausalLM.from_pretrained, dtype=dtype)
+    # Adapters record the name of their base: not the path of a copy in some cache.
+    model.name_or_path = model.config._name_or_path = resolve_model(config)
     return model.to(device).eval()
 
 
@@ -120,9 +122,7 @@ def stop_token_ids(config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
     from transformers import GenerationConfig
 
     try:
-        listed = GenerationConfig.from_pretrained(
-            resolve_model(config), local_files_only=not hub_is_reachable()
-        ).eos_token_id
+        listed = GenerationConfig.from_pretrained(_where(resolve_model(config))).eos_token_id
     except OSError:  # base models often come without one
         listed = None
     ids = set(listed if isinstance(listed, list) else [listed])
@@ -146,28 +146,44 @@ def load_value_head(config: ModelConfig) -> dict[str, torch.Tensor] | None:
 
 def _load(config: ModelConfig, loader: Callable[..., Any], **options: Any) -> Any:
     source = resolve_model(config)
+    place = _where(source)
     try:
         with no_progress_bars():
-            return loader(source, local_files_only=not hub_is_reachable(), **options)
+            return loader(place, **options)
     except (OSError, ValueError) as error:
         # Hugging Face raises OSError for all that is not found, ValueError for what it cannot
         # read (an unknown architecture, a tokenizer without its files).
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        if config.kind != "hf":
-            mend = "delete that directory, it is made again"
-        elif hub_is_reachable() or Path(source).is_dir():
-            mend = "check model.name"
-        else:
-            mend = "the Hugging Face hub cannot be reached: give a local directory or model=tiny"
+        mend = "check model.name" if config.kind == "hf" else "delete it, and it is made again"
         raise ConfigError(f"model {source!r} cannot be loaded: {reason[0]}; {mend}") from error
+
+
+def _where(source: str) -> str:
+    """The directory or id to load from: the hub's local copy where the hub is out of reach.
+
+    Without a network the hub's client tries for a minute, per file, before it looks there itself.
+    Raises ConfigError when there is no such copy.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if Path(source).is_dir() or hub_is_reachable():
+        return source
+    try:
+        cached = try_to_load_from_cache(source, "config.json")
+    except HFValidationError as error:
+        raise ConfigError(f"model.name {source!r} is no Hugging Face id: {error}") from error
+    if not isinstance(cached, str):
+        raise ConfigError(
+            f"model.name {source!r} is not on this machine, and the Hugging Face hub cannot be "
+            "reached; give a local directory, or choose model=tiny"
+        )
+    return str(Path(cached).parent)
 
 
 @lru_cache(maxsize=1)
 def hub_is_reachable() -> bool:
-    """Whether the Hugging Face hub can be asked. Asked once per process.
-
-    Without a network its client tries for a minute, per file, before it looks into its cache.
-    """
+    """Whether the Hugging Face hub can be asked; tried once per process."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

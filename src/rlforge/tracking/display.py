@@ -122,10 +122,9 @@ def make_display(cfg: TrackerConfig, run_name: str, console: Console | None = No
 
 
 def update_line(progress: Progress) -> str:
-    """One update in one line of plain ASCII, after at most 100 columns."""
+    """One update in one line of plain ASCII."""
     parts = [
-        f"[{duration(progress.elapsed_s)}]",
-        f"update {progress.update}/{progress.total_updates}",
+        f"[{duration(progress.elapsed_s)}] update {progress.update}/{progress.total_updates}",
     ]
     for key, name in (("loss", "loss"), ("reward_mean", "reward"), ("grad_norm", "grad")):
         if progress.learner.get(key) is not None:

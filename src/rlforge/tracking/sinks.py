@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from rlforge.config.schema import TrackerConfig
 from rlforge.errors import ConfigError

@@ -1,0 +1,279 @@
+"""API players against a real HTTP server on this machine, in its better and worse moods."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from rlforge.config.schema import ApiConfig
+from rlforge.engines.openai import ApiPlayer, check_api
+from rlforge.errors import ConfigError, EngineError
+from rlforge.games.base import View
+from rlforge.types import PolicyRef
+
+MESSAGES = [{"role": "user", "content": "Your move?"}]
+
+
+def _body(content: Any = "[4]", finish: str = "stop") -> dict[str, Any]:
+    message = {"role": "assistant", "content": content}
+    return {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "m",
+        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
+    }
+
+
+class Server(ThreadingHTTPServer):
+    """Answers as its ``mood`` says and keeps what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.mood = "good"
+        self.requests: list[dict[str, Any]] = []
+        self.running = self.most_running = 0
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *_: Any) -> None:
+        """Keep quiet."""
+
+    def do_POST(self) -> None:
+        server = self.server
+        length = int(self.headers["Content-Length"])
+        asked = json.loads(self.rfile.read(length))
+        with server.lock:
+            server.requests.append({**asked, "key": self.headers["Authorization"]})
+            tries = len(server.requests)
+            server.running += 1
+            server.most_running = max(server.most_running, server.running)
+        try:
+            self._answer(server.mood, tries)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # a caller that gave up
+        finally:
+            with server.lock:
+                server.running -= 1
+
+    def _answer(self, mood: str, tries: int) -> None:
+        if mood == "slow":
+            time.sleep(1)
+        if mood == "busy":
+            time.sleep(0.05)
+        if mood == "drip":
+            self.send_response(200)
+            self.end_headers()
+            for _ in range(100):
+                self.wfile.write(b" ")
+                self.wfile.flush()
+                time.sleep(0.1)
+        elif mood == "broken" or (mood == "recovers" and tries < 3):
+            self._send(500, b'{"error": {"message": "boiler burst"}}')
+        elif mood == "refuses":
+            self._send(404, b'{"error": {"message": "no such model"}}')
+        elif mood == "not json":
+            self._send(200, b"<html>hello</html>")
+        elif mood == "half json":
+            self._send(200, b'{"choices": [')
+        elif mood == "no choices":
+            self._send(200, json.dumps({**_body(), "choices": []}).encode())
+        elif mood == "choices null":
+            self._send(200, json.dumps({**_body(), "choices": None}).encode())
+        elif mood == "a list":
+            self._send(200, b"[1, 2]")
+        elif mood == "no text":
+            self._send(200, json.dumps(_body(content=None, finish="tool_calls")).encode())
+        elif mood == "cut":
+            self._send(200, json.dumps(_body("I think", finish="length")).encode())
+        else:
+            self._send(200, json.dumps(_body()).encode())
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("retry-after-ms", "10")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _config(server: Server, **changes: Any) -> ApiConfig:
+    return ApiConfig(**{"openai_base_url": server.url, "max_retries": 2, **changes})
+
+
+async def _chat(config: ApiConfig, name: str = "openai:m") -> Any:
+    player = ApiPlayer(config)
+    try:
+        policy = PolicyRef(uid=name, kind="api", path_or_name=name)
+        return await player.chat(MESSAGES, policy)
+    finally:
+        await player.close()
+
+
+async def test_an_answer_becomes_a_completion(server: Server) -> None:
+    completion = await _chat(_config(server, temperature=0.3, max_tokens=77))
+    assert completion.text == "[4]"
+    assert completion.finish_reason == "stop"
+    assert completion.policy_uid == "openai:m"
+    assert completion.token_ids == completion.logprobs == completion.prompt_token_ids == ()
+    (asked,) = server.requests
+    assert asked["model"] == "m"
+    assert asked["messages"] == MESSAGES
+    assert asked["temperature"] == 0.3
+    assert asked["max_tokens"] == 77
+
+
+async def test_a_view_is_asked_as_system_and_user_messages(server: Server) -> None:
+    player = ApiPlayer(_config(server))
+    view = View(player_id=0, observation="The board is empty.")
+    policy = PolicyRef(uid="openai:m", kind="api", path_or_name="openai:m")
+    completion = await player.answer("chat", view, policy, "bracket")
+    await player.close()
+    assert completion.text == "[4]"
+    roles = [(m["role"], m["content"]) for m in server.requests[0]["messages"]]
+    assert [role for role, _ in roles] == ["system", "user"]
+    assert "square brackets" in roles[0][1]
+    assert roles[1][1] == "The board is empty."
+
+
+async def test_openrouter_uses_its_own_address_and_key(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "secret-1")
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-2")
+    config = ApiConfig(openrouter_base_url=server.url)
+    await _chat(config, "openrouter:org/m:free")
+    assert server.requests[0]["model"] == "org/m:free"
+    assert server.requests[0]["key"] == "Bearer secret-1"
+
+
+async def test_an_answer_cut_short_says_so(server: Server) -> None:
+    server.mood = "cut"
+    assert (await _chat(_config(server))).finish_reason == "length"
+
+
+async def test_server_errors_are_tried_again(server: Server) -> None:
+    server.mood = "recovers"
+    assert (await _chat(_config(server))).text == "[4]"
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("mood", "message", "tries"),
+    [
+        ("broken", r"HTTP status 500.*boiler burst", 3),
+        ("refuses", r"HTTP status 404.*no such model", 1),
+        ("not json", "openai:m gave an", 1),
+        ("half json", "openai:m gave an", 1),
+        ("no choices", "without choices", 1),
+        ("choices null", "without choices", 1),
+        ("a list", "without choices", 1),
+        ("no text", r"without text \(finish_reason 'tool_calls'\)", 1),
+    ],
+)
+async def test_what_is_no_answer_is_an_engine_error(
+    server: Server, mood: str, message: str, tries: int
+) -> None:
+    server.mood = mood
+    with pytest.raises(EngineError, match=message):
+        await _chat(_config(server))
+    assert len(server.requests) == tries
+
+
+async def test_a_slow_server_is_given_up_after_the_retries(server: Server) -> None:
+    server.mood = "slow"
+    with pytest.raises(EngineError, match=r"no answer within 0.1 s in 2 tries.*timeout_s"):
+        await _chat(_config(server, timeout_s=0.1, max_retries=1))
+    assert len(server.requests) == 2
+
+
+async def test_a_server_that_drips_is_given_up(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlforge.engines.openai._LONGEST_PAUSE_S", 0.1)
+    server.mood = "drip"
+    with pytest.raises(EngineError, match=r"no answer within 0\.3 s in 1 tries"):
+        await _chat(_config(server, timeout_s=0.3, max_retries=0))
+
+
+async def test_an_address_without_a_server_is_named(server: Server) -> None:
+    config = _config(server, openai_base_url="http://127.0.0.1:9/v1", max_retries=0)
+    with pytest.raises(EngineError, match=r"cannot be reached at http://127.0.0.1:9/v1"):
+        await _chat(config)
+
+
+async def test_requests_wait_for_a_place(server: Server) -> None:
+    server.mood = "busy"
+    player = ApiPlayer(_config(server, max_concurrency=3))
+    policy = PolicyRef(uid="p", kind="api", path_or_name="openai:m")
+    await asyncio.gather(*(player.chat(MESSAGES, policy) for _ in range(12)))
+    await player.close()
+    assert len(server.requests) == 12
+    assert server.most_running <= 3
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [("openai:gpt", "OPENAI_API_KEY"), ("openrouter:org/m", "OPENROUTER_API_KEY")],
+)
+def test_a_missing_key_is_named_before_anything_starts(name: str, variable: str) -> None:
+    with pytest.raises(ConfigError, match=variable):
+        check_api(name, ApiConfig())
+    with pytest.raises(ConfigError, match=variable):
+        check_api(name, ApiConfig(openai_base_url="https://a.example/v1"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_a_server_on_this_machine_needs_no_key(host: str) -> None:
+    url = f"http://{host}:8000/v1"
+    assert check_api("openai:m", ApiConfig(openai_base_url=url)).base_url == url
+
+
+@pytest.mark.parametrize("name", ["gpt", "openai:", "azure:gpt", ""])
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="write openai:MODEL or openrouter:MODEL"):
+        check_api(name, ApiConfig())
+
+
+async def test_a_key_is_not_part_of_an_error(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-3")
+    server.mood = "broken"
+    with pytest.raises(EngineError) as caught:
+        await _chat(_config(server, max_retries=0))
+    assert server.requests[0]["key"] == "Bearer secret-3"
+    assert "secret-3" not in str(caught.value)

@@ -1,0 +1,177 @@
+"""Versions load right, share what they can, leave the base alone and leave no memory behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaForCausalLM
+
+from rlforge.engines.policies import PolicyKey, PolicyStore, load_policy
+from rlforge.errors import EngineError
+from rlforge.types import PolicyRef
+
+Adapter = Callable[..., tuple[PolicyRef, Any]]
+IDS = torch.arange(1, 30)[None]
+
+
+@torch.no_grad()
+def _logits(model: Any) -> torch.Tensor:
+    logits: torch.Tensor = model(input_ids=IDS).logits
+    return logits
+
+
+def _path(policy: PolicyRef) -> str:
+    assert policy.path_or_name is not None
+    return policy.path_or_name
+
+
+def test_an_adapter_is_folded_into_copies_of_its_targets_only(
+    base: Any, make_adapter: Adapter
+) -> None:
+    before = {name: p.clone() for name, p in base.state_dict().items()}
+    policy, wrapped = make_adapter(1)
+    model: Any = load_policy(base, _path(policy), policy.uid)
+    assert torch.allclose(_logits(model), _logits(wrapped), atol=1e-4)
+    assert all(torch.equal(p, before[name]) for name, p in base.state_dict().items())
+    shared = {p.data_ptr() for p in base.parameters()}
+    own = {name for name, p in model.named_parameters() if p.data_ptr() not in shared}
+    assert own
+    assert all(name.split(".")[-2] in ("q_proj", "v_proj", "down_proj") for name in own)
+
+
+@pytest.mark.filterwarnings("ignore:.*tie.*embeddings:UserWarning")
+def test_an_adapter_on_a_tied_output_layer_leaves_the_input_embedding(
+    base: Any, tmp_path: Path
+) -> None:
+    wrapped = get_peft_model(copy.deepcopy(base), LoraConfig(r=4, target_modules=["lm_head"]))
+    for name, parameter in wrapped.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, 0, 0.1)
+    wrapped.save_pretrained(tmp_path / "head", save_embedding_layers=False)
+    model = load_policy(base, str(tmp_path / "head"), "head")
+    assert torch.allclose(_logits(model), _logits(wrapped.eval()), atol=1e-4)
+    assert not torch.allclose(_logits(model), _logits(base), atol=1e-2)
+
+
+def test_bfloat16_keeps_updates_that_folding_would_round_away(
+    base: Any, make_adapter: Adapter
+) -> None:
+    half = copy.deepcopy(base).to(torch.bfloat16)
+    policy, wrapped = make_adapter(1, scale=0.012, model=half)
+    model = load_policy(half, _path(policy), policy.uid)
+    assert torch.equal(_logits(model), _logits(wrapped))
+    layer = wrapped.base_model.model.model.layers[0].self_attn.q_proj
+    folded = (layer.weight + layer.get_delta_weight("default")).to(torch.bfloat16)
+    changed = (folded != layer.weight).float().mean()
+    assert changed < 0.9  # what folding keeps of this update is not the update
+
+
+def test_a_directory_of_full_weights_is_a_policy(base: Any, tmp_path: Path) -> None:
+    other = copy.deepcopy(base)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.01)
+    other.save_pretrained(tmp_path / "full")
+    model = load_policy(base, str(tmp_path / "full"), "full")
+    assert torch.allclose(_logits(model), _logits(other), atol=1e-5)
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+def test_full_weights_of_another_vocabulary_are_refused(base: Any, tmp_path: Path) -> None:
+    config = copy.deepcopy(base.config)
+    config.vocab_size = 100
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "other")
+    with pytest.raises(EngineError, match="vocabulary has 100 tokens, the base model's 300"):
+        load_policy(base, str(tmp_path / "other"), "x")
+
+
+def _break_truncated(path: Path) -> None:
+    file = path / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:200])
+
+
+def _break_rank(path: Path) -> None:
+    settings = json.loads((path / "adapter_config.json").read_text())
+    (path / "adapter_config.json").write_text(json.dumps({**settings, "r": 7}))
+
+
+def _break_targets(path: Path) -> None:
+    settings = json.loads((path / "adapter_config.json").read_text())
+    settings["target_modules"].append("k_proj")
+    (path / "adapter_config.json").write_text(json.dumps(settings))
+
+
+def _break_json(path: Path) -> None:
+    (path / "adapter_config.json").write_text("{")
+
+
+def _break_missing_weights(path: Path) -> None:
+    (path / "adapter_model.safetensors").unlink()
+
+
+def _break_no_config(path: Path) -> None:
+    (path / "adapter_config.json").unlink()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _break_truncated,
+        _break_rank,
+        _break_targets,
+        _break_json,
+        _break_missing_weights,
+        _break_no_config,
+    ],
+)
+def test_a_damaged_adapter_is_named(
+    base: Any, make_adapter: Adapter, damage: Callable[[Path], None]
+) -> None:
+    path = Path(_path(make_adapter(1)[0]))
+    damage(path)
+    with pytest.raises(EngineError, match=r"policy 'v1' cannot be loaded") as caught:
+        load_policy(base, str(path), "v1")
+    assert str(path) in str(caught.value)
+
+
+def test_a_store_needs_a_place(base: Any) -> None:
+    with pytest.raises(EngineError, match="max_loras is 0"):
+        PolicyStore(base, 0)
+
+
+def test_a_failed_load_evicts_nothing(base: Any, make_adapter: Adapter, tmp_path: Path) -> None:
+    store = PolicyStore(base, 1)
+    key = PolicyKey.of(make_adapter(1)[0])
+    assert store.load(key, busy=())
+    with pytest.raises(EngineError):
+        store.load(PolicyKey("gone", str(tmp_path / "gone")), busy=())
+    assert store.resident == (key,)
+
+
+def test_fifty_swaps_leave_no_memory_behind(base: Any, make_adapter: Adapter) -> None:
+    store = PolicyStore(base, 2)
+    paths = [_path(make_adapter(seed)[0]) for seed in (1, 2, 3)]
+
+    def live() -> tuple[int, int]:
+        gc.collect()
+        # type() rather than isinstance(), which would wake lazy modules among the objects.
+        objects = gc.get_objects()
+        tensors = [o for o in objects if issubclass(type(o), torch.Tensor)]
+        models = [o for o in objects if issubclass(type(o), LlamaForCausalLM)]
+        return sum(t.numel() for t in tensors), len(models)
+
+    counts = []
+    for version in range(50):
+        store.load(PolicyKey(f"v{version}", paths[version % 3]), busy=())
+        if version in (9, 49):
+            counts.append(live())
+    assert counts[0] == counts[1]

@@ -1,0 +1,117 @@
+"""Draws follow the described distribution, and only seed and position decide them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlforge.engines import sampling
+from rlforge.engines.sampling import sample, sampling_logprobs, uniforms
+
+
+def _ones(rows: int, value: float = 1.0) -> torch.Tensor:
+    return torch.full((rows,), value)
+
+
+def test_uniforms_are_uniform_within_a_stream_and_across_neighbouring_seeds() -> None:
+    count = np.arange(20_000, dtype=np.uint64)
+    zero = np.zeros_like(count)
+    for draws in (uniforms(zero, count), uniforms(count, zero)):
+        assert draws.min() >= 0
+        assert draws.max() < 1
+        histogram = np.histogram(draws, bins=20, range=(0, 1))[0]
+        chi_squared = ((histogram - 1000) ** 2 / 1000).sum()
+        assert chi_squared < 50  # 19 degrees of freedom: exceeded by chance once in 10,000
+        assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.03
+
+
+def test_uniforms_repeat_and_differ_by_counter() -> None:
+    seeds = np.array([7, 7, 8], dtype=np.uint64)
+    first = uniforms(seeds, np.array([0, 1, 0], dtype=np.uint64))
+    again = uniforms(seeds, np.array([0, 1, 0], dtype=np.uint64))
+    assert (first == again).all()
+    assert len(set(first)) == 3
+
+
+@given(
+    st.lists(st.floats(-8, 8), min_size=2, max_size=12),
+    st.floats(0.1, 3.0),
+    st.floats(0.05, 1.0),
+)
+def test_sampling_logprobs_are_a_distribution_over_the_nucleus(
+    logits: list[float], temperature: float, top_p: float
+) -> None:
+    row = torch.tensor([logits])
+    logprobs = sampling_logprobs(row, _ones(1, temperature), _ones(1, top_p))[0].double()
+    assert float(logprobs.exp().sum()) == pytest.approx(1, abs=1e-5)
+    # An independent reading of the definition: take tokens from the top until top_p is reached.
+    plain = torch.softmax(row[0].double() / temperature, dim=0)
+    mass, kept = 0.0, []
+    for index in sorted(range(len(logits)), key=lambda i: -plain[i]):
+        if kept and mass >= top_p - 1e-6:
+            break
+        kept.append(index)
+        mass += float(plain[index])
+    support = {i for i in range(len(logits)) if logprobs[i] > -math.inf}
+    # Ties and rounding at the edge may keep one more; nothing likelier may be left out.
+    assert set(kept) <= support or mass - top_p < 1e-5
+    assert len(support) <= len(kept) + 1
+    if support == set(kept):
+        for i in kept:
+            assert math.exp(logprobs[i]) == pytest.approx(float(plain[i]) / mass, rel=1e-4)
+
+
+def test_top_p_by_hand() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+    logprobs = sampling_logprobs(logits, _ones(1), _ones(1, 0.7))
+    assert logprobs.exp()[0].tolist() == pytest.approx([0.625, 0.375, 0, 0])
+
+
+def test_temperature_zero_takes_the_largest_logit_with_logprob_zero() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, 0.0, 0.0]])
+    temperature = torch.tensor([0.0, 1.0])
+    tokens, logprobs = sample(
+        logits, temperature, _ones(2), torch.tensor([0.99, 0.0], dtype=torch.float64)
+    )
+    assert tokens.tolist() == [1, 0]
+    assert logprobs[0] == 0
+    assert logprobs[1] == pytest.approx(float(torch.log_softmax(logits[1], 0)[0]))
+
+
+def test_frequencies_match_probabilities() -> None:
+    count = 40_000
+    probabilities = torch.tensor([0.05, 0.6, 0.0, 0.35])
+    numbers = torch.from_numpy(uniforms(*np.array([[3] * count, range(count)], dtype=np.uint64)))
+    tokens, logprobs = sample(
+        probabilities.log().expand(count, 4), _ones(count), _ones(count), numbers
+    )
+    shares = torch.bincount(tokens, minlength=4) / count
+    assert shares.tolist() == pytest.approx(probabilities.tolist(), abs=0.01)
+    assert shares[2] == 0
+    assert torch.allclose(logprobs.exp(), probabilities[tokens])
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2.0**-53])
+def test_the_ends_of_the_unit_interval_draw_tokens_with_mass(uniform: float) -> None:
+    logits = torch.tensor([[-torch.inf, 1.0, 2.0, -torch.inf]])
+    tokens, logprobs = sample(
+        logits, _ones(1), _ones(1), torch.tensor([uniform], dtype=torch.float64)
+    )
+    assert tokens.tolist() == ([1] if uniform == 0 else [2])
+    assert torch.isfinite(logprobs).all()
+
+
+def test_large_batches_are_worked_on_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 50, generator=generator)
+    numbers = torch.rand(7, generator=generator, dtype=torch.float64)
+    whole = sample(logits, _ones(7), _ones(7, 0.9), numbers)
+    monkeypatch.setattr(sampling, "_CHUNK_ELEMENTS", 100)
+    parts = sample(logits, _ones(7), _ones(7, 0.9), numbers)
+    assert torch.equal(whole[0], parts[0])
+    assert torch.equal(whole[1], parts[1])

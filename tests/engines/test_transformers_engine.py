@@ -1,0 +1,152 @@
+"""The engine in its thread: many callers, several loops, cancelling, closing, dying."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlforge.config.schema import EngineConfig
+from rlforge.engines.transformers import TransformersEngine
+from rlforge.errors import EngineError
+from rlforge.types import PolicyRef, SamplingParams
+
+LONG = SamplingParams(max_tokens=100, seed=0)
+
+
+@pytest.fixture
+async def engine(base: Any, tokenizer: Any) -> AsyncIterator[TransformersEngine]:
+    engine = TransformersEngine(
+        EngineConfig(max_parallel_seq=16, max_model_len=4096, max_loras=2), base, tokenizer
+    )
+    yield engine
+    await engine.close()
+
+
+async def test_many_callers_get_their_own_answers(
+    engine: TransformersEngine, base_policy: PolicyRef, make_adapter: Callable[..., Any]
+) -> None:
+    policies = [base_policy, make_adapter(1)[0], make_adapter(2)[0], make_adapter(3)[0]]
+
+    async def ask(index: int) -> None:
+        params = SamplingParams(max_tokens=1 + index % 4, seed=index)
+        completion = await engine.generate([index, 7], params, policies[index % 4])
+        assert completion.prompt_token_ids == (index, 7)
+        assert len(completion.token_ids) == 1 + index % 4
+        assert completion.policy_uid == policies[index % 4].uid
+        assert completion.policy_version == policies[index % 4].version
+
+    await asyncio.gather(*(ask(index) for index in range(100)))
+    stats = engine.stats()
+    assert (stats.requests, stats.prompt_tokens, stats.generated_tokens) == (100, 200, 250)
+    assert len(stats.resident) == 2
+
+
+async def test_text_leaves_special_tokens_out(
+    engine: TransformersEngine, base_policy: PolicyRef, tokenizer: Any
+) -> None:
+    completions = await asyncio.gather(
+        *(
+            engine.generate([1], SamplingParams(max_tokens=n % 9 + 1, seed=n), base_policy)
+            for n in range(40)
+        )
+    )
+    special = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+    for completion in completions:
+        shown = [t for t in completion.token_ids if t not in special]
+        assert completion.text == tokenizer.decode(shown)
+
+
+async def test_errors_reach_the_caller_that_caused_them(
+    engine: TransformersEngine, base_policy: PolicyRef, tmp_path: Path
+) -> None:
+    missing = PolicyRef(uid="m", kind="checkpoint", path_or_name=str(tmp_path / "nowhere"))
+    results = await asyncio.gather(
+        engine.generate([1], SamplingParams(max_tokens=1), base_policy),
+        engine.generate([1] * 200, SamplingParams(max_tokens=1), base_policy),
+        engine.generate([1], SamplingParams(max_tokens=1), missing),
+        engine.load(missing),
+        return_exceptions=True,
+    )
+    assert not isinstance(results[0], BaseException)
+    # The model has 128 positions, fewer than engine.max_model_len.
+    assert "200 tokens is 73 too long" in str(results[1])
+    for result in results[2:]:
+        assert isinstance(result, EngineError)
+        assert str(tmp_path / "nowhere") in str(result)
+
+
+async def test_load_makes_a_policy_resident(
+    engine: TransformersEngine, make_adapter: Callable[..., Any]
+) -> None:
+    await engine.load(make_adapter(1)[0])
+    assert engine.stats().resident == ("v1",)
+
+
+async def test_a_cancelled_request_leaves_the_batch(
+    engine: TransformersEngine, base_policy: PolicyRef
+) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(engine.generate([1], LONG, base_policy), timeout=0.01)
+    completion = await engine.generate([2], SamplingParams(max_tokens=3, seed=1), base_policy)
+    assert len(completion.token_ids) == 3
+    assert engine.stats().running == 0
+
+
+def test_callers_in_several_event_loops_are_served(
+    base: Any, tokenizer: Any, base_policy: PolicyRef
+) -> None:
+    engine = TransformersEngine(EngineConfig(), base, tokenizer)
+
+    async def ask(seed: int) -> int:
+        params = SamplingParams(max_tokens=20, seed=seed)
+        return len((await engine.generate([1], params, base_policy)).token_ids)
+
+    async def in_threads() -> list[int]:
+        return await asyncio.gather(
+            *(asyncio.to_thread(asyncio.run, ask(seed)) for seed in range(4))
+        )
+
+    assert asyncio.run(in_threads()) == [20] * 4
+    asyncio.run(engine.close())
+
+
+async def test_closing_fails_what_is_under_way_and_what_comes_after(
+    base: Any, tokenizer: Any, base_policy: PolicyRef
+) -> None:
+    engine = TransformersEngine(EngineConfig(), base, tokenizer)
+    pending = [asyncio.create_task(engine.generate([1], LONG, base_policy)) for _ in range(5)]
+    await asyncio.sleep(0.005)
+    await engine.close()
+    results = await asyncio.gather(*pending, return_exceptions=True)
+    assert all(isinstance(r, EngineError) and "closed" in str(r) for r in results)
+    with pytest.raises(EngineError, match="closed"):
+        await engine.generate([1], LONG, base_policy)
+    await engine.close()
+
+
+async def test_a_dead_worker_fails_its_callers_with_the_cause(
+    base: Any, tokenizer: Any, base_policy: PolicyRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TransformersEngine(EngineConfig(), base, tokenizer)
+
+    def broken() -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(engine._core, "step", broken)
+    with pytest.raises(EngineError, match="died: KeyError: 'a bug'"):
+        await engine.generate([1], LONG, base_policy)
+    with pytest.raises(EngineError, match="died"):
+        await engine.load(base_policy)
+
+
+async def test_the_base_model_is_frozen_and_unchanged(
+    engine: TransformersEngine, base: Any, make_adapter: Callable[..., Any]
+) -> None:
+    before = {name: p.clone() for name, p in base.state_dict().items()}
+    await engine.generate([1, 2], SamplingParams(max_tokens=4), make_adapter(1)[0])
+    assert all((p == before[name]).all() for name, p in base.state_dict().items())
+    assert not any(p.requires_grad for p in base.parameters())

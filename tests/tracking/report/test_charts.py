@@ -1,0 +1,148 @@
+"""Charts: scales, thinning, smoothing and what hovering tells."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlforge.tracking.report.charts import (
+    HEIGHT,
+    MOST_POINTS,
+    WIDTH,
+    Series,
+    line_chart,
+    nice_ticks,
+    thin,
+    trailing_mean,
+)
+
+
+def parsed(chart: str | None) -> ET.Element:
+    assert chart is not None
+    return ET.fromstring(chart)
+
+
+def points_of(chart: str | None, tag: str = "polyline") -> list[list[tuple[float, float]]]:
+    lines = [node.get("points", "").split() for node in parsed(chart).iter(tag)]
+    return [[(float(x), float(y)) for x, y in (at.split(",") for at in line)] for line in lines]
+
+
+@given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
+def test_ticks_cover_the_range_with_a_round_step(low: float, width: float) -> None:
+    ticks = nice_ticks(low, low + width)
+    slack = 1e-6 * max(abs(low), width, 1e-6)
+    assert ticks[0] <= low + slack
+    assert ticks[-1] >= low + width - slack
+    assert 2 <= len(ticks) <= 8
+    steps = {round((b - a) / (ticks[1] - ticks[0]), 3) for a, b in pairwise(ticks)}
+    assert steps == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0, 1, [0, 0.25, 0.5, 0.75, 1]),
+        (3, 17, [0, 5, 10, 15, 20]),
+        (-1, 1, [-1, -0.5, 0, 0.5, 1]),
+        (2, 2, [1, 1.5, 2, 2.5, 3]),
+        (0, 0, [-0.5, -0.25, 0, 0.25, 0.5]),
+    ],
+)
+def test_ticks_by_hand(low: float, high: float, ticks: list[float]) -> None:
+    assert nice_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_the_line_goes_through_its_points() -> None:
+    chart = line_chart("loss", [Series(name="loss", xs=[0, 5, 10], ys=[0.0, 1.0, 0.5])])
+    ((first, second, third),) = points_of(chart)
+    assert first[0] < second[0] < third[0]
+    assert second[0] == pytest.approx((first[0] + third[0]) / 2, abs=0.1)
+    assert third[1] == pytest.approx((first[1] + second[1]) / 2, abs=0.1)  # half-way up
+    assert second[1] < first[1]
+    for x, y in (first, second, third):
+        assert 0 < x < WIDTH
+        assert 0 < y < HEIGHT
+
+
+def test_a_gap_parts_the_line_and_a_lone_point_is_a_dot() -> None:
+    chart = line_chart("x", [Series(name="x", xs=range(5), ys=[1.0, 2.0, None, 3.0, None])])
+    assert [len(line) for line in points_of(chart)] == [2]
+    assert len(list(parsed(chart).iter("circle"))) == 1
+
+
+def test_a_chart_without_points_is_none() -> None:
+    assert line_chart("x", []) is None
+    assert line_chart("x", [Series(name="x", xs=[], ys=[])]) is None
+    assert line_chart("x", [Series(name="x", xs=[1, 2], ys=[None, None])]) is None
+
+
+def test_a_single_point_is_drawn() -> None:
+    chart = line_chart("x", [Series(name="x", xs=[3], ys=[0.5])], shares=True)
+    assert "nan" not in str(chart)
+    assert len(list(parsed(chart).iter("circle"))) == 1
+
+
+def test_hovering_tells_every_value_with_its_band() -> None:
+    chart = line_chart(
+        "win rate",
+        [
+            Series(name="win", xs=[0, 10], ys=[0.3, 0.71], low=[0.2, 0.65], high=[0.4, 0.77]),
+            Series(name="loss", xs=[10], ys=[0.125]),
+        ],
+        shares=True,
+    )
+    titles = [node.text for node in parsed(chart).iter("title")]
+    assert titles == [
+        "update 0\nwin: 30% (20% to 40%)",
+        "update 10\nwin: 71% (65% to 77%)\nloss: 12.5%",
+    ]
+    assert len(points_of(chart, "polygon")) == 1
+
+
+def test_shares_read_as_percent_up_to_what_is_needed() -> None:
+    def ticks(highest: float) -> list[str]:
+        chart = line_chart("x", [Series(name="x", xs=[0, 1], ys=[0, highest])], shares=True)
+        return re.findall(r">([\d.]+%)<", str(chart))
+
+    assert ticks(0.9) == ["0%", "25%", "50%", "75%", "100%"]
+    assert ticks(0.04) == ["0%", "1%", "2%", "3%", "4%"]
+    assert ticks(0.0)[-1] == "1%"
+
+
+def test_several_lines_have_a_legend_and_one_has_none() -> None:
+    one = Series(name="<b>", xs=[0, 1], ys=[0, 1])
+    two = Series(name="two", xs=[0, 1], ys=[1, 0])
+    assert 'class="legend"' not in str(line_chart("x", [one]))
+    both = str(line_chart("x", [one, two]))
+    assert 'class="legend"' in both
+    assert "&lt;b&gt;" in both
+    assert "<b>" not in both
+
+
+def test_long_series_are_smoothed_over_the_raw_line() -> None:
+    series = Series(name="x", xs=range(60), ys=[float(x % 2) for x in range(60)])
+    raw, smooth = points_of(line_chart("x", [series], smooth=True))
+    assert len(raw) == len(smooth) == 60
+    spread = max(y for _, y in smooth[10:]) - min(y for _, y in smooth[10:])
+    assert spread < (max(y for _, y in raw) - min(y for _, y in raw)) / 4
+    assert len(points_of(line_chart("x", [series]))) == 1
+
+
+def test_trailing_mean_by_hand() -> None:
+    assert trailing_mean([1.0, 3.0, None, 5.0], 2) == [1.0, 2.0, 3.0, 5.0]
+    assert trailing_mean([None], 3) == [None]
+
+
+def test_thinning_keeps_means_and_the_reach() -> None:
+    count = 5 * MOST_POINTS
+    long = Series(name="x", xs=range(count), ys=[1.0, 3.0] * (count // 2), low=[0.0] * count)
+    short = thin(long)
+    assert len(short.xs) == MOST_POINTS
+    assert short.low == [0.0] * MOST_POINTS
+    assert sum(y or 0 for y in short.ys) / MOST_POINTS == pytest.approx(2.0)
+    assert thin(short) is short

@@ -1,0 +1,212 @@
+"""The report: its numbers, its games, at any moment of a run, and safe from what models say."""
+
+from __future__ import annotations
+
+import html
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlforge.errors import RlforgeError
+from rlforge.tracking.files import create_run
+from rlforge.tracking.game_files import GameWriter
+from rlforge.tracking.report import write_report
+
+VOID = {"meta"}
+
+
+class Checked(HTMLParser):
+    """Fails on elements that are not closed in order; gathers text and tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.text.append(data)
+
+
+def check(page: str) -> tuple[str, list[str]]:
+    """The text and the tags of a well-formed page."""
+    parser = Checked()
+    parser.feed(page)
+    parser.close()
+    assert parser.open == []
+    return re.sub(r"\s+", " ", " ".join(parser.text)), parser.seen
+
+
+def test_the_report_holds_what_the_run_reached(full_run: Path) -> None:
+    path = write_report(full_run)
+    assert path == full_run / "report.html"
+    text, tags = check(path.read_text())
+    for part in (
+        "demo",
+        "done",
+        "6 of 10",
+        "33.0% wins (24.6% to 42.7%)",
+        "72.0% wins (62.5% to 79.9%)",
+        "14.0% draws, 14.0% losses (8.5% to 22.1%)",
+        "100 games after 6 updates",
+        "+39.0 pts",
+        "SimpleTak-v0-train vs random_legal",
+        "rating of the newest policy",
+        "30.00 ± 4.00",
+        "GameError: SimpleTak-v0-train raised IndexError",
+        "rlforge train +experiment=demo",
+        "name: demo",
+        "2.13.0",
+        "log-prob gap, max",
+        "3e-4",
+    ):
+        assert part in text, part
+    assert "nan" not in text.lower().split()
+    assert tags.count("svg") > 15
+
+
+def test_the_games_are_annotated(full_run: Path) -> None:
+    text, _ = check(write_report(full_run).read_text())
+    for title in (
+        "First training game",
+        "A training game half-way",
+        "Last training game",
+        "Evaluation: a loss of step-6",
+        "Evaluation: a win of step-6",
+    ):
+        assert title in text, title
+    assert text.count("log-prob -0.60 in 2 tokens, probability 54.9%") == 10
+    for game_id in ("train-1-0", "train-6-4", "won", "lost"):
+        assert f"game {game_id} " in text, game_id
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_stays_small(full_run: Path) -> None:
+    page = write_report(full_run).read_text()
+    assert not re.search(r"""(src|href)\s*=|url\(|@import|https?://""", page)
+    assert "<script" not in page
+    assert len(page) < 400_000
+
+
+def test_what_a_model_says_is_text_not_markup(tmp_path: Path, make: Any) -> None:
+    attack = "<script>alert('x')</script>\"><img src=x onerror=y>&amp;"
+    paths = create_run(tmp_path)
+    paths.config.write_text(f"name: {attack}\n")
+    paths.command.write_text(attack)
+    writer = GameWriter(tmp_path)
+    writer.add(
+        [
+            make.game("a", text=attack, observation=attack, env_id=attack),
+            make.game("b", error=attack),
+        ]
+    )
+    writer.close()
+    page = write_report(tmp_path).read_text()
+    text, tags = check(page)
+    assert "script" not in tags
+    assert "img" not in tags
+    assert page.count(html.escape(attack)) >= 6
+    assert text.count(attack) >= 6
+
+
+def test_marks_show_what_was_wrong_with_an_answer(tmp_path: Path, make: Any) -> None:
+    create_run(tmp_path).config.write_text("name: x\n")
+    writer = GameWriter(tmp_path)
+    writer.add(
+        [
+            make.game(
+                "a",
+                turns=1,
+                legal=False,
+                well_formed=False,
+                finish_reason="length",
+                invalid_by=0,
+            )
+        ]
+    )
+    writer.close()
+    page = write_report(tmp_path).read_text()
+    text, _ = check(page)
+    for part in (
+        "wrong format",
+        "illegal move",
+        "cut at the token limit",
+        "invalid move by player 0",
+    ):
+        assert part in text, part
+    assert 'class="turn c0 wrong"' in page
+
+
+def test_long_games_and_long_texts_are_cut_and_say_so(tmp_path: Path, make: Any) -> None:
+    create_run(tmp_path).config.write_text("name: x\n")
+    writer = GameWriter(tmp_path)
+    writer.add([make.game("a", turns=60, text="y" * 5000 + "END")])
+    writer.close()
+    page = write_report(tmp_path).read_text()
+    text, _ = check(page)
+    assert "36 turns left out" in text
+    assert page.count('<li class="turn c0">') == 12
+    assert "60. player 1" in text
+    assert "[1003 characters left out]" in text
+
+
+@pytest.mark.parametrize("started", ["config only", "tracker only", "one update", "one evaluation"])
+def test_a_run_that_has_just_begun_has_a_report(
+    tmp_path: Path, make: Any, new_tracker: Any, started: str
+) -> None:
+    if started == "config only":
+        create_run(tmp_path).config.write_text("name: x\n")
+    else:
+        tracker = new_tracker(tmp_path)
+        if started == "one update":
+            tracker.log_learner(make.update(1), make.shares)
+        if started == "one evaluation":
+            tracker.add_eval(make.evaluation(0, 33))
+            tracker.log_pool(make.snapshot(0))
+    text, _ = check(write_report(tmp_path).read_text())
+    assert "running" in text
+    assert ("33.0% wins" in text) == (started == "one evaluation")
+    assert ("No evaluation has finished yet" in text) == (started != "one evaluation")
+
+
+def test_a_report_is_written_while_the_run_goes_on(full_run: Path, make: Any) -> None:
+    first = write_report(full_run).read_text()
+    writer = GameWriter(full_run)
+    writer.add([make.game("later", version=9)])
+    writer.close()
+    second = write_report(full_run).read_text()
+    assert "game <code>later</code>" not in first
+    assert "game <code>later</code>" in second
+    assert not list(full_run.glob("*.tmp"))
+
+
+def test_a_damaged_games_file_is_shown_and_does_not_hide_the_rest(full_run: Path) -> None:
+    chunk = next((full_run / "games").glob("*.parquet"))
+    chunk.write_bytes(b"PAR1 oops")
+    text, _ = check(write_report(full_run).read_text())
+    assert f"{chunk.name} is damaged" in text
+    assert "72.0% wins" in text
+
+
+def test_a_large_pool_is_cut_and_says_so(tmp_path: Path, make: Any, new_tracker: Any) -> None:
+    tracker = new_tracker(tmp_path)
+    tracker.log_pool(make.snapshot(40))
+    text, _ = check(write_report(tmp_path).read_text())
+    assert "29 more are not shown" in text
+    assert "of the 14 with most games" in text
+
+
+def test_a_missing_run_has_no_report(tmp_path: Path) -> None:
+    with pytest.raises(RlforgeError, match="no run directory"):
+        write_report(tmp_path / "none")
