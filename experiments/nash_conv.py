@@ -52,7 +52,9 @@ def tabular(model: Any, tokenizer: Any, config: RunConfig) -> tuple[dict[str, An
 
 def first_tokens(tokenizer: Any, action: str) -> list[int]:
     """Single tokens that say ``action``, with and without a space in front."""
-    spellings = (tokenizer.encode(text, add_special_tokens=False) for text in (action, f" {action}"))
+    spellings = (
+        tokenizer.encode(text, add_special_tokens=False) for text in (action, f" {action}")
+    )
     return sorted({ids[0] for ids in spellings if len(ids) == 1})
 
 

@@ -144,7 +144,11 @@ def hardware() -> dict[str, Any]:
         ),
         platform.processor(),
     )
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+    }
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from rlforge.collector import Collector, Delivery
 from rlforge.config.schema import CollectorConfig
 from rlforge.errors import EngineError, RunError
 from rlforge.games.base import View
-from rlforge.games.players import make_player
 from rlforge.games.play import Answer
+from rlforge.games.players import make_player
 from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
 
 ENV = EnvSpec(id="TicTacToe-v0-train", max_turns=20)

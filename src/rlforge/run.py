@@ -73,7 +73,7 @@ class Run:
         self._evaluation: asyncio.Task[None] | None = None
         self._publication: asyncio.Task[None] | None = None
         self._started = time.time()
-        self._utilisation = Utilisation(self._started)
+        self._utilisation = Utilisation(self._started)  # begun anew once the actors are up
         self._restarts = 0
 
     def execute(self, *, resume: bool) -> Outcome:
@@ -121,6 +121,7 @@ class Run:
                 group.create_task(self._keep_collecting(index))
                 for index in range(len(self._cast.collectors))
             ]
+            self._utilisation = Utilisation(time.time())
             if self._version == 0:
                 self._evaluate(edge=True)
             await self._learn()

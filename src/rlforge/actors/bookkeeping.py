@@ -108,7 +108,9 @@ class BufferActor:
             batch_size=config.learner.batch_size,
             batch_delay=config.learner.batch_delay_buffer,
             seed=config.seed,
-            samples_per_game=_episodes_per_game(config) if config.buffer.kind == "episode" else None,
+            samples_per_game=_episodes_per_game(config)
+            if config.buffer.kind == "episode"
+            else None,
         )
         self._batches = Path(run_dir) / "batches" if config.buffer.save_batches else None
         self._changed = asyncio.Condition()

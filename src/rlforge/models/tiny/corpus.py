@@ -78,7 +78,8 @@ def play(game: WarmupGame, discount: float, seed: int) -> list[State]:
             later[view.player_id] = ahead + 1
             outcome = rewards[view.player_id] * discount**ahead
             states.append(State(view=view, outcome=outcome))
-    largest = max(abs(state.outcome) for state in states)
+    # 1 where all games were drawn.
+    largest = max(abs(state.outcome) for state in states) or 1.0
     return [State(view=state.view, outcome=state.outcome / largest) for state in states]
 
 

@@ -1,0 +1,188 @@
+"""One loader for every kind of model, and clear words when there is nothing to load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlforge.config.schema import ModelConfig
+from rlforge.errors import ConfigError
+from rlforge.models import load
+from rlforge.models.load import (
+    hub_is_reachable,
+    load_base_model,
+    load_tokenizer,
+    load_value_head,
+    resolve_device,
+    resolve_dtype,
+    resolve_model,
+    stop_token_ids,
+)
+from rlforge.models.tiny.vocabulary import build_tokenizer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    hub_is_reachable.cache_clear()
+    yield
+    hub_is_reachable.cache_clear()
+
+
+@pytest.fixture
+def local_model(tmp_path: Path) -> ModelConfig:
+    """A chat model of random weights in a directory, without a padding token."""
+    tokenizer = build_tokenizer([" a"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    tokenizer.pad_token = None
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config.eos_token_id = [1, 5]
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return ModelConfig(kind="hf", name=str(tmp_path / "model"))
+
+
+def test_a_local_directory_is_loaded(local_model: ModelConfig) -> None:
+    assert resolve_model(local_model) == local_model.name
+    model = load_base_model(local_model, CPU, torch.bfloat16)
+    assert model.dtype is torch.bfloat16
+    assert not model.training
+    assert model.name_or_path == local_model.name
+    tokenizer = load_tokenizer(local_model)
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id
+
+
+def test_loading_prints_nothing(
+    local_model: ModelConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    load_base_model(local_model, CPU, torch.float32)
+    load_tokenizer(local_model)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_stop_tokens_come_from_all_that_names_them(local_model: ModelConfig) -> None:
+    tokenizer = load_tokenizer(local_model)
+    end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert stop_token_ids(local_model, tokenizer) == tuple(sorted({1, 5, end_of_turn}))
+
+
+def test_stop_tokens_without_a_generation_config(local_model: ModelConfig) -> None:
+    assert local_model.name is not None
+    (Path(local_model.name) / "generation_config.json").unlink()
+    settings = Path(local_model.name) / "config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "eos_token_id": None}))
+    tokenizer = load_tokenizer(local_model)
+    end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert stop_token_ids(local_model, tokenizer) == tuple(sorted({1, end_of_turn}))
+
+
+def test_most_models_bring_no_value_head(local_model: ModelConfig) -> None:
+    assert load_value_head(local_model) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (ModelConfig(kind="hf"), "needs model.name"),
+        (ModelConfig(kind="tyni"), "did you mean tiny"),
+        (ModelConfig(kind="hf", name="org/absent"), "not on this machine.*model=tiny"),
+        (ModelConfig(kind="hf", name="not an id!"), "no Hugging Face id"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(config: ModelConfig, message: str) -> None:
+    for loader in (load_tokenizer, lambda c: load_base_model(c, CPU, torch.float32)):
+        with pytest.raises(ConfigError, match=message):
+            loader(config)
+
+
+def test_directories_without_a_model_are_named(local_model: ModelConfig, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"empty is a directory without config\.json"):
+        resolve_model(ModelConfig(kind="hf", name=str(tmp_path / "empty")))
+    assert local_model.name is not None
+    (Path(local_model.name) / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"model '.*model' cannot be loaded"):
+        load_base_model(local_model, CPU, torch.float32)
+
+
+def test_an_unreachable_hub_falls_back_to_its_local_copy(
+    local_model: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "hub"
+    repository = cache / "models--org--m"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    (repository / "snapshots").mkdir()
+    assert local_model.name is not None
+    Path(local_model.name).rename(repository / "snapshots" / ("0" * 40))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    config = ModelConfig(kind="hf", name="org/m")
+    assert load_tokenizer(config).eos_token == "<eos>"
+    assert load_base_model(config, CPU, torch.float32).name_or_path == "org/m"
+    assert 5 in stop_token_ids(config, load_tokenizer(config))
+
+
+def test_the_hub_is_asked_for_by_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    constants = "huggingface_hub.constants."
+    monkeypatch.setattr(constants + "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(load, "getproxies", dict)
+    with load.socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        monkeypatch.setattr(constants + "ENDPOINT", f"http://127.0.0.1:{port}")
+        assert hub_is_reachable()
+    hub_is_reachable.cache_clear()
+    assert not hub_is_reachable()
+    hub_is_reachable.cache_clear()
+    monkeypatch.setattr(load, "getproxies", lambda: {"https": "http://proxy"})
+    assert hub_is_reachable()
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_device("cpu") == CPU
+    with pytest.raises(ConfigError, match=r"hardware\.device 'tpu' is unknown"):
+        resolve_device("tpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == CPU
+    with pytest.raises(ConfigError, match=r"hardware\.device is cuda and torch finds no CUDA"):
+        resolve_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert resolve_device("auto").type == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "expected"),
+    [
+        ("auto", None, torch.float32),
+        ("auto", (7, 5), torch.float32),
+        ("auto", (8, 0), torch.bfloat16),
+        ("auto", (10, 0), torch.bfloat16),
+        ("float32", (9, 0), torch.float32),
+        ("bfloat16", None, torch.bfloat16),
+    ],
+)
+def test_dtypes(
+    name: str, capability: Any, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    device = CPU if capability is None else torch.device("cuda")
+    assert resolve_dtype(name, device) is expected
+
+
+def test_an_unknown_dtype_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"model\.dtype 'float16' is unknown"):
+        resolve_dtype("float16", CPU)

@@ -1,0 +1,138 @@
+"""Adapters start as nothing, repeat from their seed, and are told apart from misfits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlforge.config.schema import LoraConfig, ModelConfig
+from rlforge.errors import ConfigError
+from rlforge.models.lora import attach_lora, check_adapter, linear_layers
+
+ATTENTION = ["q_proj", "v_proj"]
+
+
+def _model() -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def _adapter(model: Any) -> dict[str, torch.Tensor]:
+    return {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+
+def test_a_new_adapter_changes_nothing_and_is_all_that_trains() -> None:
+    model = _model()
+    ids = torch.arange(10)[None]
+    before = model(ids).logits
+    wrapped = attach_lora(model, LoraConfig(rank=4, alpha=8, target_modules=ATTENTION), seed=1)
+    assert torch.equal(wrapped(ids).logits, before)
+    trained = _adapter(wrapped)
+    assert len(trained) == 4
+    assert all("lora_" in name for name in trained)
+    assert sum(p.numel() for p in trained.values()) == 4 * 4 * 16
+    assert wrapped.peft_config["default"].lora_alpha == 8
+    assert wrapped.peft_config["default"].lora_dropout == 0
+
+
+def test_the_seed_decides_the_adapter_and_nothing_else() -> None:
+    lora = LoraConfig(rank=4, dropout=0.1, target_modules=ATTENTION)
+    state = torch.random.get_rng_state()
+    first, again, other = (_adapter(attach_lora(_model(), lora, seed)) for seed in (1, 1, 2))
+    name = next(name for name in first if "lora_A" in name)
+    assert torch.equal(first[name], again[name])
+    assert not torch.equal(first[name], other[name])
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    model = _model()
+    torch.manual_seed(0)
+    attach_lora(model, lora, seed=5)
+    assert torch.equal(torch.rand(1), expected)
+    torch.random.set_rng_state(state)
+
+
+def test_missing_target_modules_are_named_with_what_there_is() -> None:
+    lora = LoraConfig(target_modules=["q_proj", "query_key_value"])
+    with pytest.raises(ConfigError, match=r"no linear layers named query_key_value; it has down"):
+        attach_lora(_model(), lora, seed=0)
+    with pytest.raises(ConfigError, match="no linear layers named nothing"):
+        attach_lora(_model(), LoraConfig(target_modules=[]), seed=0)
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank is 0"):
+        attach_lora(_model(), LoraConfig(rank=0), seed=0)
+
+
+def test_linear_layers_of_a_llama() -> None:
+    expected = {*LoraConfig().target_modules, "lm_head"}
+    assert linear_layers(_model()) == sorted(expected)
+
+
+# PEFT looks at the base for a changed vocabulary; the one named here does not exist.
+pytestmark = pytest.mark.filterwarnings("ignore:Could not find a config file:UserWarning")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> str:
+    model = _model()
+    model.name_or_path = model.config._name_or_path = "/one/cache/tiny-1"
+    lora = LoraConfig(rank=4, alpha=8, target_modules=ATTENTION)
+    attach_lora(model, lora, seed=0).save_pretrained(tmp_path / "adapter")
+    return str(tmp_path / "adapter")
+
+
+def _config(**lora: Any) -> ModelConfig:
+    return ModelConfig(
+        lora=LoraConfig(**{"rank": 4, "alpha": 8, "target_modules": ATTENTION} | lora)
+    )
+
+
+def test_an_adapter_that_fits_is_described(saved: str) -> None:
+    assert check_adapter(saved, _config(), "/another/cache/tiny-1")["r"] == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "base", "message"),
+    [
+        (_config(rank=8), "tiny-1", r"model\.lora\.rank 4 against 8"),
+        (_config(alpha=4), "tiny-1", r"model\.lora\.alpha 8 against 4"),
+        (
+            _config(target_modules=["q_proj"]),
+            "tiny-1",
+            r"\['q_proj', 'v_proj'\] against \['q_proj'",
+        ),
+        (_config(), "org/other", "base model 'tiny-1' against 'other'"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_says_where(
+    saved: str, config: ModelConfig, base: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_adapter(saved, config, base)
+    assert saved in str(caught.value)
+
+
+def test_missing_and_damaged_adapters_are_named(saved: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no adapter in .*nowhere"):
+        check_adapter(str(tmp_path / "nowhere"), _config(), "tiny-1")
+    (Path(saved) / "adapter_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"adapter_config\.json cannot be read"):
+        check_adapter(saved, _config(), "tiny-1")
+
+
+def test_targets_given_as_a_pattern_are_compared_as_they_are(saved: str) -> None:
+    file = Path(saved) / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "target_modules": "all-linear"}))
+    with pytest.raises(ConfigError, match="'all-linear' against"):
+        check_adapter(saved, _config(), "tiny-1")

