@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -17,6 +18,20 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["RLFORGE_CACHE"] = str(home / "models")
     os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of a few thousand parameters with the tiny model's tokenizer, barely warmed up."""
+    from rlforge.models.tiny.create import create_tiny
+    from rlforge.models.tiny.recipe import TINY
+
+    folder = tmp_path_factory.mktemp("models") / "small"
+    folder.mkdir()
+    games = tuple(dataclasses.replace(game, games=60) for game in TINY.games)
+    recipe = dataclasses.replace(TINY, games=games, hidden=32, heads=2, ffn=64, steps=60)
+    create_tiny(folder, recipe, progress=lambda text: None)
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -108,7 +108,7 @@ async def test_too_many_failures_in_a_row_end_the_run_with_their_cause() -> None
             return super().__call__(spec)
 
     ports = ListPorts([game(i) for i in range(4)])
-    with pytest.raises(RunError, match="5 games failed in a row.*the engine is out"):
+    with pytest.raises(RunError, match=r"5 games failed in a row.*the engine is out"):
         await Collector(
             CollectorConfig(num_train_workers=2, max_failures=5), ports, Broken()
         ).train()

@@ -20,7 +20,7 @@ from typing import Any
 
 import ray
 
-from rlforge.actors.cast import ray_started, reason, start_actors
+from rlforge.actors.cast import Cast, ray_started, reason, start_actors
 from rlforge.checkpoint import latest_checkpoint, prune
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.errors import RunError
@@ -73,6 +73,7 @@ class Run:
         self._evaluation: asyncio.Task[None] | None = None
         self._publication: asyncio.Task[None] | None = None
         self._started = time.time()
+        self._cast: Cast = None  # type: ignore[assignment]  # set before anything uses it
         self._utilisation = Utilisation(self._started)  # begun anew once the actors are up
         self._restarts = 0
 
@@ -85,17 +86,12 @@ class Run:
         with make_display(self._config.tracker, self._config.name) as display:
             display.note("starting the actors")
             try:
-                part = len((self._run_dir / "command.txt").read_text().splitlines()) - 1
-                self._cast = await start_actors(
-                    self._config, self._hardware, str(self._run_dir), part
-                )
-                self._catch_signals(display)
-                await (self._continue() if resume else self._begin())
-                await self._train(display)
+                await self._begin_and_train(resume, display)
             except BaseExceptionGroup as failures:
-                raise _cause(failures) from None
+                raise await self._failed(_cause(failures)) from None
             except ray.exceptions.RayError as error:
-                raise RunError(f"{_component(error)}: {reason(error)}") from None
+                failure = RunError(f"{_component(error)}: {reason(error)}")
+                raise await self._failed(failure) from None
             outcome = Outcome(
                 run_dir=self._run_dir,
                 version=self._version,
@@ -106,6 +102,20 @@ class Run:
             await self._cast.tracker.close.remote(self._summary(outcome))
             display.show(await self._cast.tracker.progress.remote())
         return outcome
+
+    async def _begin_and_train(self, resume: bool, display: Display) -> None:
+        parts = len((self._run_dir / "command.txt").read_text().splitlines())
+        self._cast = await start_actors(self._config, self._hardware, str(self._run_dir), parts - 1)
+        self._catch_signals(display)
+        await (self._continue() if resume else self._begin())
+        await self._train(display)
+
+    async def _failed(self, failure: BaseException) -> BaseException:
+        """Write down that the run failed, and why; returns ``failure``."""
+        if self._cast is not None:
+            summary = {"status": "failed", "error": str(failure), "updates": self._version}
+            await self._cast.tracker.close.remote(summary)
+        return failure
 
     # ---------------------------------------------------------------- the loops
 
@@ -146,6 +156,8 @@ class Run:
                 result, self._utilisation.shares(time.time()) | {"restarts": self._restarts}
             )
             last = self._version == learner.total_updates
+            if last:  # before the last version is out: games of it would teach nobody
+                await self._cast.buffer.stop.remote()
             if self._version % learner.save_every == 0 or last:
                 await self._save()
             if self._version % learner.state_every == 0:

@@ -23,10 +23,10 @@ from rlforge.validate import fixed_opponents, train_envs
 class TrackerActor:
     """Hears everybody; nobody waits for it."""
 
-    def __init__(self, config: RunConfig, run_dir: str) -> None:
+    def __init__(self, config: RunConfig, run_dir: str, about: Mapping[str, Any]) -> None:
         enter("tracker", run_dir)
         self._tracker = Tracker(
-            Path(run_dir), config.tracker, config.name, config.learner.total_updates
+            Path(run_dir), config.tracker, config.name, config.learner.total_updates, about=about
         )
 
     def add_games(self, records: Sequence[GameRecord]) -> None:
@@ -108,9 +108,7 @@ class BufferActor:
             batch_size=config.learner.batch_size,
             batch_delay=config.learner.batch_delay_buffer,
             seed=config.seed,
-            samples_per_game=_episodes_per_game(config)
-            if config.buffer.kind == "episode"
-            else None,
+            samples_per_game=_episodes_per_game(config),
         )
         self._batches = Path(run_dir) / "batches" if config.buffer.save_batches else None
         self._changed = asyncio.Condition()
@@ -203,7 +201,12 @@ class BufferActor:
         self._rewards.load_state_dict(state["rewards"])
 
 
-def _episodes_per_game(config: RunConfig) -> float:
-    """Trained seats of a game: all of them in self-play, the learner's own otherwise."""
+def _episodes_per_game(config: RunConfig) -> float | None:
+    """Trained seats of a game: all of them in self-play, the learner's own otherwise.
+
+    None for the step buffer, which cannot know how many turns a game will have.
+    """
+    if config.buffer.kind != "episode":
+        return None
     seats = max(env.num_players for env in config.env.train)
     return float(seats) if config.pool.mode == "mirror" else 1.0

@@ -8,7 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import platform
+import re
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 # Before ``import ray``: afterwards Ray has already chosen to listen on every interface.
@@ -63,12 +66,14 @@ async def start_actors(
     part: how often the run was taken up again, which keeps its game ids apart.
     Raises what an actor's constructor raised, wrapped by Ray (see ``reason``).
     """
-    tracker = _actor(TrackerActor, num_cpus=0).remote(config, run_dir)
-    pool = _actor(PoolActor, num_cpus=0).remote(config, run_dir, part)
-    buffer = _actor(BufferActor, num_cpus=0).remote(config, run_dir)
+    about = {"seed": config.seed, "versions": versions(), "experiment": config.name}
+    tracker = _actor(TrackerActor, "tracker", num_cpus=0).remote(config, run_dir, about)
+    pool = _actor(PoolActor, "pool", num_cpus=0).remote(config, run_dir, part)
+    buffer = _actor(BufferActor, "buffer", num_cpus=0).remote(config, run_dir)
     engines = tuple(
         _actor(
             EngineActor,
+            f"engine-{index}",
             num_cpus=1,
             num_gpus=hardware.engine_gpus,
             max_restarts=config.engine.max_restarts,
@@ -76,24 +81,17 @@ async def start_actors(
         ).remote(config, hardware, f"engine-{index}", run_dir)
         for index in range(config.engine.num_engines)
     )
-    learner = _actor(LearnerActor, num_cpus=1, num_gpus=hardware.learner_gpus).remote(
+    learner = _actor(LearnerActor, "learner", num_cpus=1, num_gpus=hardware.learner_gpus).remote(
         config, hardware, run_dir
     )
     collectors = tuple(
         _actor(
             CollectorActor,
+            f"collector-{index}",
             num_cpus=1,
             max_restarts=config.collector.max_restarts,
             max_concurrency=16,
-        ).remote(
-            config,
-            f"collector-{index}",
-            run_dir,
-            engines=engines,
-            pool=pool,
-            buffer=buffer,
-            tracker=tracker,
-        )
+        ).remote(config, f"collector-{index}", run_dir)
         for index in range(config.collector.num_collectors)
     )
     everyone = (tracker, pool, buffer, *engines, learner, *collectors)
@@ -108,10 +106,16 @@ async def start_actors(
     )
 
 
-def _actor(cls: type, **options: Any) -> Any:
-    """``cls`` as a Ray actor class that is placed with ``options``."""
+def versions() -> dict[str, str]:
+    """Versions of everything that can change a result."""
+    packages = ("rlforge", "torch", "transformers", "peft", "ray", "textarena", "open-spiel")
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}
+
+
+def _actor(cls: type, name: str, **options: Any) -> Any:
+    """``cls`` as a Ray actor class that is placed with ``options`` and found by ``name``."""
     made: Any = ray.remote(cls)
-    return made.options(**options)
+    return made.options(name=name, **options)
 
 
 def reason(error: BaseException) -> str:
@@ -121,4 +125,7 @@ def reason(error: BaseException) -> str:
         cause = cause.cause
     if isinstance(cause, RlforgeError):
         return str(cause)
+    # What a constructor raised comes back as text only.
+    if told := re.findall(r"rlforge\.errors\.\w+: (.+)", str(cause)):
+        return str(told[-1])
     return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"

@@ -7,7 +7,8 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+import ray
 
 from rlforge.actors.generation import RemoteEngine
 from rlforge.actors.process import enter
@@ -27,14 +28,12 @@ class CollectorActor:
         config: RunConfig,
         name: str,
         run_dir: str,
-        *,
-        engines: Sequence[Any],
-        pool: Any,
-        buffer: Any,
-        tracker: Any,
     ) -> None:
         enter(name, run_dir)
-        self._name, self._pool, self._buffer, self._tracker = name, pool, buffer, tracker
+        self._name = name
+        # By name: handles among the arguments could be gone when Ray restarts this actor.
+        self._pool, self._buffer, self._tracker = map(ray.get_actor, ("pool", "buffer", "tracker"))
+        engines = [ray.get_actor(f"engine-{i}") for i in range(config.engine.num_engines)]
         # A restarted collector must not read the answers meant for its predecessor.
         client = f"{name}-{os.getpid()}-{time.monotonic_ns()}"
         self._engine = RemoteEngine(

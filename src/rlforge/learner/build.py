@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rlforge.algorithms import make_algorithm
 from rlforge.config.schema import A2cConfig, RunConfig
 from rlforge.learner.learner import Learner
@@ -50,13 +48,13 @@ def write_state(folder: Path, learner: Learner, others: Mapping[str, Any]) -> No
     """Put the learner's state and ``others`` (JSON values of the other actors) into ``folder``."""
     state = folder / STATE_FOLDER
     state.mkdir()
-    torch.save(learner.state_dict(), state / "learner.pt")
+    learner.save_state(state)
     (state / "run.json").write_text(json.dumps(others))
 
 
 def read_state(folder: Path, learner: Learner) -> dict[str, Any]:
     """Load the learner's state from ``folder``; returns what the other actors saved."""
     state = folder / STATE_FOLDER
-    learner.load_state_dict(torch.load(state / "learner.pt", weights_only=True))
+    learner.load_state(state)
     loaded: dict[str, Any] = json.loads((state / "run.json").read_text())
     return loaded

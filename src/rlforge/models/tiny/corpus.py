@@ -8,6 +8,7 @@ model that comes out plays like ``random_legal``.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -72,11 +73,10 @@ def play(game: WarmupGame, discount: float, seed: int) -> list[State]:
             views.append(view)
             match.step(rng.choice(view.legal_actions))
         rewards = match.result().rewards
-        later: dict[int, int] = {}
-        for view in reversed(views):
-            ahead = later.get(view.player_id, 0)
-            later[view.player_id] = ahead + 1
-            outcome = rewards[view.player_id] * discount**ahead
+        ahead = Counter(view.player_id for view in views)
+        for view in views:
+            ahead[view.player_id] -= 1
+            outcome = rewards[view.player_id] * discount ** ahead[view.player_id]
             states.append(State(view=view, outcome=outcome))
     # 1 where all games were drawn.
     largest = max(abs(state.outcome) for state in states) or 1.0

@@ -1,0 +1,253 @@
+"""Whole runs as a user starts them: real Ray, real engine, real games, a model of a few neurons."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlforge.checkpoint import latest_checkpoint, list_checkpoints, read_manifest
+from rlforge.runlock import RunLock
+from rlforge.tracking.game_files import read_games
+
+RLFORGE = str(Path(sys.executable).with_name("rlforge"))
+SETTINGS = (
+    "+experiment=tictactoe_mirror",
+    "model=hf",
+    "model.prompt_template=board",
+    "model.action_extraction=bracket",
+    "model.lora.rank=4",
+    "env.train.0.error_allowance=5",
+    "learner.total_updates=3",
+    "learner.batch_size=32",
+    "collector.num_train_workers=8",
+    "eval.games=4",
+    "eval.final_games=4",
+    "eval.opponents=[random_legal]",
+    "tracker.progress=plain",
+)
+
+
+def command(model: Path, *overrides: str) -> list[str]:
+    """A training command with ``model``, run directory ``run``."""
+    return [RLFORGE, "train", *SETTINGS, f"model.name={model}", "run_dir=run", *overrides]
+
+
+def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=240, check=False)
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    path = Path("run") / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, f"the run ended early: {process.communicate()[1]}"
+        assert time.monotonic() < deadline, "nothing happened in two minutes"
+        time.sleep(0.1)
+
+
+def actor_pids(name: str) -> list[int]:
+    """Processes that were actor ``name``, oldest first, from its log."""
+    log = Path("run/logs") / f"{name}.log"
+    return [int(pid) for pid in re.findall(r"started as process (\d+)", log.read_text())]
+
+
+def change_total_updates(old: int, new: int) -> None:
+    config = Path("run/config.yaml")
+    text = config.read_text()
+    config.write_text(text.replace(f"total_updates: {old}", f"total_updates: {new}"))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+def all_pids() -> list[int]:
+    logs = Path("run/logs").glob("*.log")
+    return [pid for log in logs if "crash" not in log.name for pid in actor_pids(log.stem)]
+
+
+def test_a_synchronous_run_leaves_the_whole_run_directory(small_model: Path) -> None:
+    done = run(command(small_model, "buffer.max_staleness=0"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(Path("run").absolute())
+    for name in ("config.yaml", "graph.json", "pool.json", "summary.json", "report.html"):
+        assert (Path("run") / name).is_file(), name
+    metrics = rows("metrics.jsonl")
+    assert [row["step"] for row in metrics] == [1, 2, 3]
+    for row in metrics:
+        assert row["lag_max"] == 0
+        assert row["logprob_gap_mean"] <= 1e-4
+        assert row["logprob_gap_max"] <= 1e-2
+    evals = rows("evals.jsonl")
+    assert {(row["step"], row["opponent"]) for row in evals} == {
+        (step, opponent) for step in (0, 3) for opponent in ("base", "random_legal")
+    }
+    assert all(row["wins"] + row["draws"] + row["losses"] == row["games"] == 4 for row in evals)
+    checkpoints = list_checkpoints(Path("run/checkpoints"))
+    assert [path.name for path in checkpoints] == ["step-1", "step-2", "step-3"]
+    assert read_manifest(checkpoints[-1]).has_state
+    games = read_games(Path("run"))
+    training = [game for game in games if game.spec.purpose == "train"]
+    # On-policy means no waste: three batches of 32 episodes are 48 games of two seats.
+    assert len(training) == 48
+    assert {turn.completion.policy_version for game in training for turn in game.turns} == {0, 1, 2}
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert (summary["status"], summary["updates"], summary["seed"]) == ("done", 3, 0)
+    assert not any(map(alive, all_pids()))
+
+
+def test_ctrl_c_checkpoints_and_resume_goes_on(small_model: Path) -> None:
+    process = subprocess.Popen(
+        command(small_model, "learner.total_updates=400", "learner.state_every=1000"),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: len(rows("metrics.jsonl")) >= 3, process)
+    busy = run([RLFORGE, "train", "--resume", "run"])
+    assert busy.returncode == 1
+    assert "run" in busy.stderr
+    assert str(process.pid) in busy.stderr
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr
+    assert "rlforge train --resume" in stderr
+    assert "Traceback" not in stderr
+    assert stdout.splitlines()[-1] == str(Path("run").absolute())
+    assert not any(map(alive, all_pids()))
+    newest = latest_checkpoint(Path("run/checkpoints"), with_state=True)
+    assert newest is not None
+    stopped_at = int(read_manifest(newest).meta["version"])
+    assert stopped_at == rows("metrics.jsonl")[-1]["step"]
+
+    config = Path("run/config.yaml")
+    config.write_text(
+        config.read_text().replace("total_updates: 400", f"total_updates: {stopped_at + 2}")
+    )
+    resumed = run([RLFORGE, "train", "--resume", "run"])
+    assert resumed.returncode == 0, resumed.stderr
+    metrics = rows("metrics.jsonl")
+    assert [row["step"] for row in metrics] == list(range(1, stopped_at + 3))
+    assert metrics[-1]["samples_seen"] > metrics[stopped_at - 1]["samples_seen"]
+    game_ids = [
+        game.spec.game_id for game in read_games(Path("run")) if game.spec.purpose == "train"
+    ]
+    assert len(game_ids) == len(set(game_ids))
+    again = run([RLFORGE, "train", "--resume", "run"])
+    assert again.returncode == 1
+    assert "already finished" in again.stderr
+
+
+def test_dead_engine_and_collector_are_restarted(small_model: Path) -> None:
+    process = subprocess.Popen(
+        command(small_model, "learner.total_updates=60"),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: len(rows("metrics.jsonl")) >= 2, process)
+    os.kill(actor_pids("engine-0")[-1], signal.SIGKILL)
+    wait_for(lambda: len(actor_pids("engine-0")) == 2, process)
+    so_far = len(rows("metrics.jsonl"))
+    wait_for(lambda: len(rows("metrics.jsonl")) >= so_far + 4, process)
+    os.kill(actor_pids("collector-0")[-1], signal.SIGKILL)
+    wait_for(lambda: len(actor_pids("collector-0")) == 2, process)
+    _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    assert [row["step"] for row in rows("metrics.jsonl")] == list(range(1, 61))
+
+
+def test_a_dead_learner_ends_the_run_with_its_cause_and_resume_works(small_model: Path) -> None:
+    process = subprocess.Popen(
+        command(small_model, "learner.total_updates=300", "learner.state_every=2"),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: len(rows("metrics.jsonl")) >= 5, process)
+    os.kill(actor_pids("learner")[-1], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1
+    last = stderr.splitlines()[-1]
+    assert "learner" in last
+    assert "--resume" in last
+    assert "Traceback" not in stderr
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
+    change_total_updates(300, 8)
+    resumed = run([RLFORGE, "train", "--resume", "run"])
+    assert resumed.returncode == 0, resumed.stderr
+    assert [row["step"] for row in rows("metrics.jsonl")] == list(range(1, 9))
+
+
+def test_a_sweep_runs_its_jobs_for_real(small_model: Path) -> None:
+    arguments = [a for a in command(small_model, "learner.total_updates=1") if a != "run_dir=run"]
+    done = run([*arguments, "-m", "seed=3,4", "eval.games=2", "eval.final_games=2"])
+    assert done.returncode == 0, done.stderr
+    sweep = Path(done.stdout.splitlines()[-1])
+    seeds = [json.loads((sweep / job / "summary.json").read_text())["seed"] for job in ("0", "1")]
+    assert seeds == [3, 4]
+
+
+def test_grpo_groups_against_lagged_opponents(small_model: Path) -> None:
+    done = run(
+        command(
+            small_model,
+            "pool=lagged",
+            "pool.max_active_lora=3",
+            "pool.lag_range=[1,2]",
+            "algorithm=grpo",
+            "algorithm.group_size=4",
+            "learner.total_updates=4",
+        )
+    )
+    assert done.returncode == 0, done.stderr
+    training = [game for game in read_games(Path("run")) if game.spec.purpose == "train"]
+    groups: dict[str | None, set[tuple[int, tuple[str, ...]]]] = {}
+    for game in training:
+        line_up = tuple(seat.policy.uid for seat in game.spec.seats)
+        groups.setdefault(game.spec.group_id, set()).add((game.spec.seed, line_up))
+    assert None not in groups
+    assert all(len(starts) == 1 for starts in groups.values())
+    assert any(len(set(line_up)) == 2 for starts in groups.values() for _, line_up in starts)
+    pool = json.loads(Path("run/pool.json").read_text())
+    assert sum(bool(entry["active"]) for entry in pool["entries"] if entry["version"]) <= 3
+
+
+def test_bad_config_starts_nothing() -> None:
+    done = run([RLFORGE, "train", "+experiment=simpletak_mirror", "learner.lerning_rate=1"])
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) <= 2
+    assert "learner.learning_rate" in done.stderr
+    assert list(Path().iterdir()) == []
+
+
+def test_a_model_that_does_not_fit_is_one_message(small_model: Path) -> None:
+    done = run(command(small_model, "model.lora.target_modules=[query_projection]"))
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "query_projection" in last
+    assert "q_proj" in last
+
+
+def test_a_run_directory_in_use_is_refused(small_model: Path) -> None:
+    Path("run").mkdir()
+    with RunLock(Path("run")):
+        done = run(command(small_model))
+    assert done.returncode == 1
+    assert f"{os.getpid()}" in done.stderr.splitlines()[-1]
