@@ -17,12 +17,11 @@ import torch
 
 from rlforge.config.compose import from_yaml
 from rlforge.config.schema import RunConfig
-from rlforge.engines.policies import PolicyStore
+from rlforge.engines.policies import load_policy
 from rlforge.games.openspiel import information_sets, nash_conv
 from rlforge.games.prompts import Prompter
 from rlforge.measure import find_policy
 from rlforge.models.load import load_base_model, load_tokenizer
-from rlforge.types import PolicyRef
 from rlforge.validate import train_envs
 
 GAME = "kuhn_poker"
@@ -63,11 +62,11 @@ def policy_nash_conv(run_dir: Path) -> dict[str, float]:
     config = from_yaml(run_dir / "config.yaml")
     tokenizer = load_tokenizer(config.model)
     base = load_base_model(config.model, torch.device("cpu"), torch.float32)
-    store = PolicyStore(base, 2)
     figures = {}
     newest, _ = find_policy(run_dir, "latest")
-    for name, ref in (("before", PolicyRef(uid="base", kind="checkpoint")), ("after", newest)):
-        policy, illegal = tabular(store.get(ref), tokenizer, config)
+    trained = load_policy(base, str(newest.path_or_name), newest.uid)
+    for name, model in (("before", base), ("after", trained)):
+        policy, illegal = tabular(model, tokenizer, config)
         figures[name] = nash_conv(GAME, policy)
         figures[f"illegal_{name}"] = illegal
     return figures

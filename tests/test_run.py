@@ -18,8 +18,8 @@ from rlforge.runlock import RunLock
 from rlforge.tracking.game_files import read_games
 
 RLFORGE = str(Path(sys.executable).with_name("rlforge"))
+EXPERIMENT = "+experiment=tictactoe_mirror"
 SETTINGS = (
-    "+experiment=tictactoe_mirror",
     "model=hf",
     "model.prompt_template=board",
     "model.action_extraction=bracket",
@@ -37,7 +37,8 @@ SETTINGS = (
 
 def command(model: Path, *overrides: str) -> list[str]:
     """A training command with ``model``, run directory ``run``."""
-    return [RLFORGE, "train", *SETTINGS, f"model.name={model}", "run_dir=run", *overrides]
+    chosen = [] if any(o.startswith("+experiment") for o in overrides) else [EXPERIMENT]
+    return [RLFORGE, "train", *chosen, *SETTINGS, f"model.name={model}", "run_dir=run", *overrides]
 
 
 def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -207,10 +208,10 @@ def test_grpo_groups_against_lagged_opponents(small_model: Path) -> None:
     done = run(
         command(
             small_model,
+            "+experiment=kuhn_grpo",
             "pool=lagged",
             "pool.max_active_lora=3",
             "pool.lag_range=[1,2]",
-            "algorithm=grpo",
             "algorithm.group_size=4",
             "learner.total_updates=4",
         )

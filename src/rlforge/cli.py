@@ -6,18 +6,22 @@ import enum
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from rlforge.errors import RlforgeError
+from rlforge.errors import ConfigError, RlforgeError, RunError
+
+if TYPE_CHECKING:
+    from rlforge.measure import Measurement
 
 app = typer.Typer(
     name="rlforge",
     help="Train language models by playing text games.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -26,8 +30,8 @@ app = typer.Typer(
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[+experiment=NAME] [KEY=VALUE]...",
-        help="An experiment and changes to it. Keys: rlforge config, docs/config.md.",
+        metavar="KEY=VALUE",
+        help="+experiment=NAME and changes to it. Keys: rlforge config, docs/config.md.",
         show_default=False,
     ),
 ]
@@ -35,7 +39,26 @@ ConfigDir = Annotated[
     Path | None,
     typer.Option("--config-dir", help="Folder with your own experiment/, env/ … YAML files."),
 ]
-RunDir = Annotated[Path, typer.Argument(help="A run directory, as train printed it.")]
+
+
+def _must_be_run(path: Path | None) -> Path | None:
+    """Refuse a path that is not a run directory, with the nearest runs; None passes."""
+    from rlforge.tracking.files import open_run
+
+    if path is not None:
+        try:
+            open_run(path)
+        except RlforgeError as error:
+            raise ConfigError(str(error)) from error
+    return path
+
+
+RunDir = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="A run directory, as train printed it.", callback=_must_be_run
+    ),
+]
 
 
 class GraphFormat(enum.StrEnum):
@@ -53,7 +76,13 @@ def train(
         bool, typer.Option("-m", "--multirun", help="Sweep over comma-separated values.")
     ] = False,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Go on with the run in this directory.")
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Go on with the run in this directory.",
+            callback=_must_be_run,
+        ),
     ] = None,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -70,7 +99,6 @@ def train(
       rlforge train --resume runs/simpletak_mirror/2026-01-01_12-00-00
     """
     from rlforge import launch
-    from rlforge.errors import ConfigError
 
     if resume is not None and (overrides or multirun or config_dir):
         raise ConfigError("--resume goes on with the run's own config; give it no other argument")
@@ -91,16 +119,23 @@ def train(
 @app.command("eval")
 def evaluate(
     run_dir: RunDir,
-    checkpoint: Annotated[str, typer.Option(help="Version: latest, or a uid as step-40.")] = (
-        "latest"
-    ),
+    checkpoint: Annotated[
+        str, typer.Option(metavar="UID", help="The version that plays: latest, step-40, …")
+    ] = "latest",
     opponent: Annotated[
         list[str] | None,
-        typer.Option(help="Opponent, repeatable; default: those of the run's config."),
+        typer.Option(
+            metavar="NAME",
+            help="Repeatable: a scripted player, base (the untrained model), step-N of this run, "
+            "checkpoint:DIR, openai:MODEL or openrouter:MODEL. Default: those of the run.",
+        ),
     ] = None,
-    games: Annotated[int | None, typer.Option(help="Games per environment and opponent.")] = None,
+    games: Annotated[
+        int | None, typer.Option(metavar="N", help="Games per environment and opponent.")
+    ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the results to this file, too.")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the results to this file, too."),
     ] = None,
 ) -> None:
     """Play a run's policy against opponents, seats swapped.
@@ -116,24 +151,38 @@ def evaluate(
 
     from rlforge.measure import evaluate_run
 
-    results = asyncio.run(evaluate_run(run_dir, checkpoint, opponent, games))
-    table = Table("environment", "opponent", "games", "win", "draw", "loss", "win rate, 95 %")
-    for result in results:
-        low, high = result.ci95
-        table.add_row(
-            result.env_id,
-            result.opponent,
-            str(result.games),
-            str(result.wins),
-            str(result.draws),
-            str(result.losses),
-            f"{result.win_rate:.3f} [{low:.3f}, {high:.3f}]",
-        )
-    Console().print(table)
+    if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
+        raise ConfigError(f"--json {json_file}: want the name of a file in a folder that exists")
+    measured = asyncio.run(
+        evaluate_run(run_dir, checkpoint, opponent, games, lambda text: typer.echo(text, err=True))
+    )
+    Console().print(_eval_table(measured))
     if json_file is not None:
-        json_file.write_text(
-            json.dumps([dataclasses.asdict(result) for result in results], indent=2) + "\n"
-        )
+        rows = [dataclasses.asdict(result) for result in measured.results]
+        json_file.write_text(json.dumps(rows, indent=2) + "\n")
+    if not measured.complete:
+        raise RunError("\n".join(measured.failures))
+    for failure in measured.failures:
+        typer.echo(failure, err=True)
+
+
+def _eval_table(measured: Measurement) -> Table:
+    """Fits in 80 columns where names are not long; long ones fold."""
+    from rlforge.tracking.formatting import percent
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("environment", "opponent"):
+        table.add_column(title, overflow="fold")
+    for title in ("games", "win", "95% CI", "draw", "loss"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for result in measured.results:
+        low, high = result.ci95
+        played = max(result.games, 1)
+        rates = [result.win_rate, result.draws / played, result.losses / played]
+        win, draw, loss = (percent(rate if result.games else None, 1) for rate in rates)
+        span = f"{percent(low, 1)}–{percent(high, 1)}"
+        table.add_row(result.env_id, result.opponent, str(result.games), win, span, draw, loss)
+    return table
 
 
 @app.command()
@@ -206,7 +255,8 @@ def models() -> None:
     from rlforge.config.compose import conf_dir
     from rlforge.models.catalog import describe_models
 
-    table = Table("model=", "what it is", "on this machine")
+    table = Table("model=", "what it is")
+    table.add_column("on this machine", overflow="fold")
     for row in describe_models(conf_dir() / "model"):
         table.add_row(row.option, row.about, row.state)
     Console().print(table)
@@ -243,12 +293,20 @@ def report(run_dir: RunDir) -> None:
 
 
 def main() -> NoReturn:
-    """Run the command; every failure that is the user's to mend is one message, no stack trace."""
+    """Run the command; every failure that is the user's to mend is one message, no stack trace.
+
+    So are the system's answers about a file: no permission, a folder in its place, a full disk.
+    """
     try:
         app()
     except RlforgeError as error:
         typer.echo(f"rlforge: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        typer.echo(f"rlforge: {error.filename}: {error.strerror}", err=True)
+        sys.exit(1)
     except KeyboardInterrupt:
         typer.echo("rlforge: interrupted", err=True)
         sys.exit(130)

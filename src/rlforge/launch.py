@@ -18,9 +18,10 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
-from rlforge.checkpoint import latest_checkpoint
+from rlforge.checkpoint import latest_checkpoint, read_manifest
 from rlforge.config.compose import Composed, compose, conf_dir, from_hydra, from_yaml, to_yaml
 from rlforge.config.schema import RunConfig
 from rlforge.errors import ConfigError, RlforgeError, RunError
@@ -46,7 +47,10 @@ def train(overrides: Sequence[str], config_dir: Path | None) -> Any:
 
 
 def resume(run_dir: Path) -> Any:
-    """Go on with the run in ``run_dir`` from its newest saved state."""
+    """Go on with the run in ``run_dir`` from its newest saved state.
+
+    Raises CheckpointError naming the file when that state is damaged: nothing is started then.
+    """
     config = from_yaml(run_dir / "config.yaml")
     graph = build_graph(config, detect())
     checkpoints = run_dir / "checkpoints"
@@ -56,6 +60,8 @@ def resume(run_dir: Path) -> Any:
             f"{run_dir}: already finished its {config.learner.total_updates} updates; "
             "start a new run with learner.initial_adapter to go further"
         )
+    if newest is not None:
+        read_manifest(newest)
     return _run(config, graph, run_dir, resume=True)
 
 
@@ -74,10 +80,13 @@ def sweep(overrides: Sequence[str], config_dir: Path | None) -> bool:
     os.environ["RLFORGE_SWEEP_DIR"] = str(sweep_dir)
     os.environ["RLFORGE_CONFIG_DIR"] = str(config_dir.resolve()) if config_dir else ""
     extra = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
-    with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
-        GlobalHydra.instance().hydra.multirun(
-            "config", sweep_job, [*overrides, *extra, "hydra.mode=MULTIRUN"]
-        )
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
+            GlobalHydra.instance().hydra.multirun(
+                "config", sweep_job, [*overrides, *extra, "hydra.mode=MULTIRUN"]
+            )
+    except HydraException as error:  # a launcher or sweeper that is not installed, or its options
+        raise ConfigError(f"the sweep cannot start: {str(error).splitlines()[0]}") from error
     failed = sorted(path.parent.name for path in sweep_dir.glob("*/failed.txt"))
     print(f"sweep: {len(list(sweep_dir.glob('*/config.yaml')))} jobs, failed: {failed or 'none'}")
     print(sweep_dir)
@@ -88,6 +97,7 @@ def sweep_job(config: DictConfig) -> float:
     """One job of a sweep, wherever the launcher runs it; returns the objective.
 
     A failed job is written down beside its files and counts as the worst result; the sweep goes on.
+    An interrupted one ends the sweep: raises KeyboardInterrupt.
     """
     hydra = HydraConfig.get()
     whole = config.copy()
@@ -105,6 +115,8 @@ def sweep_job(config: DictConfig) -> float:
         (run_dir / "failed.txt").write_text(f"{error}\n")
         print(f"job {hydra.job.num} failed: {error}", file=sys.stderr)
         return float("-inf")
+    if outcome.interrupted:
+        raise KeyboardInterrupt
     return float(outcome.objective())
 
 
@@ -127,7 +139,12 @@ def new_run_dir(config: RunConfig) -> Path:
 
 def _grid(overrides: Sequence[str]) -> list[list[str]]:
     """The jobs of a plain grid sweep; for other sweepers, the first choice of each key."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except OverrideParseException as error:
+        raise ConfigError(
+            f"cannot read override {error.override!r}: write key=value or key=value,value"
+        ) from None
     plain = [item for item in parsed if not item.get_key_element().startswith("hydra")]
     own_sweeper = any(item.get_key_element() == "hydra/sweeper" for item in parsed)
     batches = BasicSweeper.split_arguments(plain, max_batch_size=None)

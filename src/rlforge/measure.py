@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlforge.checkpoint import latest_checkpoint, list_checkpoints, read_manifest
 from rlforge.collector import Collector, Delivery
 from rlforge.config.compose import from_yaml
-from rlforge.config.schema import RunConfig
+from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.engines.openai import check_api
 from rlforge.engines.registry import make_engine
-from rlforge.errors import CheckpointError, ConfigError, nearest
+from rlforge.errors import CheckpointError, ConfigError
 from rlforge.evaluation import plan_evaluation, summarise
 from rlforge.games.players import check_player
 from rlforge.hardware import detect, resolve_hardware
-from rlforge.models.load import load_tokenizer, stop_token_ids
+from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
 from rlforge.pool.names import parse_opponent
 from rlforge.seats import SeatAnswers
-from rlforge.types import EvalResult, GameSpec, PolicyRef
+from rlforge.types import EvalResult, GameRecord, GameSpec, PolicyRef, value
 from rlforge.validate import eval_envs, eval_opponents
+
+log = logging.getLogger(__name__)
+
+
+@value
+class Measurement:
+    """How ``policy`` did. results: one per environment and opponent.
+
+    failures: a sentence for each of them with failed games, which no rate counts.
+    """
+
+    policy: PolicyRef
+    results: tuple[EvalResult, ...]
+    failures: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every opponent was met in at least one game that finished."""
+        return all(result.games for result in self.results)
 
 
 class _NoTraining:
@@ -33,46 +53,63 @@ class _NoTraining:
 
 
 async def evaluate_run(
-    run_dir: Path, checkpoint: str, opponents: Sequence[str] | None, games: int | None
-) -> list[EvalResult]:
+    run_dir: Path,
+    checkpoint: str,
+    opponents: Sequence[str] | None,
+    games: int | None,
+    say: Callable[[str], None] = log.info,
+) -> Measurement:
     """Play ``checkpoint`` (``latest`` or a uid) of a run against ``opponents``, seats swapped.
 
     opponents: names as in the config, or uids of the same run; None takes those of the run.
-    Raises ConfigError for unknown names, CheckpointError for missing or damaged versions.
+    games: per environment and opponent; None takes ``eval.final_games`` of the run, or its
+    ``eval.games``. say: told what takes time. The run's device is used where it was the CPU, else
+    whatever this machine has.
+    Raises ConfigError for unknown names and numbers that cannot be, CheckpointError for missing or
+    damaged versions. Failed games are part of the answer.
     """
     config = from_yaml(run_dir / "config.yaml")
-    if games is not None:
-        if games < 2 or games % 2:
-            raise ConfigError(f"--games {games}: must be even and at least 2; seats are swapped")
-        config = dataclasses.replace(
-            config, eval=dataclasses.replace(config.eval, games=games, final_games=None)
-        )
+    envs = eval_envs(config)
+    if games is None:
+        games = config.eval.final_games or config.eval.games
+    elif games < 1 or (games % 2 and any(env.num_players == 2 for env in envs)):
+        raise ConfigError(f"--games {games}: must be even and at least 2; seats are swapped")
     policy, step = find_policy(run_dir, checkpoint)
-    against = [_opponent(run_dir, name, config) for name in opponents or []]
-    specs = plan_evaluation(
-        eval_envs(config),
-        against or eval_opponents(config),
-        policy,
-        config.eval.final_games or config.eval.games,
-        step=step,
-        seed=config.seed,
+    against = [_opponent(run_dir, name, config) for name in dict.fromkeys(opponents or [])]
+    against = against or list(eval_opponents(config))
+    for rival in against:
+        if rival.kind == "api":
+            check_api(rival.path_or_name or rival.uid, config.pool.api)
+    specs = plan_evaluation(envs, against, policy, games, step=step, seed=config.seed)
+    here = HardwareConfig(
+        device="cpu" if config.hardware.device == "cpu" else "auto",
+        threads=config.hardware.threads,
     )
-    hardware = resolve_hardware(config.hardware, detect(), 1)
+    hardware = resolve_hardware(here, detect(), 1)
+    resolve_model(config.model, say)
     engine = make_engine(config, device=hardware.device, threads=hardware.threads)
     tokenizer = load_tokenizer(config.model)
     answers = SeatAnswers(config, tokenizer, engine, stop_token_ids(config.model, tokenizer))
+    say(f"{policy.uid} plays {len(specs)} games")
     try:
         collector = Collector(config.collector, _NoTraining(), answers.for_game)
-        return summarise(await collector.evaluate(specs), step)
+        records = await collector.evaluate(specs)
     finally:
         await engine.close()
+    results = summarise(records, step)
+    return Measurement(
+        policy=policy,
+        results=tuple(results),
+        failures=tuple(_failure(result, records) for result in results if result.failed),
+    )
 
 
 def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     """The policy ``name`` of a run and its version; its files are checked against the manifest."""
     checkpoints = run_dir / "checkpoints"
     if name == "step-0":
-        return PolicyRef(uid="step-0", kind="checkpoint"), 0
+        start = from_yaml(run_dir / "config.yaml").learner.initial_adapter
+        return PolicyRef(uid="step-0", kind="checkpoint", path_or_name=start), 0
     if name == "latest":
         path = latest_checkpoint(checkpoints)
         if path is None:
@@ -80,8 +117,9 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
                 f"{checkpoints}: holds no checkpoint yet; use --checkpoint step-0"
             )
     elif not (checkpoints / name).is_dir():
-        known = [entry.name for entry in list_checkpoints(checkpoints)]
-        raise CheckpointError(f"{checkpoints / name}: no such checkpoint{nearest(name, known)}")
+        newest = [entry.name for entry in reversed(list_checkpoints(checkpoints)[-3:])]
+        known = f"the newest are {', '.join(newest)}" if newest else "there is only step-0"
+        raise CheckpointError(f"{checkpoints / name}: no such checkpoint; {known}")
     else:
         path = checkpoints / name
     version = int(read_manifest(path).meta["version"])
@@ -97,3 +135,19 @@ def _opponent(run_dir: Path, name: str, config: RunConfig) -> PolicyRef:
         for spec in eval_envs(config):
             check_player(policy.path_or_name or name, spec)
     return policy
+
+
+def _failure(result: EvalResult, records: Sequence[GameRecord]) -> str:
+    """How many games of ``result`` failed, and why the last one did."""
+    met = (result.env_id, result.opponent)
+    failed = (record for record in records if record.error is not None)
+    causes = [
+        record.error
+        for record in failed
+        for single in summarise([record], result.step)
+        if (single.env_id, single.opponent) == met
+    ]
+    return (
+        f"{result.failed} of {result.failed + result.games} games in {result.env_id} against "
+        f"{result.opponent} failed; the last one: {causes[-1]}"
+    )

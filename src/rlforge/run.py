@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import logging
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
@@ -28,11 +30,13 @@ from rlforge.evaluation import plan_evaluation, summarise
 from rlforge.graph import RunGraph
 from rlforge.resume import checkpoint_version, rewind
 from rlforge.tracking.display import Display, make_display
-from rlforge.types import Checkpoint, EvalResult, value
+from rlforge.types import Checkpoint, EvalResult, PolicyRef, value
 from rlforge.utilisation import Utilisation
 from rlforge.validate import eval_envs, eval_opponents
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 POLL_S = 0.5
 """Seconds between looks at the tracker for the progress display."""
@@ -73,9 +77,14 @@ class Run:
         self._evaluation: asyncio.Task[None] | None = None
         self._publication: asyncio.Task[None] | None = None
         self._started = time.time()
-        self._cast: Cast = None  # type: ignore[assignment]  # set before anything uses it
+        self._live: Cast | None = None
         self._utilisation = Utilisation(self._started)  # begun anew once the actors are up
         self._restarts = 0
+
+    @property
+    def _cast(self) -> Cast:
+        assert self._live is not None, "the actors are started first"
+        return self._live
 
     def execute(self, *, resume: bool) -> Outcome:
         """Train to the end or to the first signal; RunError with the cause when it cannot go on."""
@@ -88,10 +97,9 @@ class Run:
             try:
                 await self._begin_and_train(resume, display)
             except BaseExceptionGroup as failures:
-                raise await self._failed(_cause(failures)) from None
+                raise await self._failed(self._cause(failures)) from None
             except ray.exceptions.RayError as error:
-                failure = RunError(f"{_component(error)}: {reason(error)}")
-                raise await self._failed(failure) from None
+                raise await self._failed(self._explained(error)) from None
             outcome = Outcome(
                 run_dir=self._run_dir,
                 version=self._version,
@@ -105,14 +113,14 @@ class Run:
 
     async def _begin_and_train(self, resume: bool, display: Display) -> None:
         parts = len((self._run_dir / "command.txt").read_text().splitlines())
-        self._cast = await start_actors(self._config, self._hardware, str(self._run_dir), parts - 1)
+        self._live = await start_actors(self._config, self._hardware, str(self._run_dir), parts - 1)
         self._catch_signals(display)
         await (self._continue() if resume else self._begin())
         await self._train(display)
 
     async def _failed(self, failure: BaseException) -> BaseException:
         """Write down that the run failed, and why; returns ``failure``."""
-        if self._cast is not None:
+        if self._live is not None:
             summary = {"status": "failed", "error": str(failure), "updates": self._version}
             await self._cast.tracker.close.remote(summary)
         return failure
@@ -175,8 +183,7 @@ class Run:
 
     async def _publish(self, checkpoint: Checkpoint) -> None:
         """Engines first, then the pool, then room for its games: nobody asks for it too early."""
-        policy = checkpoint.policy()
-        await asyncio.gather(*(engine.load.remote(policy) for engine in self._cast.engines))
+        await self._load(checkpoint.policy())
         snapshot = await self._cast.pool.add_checkpoint.remote(checkpoint)
         await self._cast.buffer.set_version.remote(checkpoint.version)
         self._cast.tracker.log_pool.remote(snapshot)
@@ -184,6 +191,15 @@ class Run:
         if keep is not None:
             active = {entry["uid"] for entry in snapshot["entries"] if entry["active"]}
             prune(self._run_dir / "checkpoints", keep, protected=active)
+
+    async def _load(self, policy: PolicyRef) -> None:
+        limit = self._config.engine.max_restarts
+        await asyncio.gather(
+            *(
+                self._surviving(f"engine-{i}", partial(engine.load.remote, policy), limit)
+                for i, engine in enumerate(self._cast.engines)
+            )
+        )
 
     async def _published(self) -> None:
         if self._publication is not None:
@@ -227,8 +243,7 @@ class Run:
             self._cast.pool.load_state_dict.remote(state["pool"]),
             self._cast.buffer.load_state_dict.remote(state["buffer"]),
         )
-        policy = self._newest.policy()
-        await asyncio.gather(*(engine.load.remote(policy) for engine in self._cast.engines))
+        await self._load(self._newest.policy())
         await self._cast.buffer.set_version.remote(version)
         self._cast.tracker.resume.remote(version)
 
@@ -277,19 +292,8 @@ class Run:
     async def _keep_collecting(self, index: int) -> None:
         """Run one collector; when its process dies, let Ray restart it and go on."""
         collector, name = self._cast.collectors[index], f"collector-{index}"
-        while True:
-            try:
-                await collector.train.remote()
-                return
-            except ray.exceptions.RayActorError as error:
-                self._restarts += 1
-                log.warning("%s died and is restarted: %s", name, error)
-                await self._cast.buffer.release_all.remote(name)
-                if self._restarts > self._config.collector.max_restarts:
-                    raise RunError(
-                        f"{name} died {self._restarts} times (collector.max_restarts); "
-                        f"see logs/{name}.log: {error}"
-                    ) from None
+        limit = self._config.collector.max_restarts
+        await self._surviving(name, collector.train.remote, limit)
 
     def _evaluate(self, *, edge: bool) -> None:
         """Measure the newest version in the background, after the evaluation before it."""
@@ -314,7 +318,11 @@ class Run:
             hands = len(self._cast.collectors)
             shares = await asyncio.gather(
                 *(
-                    collector.evaluate.remote(specs[index::hands])
+                    self._surviving(
+                        f"collector-{index}",
+                        partial(collector.evaluate.remote, specs[index::hands]),
+                        self._config.collector.max_restarts,
+                    )
                     for index, collector in enumerate(self._cast.collectors)
                 )
             )
@@ -353,18 +361,42 @@ class Run:
                     },
                 )
 
+    # ---------------------------------------------------------------- failures
 
-def _component(error: ray.exceptions.RayError) -> str:
-    if isinstance(error, ray.exceptions.RayActorError):
-        return "a component died for good; see logs/ in the run directory"
-    return "a component failed"
+    async def _surviving(self, name: str, call: Callable[[], Awaitable[_T]], limit: int) -> _T:
+        """``call``, again when the actor's process died meanwhile and Ray restarts it.
 
+        limit: restarts of this kind of actor that the config allows; Ray keeps count, too, and
+        says "died" instead of "unavailable" when it gives up.
+        """
+        for attempt in itertools.count(1):
+            try:
+                return await call()
+            except ray.exceptions.ActorUnavailableError as error:
+                self._restarts += 1
+                log.warning("%s died and is restarted: %s", name, error)
+                if name.startswith("collector"):
+                    await self._cast.buffer.release_all.remote(name)
+                if attempt > limit:
+                    raise
+                await asyncio.sleep(1.0)
+        raise AssertionError("unreachable")
 
-def _cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first failure, in the user's words where it came out of Ray."""
-    first = failures.exceptions[0]
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    if isinstance(first, ray.exceptions.RayError):
-        return RunError(f"{_component(first)}: {reason(first)}")
-    return first
+    def _explained(self, error: ray.exceptions.RayError) -> RunError:
+        """What happened to whom, and how to go on."""
+        if not isinstance(error, ray.exceptions.RayActorError):
+            return RunError(reason(error))
+        name = self._cast.name_of(error.actor_id) if self._live is not None else None
+        if name is None:  # it did not live long enough to be known
+            return RunError(f"an actor could not be started: {reason(error)}")
+        return RunError(
+            f"the {name} died: {reason(error)} See logs/{name}.log in {self._run_dir}; "
+            f"go on with: rlforge train --resume {self._run_dir}"
+        )
+
+    def _cause(self, failures: BaseExceptionGroup[BaseException]) -> BaseException:
+        """The first failure, in the user's words where it came out of Ray."""
+        first = failures.exceptions[0]
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        return self._explained(first) if isinstance(first, ray.exceptions.RayError) else first

@@ -57,6 +57,15 @@ class Cast:
     collectors: tuple[Any, ...]
     learner: Any
 
+    def name_of(self, actor_id: str) -> str | None:
+        """Which actor has this id, as Ray's exceptions give it."""
+        named = {"tracker": self.tracker, "pool": self.pool, "buffer": self.buffer}
+        named |= {f"engine-{index}": engine for index, engine in enumerate(self.engines)}
+        named |= {f"collector-{index}": actor for index, actor in enumerate(self.collectors)}
+        named["learner"] = self.learner
+        ids = {actor._actor_id.hex(): name for name, actor in named.items()}
+        return ids.get(actor_id)
+
 
 async def start_actors(
     config: RunConfig, hardware: HardwareConfig, run_dir: str, part: int

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -32,7 +33,9 @@ class CollectorActor:
         enter(name, run_dir)
         self._name = name
         # By name: handles among the arguments could be gone when Ray restarts this actor.
-        self._pool, self._buffer, self._tracker = map(ray.get_actor, ("pool", "buffer", "tracker"))
+        self._pool: Any = ray.get_actor("pool")
+        self._buffer: Any = ray.get_actor("buffer")
+        self._tracker: Any = ray.get_actor("tracker")
         engines = [ray.get_actor(f"engine-{i}") for i in range(config.engine.num_engines)]
         # A restarted collector must not read the answers meant for its predecessor.
         client = f"{name}-{os.getpid()}-{time.monotonic_ns()}"
