@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlforge.checkpoint import latest_checkpoint, read_manifest
 from rlforge.config.compose import Composed, compose, conf_dir, from_hydra, from_yaml, to_yaml
 from rlforge.config.schema import RunConfig
-from rlforge.errors import ConfigError, RlforgeError, RunError
+from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.graph import RunGraph, build_graph, to_json
 from rlforge.hardware import detect, resolve_hardware
 from rlforge.resume import checkpoint_version
@@ -61,7 +61,10 @@ def resume(run_dir: Path) -> Any:
             "start a new run with learner.initial_adapter to go further"
         )
     if newest is not None:
-        read_manifest(newest)
+        try:
+            read_manifest(newest)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}: delete {newest} and resume again") from None
     return _run(config, graph, run_dir, resume=True)
 
 

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 
 from rlforge.actors.cast import Cast, ray_started, reason, start_actors
+from rlforge.actors.process import enter, restarted
 from rlforge.checkpoint import latest_checkpoint, prune
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.errors import RunError
@@ -35,8 +34,6 @@ from rlforge.utilisation import Utilisation
 from rlforge.validate import eval_envs, eval_opponents
 
 log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 POLL_S = 0.5
 """Seconds between looks at the tracker for the progress display."""
@@ -78,6 +75,8 @@ class Run:
         self._publication: asyncio.Task[None] | None = None
         self._started = time.time()
         self._live: Cast | None = None
+        self._display: Display
+        self._state_saved = 0
         self._utilisation = Utilisation(self._started)  # begun anew once the actors are up
         self._restarts = 0
 
@@ -92,10 +91,12 @@ class Run:
             return asyncio.run(self._main(resume))
 
     async def _main(self, resume: bool) -> Outcome:
+        enter("run", str(self._run_dir))
         with make_display(self._config.tracker, self._config.name) as display:
+            self._display = display
             display.note("starting the actors")
             try:
-                await self._begin_and_train(resume, display)
+                await self._begin_and_train(resume)
             except BaseExceptionGroup as failures:
                 raise await self._failed(self._cause(failures)) from None
             except ray.exceptions.RayError as error:
@@ -111,12 +112,12 @@ class Run:
             display.show(await self._cast.tracker.progress.remote())
         return outcome
 
-    async def _begin_and_train(self, resume: bool, display: Display) -> None:
+    async def _begin_and_train(self, resume: bool) -> None:
         parts = len((self._run_dir / "command.txt").read_text().splitlines())
         self._live = await start_actors(self._config, self._hardware, str(self._run_dir), parts - 1)
-        self._catch_signals(display)
+        self._catch_signals()
         await (self._continue() if resume else self._begin())
-        await self._train(display)
+        await self._train()
 
     async def _failed(self, failure: BaseException) -> BaseException:
         """Write down that the run failed, and why; returns ``failure``."""
@@ -127,12 +128,12 @@ class Run:
 
     # ---------------------------------------------------------------- the loops
 
-    async def _train(self, display: Display) -> None:
+    async def _train(self) -> None:
         """Collectors, watchers and the learn loop side by side; the first failure ends them all."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             watchers = [
-                group.create_task(self._watch_progress(display)),
+                group.create_task(self._watch_progress()),
                 group.create_task(self._watch_engines()),
             ]
             collecting = [
@@ -193,11 +194,10 @@ class Run:
             prune(self._run_dir / "checkpoints", keep, protected=active)
 
     async def _load(self, policy: PolicyRef) -> None:
-        limit = self._config.engine.max_restarts
         await asyncio.gather(
             *(
-                self._surviving(f"engine-{i}", partial(engine.load.remote, policy), limit)
-                for i, engine in enumerate(self._cast.engines)
+                self._surviving(f"engine-{index}", engine.load, policy)
+                for index, engine in enumerate(self._cast.engines)
             )
         )
 
@@ -207,6 +207,9 @@ class Run:
 
     async def _save_state(self) -> None:
         """Make the newest version one that ``--resume`` can continue from."""
+        if self._state_saved == self._version:
+            return
+        self._state_saved = self._version
         await self._save()
         await self._published()
         pool, buffer = await asyncio.gather(
@@ -235,7 +238,8 @@ class Run:
         version = checkpoint_version(path)
         rewind(self._run_dir, version)
         state = await self._cast.learner.load_state.remote(version)
-        self._version, self._newest = version, Checkpoint(**state["newest"])
+        self._version = self._state_saved = version
+        self._newest = Checkpoint(**state["newest"])
         for row in state["evals"]:
             result = EvalResult(**row | {"ci95": tuple(row["ci95"])})
             self._evals[result.env_id, result.opponent] = result
@@ -273,7 +277,7 @@ class Run:
             **self._utilisation.shares(time.time()),
         }
 
-    def _catch_signals(self, display: Display) -> None:
+    def _catch_signals(self) -> None:
         """First Ctrl-C or SIGTERM: end after this update, checkpoint. Second: end at once."""
         loop = asyncio.get_running_loop()
 
@@ -281,7 +285,7 @@ class Run:
             if self._interrupted:
                 raise KeyboardInterrupt
             self._interrupted = True
-            display.note("stopping: this update is finished and saved; again to stop at once")
+            self._display.note("stopping: this update is finished and saved; again to stop at once")
             self._cast.buffer.stop.remote()
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -292,8 +296,7 @@ class Run:
     async def _keep_collecting(self, index: int) -> None:
         """Run one collector; when its process dies, let Ray restart it and go on."""
         collector, name = self._cast.collectors[index], f"collector-{index}"
-        limit = self._config.collector.max_restarts
-        await self._surviving(name, collector.train.remote, limit)
+        await self._surviving(name, collector.train)
 
     def _evaluate(self, *, edge: bool) -> None:
         """Measure the newest version in the background, after the evaluation before it."""
@@ -318,11 +321,7 @@ class Run:
             hands = len(self._cast.collectors)
             shares = await asyncio.gather(
                 *(
-                    self._surviving(
-                        f"collector-{index}",
-                        partial(collector.evaluate.remote, specs[index::hands]),
-                        self._config.collector.max_restarts,
-                    )
+                    self._surviving(f"collector-{index}", collector.evaluate, specs[index::hands])
                     for index, collector in enumerate(self._cast.collectors)
                 )
             )
@@ -332,9 +331,9 @@ class Run:
 
         self._evaluation = self._group.create_task(measure())
 
-    async def _watch_progress(self, display: Display) -> None:
+    async def _watch_progress(self) -> None:
         while True:
-            display.show(await self._cast.tracker.progress.remote())
+            self._display.show(await self._cast.tracker.progress.remote())
             await asyncio.sleep(POLL_S)
 
     async def _watch_engines(self) -> None:
@@ -363,24 +362,22 @@ class Run:
 
     # ---------------------------------------------------------------- failures
 
-    async def _surviving(self, name: str, call: Callable[[], Awaitable[_T]], limit: int) -> _T:
-        """``call``, again when the actor's process died meanwhile and Ray restarts it.
+    async def _surviving(self, name: str, method: Any, *arguments: Any) -> Any:
+        """Call an actor's ``method``; again when its process died meanwhile and Ray restarts it.
 
-        limit: restarts of this kind of actor that the config allows; Ray keeps count, too, and
-        says "died" instead of "unavailable" when it gives up.
+        Ray counts the restarts that the config allows (``max_restarts``) and says "died" instead
+        of "unavailable" when it gives up.
         """
-        for attempt in itertools.count(1):
+        while True:
             try:
-                return await call()
+                return await method.remote(*arguments)
             except ray.exceptions.ActorUnavailableError as error:
                 self._restarts += 1
                 log.warning("%s died and is restarted: %s", name, error)
+                self._display.note(f"{name} died and is restarted")
                 if name.startswith("collector"):
                     await self._cast.buffer.release_all.remote(name)
-                if attempt > limit:
-                    raise
-                await asyncio.sleep(1.0)
-        raise AssertionError("unreachable")
+                await restarted(self._cast.named()[name])
 
     def _explained(self, error: ray.exceptions.RayError) -> RunError:
         """What happened to whom, and how to go on."""

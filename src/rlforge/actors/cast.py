@@ -57,14 +57,21 @@ class Cast:
     collectors: tuple[Any, ...]
     learner: Any
 
-    def name_of(self, actor_id: str) -> str | None:
+    def named(self) -> dict[str, Any]:
+        """Every actor by its name."""
+        return {
+            "tracker": self.tracker,
+            "pool": self.pool,
+            "buffer": self.buffer,
+            **{f"engine-{index}": engine for index, engine in enumerate(self.engines)},
+            **{f"collector-{index}": actor for index, actor in enumerate(self.collectors)},
+            "learner": self.learner,
+        }
+
+    def name_of(self, actor_id: str | None) -> str | None:
         """Which actor has this id, as Ray's exceptions give it."""
-        named = {"tracker": self.tracker, "pool": self.pool, "buffer": self.buffer}
-        named |= {f"engine-{index}": engine for index, engine in enumerate(self.engines)}
-        named |= {f"collector-{index}": actor for index, actor in enumerate(self.collectors)}
-        named["learner"] = self.learner
-        ids = {actor._actor_id.hex(): name for name, actor in named.items()}
-        return ids.get(actor_id)
+        ids = {actor._actor_id.hex(): name for name, actor in self.named().items()}
+        return ids.get(actor_id or "")
 
 
 async def start_actors(

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from rlforge.actors.process import enter
+from rlforge.actors.process import enter, restarted
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.engines.base import EngineStats
 from rlforge.engines.registry import make_engine
@@ -88,8 +88,8 @@ class EngineActor:
 class RemoteEngine:
     """The engine protocol over engine actors: least-loaded routing, bundles, and second tries.
 
-    A request whose engine died is asked again, ``retries`` times at most, a second apart: time
-    for Ray to bring the actor back.
+    A request whose engine died is asked again once Ray has brought the actor back, ``retries``
+    times at most.
     """
 
     def __init__(self, engines: Sequence[Any], client: str, *, timeout_s: float, retries: int):
@@ -106,24 +106,32 @@ class RemoteEngine:
     async def generate(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
     ) -> Completion:
-        attempt = 0
-        while True:
+        for _ in range(self._retries + 1):
+            index = self._least_loaded()
             try:
-                return await self._ask(tuple(prompt_token_ids), params, policy)
+                return await self._ask(index, tuple(prompt_token_ids), params, policy)
             except ray.exceptions.RayActorError as error:
-                attempt += 1
-                if attempt > self._retries:
-                    raise EngineError(f"the engine died while answering: {error}") from None
-                await asyncio.sleep(1.0)
+                last = error
+            try:
+                await restarted(self._engines[index])
+            except (ray.exceptions.RayActorError, TimeoutError):
+                break
+        raise EngineError(f"the engine died while answering, and is not back: {last}")
+
+    def _least_loaded(self) -> int:
+        return min(range(len(self._engines)), key=lambda index: len(self._pending[index]))
 
     async def _ask(
-        self, prompt_token_ids: tuple[int, ...], params: SamplingParams, policy: PolicyRef
+        self,
+        target: int,
+        prompt_token_ids: tuple[int, ...],
+        params: SamplingParams,
+        policy: PolicyRef,
     ) -> Completion:
         loop = asyncio.get_running_loop()
         if not self._tasks:
             for index in range(len(self._engines)):
                 self._start(self._pump(index))
-        target = min(range(len(self._engines)), key=lambda i: len(self._pending[i]))
         self._tickets += 1
         request = Request(
             ticket=self._tickets, prompt_token_ids=prompt_token_ids, params=params, policy=policy

@@ -1,11 +1,18 @@
-"""What every actor process does first."""
+"""What every actor process does first, and how to wait for one that Ray restarts."""
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import logging
 import os
 from pathlib import Path
+from typing import Any
+
+import ray
+
+RESTART_PATIENCE_S = 120.0
+"""Seconds within which a restarted actor must be back: it loads the model again."""
 
 
 def enter(name: str, run_dir: str) -> None:
@@ -29,3 +36,15 @@ def limit_threads(threads: int | None) -> None:
 
     if threads is not None:
         torch.set_num_threads(threads)
+
+
+async def restarted(actor: Any) -> None:
+    """Wait until a dead ``actor`` is back; Ray's exception when it will not be, or takes too long."""
+    async with asyncio.timeout(RESTART_PATIENCE_S):
+        while True:
+            try:
+                await actor.__ray_ready__.remote()
+            except ray.exceptions.ActorUnavailableError:
+                await asyncio.sleep(1.0)
+            else:
+                return

@@ -7,7 +7,12 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from rlforge.models.cachedir import cache_dir
+from rlforge.models.smollm2 import CACHE_NAME as SMOLLM2_CACHE_NAME
+from rlforge.models.tiny.recipe import TINY
 from rlforge.types import value
+
+#: Kinds that are made here, and the directory in the cache that holds the finished one.
+_MADE_HERE = {"tiny": f"tiny-{TINY.digest()}", "smollm2_135m": SMOLLM2_CACHE_NAME}
 
 
 @value
@@ -34,7 +39,7 @@ def _row(path: Path) -> ModelRow:
 
 
 def _state(kind: str, name: str | None) -> str:
-    if kind == "hf":
+    if kind not in _MADE_HERE:
         return "fetched from the hub by transformers" if name else "needs model.name=…"
-    made = sorted(cache_dir().glob(f"{kind}*/config.json"))
-    return f"ready: {made[-1].parent}" if made else "made on first use"
+    made = cache_dir() / _MADE_HERE[kind]
+    return f"ready: {made}" if made.is_dir() else "made on first use"

@@ -51,8 +51,8 @@ class TinyRecipe:
     lr_flat: float = 0.3
     lr_floor: float = 0.02
     discount: float = 0.9
-    value_weight: float = 1.0
-    board_weight: float = 4.0
+    value_weight: float = 0.5
+    board_weight: float = 8.0
     seed: int = 0
     revision: int = 1
 
