@@ -50,8 +50,8 @@ def validate(composed: Composed) -> None:
         _check_envs,
         _check_model,
         _check_pool,
-        _check_batches,
         _check_algorithm,
+        _check_batches,
     ):
         check(composed)
     RewardPipeline(composed.config.rewards)

@@ -93,7 +93,8 @@ def test_a_missing_config_dir_is_said(tmp_path: Path) -> None:
 def test_origin_names_command_line_file_or_default() -> None:
     result = compose(["+experiment=simpletak_mirror", "learner.grad_clip=3"])
     assert result.origin("learner.grad_clip") == "command line, learner.grad_clip=3"
-    assert result.origin("learner.batch_size") == "conf/experiment/simpletak_mirror.yaml"
+    assert result.origin("learner.total_updates") == "conf/experiment/simpletak_mirror.yaml"
+    assert result.origin("learner.batch_size") == "conf/learner/tiny_ppo.yaml"
     assert result.origin("env.train.0.max_turns") == "conf/env/simpletak.yaml"
     assert result.origin("tracker.window") == "default"
 

@@ -239,11 +239,13 @@ def _unknown_key(text: str, parent: str, where: str) -> ConfigError:
     if parent and full and not key.startswith(parent):
         key = f"{parent}[].{key}"
     known = all_keys()
+    kind = ""
     if owner and hasattr(schema, owner.group(1)):
-        names = all_keys(getattr(schema, owner.group(1)))
+        cls = getattr(schema, owner.group(1))
         head = key.rpartition(".")[0]
-        known += [f"{head}.{name}" if head else name for name in names]
-    return ConfigError(f"{key} ({where}): no such key{nearest(key, known)}")
+        known = [f"{head}.{name}" if head else name for name in all_keys(cls)]
+        kind = f" in {cls.__name__}" if issubclass(cls, schema.AlgorithmConfig) else ""
+    return ConfigError(f"{key} ({where}): no such key{kind}{nearest(key, known)}")
 
 
 def _missing_option(name: str, text: str) -> ConfigError:
