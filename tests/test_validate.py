@@ -26,7 +26,12 @@ def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPa
         (["pool=lagged", "pool.lag_range=[1,9]"], r"outside the active window.*max_active_lora=5"),
         (["pool.lag_range=[3,1]"], r"low <= high"),
         (
-            ["buffer=step", "learner.batch_size=10", "learner.mini_batch_size=4"],
+            [
+                "algorithm=reinforce",
+                "buffer=step",
+                "learner.batch_size=10",
+                "learner.mini_batch_size=4",
+            ],
             r"mini_batch_size=4 .*does not divide learner\.batch_size=10",
         ),
         (["env.train=[{id: SimpelTak-v0-train}]"], r"env\.train\.0\.id=SimpelTak.*SimpleTak-v0"),
