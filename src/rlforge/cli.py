@@ -204,7 +204,7 @@ def graph(
     from rlforge import launch
     from rlforge.graph import to_json, to_mermaid
 
-    _, nodes = launch.composed(overrides or [], config_dir)
+    _, nodes = launch.composed(overrides or [], config_dir, keys=False)
     if output is GraphFormat.json:
         typer.echo(to_json(nodes))
         return
@@ -240,7 +240,7 @@ def config(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     from rlforge import launch
     from rlforge.config.compose import to_yaml
 
-    result, _ = launch.composed(overrides or [], config_dir)
+    result, _ = launch.composed(overrides or [], config_dir, keys=False)
     typer.echo(to_yaml(result.config), nl=False)
 
 

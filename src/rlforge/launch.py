@@ -33,10 +33,12 @@ from rlforge.tracking.report import write_report
 from rlforge.validate import validate
 
 
-def composed(overrides: Sequence[str], config_dir: Path | None) -> tuple[Composed, RunGraph]:
+def composed(
+    overrides: Sequence[str], config_dir: Path | None, *, keys: bool = True
+) -> tuple[Composed, RunGraph]:
     """The validated configuration and its graph; ConfigError says what is wrong."""
     result = compose(overrides, config_dir)
-    validate(result)
+    validate(result, keys=keys)
     return result, build_graph(result.config, detect())
 
 

@@ -35,6 +35,9 @@ from rlforge.validate import eval_envs, eval_opponents
 
 log = logging.getLogger(__name__)
 
+ONE_SIGNAL_S = 1.0
+"""Signals closer together than this are one: shells and ``timeout`` send them twice."""
+
 POLL_S = 0.5
 """Seconds between looks at the tracker for the progress display."""
 
@@ -71,6 +74,7 @@ class Run:
         self._version = 0
         self._evals: dict[tuple[str, str], EvalResult] = {}
         self._interrupted = False
+        self._interrupted_at = 0.0
         self._evaluation: asyncio.Task[None] | None = None
         self._publication: asyncio.Task[None] | None = None
         self._started = time.time()
@@ -161,8 +165,12 @@ class Run:
             result, span = answer
             self._version = result.version
             self._utilisation.learner_worked(span)
+            beside = {
+                "restarts": self._restarts,
+                "buffer_size": await self._cast.buffer.size.remote(),
+            }
             self._cast.tracker.log_learner.remote(
-                result, self._utilisation.shares(time.time()) | {"restarts": self._restarts}
+                result, self._utilisation.shares(time.time()) | beside
             )
             last = self._version == learner.total_updates
             if last:  # before the last version is out: games of it would teach nobody
@@ -282,9 +290,12 @@ class Run:
         loop = asyncio.get_running_loop()
 
         def interrupt() -> None:
-            if self._interrupted:
+            now = time.monotonic()
+            if self._interrupted and now - self._interrupted_at > ONE_SIGNAL_S:
                 raise KeyboardInterrupt
-            self._interrupted = True
+            if self._interrupted:
+                return
+            self._interrupted, self._interrupted_at = True, now
             self._display.note("stopping: this update is finished and saved; again to stop at once")
             self._cast.buffer.stop.remote()
 

@@ -42,8 +42,11 @@ def eval_opponents(config: RunConfig) -> tuple[PolicyRef, ...]:
     return tuple(parse_opponent(name) for name in names)
 
 
-def validate(composed: Composed) -> None:
-    """Raise ConfigError for the first contradiction, unknown name or impossible value."""
+def validate(composed: Composed, *, keys: bool = True) -> None:
+    """Raise ConfigError for the first contradiction, unknown name or impossible value.
+
+    keys: also ask for the API keys that a run would need; looking at a preset needs none.
+    """
     for check in (
         _check_choices,
         _check_numbers,
@@ -54,6 +57,8 @@ def validate(composed: Composed) -> None:
         _check_batches,
     ):
         check(composed)
+    if keys:
+        _check_keys(composed)
     RewardPipeline(composed.config.rewards)
     check_sinks(composed.config.tracker)
 
@@ -229,10 +234,21 @@ def _check_pool(composed: Composed) -> None:
                 policy = parse_opponent(name)
                 for spec in specs if policy.kind == "scripted" else ():
                     check_player(policy.path_or_name or name, spec)
-                if policy.kind == "api":
-                    check_api(policy.path_or_name or name, pool.api)
             except ConfigError as error:
                 raise composed.error(key, str(error)) from None
+
+
+def _check_keys(composed: Composed) -> None:
+    pool = composed.config.pool
+    names = {"pool.fixed_opponents": pool.fixed_opponents}
+    names["eval.opponents"] = composed.config.eval.opponents
+    for key, opponents in names.items():
+        for name in opponents:
+            if parse_opponent(name).kind == "api":
+                try:
+                    check_api(name, pool.api)
+                except ConfigError as error:
+                    raise composed.error(key, str(error)) from None
 
 
 def _check_batches(composed: Composed) -> None:

@@ -47,9 +47,6 @@ class TrackerActor:
     def log_pool(self, snapshot: Mapping[str, Any]) -> None:
         self._tracker.log_pool(snapshot)
 
-    def put(self, key: str, number: float) -> None:
-        self._tracker.put(key, number)
-
     def progress(self) -> Any:
         return self._tracker.progress()
 
@@ -71,12 +68,6 @@ class PoolActor:
     def add_checkpoint(self, checkpoint: Checkpoint) -> dict[str, Any]:
         self._pool.add_checkpoint(checkpoint)
         return self._pool.snapshot()
-
-    def current(self) -> Checkpoint:
-        return self._pool.current()
-
-    def active(self) -> list[str]:
-        return [policy.uid for policy in self._pool.active()]
 
     def next_games(self, count: int) -> list[GameSpec]:
         return self._scheduler.next_games(count)

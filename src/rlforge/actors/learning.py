@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +32,8 @@ class LearnerActor:
             return None
         started = time.time()
         result = self._learner.update(batch)
-        return result, (started, time.time())
+        metrics = {**result.metrics, "dropped_stale": float(batch.dropped_stale)}
+        return dataclasses.replace(result, metrics=metrics), (started, time.time())
 
     def save(self, version: int, parent_uid: str | None) -> Checkpoint:
         """Write version ``version`` as it is now."""

@@ -39,7 +39,7 @@ def limit_threads(threads: int | None) -> None:
 
 
 async def restarted(actor: Any) -> None:
-    """Wait until a dead ``actor`` is back; Ray's exception when it will not be, or takes too long."""
+    """Wait until a dead ``actor`` is back; Ray's exception when Ray gives it up."""
     async with asyncio.timeout(RESTART_PATIENCE_S):
         while True:
             try:
