@@ -333,7 +333,7 @@ def test_damaged_files_of_a_run_are_named(rlforge: Rlforge, run_dir: Path) -> No
 
 
 def test_ctrl_c_is_no_stack_trace(rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("rlforge.launch.composed", interrupted)
