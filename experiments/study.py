@@ -26,6 +26,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from nash_conv import policy_nash_conv
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "transformers", "peft", "ray", "textarena", "open-spiel", "trueskill")
@@ -127,13 +128,6 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path)
 
 
-def nash_convs(folder: Path, seeds: list[int]) -> dict[int, dict[str, float]]:
-    """Exact NashConv of start and end, and the probability left to illegal tokens."""
-    from nash_conv import policy_nash_conv
-
-    return {seed: policy_nash_conv(folder / f"seed-{seed}") for seed in seeds}
-
-
 def hardware() -> dict[str, Any]:
     """The machine in a few words."""
     model = next(
@@ -162,14 +156,21 @@ def main() -> None:
     arguments = parser.parse_args()
     runs = arguments.runs or ROOT / "runs" / "studies" / arguments.experiment
     runs.mkdir(parents=True, exist_ok=True)
-    results = [
-        run_seed(arguments.experiment, seed, arguments.overrides, runs.absolute())
-        for seed in arguments.seeds
-    ]
-    if arguments.nash_conv:
-        for result in results:
-            result["nash_conv"] = nash_convs(runs, [result["seed"]])[result["seed"]]
-    out = ROOT / "experiments" / arguments.experiment
+    results: list[dict[str, Any]] = []
+    for seed in arguments.seeds:
+        result = run_seed(arguments.experiment, seed, arguments.overrides, runs.absolute())
+        if arguments.nash_conv:
+            os.environ["RLFORGE_CACHE"] = str(runs.absolute() / f"cache-{seed}")
+            result["nash_conv"] = policy_nash_conv(runs / f"seed-{seed}")
+        results.append(result)
+        # After every seed, so that a study that is stopped keeps what it has.
+        write(arguments.experiment, results)
+    print(table(results))
+
+
+def write(experiment: str, results: list[dict[str, Any]]) -> None:
+    """Write results.json, curves.svg and README.md of the study."""
+    out = ROOT / "experiments" / experiment
     out.mkdir(parents=True, exist_ok=True)
     record = {
         "command": shlex.join(["python", "experiments/study.py", *sys.argv[1:]]),
@@ -180,8 +181,7 @@ def main() -> None:
     }
     (out / "results.json").write_text(json.dumps(record, indent=1) + "\n")
     plot(results, out / "curves.svg")
-    (out / "README.md").write_text(page(arguments.experiment, record))
-    print(table(results))
+    (out / "README.md").write_text(page(experiment, record))
 
 
 def page(name: str, record: dict[str, Any]) -> str:
