@@ -1,3 +1,5 @@
+import subprocess
+import sys
 import threading
 import time
 
@@ -127,3 +129,22 @@ def test_watching_is_cheap():
         for _ in range(5)
     )
     assert best / 1000 < 50e-6
+
+
+def test_traced_code_still_runs_after_a_call_was_broken():
+    """CPython 3.11 hangs in traced functions while it believes an exception is under way."""
+    code = (
+        "import sys\n"
+        "from rlforge.games.watchdog import Watchdog\n"
+        "def loop():\n"
+        "    while True: pass\n"
+        "try: Watchdog().run(loop, limit_s=0.1)\n"
+        "except TimeoutError: print('broken')\n"
+        "sys.settrace(lambda *_: None)\n"
+        "def traced(): return 'traced'\n"
+        "print(traced())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["broken", "traced"]

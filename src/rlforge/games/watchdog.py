@@ -16,11 +16,24 @@ _POLL_S = 0.1
 
 _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
-_NULL = ctypes.py_object()
 
 
 class _Expired(BaseException):
     """Raised inside the watched code. Not an ``Exception``, so that it does not catch it."""
+
+
+def _take_delivery(thread_id: int) -> None:
+    """Swallow an exception that was sent to the calling thread and may still be under way.
+
+    Taking it back instead (``PyThreadState_SetAsyncExc`` with NULL) leaves CPython 3.11 looking
+    for it for ever: a thread that is traced, by a debugger or coverage, then hangs.
+    """
+    try:
+        _set_async_exc(thread_id, _Expired)
+        while True:
+            time.sleep(0)
+    except _Expired:
+        return
 
 
 class _Watch:
@@ -65,9 +78,8 @@ class Watchdog:
     def _leave(self, thread_id: int) -> None:
         with self._lock:
             watch = self._watches.pop(thread_id, None)
-            if watch is not None and watch.fired:
-                # Sent but perhaps not yet delivered: take it back.
-                _set_async_exc(thread_id, _NULL)
+        if watch is not None and watch.fired:
+            _take_delivery(thread_id)
 
     def _ensure_thread(self) -> None:
         if self._thread is None:
