@@ -20,11 +20,10 @@ from typing import Any
 
 import ray
 
-from rlforge.actors.cast import Cast, ray_started, reason, start_actors
+from rlforge.actors.cast import Cast, explained, ray_started, start_actors
 from rlforge.actors.process import enter, restarted
 from rlforge.checkpoint import latest_checkpoint, prune
 from rlforge.config.schema import HardwareConfig, RunConfig
-from rlforge.errors import RunError
 from rlforge.evaluation import plan_evaluation, summarise
 from rlforge.graph import RunGraph
 from rlforge.resume import checkpoint_version, rewind
@@ -81,6 +80,7 @@ class Run:
         self._live: Cast | None = None
         self._display: Display
         self._state_saved = 0
+        self._engine_tokens: dict[int, tuple[float, int]] = {}
         self._utilisation = Utilisation(self._started)  # begun anew once the actors are up
         self._restarts = 0
 
@@ -104,7 +104,7 @@ class Run:
             except BaseExceptionGroup as failures:
                 raise await self._failed(self._cause(failures)) from None
             except ray.exceptions.RayError as error:
-                raise await self._failed(self._explained(error)) from None
+                raise await self._failed(explained(error, self._live, self._run_dir)) from None
             outcome = Outcome(
                 run_dir=self._run_dir,
                 version=self._version,
@@ -271,6 +271,7 @@ class Run:
             self._evaluate(edge=True)
             if self._evaluation is not None:
                 await self._evaluation
+        await self._look_at_engines()
         self._cast.tracker.log_pool.remote(await self._cast.pool.snapshot.remote())
 
     def _summary(self, outcome: Outcome) -> Mapping[str, Any]:
@@ -348,28 +349,26 @@ class Run:
             await asyncio.sleep(POLL_S)
 
     async def _watch_engines(self) -> None:
-        """Report each engine's queue and token rate; count its working time."""
-        last: dict[int, tuple[float, int]] = {}
         while True:
             await asyncio.sleep(ENGINE_POLL_S)
-            for index, engine in enumerate(self._cast.engines):
-                try:
-                    stats, spans = await engine.stats.remote()
-                except ray.exceptions.RayActorError as error:
-                    log.warning("engine-%d does not answer: %s", index, error)
-                    continue
-                self._utilisation.engines_worked(spans)
-                now = time.time()
-                then, tokens = last.get(index, (self._started, 0))
-                last[index] = (now, stats.generated_tokens)
-                self._cast.tracker.log_inference.remote(
-                    f"engine-{index}",
-                    {
-                        "queued": stats.queued,
-                        "running": stats.running,
-                        "tok_s": max(0, stats.generated_tokens - tokens) / (now - then),
-                    },
-                )
+            await self._look_at_engines()
+
+    async def _look_at_engines(self) -> None:
+        """Report each engine's queue and token rate; count its working time."""
+        for index, engine in enumerate(self._cast.engines):
+            try:
+                stats, spans = await engine.stats.remote()
+            except ray.exceptions.RayActorError as error:
+                log.warning("engine-%d does not answer: %s", index, error)
+                continue
+            self._utilisation.engines_worked(spans)
+            now = time.time()
+            then, tokens = self._engine_tokens.get(index, (self._started, 0))
+            self._engine_tokens[index] = (now, stats.generated_tokens)
+            # A restarted engine counts from nothing again.
+            rate = max(0, stats.generated_tokens - tokens) / (now - then)
+            report = {"queued": stats.queued, "running": stats.running, "tok_s": rate}
+            self._cast.tracker.log_inference.remote(f"engine-{index}", report)
 
     # ---------------------------------------------------------------- failures
 
@@ -390,21 +389,11 @@ class Run:
                     await self._cast.buffer.release_all.remote(name)
                 await restarted(self._cast.named()[name])
 
-    def _explained(self, error: ray.exceptions.RayError) -> RunError:
-        """What happened to whom, and how to go on."""
-        if not isinstance(error, ray.exceptions.RayActorError):
-            return RunError(reason(error))
-        name = self._cast.name_of(error.actor_id) if self._live is not None else None
-        if name is None:  # it did not live long enough to be known
-            return RunError(f"an actor could not be started: {reason(error)}")
-        return RunError(
-            f"the {name} died: {reason(error)} See logs/{name}.log in {self._run_dir}; "
-            f"go on with: rlforge train --resume {self._run_dir}"
-        )
-
     def _cause(self, failures: BaseExceptionGroup[BaseException]) -> BaseException:
         """The first failure, in the user's words where it came out of Ray."""
         first = failures.exceptions[0]
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
-        return self._explained(first) if isinstance(first, ray.exceptions.RayError) else first
+        if isinstance(first, ray.exceptions.RayError):
+            return explained(first, self._live, self._run_dir)
+        return first

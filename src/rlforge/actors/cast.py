@@ -12,6 +12,7 @@ import platform
 import re
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 # Before ``import ray``: afterwards Ray has already chosen to listen on every interface.
@@ -25,7 +26,7 @@ from rlforge.actors.generation import EngineActor
 from rlforge.actors.learning import LearnerActor
 from rlforge.actors.play import CollectorActor
 from rlforge.config.schema import HardwareConfig, RunConfig
-from rlforge.errors import RlforgeError
+from rlforge.errors import RlforgeError, RunError
 from rlforge.graph import RunGraph
 from rlforge.types import value
 
@@ -132,6 +133,19 @@ def _actor(cls: type, name: str, **options: Any) -> Any:
     """``cls`` as a Ray actor class that is placed with ``options`` and found by ``name``."""
     made: Any = ray.remote(cls)
     return made.options(name=name, **options)
+
+
+def explained(error: ray.exceptions.RayError, cast: Cast | None, run_dir: Path) -> RunError:
+    """What happened to whom in ``run_dir``, and how to go on; ``cast``: None before it stood."""
+    if not isinstance(error, ray.exceptions.RayActorError):
+        return RunError(reason(error))
+    name = cast.name_of(error.actor_id) if cast is not None else None
+    if name is None:  # it did not live long enough to be known
+        return RunError(f"an actor could not be started: {reason(error)}")
+    return RunError(
+        f"the {name} died: {reason(error)} See logs/{name}.log in {run_dir}; "
+        f"go on with: rlforge train --resume {run_dir}"
+    )
 
 
 def reason(error: BaseException) -> str:
