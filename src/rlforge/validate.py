@@ -9,7 +9,7 @@ from rlforge.config.schema import EnvEntry, GrpoConfig, ModelConfig, PpoConfig, 
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, nearest
 from rlforge.games.actions import check_extraction
-from rlforge.games.base import check_env
+from rlforge.games.base import check_env, make_game
 from rlforge.games.players import check_player
 from rlforge.games.prompts import check_template
 from rlforge.pool.modes import mode_names
@@ -196,6 +196,12 @@ def _check_envs(composed: Composed) -> None:
                     check(spec)
                 except ConfigError as error:
                     raise composed.error(f"{key}.{part}", str(error)) from None
+            if spec.prompt_template == "board" and make_game(spec, seed=0).view().board is None:
+                raise composed.error(
+                    f"{key}.id",
+                    "has no compact board for prompt_template=board (the tiny model's); choose "
+                    "another game, or another model and template",
+                )
 
 
 def _check_model(composed: Composed) -> None:
