@@ -195,6 +195,29 @@ def test_a_dead_learner_ends_the_run_with_its_cause_and_resume_works(small_model
     assert [row["step"] for row in rows("metrics.jsonl")] == list(range(1, 9))
 
 
+def test_a_run_killed_before_its_first_state_begins_again_on_resume(small_model: Path) -> None:
+    process = subprocess.Popen(
+        command(small_model, "learner.total_updates=300", "learner.state_every=1000"),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: len(rows("metrics.jsonl")) >= 3 and len(rows("evals.jsonl")) >= 2, process)
+    process.kill()
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while any(map(alive, all_pids())):
+        assert time.monotonic() < deadline, "the actors outlive their run"
+        time.sleep(0.2)
+    change_total_updates(300, 2)
+    resumed = run([RLFORGE, "train", "--resume", "run"])
+    assert resumed.returncode == 0, resumed.stderr
+    assert [row["step"] for row in rows("metrics.jsonl")] == [1, 2]
+    assert [row["step"] for row in rows("evals.jsonl")] == [0, 0, 2, 2]
+    games = [game for game in read_games(Path("run")) if game.spec.purpose == "train"]
+    assert len({game.spec.game_id for game in games}) == len(games)
+
+
 def test_a_sweep_runs_its_jobs_for_real(small_model: Path) -> None:
     arguments = [a for a in command(small_model, "learner.total_updates=1") if a != "run_dir=run"]
     done = run([*arguments, "-m", "seed=3,4", "eval.games=2", "eval.final_games=2"])

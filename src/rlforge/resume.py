@@ -14,6 +14,9 @@ log = logging.getLogger(__name__)
 STEPPED_FILES = ("metrics.jsonl", "evals.jsonl", "ratings.jsonl")
 """Files of one JSON object a line, each with the update it belongs to under ``step``."""
 
+BEFORE_ALL = -1
+"""The version to rewind to when nothing can be kept: even the start is measured again."""
+
 
 def rewind(run_dir: Path, version: int) -> None:
     """Drop versions, metrics and batches made after ``version``: they will be made again.

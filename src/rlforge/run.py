@@ -26,7 +26,7 @@ from rlforge.checkpoint import latest_checkpoint, prune
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.evaluation import plan_evaluation, summarise
 from rlforge.graph import RunGraph
-from rlforge.resume import checkpoint_version, rewind
+from rlforge.resume import BEFORE_ALL, checkpoint_version, rewind
 from rlforge.tracking.display import Display, make_display
 from rlforge.types import Checkpoint, EvalResult, PolicyRef, value
 from rlforge.utilisation import Utilisation
@@ -101,9 +101,7 @@ class Run:
             display.note("starting the actors")
             try:
                 await self._begin_and_train(resume)
-            except BaseExceptionGroup as failures:
-                raise await self._failed(self._cause(failures)) from None
-            except ray.exceptions.RayError as error:
+            except (BaseExceptionGroup, ray.exceptions.RayError) as error:
                 raise await self._failed(explained(error, self._live, self._run_dir)) from None
             outcome = Outcome(
                 run_dir=self._run_dir,
@@ -240,7 +238,9 @@ class Run:
     async def _continue(self) -> None:
         """Take up the newest saved state; versions and records made after it are dropped."""
         path = latest_checkpoint(self._run_dir / "checkpoints", with_state=True)
-        if path is None:
+        if path is None:  # killed before its first state: it begins again
+            rewind(self._run_dir, BEFORE_ALL)
+            await self._cast.tracker.resume.remote(BEFORE_ALL)
             await self._begin()
             return
         version = checkpoint_version(path)
@@ -388,12 +388,3 @@ class Run:
                 if name.startswith("collector"):
                     await self._cast.buffer.release_all.remote(name)
                 await restarted(self._cast.named()[name])
-
-    def _cause(self, failures: BaseExceptionGroup[BaseException]) -> BaseException:
-        """The first failure, in the user's words where it came out of Ray."""
-        first = failures.exceptions[0]
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        if isinstance(first, ray.exceptions.RayError):
-            return explained(first, self._live, self._run_dir)
-        return first

@@ -135,8 +135,15 @@ def _actor(cls: type, name: str, **options: Any) -> Any:
     return made.options(name=name, **options)
 
 
-def explained(error: ray.exceptions.RayError, cast: Cast | None, run_dir: Path) -> RunError:
-    """What happened to whom in ``run_dir``, and how to go on; ``cast``: None before it stood."""
+def explained(error: BaseException, cast: Cast | None, run_dir: Path) -> BaseException:
+    """What happened to whom in ``run_dir``, and how to go on; ``cast``: None before it stood.
+
+    Of a group it is the first failure that counts. What did not come out of Ray stays as it is.
+    """
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, ray.exceptions.RayError):
+        return error
     if not isinstance(error, ray.exceptions.RayActorError):
         return RunError(reason(error))
     name = cast.name_of(error.actor_id) if cast is not None else None

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlforge.tracking.report.charts import (
@@ -32,7 +32,8 @@ def points_of(chart: str | None, tag: str = "polyline") -> list[list[tuple[float
     return [[(float(x), float(y)) for x, y in (at.split(",") for at in line)] for line in lines]
 
 
-@given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
+@example(low=1024.0, width=1e-9)
+@given(low=st.floats(-1e6, 1e6), width=st.floats(0, 1e6))
 def test_ticks_cover_the_range_with_a_round_step(low: float, width: float) -> None:
     ticks = nice_ticks(low, low + width)
     slack = 1e-6 * max(abs(low), width, 1e-6)

@@ -16,6 +16,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 12, 10, 28
 MOST_POINTS = 240
 #: From this many points on a smoothed line is drawn over the raw one.
 SMOOTH_FROM = 30
+#: Ranges thinner than this share of their numbers are flat: ticks would drown in rounding.
+_THINNEST = 1e-9
 #: Colours of the style sheet, ``c0`` …
 COLOURS = 8
 
@@ -112,8 +114,11 @@ def trailing_mean(numbers: Sequence[float | None], window: int) -> list[float | 
 
 
 def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Round numbers that cover ``low`` to ``high`` in about ``about`` steps."""
-    if high <= low:
+    """Round numbers that cover ``low`` to ``high`` in about ``about`` steps.
+
+    A range too thin for its ticks to be told apart in floating point is shown as a flat line.
+    """
+    if high - low <= _THINNEST * max(abs(low), abs(high)):
         half = abs(low) / 2 or 0.5
         low, high = low - half, high + half
     rough = (high - low) / about
