@@ -1,6 +1,6 @@
 """Add and draw at 100,000 stored steps: the step buffer against random.sample + list.remove.
 
-    python benchmarks/buffer.py [--out FILE]
+    python benchmarks/buffer.py
 
 Both hold the same steps and take turns in one process. An ``add`` brings one game of 8 steps to a
 full buffer, so 8 steps are evicted; a ``draw`` takes a batch of 384. The naive buffer finds what it
@@ -10,17 +10,13 @@ flatters it; ``draw_new_version`` also drops stale steps, a full scan that the n
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import os
-import platform
 import random
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
+
+from common import record, seconds, shown, spread
 
 from rlforge.buffer import BufferSettings, StepBuffer
 from rlforge.types import Episode, Step
@@ -81,12 +77,6 @@ def make_game(number: int, version: int, steps: int = GAME) -> Episode:
     )
 
 
-def seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def measure() -> dict[str, dict[str, Any]]:
     """Seconds per operation of both buffers, by operation."""
     buffer = StepBuffer(
@@ -126,55 +116,16 @@ def measure() -> dict[str, dict[str, Any]]:
     }
 
 
-def spread(times: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles and extremes, in seconds."""
-    low, median, high = statistics.quantiles(times, n=4)
-    return {
-        "median_s": median,
-        "q1_s": low,
-        "q3_s": high,
-        "min_s": min(times),
-        "max_s": max(times),
-        "repeats": len(times),
-    }
-
-
-def processor() -> str:
-    """The processor's name, as far as the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Buffer against the naive list, side by side.")
-    parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parent / "results" / "buffer.json"
-    )
-    out = parser.parse_args().out
     operations = measure()
-    report = {
-        "stored_steps": STORED,
-        "batch": BATCH,
-        "steps_per_add": GAME,
-        "operations": operations,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor(),
-        "cores": os.cpu_count(),
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=2) + "\n")
-
     print(f"{'operation':18}{'rlforge ms':>28}{'naive ms':>28}{'speed-up':>12}")
     for name, result in operations.items():
-        cells = [
-            f"{1e3 * each['median_s']:.3f} [{1e3 * each['q1_s']:.3f}, {1e3 * each['q3_s']:.3f}]"
-            for each in (result["rlforge"], result["naive"])
-        ]
-        print(f"{name:18}{cells[0]:>28}{cells[1]:>28}{result['speedup']:>11.0f}x")
-    print(f"median [quartiles]; written to {out}")
+        ours, naive = (shown(result[who], scale=1e3, digits=3) for who in ("rlforge", "naive"))
+        print(f"{name:18}{ours:>28}{naive:>28}{result['speedup']:>11.0f}x")
+    record(
+        "buffer",
+        {"stored_steps": STORED, "batch": BATCH, "steps_per_add": GAME, "operations": operations},
+    )
     if min(operations["add"]["speedup"], operations["draw"]["speedup"]) < FLOOR:
         raise SystemExit(f"add or draw is less than {FLOOR:.0f} times as fast")
 

@@ -1,0 +1,66 @@
+"""What every benchmark needs: spreads, the machine beside the numbers, a JSON file."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "transformers", "peft", "ray", "textarena", "open-spiel")
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long ``work`` takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def spread(values: Sequence[float], unit: str = "s") -> dict[str, float]:
+    """Median, quartiles and extremes of at least two values, in ``unit``."""
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {
+        f"median_{unit}": median,
+        f"q1_{unit}": low,
+        f"q3_{unit}": high,
+        f"min_{unit}": min(values),
+        f"max_{unit}": max(values),
+        "repeats": len(values),
+    }
+
+
+def record(name: str, results: dict[str, Any]) -> None:
+    """Write ``results``, command, machine and versions to ``results/NAME.json``."""
+    report = {
+        "command": " ".join(["python", f"benchmarks/{name}.py", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": f"{platform.system()} {platform.machine()}",
+        "versions": {"python": platform.python_version()}
+        | {package: version(package) for package in PACKAGES},
+    } | results
+    out = Path(__file__).parent / "results" / f"{name}.json"
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"median [quartiles]; written to {out.relative_to(Path(__file__).parents[1])}")
+
+
+def shown(values: dict[str, float], unit: str = "s", scale: float = 1.0, digits: int = 1) -> str:
+    """A spread in one cell of a table."""
+    median, low, high = (scale * values[f"{key}_{unit}"] for key in ("median", "q1", "q3"))
+    return f"{median:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

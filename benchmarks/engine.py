@@ -1,0 +1,182 @@
+"""Answers a second of the transformers engine, with plain ``generate`` of transformers beside it.
+
+    python benchmarks/engine.py [--repeats N]
+
+The same prompts (SimpleTak positions of random play, in the tiny model's words), the same sampling.
+``one token`` is what a move takes; ``16 tokens`` is forced by a minimum length. Plain ``generate``
+gets all prompts as one padded batch, which is its best case, and gives no log-probs here. ``4
+versions`` splits the requests over four adapters: the engine mixes them in flight, plain PEFT runs
+one batch per adapter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import record, seconds, shown, spread
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from rlforge.config.schema import EngineConfig, ModelConfig
+from rlforge.engines.transformers import TransformersEngine
+from rlforge.games.base import make_game
+from rlforge.games.players import make_player
+from rlforge.games.prompts import Prompter
+from rlforge.models.load import load_base_model, load_tokenizer
+from rlforge.types import EnvSpec, PolicyRef, SamplingParams
+
+REQUESTS = 512
+ENV = EnvSpec(id="SimpleTak-v0-train")
+MODEL = ModelConfig(kind="tiny")
+
+
+def positions(tokenizer: Any, number: int) -> list[tuple[int, ...]]:
+    """Prompts as they come up in games of the random player."""
+    prompter, found, draw = Prompter(tokenizer), [], random.Random(0)
+    while len(found) < number:
+        game = make_game(ENV, draw.getrandbits(32))
+        players = [make_player("random_legal", ENV, draw.getrandbits(32)) for _ in range(2)]
+        while not game.done:
+            view = game.view()
+            found.append(tuple(prompter.encode("board", view, "bracket")[1]))
+            game.step(players[view.player_id].act(view))
+    draw.shuffle(found)
+    return found[:number]
+
+
+def adapters(model: Any, folder: Path, number: int) -> list[PolicyRef]:
+    """Saved adapters with small random weights."""
+    config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", init_lora_weights=False)
+    made = get_peft_model(model, config)
+    refs = []
+    for index in range(number):
+        for name, weight in made.named_parameters():
+            if "lora_" in name:
+                torch.nn.init.normal_(weight.data, std=0.02)
+        path = folder / f"step-{index + 1}"
+        made.save_pretrained(path)
+        refs.append(
+            PolicyRef(uid=path.name, kind="checkpoint", path_or_name=str(path), version=index + 1)
+        )
+    return refs
+
+
+def ours(
+    engine: TransformersEngine, prompts: Sequence[tuple[int, ...]], policies: Sequence[PolicyRef]
+) -> Callable[[int], None]:
+    """Asks all prompts at once."""
+
+    async def ask(tokens: int) -> None:
+        answers = await asyncio.gather(
+            *(
+                engine.generate(
+                    prompt,
+                    SamplingParams(max_tokens=tokens, seed=index),
+                    policies[index % len(policies)],
+                )
+                for index, prompt in enumerate(prompts)
+            )
+        )
+        assert all(len(answer.token_ids) == tokens for answer in answers)
+
+    return lambda tokens: asyncio.run(ask(tokens))
+
+
+def plain(
+    model: Any, prompts: Sequence[tuple[int, ...]], names: Sequence[str | None], pad: int
+) -> Callable[[int], None]:
+    """One padded ``generate`` per adapter."""
+
+    def ask(tokens: int) -> None:
+        for index, name in enumerate(names):
+            share = prompts[index :: len(names)]
+            if name is not None:
+                model.set_adapter(name)
+            width = max(map(len, share))
+            rows = [[pad] * (width - len(ids)) + list(ids) for ids in share]
+            mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in share]
+            with torch.inference_mode():
+                out = model.generate(
+                    input_ids=torch.tensor(rows),
+                    attention_mask=torch.tensor(mask),
+                    do_sample=True,
+                    top_k=0,
+                    min_new_tokens=tokens,
+                    max_new_tokens=tokens,
+                    pad_token_id=pad,
+                )
+            assert out.shape[1] == width + tokens
+
+    return ask
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Engine answers a second.")
+    parser.add_argument("--repeats", type=int, default=9)
+    repeats = parser.parse_args().repeats
+    device = torch.device("cpu")
+    tokenizer = load_tokenizer(MODEL)
+    prompts = positions(tokenizer, REQUESTS)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        refs = adapters(load_base_model(MODEL, device, torch.float32), Path(folder), 4)
+        base = PolicyRef(uid="step-0", kind="checkpoint", path_or_name=None)
+        config = EngineConfig(max_parallel_seq=256, max_loras=6)
+        engine = TransformersEngine(
+            config, load_base_model(MODEL, device, torch.float32), tokenizer
+        )
+        untouched = load_base_model(MODEL, device, torch.float32)
+        peft: Any = load_base_model(MODEL, device, torch.float32)
+        for index, ref in enumerate(refs):
+            if index == 0:
+                peft = PeftModel.from_pretrained(peft, ref.path_or_name, adapter_name=ref.uid)
+            else:
+                peft.load_adapter(ref.path_or_name, adapter_name=ref.uid)
+        pad = tokenizer.pad_token_id
+        cases = {
+            "base": (ours(engine, prompts, [base]), plain(untouched, prompts, [None], pad)),
+            "4 versions": (
+                ours(engine, prompts, refs),
+                plain(peft.eval(), prompts, [ref.uid for ref in refs], pad),
+            ),
+        }
+        for name, (mine, theirs) in cases.items():
+            for tokens in (1, 16):
+                mine(tokens), theirs(tokens)
+                times: tuple[list[float], list[float]] = ([], [])
+                for _ in range(repeats):
+                    for work, into in ((mine, times[0]), (theirs, times[1])):
+                        into.append(REQUESTS / seconds(lambda work=work, n=tokens: work(n)))
+                rows.append(
+                    {
+                        "policies": name,
+                        "tokens": tokens,
+                        "rlforge": spread(times[0], "per_s"),
+                        "generate": spread(times[1], "per_s"),
+                    }
+                )
+        asyncio.run(engine.close())
+    print(f"{'policies':12}{'tokens':>7}{'rlforge answers/s':>28}{'generate answers/s':>28}")
+    for row in rows:
+        cells = (shown(row[who], "per_s", digits=0) for who in ("rlforge", "generate"))
+        print(f"{row['policies']:12}{row['tokens']:>7}" + "".join(f"{cell:>28}" for cell in cells))
+    record(
+        "engine",
+        {
+            "model": "tiny",
+            "requests": REQUESTS,
+            "prompt_tokens": spread([float(len(ids)) for ids in prompts], "tokens"),
+            "threads": torch.get_num_threads(),
+            "answers": rows,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
