@@ -173,6 +173,45 @@ def test_with_staleness_games_start_while_the_learner_works(make_episode):
     assert buffer.reserve(100) == 8
 
 
+@given(
+    staleness=st.integers(1, 3),
+    delay=st.integers(0, 3),
+    seed=st.integers(0, 10_000),
+    kind=st.sampled_from([StepBuffer, EpisodeBuffer]),
+)
+def test_no_game_goes_stale_however_learning_publishing_and_playing_interleave(
+    make_episode, staleness, delay, seed, kind
+):
+    """A learner that is slower than the games, and versions published a while after they exist."""
+    rng = random.Random(seed)
+    buffer = buffer_of(
+        kind, batch_size=8, max_size=64, max_staleness=staleness, samples_per_game=2.0, seed=seed
+    )
+    under_way, unpublished, version, published, games, dropped = [], [], 0, 0, 0, 0.0
+    for _ in range(400):
+        for _ in range(buffer.reserve(rng.randrange(1, 9))):
+            under_way.append((f"g{games}", published))
+            games += 1
+        # Games end in any order, but none takes longer than the learner leaves it.
+        rng.shuffle(under_way)
+        keep = rng.randrange(len(under_way) + 1)
+        while len(under_way) > keep:
+            game_id, by = under_way.pop()
+            buffer.add([make_episode(game_id, (by,), player_id=seat) for seat in range(2)])
+            buffer.release(1)
+        if buffer.ready() and not under_way and len(unpublished) < 2:
+            batch = buffer.draw(8, version)
+            assert batch is not None
+            dropped += batch.dropped_stale
+            version += 1
+            unpublished.append(version)
+        if unpublished and rng.randrange(delay + 1) == 0:
+            published = unpublished.pop(0)
+            buffer.set_version(published)
+    assert version > 10
+    assert dropped == 0
+
+
 def test_games_under_way_do_not_survive_a_restart(make_episode):
     buffer = buffer_of(StepBuffer, batch_size=8, samples_per_game=1.0)
     buffer.reserve(8)

@@ -11,13 +11,11 @@ import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from rlforge.buffer.admission import Admission
 from rlforge.errors import CheckpointError
 from rlforge.types import Episode, Step, TrainBatch, value
-
-_T = TypeVar("_T")
 
 
 @value
@@ -59,6 +57,8 @@ class Buffer(ABC):
     A sample is a step or an episode, by subclass; every count is in that unit unless it says steps.
     Beyond ``max_size``, samples are evicted, uniformly at random among those stored and the
     newcomers. A sample made more than ``max_staleness`` versions before the current one is dropped.
+    Batches are drawn from the oldest version first, uniformly among the samples of one version, so
+    that games within the limits of admission end in a batch and not among the stale.
     """
 
     kind: ClassVar[str]
@@ -103,7 +103,7 @@ class Buffer(ABC):
         return AddResult(stored=stored, evicted=evicted, refused=sum(yields.values()) - stored)
 
     def draw(self, n: int, version: int) -> TrainBatch | None:
-        """Remove ``n`` samples, uniform without replacement, for an update of ``version``.
+        """Remove ``n`` samples at random, oldest versions first, for an update of ``version``.
 
         None, and nothing drawn, when fewer are there once the stale ones are dropped.
         """
@@ -225,10 +225,3 @@ class Buffer(ABC):
 
     def _oldest_allowed(self) -> int:
         return self.version - self._settings.max_staleness
-
-
-def pop_random(items: list[_T], rng: random.Random) -> _T:
-    """Remove and return a uniformly chosen item in O(1); the last one takes its place."""
-    place = rng.randrange(len(items))
-    items[place], items[-1] = items[-1], items[place]
-    return items.pop()

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlforge.buffer.base import Buffer, BufferSettings, pop_random
+from rlforge.buffer.ageing import Ageing
+from rlforge.buffer.base import Buffer, BufferSettings
 from rlforge.buffer.steps import step_from_json, step_to_json
 from rlforge.types import Episode, Step
 
@@ -46,7 +47,9 @@ class EpisodeBuffer(Buffer):
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings)
-        self._complete: list[_Group] = []
+        self._complete: Ageing[_Group] = Ageing(
+            lambda group: group.oldest_version, self._random, self._oldest_allowed()
+        )
         self._complete_size = 0
         self._open: dict[str, _Group] = {}
         self._open_size = 0
@@ -110,32 +113,29 @@ class EpisodeBuffer(Buffer):
         return 1
 
     def _add_complete(self, group: _Group) -> None:
-        self._complete.append(group)
+        self._complete.add([group])
         self._complete_size += len(group.episodes)
-
-    def _pop_complete(self) -> _Group:
-        group = pop_random(self._complete, self._random)
-        self._complete_size -= len(group.episodes)
-        return group
 
     def _evict_one(self) -> int:
         place = self._random.randrange(len(self._complete) + len(self._open))
         if place < len(self._complete):
-            return len(self._pop_complete().episodes)
+            evicted = len(self._complete.evict().episodes)
+            self._complete_size -= evicted
+            return evicted
         # The open groups are those of the games under way: few.
         return self.drop_group(list(self._open)[place - len(self._complete)])
 
     def _take(self, n: int) -> tuple[list[Step], int]:
         episodes: list[Episode] = []
         while len(episodes) < n:
-            episodes += self._pop_complete().episodes
+            episodes += self._complete.take().episodes
+        self._complete_size -= len(episodes)
         return [step for episode in episodes for step in episode.steps], len(episodes)
 
     def _drop_stale(self, oldest: int) -> int:
-        fresh = [group for group in self._complete if group.oldest_version >= oldest]
-        dropped = sum(g.steps for g in self._complete) - sum(g.steps for g in fresh)
-        self._complete = fresh
-        self._complete_size = sum(len(group.episodes) for group in fresh)
+        gone = self._complete.advance(oldest)
+        self._complete_size -= sum(len(group.episodes) for group in gone)
+        dropped = sum(group.steps for group in gone)
         for group_id, group in list(self._open.items()):
             if group.oldest_version < oldest:
                 dropped += self._give_up_stale(group_id)
@@ -171,7 +171,9 @@ class EpisodeBuffer(Buffer):
             )
             for group in state["groups"]
         ]
-        self._complete = [group for group in groups if group.complete]
+        self._complete.clear()
+        self._complete.advance(self._oldest_allowed())
+        self._complete.add(group for group in groups if group.complete)
         self._open = {g.group_id: g for g in groups if g.group_id is not None and not g.complete}
         self._complete_size = sum(len(group.episodes) for group in self._complete)
         self._open_size = sum(len(group.episodes) for group in self._open.values())

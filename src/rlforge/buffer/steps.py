@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlforge.buffer.base import Buffer, BufferSettings, pop_random
+from rlforge.buffer.ageing import Ageing
+from rlforge.buffer.base import Buffer, BufferSettings
 from rlforge.types import Episode, Step
 
 
@@ -18,7 +19,9 @@ class StepBuffer(Buffer):
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings)
-        self._steps: list[Step] = []
+        self._steps: Ageing[Step] = Ageing(
+            lambda step: step.policy_version, self._random, self._oldest_allowed()
+        )
 
     def size(self) -> int:
         return len(self._steps)
@@ -33,31 +36,29 @@ class StepBuffer(Buffer):
         return len(episode.steps)
 
     def _store(self, episodes: Sequence[Episode]) -> int:
-        oldest = self._oldest_allowed()
         steps = [step for episode in episodes for step in episode.steps]
-        fresh = [step for step in steps if step.policy_version >= oldest]
+        fresh = [step for step in steps if not self._steps.is_stale(step)]
         self._dropped_stale_steps += len(steps) - len(fresh)
-        self._steps.extend(fresh)
+        self._steps.add(fresh)
         return len(fresh)
 
     def _evict_one(self) -> int:
-        pop_random(self._steps, self._random)
+        self._steps.evict()
         return 1
 
     def _take(self, n: int) -> tuple[list[Step], int]:
-        return [pop_random(self._steps, self._random) for _ in range(n)], n
+        return [self._steps.take() for _ in range(n)], n
 
     def _drop_stale(self, oldest: int) -> int:
-        fresh = [step for step in self._steps if step.policy_version >= oldest]
-        dropped = len(self._steps) - len(fresh)
-        self._steps = fresh
-        return dropped
+        return len(self._steps.advance(oldest))
 
     def _contents(self) -> dict[str, Any]:
         return {"steps": [step_to_json(step) for step in self._steps]}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self._steps = [step_from_json(step) for step in state["steps"]]
+        self._steps.clear()
+        self._steps.advance(self._oldest_allowed())
+        self._steps.add(map(step_from_json, state["steps"]))
 
 
 def step_to_json(step: Step) -> dict[str, Any]:
