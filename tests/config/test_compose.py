@@ -51,6 +51,9 @@ def test_yaml_round_trips(name: str, tmp_path: Path) -> None:
         (["env.train=[{id: x, foo: 4}]"], r"env\.train\[\]\.foo .*no such key"),
         (["learner..x=1"], r"cannot read override 'learner\.\.x=1'"),
         (["learner.seed"], r"cannot read override 'learner\.seed'"),
+        ([""], "cannot read override ''"),
+        (["="], "cannot read override '='"),
+        (["seed=1,2"], r"seed=1,2 \(command line\): several values .* train -m, .* 'seed="),
     ],
 )
 def test_mistakes_on_the_command_line_are_one_message(overrides: list[str], message: str) -> None:

@@ -95,7 +95,7 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Compose
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(f"--config-dir {config_dir}: no such directory")
     dirs = (conf_dir(), *([config_dir.resolve()] if config_dir else []))
-    _refuse_new_keys(overrides)
+    _check_overrides(overrides)
     search = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
@@ -183,24 +183,34 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
     try:
         parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
     except OverrideParseException as error:
-        raise ConfigError(
-            f"cannot read override {error.override!r}: write key=value, for example learner.seed=1"
-            if error.override
-            else _first_line(error)
-        ) from None
+        raise ConfigError(_unreadable(error.override or "")) from None
     return parsed
 
 
-def _refuse_new_keys(overrides: Sequence[str]) -> None:
-    """``+key=value`` may add a group choice (``+experiment=``), never a key the schema lacks."""
+def _unreadable(override: str) -> str:
+    return f"cannot read override {override!r}: write key=value, for example seed=1"
+
+
+def _check_overrides(overrides: Sequence[str]) -> None:
+    """Refuse what Hydra would read in a way that nobody means, or explain in its own terms.
+
+    ``+key=value`` may add a group choice (``+experiment=``), never a key the schema lacks.
+    """
     for override in _parse(overrides):
-        name = override.get_key_element()
+        name, line = override.get_key_element(), override.input_line or ""
+        if not name:
+            raise ConfigError(_unreadable(line))
+        if override.is_sweep_override():
+            raise ConfigError(
+                f"{line} (command line): several values are a sweep; start it with "
+                f"rlforge train -m, or write a list as '{name}=[…]'"
+            )
         if name.startswith("+") and not (conf_dir() / name.lstrip("+").split("@")[0]).is_dir():
             plain = name.lstrip("+")
             if plain.split(".")[0] != "hydra":
                 known = all_keys()
                 mend = f"; write {plain}=… without +" if plain in known else nearest(plain, known)
-                raise ConfigError(f"{override.input_line} (command line): no such key{mend}")
+                raise ConfigError(f"{line} (command line): no such key{mend}")
 
 
 def _explain(error: Exception, overrides: Sequence[str], dirs: Sequence[Path]) -> ConfigError:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from rlforge.rewards.bounds import Bounds
+
 Rewards = Mapping[int, float]
 
 
@@ -115,20 +117,11 @@ class Scale:
 
 
 @dataclass
-class Clamp:
+class Clamp(Bounds):
     """Clip into [``min_r``, ``max_r``]."""
 
-    min_r: float = -1.0
-    max_r: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.min_r > self.max_r:
-            raise ValueError(f"min_r: {self.min_r} is above max_r {self.max_r}")
-
     def __call__(self, rewards: Rewards, env_id: str) -> dict[int, float]:
-        return {
-            player: max(self.min_r, min(self.max_r, reward)) for player, reward in rewards.items()
-        }
+        return {player: self.clip(reward) for player, reward in rewards.items()}
 
 
 #: Name in YAML -> transform. A new one is a class above and a line here.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rlforge.rewards.bounds import Bounds
 from rlforge.types import Step
 
 
@@ -62,20 +63,11 @@ class Scale:
 
 
 @dataclass
-class Clamp:
+class Clamp(Bounds):
     """Clip into [``min_r``, ``max_r``]."""
 
-    min_r: float = -1.0
-    max_r: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.min_r > self.max_r:
-            raise ValueError(f"min_r: {self.min_r} is above max_r {self.max_r}")
-
     def __call__(self, steps: Sequence[Step]) -> list[Step]:
-        return [
-            _mapped(step, lambda reward: max(self.min_r, min(self.max_r, reward))) for step in steps
-        ]
+        return [_mapped(step, self.clip) for step in steps]
 
 
 def _centring(rewards: Sequence[float], z_score: bool) -> Callable[[float], float]:
