@@ -229,6 +229,22 @@ def test_misused_options(rlforge: Rlforge, arguments: list[str], message: str) -
     assert message in answer.err
 
 
+def test_an_initial_adapter_of_another_kind_starts_nothing(
+    rlforge: Rlforge, tmp_path: Path, small_model: Path
+) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"r": 4, "lora_alpha": 8}')
+    model = ("model=hf", f"model.name={small_model}", "model.prompt_template=board")
+    answer = rlforge(
+        "train", "+experiment=tictactoe_mirror", *model, "learner.initial_adapter=adapter"
+    )
+    assert answer.code == 2
+    assert "the adapter in adapter does not fit the configuration: model.lora.rank 4" in answer.err
+    assert answer.err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

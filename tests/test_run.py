@@ -225,6 +225,8 @@ def test_a_sweep_runs_its_jobs_for_real(small_model: Path) -> None:
     sweep = Path(done.stdout.splitlines()[-1])
     seeds = [json.loads((sweep / job / "summary.json").read_text())["seed"] for job in ("0", "1")]
     assert seeds == [3, 4]
+    assert "HYDRA" not in done.stdout + done.stderr
+    assert not list(sweep.glob("**/rlforge.log"))
 
 
 def test_grpo_groups_against_lagged_opponents(small_model: Path) -> None:

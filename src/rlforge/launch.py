@@ -158,13 +158,16 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = False) -> Any:
-    """Prepare the model, lock and fill the run directory, run, and leave the report."""
+    """Prepare and check the model, lock and fill the run directory, run, and leave the report."""
     hardware = resolve_hardware(config.hardware, detect(), config.engine.num_engines)
     # Torch and Ray are imported late: composing, printing and validating do not pay for them.
     from rlforge.models.load import resolve_model
+    from rlforge.models.lora import check_adapter
     from rlforge.run import Run
 
-    resolve_model(config.model, lambda text: print(text, file=sys.stderr, flush=True))
+    model = resolve_model(config.model, lambda text: print(text, file=sys.stderr, flush=True))
+    if config.learner.initial_adapter is not None:
+        check_adapter(config.learner.initial_adapter, config.model, model)
     run_dir = run_dir.absolute()
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(run_dir):

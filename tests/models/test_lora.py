@@ -98,8 +98,8 @@ def _config(**lora: Any) -> ModelConfig:
     )
 
 
-def test_an_adapter_that_fits_is_described(saved: str) -> None:
-    assert check_adapter(saved, _config(), "/another/cache/tiny-1")["r"] == 4
+def test_an_adapter_that_fits_passes_wherever_its_base_lies(saved: str) -> None:
+    check_adapter(saved, _config(), "/another/cache/tiny-1")
 
 
 @pytest.mark.parametrize(

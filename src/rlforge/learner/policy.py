@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.learner.batching import MicroBatch, Row, collate, micro_batches
+from rlforge.learner.folded import fold_small_layers
 from rlforge.learner.forward import Scorer, Scores
 from rlforge.learner.memory import apply_memory_options
 from rlforge.learner.weights import (
@@ -58,6 +59,8 @@ class Policy:
             _new_value_head(model, device, initial_value_head) if needs_values else None
         )
         self._adapter = attach_lora(model, lora, seed) if config.train == "lora" else None
+        if self._adapter is not None:
+            fold_small_layers(self._adapter)
         if config.initial_adapter is not None:
             self._warm_start(Path(config.initial_adapter))
         if self._adapter is None:

@@ -1,4 +1,4 @@
-"""The adapter that is trained: attaching a new one, and checking one that exists."""
+"""The adapter that is trained: attaching a new one, and checking one to start from."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
         return get_peft_model(model, config)
 
 
-def check_adapter(path: str, config: ModelConfig, base: str) -> dict[str, Any]:
-    """The settings of the adapter in directory ``path``, which must be those of ``config``.
+def check_adapter(path: str, config: ModelConfig, base: str) -> None:
+    """Refuse an adapter in directory ``path`` that is not of the kind that ``config`` describes.
 
     base: what ``resolve_model`` gives for ``config``. Raises ConfigError when there is no adapter,
     or its rank, alpha, target modules or base model differ.
     """
     file = Path(path) / "adapter_config.json"
     try:
-        found: dict[str, Any] = json.loads(file.read_text())
+        found = json.loads(file.read_text())
     except FileNotFoundError:
         raise ConfigError(f"no adapter in {path}: adapter_config.json is missing") from None
     except (OSError, ValueError) as error:
@@ -83,7 +83,6 @@ def check_adapter(path: str, config: ModelConfig, base: str) -> dict[str, Any]:
             f"the adapter in {path} does not fit the configuration: {'; '.join(differences)} "
             "(adapter against configuration); change the configuration to match"
         )
-    return found
 
 
 def _name(model: str) -> str:
