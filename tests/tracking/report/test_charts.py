@@ -33,6 +33,9 @@ def points_of(chart: str | None, tag: str = "polyline") -> list[list[tuple[float
 
 
 @example(low=1024.0, width=1e-9)
+@example(low=0.0, width=5e-324)
+@example(low=1e-323, width=0.0)
+@example(low=-3e-290, width=2e-290)
 @given(low=st.floats(-1e6, 1e6), width=st.floats(0, 1e6))
 def test_ticks_cover_the_range_with_a_round_step(low: float, width: float) -> None:
     ticks = nice_ticks(low, low + width)

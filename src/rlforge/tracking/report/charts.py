@@ -18,6 +18,8 @@ MOST_POINTS = 240
 SMOOTH_FROM = 30
 #: Ranges thinner than this share of their numbers are flat: ticks would drown in rounding.
 _THINNEST = 1e-9
+#: Numbers and ranges below this are nothing: their parts would have too few digits, or be 0.
+_NOTHING = 1e-290
 #: Colours of the style sheet, ``c0`` …
 COLOURS = 8
 
@@ -118,8 +120,8 @@ def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
 
     A range too thin for its ticks to be told apart in floating point is shown as a flat line.
     """
-    if high - low <= _THINNEST * max(abs(low), abs(high)):
-        half = abs(low) / 2 or 0.5
+    if high - low <= max(_THINNEST * max(abs(low), abs(high)), _NOTHING):
+        half = abs(low) / 2 if abs(low) > _NOTHING else 0.5
         low, high = low - half, high + half
     rough = (high - low) / about
     size = 10.0 ** math.floor(math.log10(rough))
