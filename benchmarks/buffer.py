@@ -5,7 +5,7 @@
 Both hold the same steps and take turns in one process. An ``add`` brings one game of 8 steps to a
 full buffer, so 8 steps are evicted; a ``draw`` takes a batch of 384. The naive buffer finds what it
 removes by comparing steps. Its steps compare by identity here, the cheapest way there is, which
-flatters it; ``draw_new_version`` also drops stale steps, a full scan that the naive one never does.
+flatters it; ``draw_new_version`` also looks for stale steps, which the naive one never does.
 """
 
 from __future__ import annotations

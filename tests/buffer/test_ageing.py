@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from operator import itemgetter
 
 import pytest
 from hypothesis import given
@@ -10,15 +11,15 @@ from hypothesis import strategies as st
 from rlforge.buffer.ageing import Ageing
 
 
-def ageing(versions, oldest, seed=0):
-    bag = Ageing(lambda thing: thing[0], random.Random(seed), oldest)
+def ageing(versions, seed=0):
+    bag = Ageing(itemgetter(0), random.Random(seed))
     bag.add((version, index) for index, version in enumerate(versions))
     return bag
 
 
 @given(st.lists(st.integers(3, 8), max_size=30), st.integers(0, 100))
 def test_the_oldest_is_taken_first_and_everything_once(versions, seed):
-    bag = ageing(versions, oldest=3, seed=seed)
+    bag = ageing(versions, seed)
     taken = [bag.take() for _ in versions]
     assert [version for version, _ in taken] == sorted(versions)
     assert {index for _, index in taken} == set(range(len(versions)))
@@ -27,26 +28,25 @@ def test_the_oldest_is_taken_first_and_everything_once(versions, seed):
         bag.take()
 
 
-@given(st.lists(st.integers(0, 6), max_size=30), st.integers(0, 6), st.integers(0, 6))
-def test_advancing_returns_what_is_too_old_and_keeps_the_rest(versions, first, second):
-    oldest, then = sorted((first, second))
-    bag = ageing([v for v in versions if v >= oldest], oldest)
-    gone = bag.advance(then)
-    assert all(version < then for version, _ in gone)
-    assert all(version >= then for version, _ in bag)
-    assert len(gone) + len(bag) == sum(v >= oldest for v in versions)
-    assert [bag.is_stale((v, 0)) for v in (then - 1, then)] == [True, False]
+@given(st.lists(st.integers(0, 6), max_size=30), st.integers(0, 7))
+def test_what_is_too_old_goes_and_is_returned_the_rest_stays(versions, oldest):
+    bag = ageing(versions)
+    gone = bag.drop_older(oldest)
+    assert all(version < oldest for version, _ in gone)
+    assert all(version >= oldest for version, _ in bag)
+    assert sorted([*gone, *bag], key=itemgetter(1)) == [(v, i) for i, v in enumerate(versions)]
+    assert len(bag) == len(list(bag))
 
 
 def test_things_alike_are_taken_in_random_order():
     orders = Counter(
         tuple(bag.take()[1] for _ in range(3))
-        for bag in (ageing([5, 5, 5], oldest=0, seed=seed) for seed in range(600))
+        for bag in (ageing([5, 5, 5], seed) for seed in range(600))
     )
     assert len(orders) == 6
     assert min(orders.values()) > 60
 
 
 def test_eviction_does_not_ask_for_age():
-    evicted = Counter(ageing([1, 2, 2, 2], oldest=1, seed=seed).evict()[0] for seed in range(800))
+    evicted = Counter(ageing([1, 2, 2, 2], seed).evict()[0] for seed in range(800))
     assert 140 < evicted[1] < 260

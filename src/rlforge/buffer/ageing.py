@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 class Ageing(Generic[_T]):
-    """A bag of things made by versions; what is older than ``oldest`` is no longer of use.
+    """A bag of things made by versions.
 
     The oldest version's things are taken first, in random order. With all of them used once, order
     does not change how old they are on average, but what is left to chance is left behind: newer
@@ -19,10 +19,10 @@ class Ageing(Generic[_T]):
     version_of: the version that counts. rng: decides every choice. Choices cost O(versions).
     """
 
-    def __init__(self, version_of: Callable[[_T], int], rng: random.Random, oldest: int) -> None:
-        self.oldest = oldest
+    def __init__(self, version_of: Callable[[_T], int], rng: random.Random) -> None:
         self._version_of = version_of
         self._random = rng
+        #: Versions come in the order they came in; none without things.
         self._by_version: dict[int, list[_T]] = {}
         self._size = 0
 
@@ -30,15 +30,11 @@ class Ageing(Generic[_T]):
         return self._size
 
     def __iter__(self) -> Iterator[_T]:
-        for version in sorted(self._by_version):
-            yield from self._by_version[version]
-
-    def is_stale(self, thing: _T) -> bool:
-        """Whether ``thing`` came too late."""
-        return self._version_of(thing) < self.oldest
+        for things in self._by_version.values():
+            yield from things
 
     def add(self, things: Iterable[_T]) -> None:
-        """Take in ``things``, none of them stale."""
+        """Take in ``things``."""
         for thing in things:
             self._by_version.setdefault(self._version_of(thing), []).append(thing)
             self._size += 1
@@ -51,16 +47,15 @@ class Ageing(Generic[_T]):
     def evict(self) -> _T:
         """Remove any one, all alike. Raises ValueError when there is none."""
         place = self._random.randrange(self._size)
-        for version in sorted(self._by_version):
-            if place < len(self._by_version[version]):
+        for version, things in self._by_version.items():
+            if place < len(things):
                 return self._pop(version, place)
-            place -= len(self._by_version[version])
+            place -= len(things)
         raise AssertionError("the size is that of all versions")
 
-    def advance(self, oldest: int) -> list[_T]:
-        """Things older than version ``oldest`` go, and are returned."""
-        self.oldest = oldest
-        stale = sorted(version for version in self._by_version if version < oldest)
+    def drop_older(self, oldest: int) -> list[_T]:
+        """Remove the things of versions before ``oldest``, and return them."""
+        stale = [version for version in self._by_version if version < oldest]
         gone = [thing for version in stale for thing in self._by_version.pop(version)]
         self._size -= len(gone)
         return gone
@@ -75,5 +70,5 @@ class Ageing(Generic[_T]):
         things[place], things[-1] = things[-1], things[place]
         self._size -= 1
         if len(things) == 1:
-            return self._by_version.pop(version)[0]
+            del self._by_version[version]
         return things.pop()

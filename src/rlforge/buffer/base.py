@@ -98,7 +98,8 @@ class Buffer(ABC):
         self._admission.observe(yields.values())
         stored = self._store(episodes)
         evicted = 0
-        while self.size() > self._settings.max_size:
+        excess = self.size() - self._settings.max_size
+        while evicted < excess:
             evicted += self._evict_one()
         return AddResult(stored=stored, evicted=evicted, refused=sum(yields.values()) - stored)
 

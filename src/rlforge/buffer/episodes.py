@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from rlforge.buffer.ageing import Ageing
@@ -47,9 +48,7 @@ class EpisodeBuffer(Buffer):
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings)
-        self._complete: Ageing[_Group] = Ageing(
-            lambda group: group.oldest_version, self._random, self._oldest_allowed()
-        )
+        self._complete: Ageing[_Group] = Ageing(attrgetter("oldest_version"), self._random)
         self._complete_size = 0
         self._open: dict[str, _Group] = {}
         self._open_size = 0
@@ -133,7 +132,7 @@ class EpisodeBuffer(Buffer):
         return [step for episode in episodes for step in episode.steps], len(episodes)
 
     def _drop_stale(self, oldest: int) -> int:
-        gone = self._complete.advance(oldest)
+        gone = self._complete.drop_older(oldest)
         self._complete_size -= sum(len(group.episodes) for group in gone)
         dropped = sum(group.steps for group in gone)
         for group_id, group in list(self._open.items()):
@@ -172,7 +171,6 @@ class EpisodeBuffer(Buffer):
             for group in state["groups"]
         ]
         self._complete.clear()
-        self._complete.advance(self._oldest_allowed())
         self._complete.add(group for group in groups if group.complete)
         self._open = {g.group_id: g for g in groups if g.group_id is not None and not g.complete}
         self._complete_size = sum(len(group.episodes) for group in self._complete)

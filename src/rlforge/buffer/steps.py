@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from rlforge.buffer.ageing import Ageing
@@ -19,9 +20,7 @@ class StepBuffer(Buffer):
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings)
-        self._steps: Ageing[Step] = Ageing(
-            lambda step: step.policy_version, self._random, self._oldest_allowed()
-        )
+        self._steps: Ageing[Step] = Ageing(attrgetter("policy_version"), self._random)
 
     def size(self) -> int:
         return len(self._steps)
@@ -37,7 +36,8 @@ class StepBuffer(Buffer):
 
     def _store(self, episodes: Sequence[Episode]) -> int:
         steps = [step for episode in episodes for step in episode.steps]
-        fresh = [step for step in steps if not self._steps.is_stale(step)]
+        oldest = self._oldest_allowed()
+        fresh = [step for step in steps if step.policy_version >= oldest]
         self._dropped_stale_steps += len(steps) - len(fresh)
         self._steps.add(fresh)
         return len(fresh)
@@ -50,14 +50,13 @@ class StepBuffer(Buffer):
         return [self._steps.take() for _ in range(n)], n
 
     def _drop_stale(self, oldest: int) -> int:
-        return len(self._steps.advance(oldest))
+        return len(self._steps.drop_older(oldest))
 
     def _contents(self) -> dict[str, Any]:
         return {"steps": [step_to_json(step) for step in self._steps]}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._steps.clear()
-        self._steps.advance(self._oldest_allowed())
         self._steps.add(map(step_from_json, state["steps"]))
 
 
