@@ -2,10 +2,11 @@
 
     python benchmarks/buffer.py
 
-Both hold the same steps and take turns in one process. An ``add`` brings one game of 8 steps to a
-full buffer, so 8 steps are evicted; a ``draw`` takes a batch of 384. The naive buffer finds what it
-removes by comparing steps. Its steps compare by identity here, the cheapest way there is, which
-flatters it; ``draw_new_version`` also looks for stale steps, which the naive one never does.
+All take turns in one process. An ``add`` brings one game of 8 steps to a full buffer, so 8 steps
+are evicted; a turn is ten of them. A ``draw`` takes a batch of 384; ``draw_new_version`` also looks
+for stale steps, which a plain list never does. The list finds what it removes by comparing:
+``list`` holds the same steps as our buffer, dataclasses that compare by their fields, and
+``list_bare`` bare objects, which compare by identity, the cheapest way there is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import gc
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from common import record, seconds, shown, spread
@@ -22,12 +23,12 @@ from rlforge.buffer import BufferSettings, StepBuffer
 from rlforge.types import Episode, Step
 
 STORED, BATCH, GAME = 100_000, 384, 8
-ADDS, DRAWS = 100, 15
+ADDS, ADDS_PER_TURN, DRAWS = 20, 10, 7
 FLOOR = 100.0
 
 
 class NaiveBuffer:
-    """What a list offers at first sight."""
+    """What a list offers at first sight; of whatever compares."""
 
     def __init__(self, max_size: int, seed: int) -> None:
         self.steps: list[object] = []
@@ -77,56 +78,89 @@ def make_game(number: int, version: int, steps: int = GAME) -> Episode:
     )
 
 
-def measure() -> dict[str, dict[str, Any]]:
-    """Seconds per operation of both buffers, by operation."""
-    buffer = StepBuffer(
+def bare(episode: Episode) -> list[object]:
+    """As many objects without fields as the episode has steps."""
+    return [object() for _ in episode.steps]
+
+
+def measure() -> dict[str, dict[str, dict[str, Any]]]:
+    """Seconds per operation by contender, by operation."""
+    ours = StepBuffer(
         BufferSettings(
             max_size=STORED, max_staleness=10**9, batch_size=BATCH, batch_delay=1.0, seed=0
         )
     )
-    naive = NaiveBuffer(STORED, seed=0)
-    for number in range(STORED // GAME):
-        buffer.add([make_game(number, version=0)])
-        naive.add([object() for _ in range(GAME)])
-    gc.freeze()
+    same, objects = NaiveBuffer(STORED, seed=0), NaiveBuffer(STORED, seed=0)
 
-    times: dict[str, tuple[list[float], list[float]]] = {
-        name: ([], []) for name in ("add", "draw", "draw_new_version")
-    }
-    for number in range(ADDS):
-        game = [make_game(STORED + number, version=0)]
-        others = [object() for _ in range(GAME)]
-        times["add"][0].append(seconds(lambda game=game: buffer.add(game)))
-        times["add"][1].append(seconds(lambda others=others: naive.add(others)))
-    for name in ("draw", "draw_new_version"):
-        for number in range(DRAWS):
-            version = buffer.version + (name == "draw_new_version")
-            times[name][0].append(seconds(lambda v=version: buffer.draw(BATCH, v)))
-            times[name][1].append(seconds(lambda: naive.draw(BATCH)))
-            buffer.add([make_game(-number, version, steps=BATCH)])
-            naive.add([object() for _ in range(BATCH)])
-            assert buffer.size() == len(naive.steps) == STORED
-    return {
-        name: {
-            "rlforge": spread(ours),
-            "naive": spread(theirs),
-            "speedup": statistics.median(theirs) / statistics.median(ours),
+    def adds(number: int, steps: int = GAME) -> dict[str, Callable[[], object]]:
+        games = [make_game(number, ours.version, steps) for _ in range(2)]
+        objects_of_it = bare(games[0])
+        return {
+            "rlforge": lambda: ours.add(games[:1]),
+            "list": lambda: same.add(games[1].steps),
+            "list_bare": lambda: objects.add(objects_of_it),
         }
-        for name, (ours, theirs) in times.items()
+
+    def draws(version: int) -> dict[str, Callable[[], object]]:
+        return {
+            "rlforge": lambda: ours.draw(BATCH, version),
+            "list": lambda: same.draw(BATCH),
+            "list_bare": lambda: objects.draw(BATCH),
+        }
+
+    for number in range(STORED // GAME):
+        take_turns(adds(number))
+    gc.freeze()
+    times = {
+        "add": [
+            take_turns(*(adds(STORED + turn * ADDS_PER_TURN + i) for i in range(ADDS_PER_TURN)))
+            for turn in range(ADDS)
+        ]
     }
+    for name, newer in (("draw", 0), ("draw_new_version", 1)):
+        times[name] = []
+        for number in range(DRAWS):
+            times[name].append(take_turns(draws(ours.version + newer)))
+            take_turns(adds(-number, steps=BATCH))
+            assert ours.size() == len(same.steps) == len(objects.steps) == STORED
+    return {
+        name: {who: spread([turn[who] for turn in turns]) for who in turns[0]}
+        for name, turns in times.items()
+    }
+
+
+def take_turns(*work: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Mean seconds of each contender's operations, which it does one after the other."""
+    return {who: statistics.mean(seconds(each[who]) for each in work) for who in work[0]}
 
 
 def main() -> None:
     operations = measure()
-    print(f"{'operation':18}{'rlforge ms':>28}{'naive ms':>28}{'speed-up':>12}")
-    for name, result in operations.items():
-        ours, naive = (shown(result[who], scale=1e3, digits=3) for who in ("rlforge", "naive"))
-        print(f"{name:18}{ours:>28}{naive:>28}{result['speedup']:>11.0f}x")
+    print(f"{'operation':18}" + "".join(f"{who + ' ms':>30}" for who in operations["add"]))
+    for name, by_who in operations.items():
+        cells = [shown(values, scale=1e3, digits=3) for values in by_who.values()]
+        print(f"{name:18}" + "".join(f"{cell:>30}" for cell in cells))
+    speedups = {
+        name: {
+            who: values["median_s"] / by_who["rlforge"]["median_s"]
+            for who, values in by_who.items()
+            if who != "rlforge"
+        }
+        for name, by_who in operations.items()
+    }
+    for name, by_list in speedups.items():
+        print(f"{name}: " + ", ".join(f"{s:.0f} times as fast as {w}" for w, s in by_list.items()))
     record(
         "buffer",
-        {"stored_steps": STORED, "batch": BATCH, "steps_per_add": GAME, "operations": operations},
+        {
+            "stored_steps": STORED,
+            "batch": BATCH,
+            "steps_per_add": GAME,
+            "operations": operations,
+            "speedups": speedups,
+        },
     )
-    if min(operations["add"]["speedup"], operations["draw"]["speedup"]) < FLOOR:
+    if min(speedups[name]["list"] for name in ("add", "draw")) < FLOOR:
         raise SystemExit(f"add or draw is less than {FLOOR:.0f} times as fast")
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "peft", "ray", "textarena", "open-spiel")
+from rlforge.hardware import describe, versions
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -41,11 +38,8 @@ def record(name: str, results: dict[str, Any]) -> None:
     report = {
         "command": " ".join(["python", f"benchmarks/{name}.py", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "system": f"{platform.system()} {platform.machine()}",
-        "versions": {"python": platform.python_version()}
-        | {package: version(package) for package in PACKAGES},
+        "hardware": describe(),
+        "versions": versions(),
     } | results
     out = Path(__file__).parent / "results" / f"{name}.json"
     out.parent.mkdir(exist_ok=True)
@@ -57,10 +51,3 @@ def shown(values: dict[str, float], unit: str = "s", scale: float = 1.0, digits:
     """A spread in one cell of a table."""
     median, low, high = (scale * values[f"{key}_{unit}"] for key in ("median", "q1", "q3"))
     return f"{median:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

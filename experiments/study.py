@@ -12,13 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shlex
 import statistics
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from nash_conv import policy_nash_conv
 
+from rlforge.hardware import describe, versions
+
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("torch", "transformers", "peft", "ray", "textarena", "open-spiel", "trueskill")
 
 
 def run_seed(experiment: str, seed: int, overrides: list[str], folder: Path) -> dict[str, Any]:
@@ -128,23 +127,6 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path)
 
 
-def hardware() -> dict[str, Any]:
-    """The machine in a few words."""
-    model = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    return {
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-    }
-
-
 def main() -> None:
     """Run, record, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -175,8 +157,8 @@ def write(experiment: str, results: list[dict[str, Any]]) -> None:
     record = {
         "command": shlex.join(["python", "experiments/study.py", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
-        "hardware": hardware(),
-        "versions": {name: version(name) for name in PACKAGES},
+        "hardware": describe(),
+        "versions": versions(),
         "results": results,
     }
     (out / "results.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -191,8 +173,8 @@ def page(name: str, record: dict[str, Any]) -> str:
     lines = [
         f"# {name}",
         "",
-        f"`{record['command']}`, {record['date']}, {record['hardware']['cpu']}, "
-        f"{record['hardware']['cores']} cores, no GPU, Python {record['hardware']['python']}, "
+        f"`{record['command']}`, {record['date']}, {record['hardware']['processor']}, "
+        f"{record['hardware']['cores']} cores, no GPU, "
         + ", ".join(f"{package} {number}" for package, number in record["versions"].items())
         + ".",
         "",

@@ -45,6 +45,12 @@ def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, capture_output=True, text=True, timeout=240, check=False)
 
 
+def start(model: Path, *overrides: str) -> subprocess.Popen[str]:
+    """A training run to interfere with."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command(model, *overrides), stdout=pipe, stderr=pipe, text=True)
+
+
 def rows(name: str) -> list[dict[str, Any]]:
     path = Path("run") / name
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -113,12 +119,7 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(small_model: Path) -> 
 
 
 def test_ctrl_c_checkpoints_and_resume_goes_on(small_model: Path) -> None:
-    process = subprocess.Popen(
-        command(small_model, "learner.total_updates=400", "learner.state_every=1000"),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = start(small_model, "learner.total_updates=400", "learner.state_every=1000")
     wait_for(lambda: len(rows("metrics.jsonl")) >= 3, process)
     busy = run([RLFORGE, "train", "--resume", "run"])
     assert busy.returncode == 1
@@ -155,12 +156,7 @@ def test_ctrl_c_checkpoints_and_resume_goes_on(small_model: Path) -> None:
 
 
 def test_dead_engine_and_collector_are_restarted(small_model: Path) -> None:
-    process = subprocess.Popen(
-        command(small_model, "learner.total_updates=60"),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = start(small_model, "learner.total_updates=60")
     wait_for(lambda: len(rows("metrics.jsonl")) >= 2, process)
     os.kill(actor_pids("engine-0")[-1], signal.SIGKILL)
     wait_for(lambda: len(actor_pids("engine-0")) == 2, process)
@@ -174,12 +170,7 @@ def test_dead_engine_and_collector_are_restarted(small_model: Path) -> None:
 
 
 def test_a_dead_learner_ends_the_run_with_its_cause_and_resume_works(small_model: Path) -> None:
-    process = subprocess.Popen(
-        command(small_model, "learner.total_updates=300", "learner.state_every=2"),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = start(small_model, "learner.total_updates=300", "learner.state_every=2")
     wait_for(lambda: len(rows("metrics.jsonl")) >= 5, process)
     os.kill(actor_pids("learner")[-1], signal.SIGKILL)
     _, stderr = process.communicate(timeout=120)
@@ -196,12 +187,7 @@ def test_a_dead_learner_ends_the_run_with_its_cause_and_resume_works(small_model
 
 
 def test_a_run_killed_before_its_first_state_begins_again_on_resume(small_model: Path) -> None:
-    process = subprocess.Popen(
-        command(small_model, "learner.total_updates=300", "learner.state_every=1000"),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = start(small_model, "learner.total_updates=300", "learner.state_every=1000")
     wait_for(lambda: len(rows("metrics.jsonl")) >= 3 and len(rows("evals.jsonl")) >= 2, process)
     process.kill()
     process.communicate(timeout=60)

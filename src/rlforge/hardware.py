@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError
@@ -28,6 +32,49 @@ def detect() -> Machine:
         driver = Path("/proc/driver/nvidia/gpus")
         gpus = len(list(driver.iterdir())) if driver.is_dir() else 0
     return Machine(cpus=len(os.sched_getaffinity(0)), gpus=gpus)
+
+
+#: What can change a result or a speed; those not installed are left out.
+_PACKAGES = (
+    "rlforge",
+    "torch",
+    "transformers",
+    "peft",
+    "vllm",
+    "ray",
+    "trueskill",
+    "textarena",
+    "open-spiel",
+)
+
+
+def describe() -> dict[str, Any]:
+    """The machine in a few words, to stand beside what was measured on it."""
+    return {
+        "processor": _first(Path("/proc/cpuinfo"), "model name") or platform.machine(),
+        "cores": detect().cpus,
+        "gpus": [
+            _first(gpu / "information", "Model") or gpu.name
+            for gpu in sorted(Path("/proc/driver/nvidia/gpus").glob("*"))
+        ],
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the installed packages that can change a result."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _first(path: Path, key: str) -> str | None:
+    """The value of the first ``key: value`` line."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    values = (line.partition(":")[2].strip() for line in lines if line.startswith(key))
+    return next(values, None)
 
 
 def resolve_hardware(config: HardwareConfig, machine: Machine, num_engines: int) -> HardwareConfig:

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlforge.config.schema import LoraConfig
 from rlforge.learner.folded import fold_small_layers
@@ -13,33 +12,29 @@ from rlforge.models.lora import attach_lora
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def adapted(rank=16, **lora):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attention_bias=True,
-    )
-    model = LlamaForCausalLM(config)
-    peft = attach_lora(model, LoraConfig(rank=rank, alpha=2 * rank, **lora), seed=1)
-    for name, parameter in peft.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
-    return peft
+@pytest.fixture
+def adapted(parts):
+    """A function that makes an adapted model with layers of three sizes, some with a bias."""
+
+    def make(rank=16, **lora):
+        model = parts.model(
+            intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, attention_bias=True
+        )
+        peft = attach_lora(model, LoraConfig(rank=rank, alpha=2 * rank, **lora), seed=1)
+        parts.randomise_adapter(peft)
+        return peft
+
+    return make
 
 
 def loss_and_gradient(model):
-    ids = torch.randint(0, 50, (3, 17), generator=torch.Generator().manual_seed(2))
+    ids = torch.randint(0, 40, (3, 17), generator=torch.Generator().manual_seed(2))
     loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
     return loss, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-def test_loss_and_gradient_are_those_of_peft():
+def test_loss_and_gradient_are_those_of_peft(adapted):
     plain = adapted()
     folded = copy.deepcopy(plain)
     assert fold_small_layers(folded) == 2 * len(LAYERS)
@@ -52,7 +47,7 @@ def test_loss_and_gradient_are_those_of_peft():
         torch.testing.assert_close(gradient[name], wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_a_switched_off_adapter_stays_off():
+def test_a_switched_off_adapter_stays_off(adapted):
     plain = adapted()
     folded = copy.deepcopy(plain)
     fold_small_layers(folded)
@@ -64,7 +59,7 @@ def test_a_switched_off_adapter_stays_off():
             assert not torch.allclose(folded(ids).logits, on)
 
 
-def test_saved_weights_keep_their_names():
+def test_saved_weights_keep_their_names(adapted):
     folded = adapted()
     names = list(folded.state_dict())
     fold_small_layers(folded)
@@ -72,11 +67,11 @@ def test_saved_weights_keep_their_names():
 
 
 @pytest.mark.parametrize(("rank", "folded"), [(3, 0), (4, 4), (6, 8), (8, 14)])
-def test_only_layers_that_gain_are_folded(rank, folded):
+def test_only_layers_that_gain_are_folded(adapted, rank, folded):
     """Layers of 32 x 16 gain from rank 3.6 on, 32 x 32 from 5.4, 32 x 64 from 7.2."""
     assert fold_small_layers(adapted(rank=rank)) == folded
 
 
-def test_dropout_and_reduced_precision_are_left_to_peft():
+def test_dropout_and_reduced_precision_are_left_to_peft(adapted):
     assert fold_small_layers(adapted(dropout=0.1)) == 0
     assert fold_small_layers(adapted().to(torch.bfloat16)) == 0

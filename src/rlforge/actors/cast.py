@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import platform
 import re
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from rlforge.actors.play import CollectorActor
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.errors import RlforgeError, RunError
 from rlforge.graph import RunGraph
+from rlforge.hardware import versions
 from rlforge.types import value
 
 
@@ -121,12 +120,6 @@ async def start_actors(
         collectors=collectors,
         learner=learner,
     )
-
-
-def versions() -> dict[str, str]:
-    """Versions of everything that can change a result."""
-    packages = ("rlforge", "torch", "transformers", "peft", "ray", "textarena", "open-spiel")
-    return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 
 def _actor(cls: type, name: str, **options: Any) -> Any:
