@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from torch import Tensor, nn
 
 from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.learner.batching import MicroBatch, Row, collate, micro_batches
+from rlforge.learner.division import Share, shares
 from rlforge.learner.folded import fold_small_layers
 from rlforge.learner.forward import Scorer, Scores
 from rlforge.learner.memory import apply_memory_options
+from rlforge.learner.ranks import Ranks
+from rlforge.learner.sharding import SpreadScorer, cpu_copy, spread_like
 from rlforge.learner.weights import (
     VALUE_HEAD_FILE,
     check_fit,
@@ -33,6 +37,10 @@ class Policy:
 
     The reference is the model as it is now, before training. It costs nothing for a fresh
     adapter, which is switched off for it; otherwise it is a frozen copy.
+
+    With ``shard_weights`` the model is spread over the ranks, an adapter excepted. What is computed
+    for a whole batch is divided among the ranks; every rank gets all of it. Every rank must call
+    the same methods in the same order.
     """
 
     def __init__(
@@ -44,6 +52,7 @@ class Policy:
         temperature: float,
         pad_token_id: int,
         device: torch.device,
+        ranks: Ranks,
         seed: int,
         needs_values: bool,
         needs_reference: bool,
@@ -54,7 +63,9 @@ class Policy:
         self._max_train_len = config.max_train_len
         self._pad_token_id = pad_token_id
         self._device = device
-        self._model = model.to(device)
+        self._ranks = ranks
+        self._spread = config.shard_weights
+        self._model = model if self._spread else model.to(device)
         self.value_head = (
             _new_value_head(model, device, initial_value_head) if needs_values else None
         )
@@ -68,8 +79,13 @@ class Policy:
         copied = self._adapter is None or config.initial_adapter is not None
         frozen = copy.deepcopy(model).requires_grad_(False) if needs_reference and copied else None
 
+        make_scorer: Callable[..., Scorer] = Scorer
+        if self._spread:
+            copies = set(self.parameters()) if self._adapter is not None else set()
+            make_scorer = functools.partial(SpreadScorer, ranks=ranks, device=device, copies=copies)
+
         def scorer(scored: Any, value_head: nn.Module | None) -> Scorer:
-            return Scorer(
+            return make_scorer(
                 scored,
                 temperature=temperature,
                 use_cache=config.use_trainer_cache,
@@ -80,6 +96,7 @@ class Policy:
         self._scorer = scorer(model, self.value_head)
         self._reference = None if frozen is None else scorer(frozen.eval(), None)
         apply_memory_options(model, config)
+        ranks.share_from_first(self._trained().values())
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """What is trained, by name, without the critic."""
@@ -88,6 +105,16 @@ class Policy:
     def train(self, mode: bool = True) -> None:
         """Dropout and checkpointing on for the training pass, off for measurements."""
         self._model.train(mode)
+
+    def shares(self, rows: Sequence[Row]) -> Iterator[Share]:
+        """This rank's micro-batches of ``rows``; those that do not count must be computed too."""
+        return shares(
+            rows,
+            self._ranks.rank,
+            self._ranks.size,
+            lambda mine: micro_batches(mine, self._size),
+            in_step=self._spread,
+        )
 
     def collate(self, rows: Sequence[Row]) -> MicroBatch:
         """The tensors of ``rows`` on the policy's device."""
@@ -124,23 +151,29 @@ class Policy:
             if step.prompt_token_ids
         ]
         values = torch.zeros(len(steps))
-        for part in micro_batches(rows, self._size):
-            micro = self.collate(part)
-            values[micro.steps.cpu()] = self._scorer.values(micro).cpu()
-        return values.tolist()
+        for share in self.shares(rows):
+            micro = self.collate(share.rows)
+            computed = self._scorer.values(micro)
+            if share.counts:
+                values[micro.steps.cpu()] = computed.cpu()
+        return self._ranks.sum_(values).tolist()
 
-    def save(self, directory: Path) -> None:
-        """Write adapter or full weights, and the critic if there is one."""
+    def save(self, directory: Path | None) -> None:
+        """Write adapter or full weights, and the critic if there is one; None writes nothing.
+
+        Every rank must take part: only together they have all weights.
+        """
         if self._adapter is None:
             save_model(self._model, directory, self._dtype)
-        else:
+        elif directory is not None:
             save_adapter(self._adapter, directory)
-        if self.value_head is not None:
+        if self.value_head is not None and directory is not None:
             save_value_head(self.value_head, directory)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of everything trained, on the CPU."""
-        return {name: p.detach().cpu().clone() for name, p in self._trained().items()}
+        """Copies of everything trained, on the CPU; whole on rank 0, empty tensors elsewhere."""
+        keep = self._ranks.rank == 0
+        return {name: cpu_copy(p, keep) for name, p in self._trained().items()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -148,7 +181,7 @@ class Policy:
         trained = self._trained()
         check_fit(state, trained, "learner state")
         for name, parameter in trained.items():
-            parameter.copy_(state[name])
+            parameter.copy_(spread_like(state[name], parameter))
 
     def _trained(self) -> dict[str, nn.Parameter]:
         trained = self.parameters()
@@ -163,10 +196,12 @@ class Policy:
 
     def _all_logprobs(self, scorer: Scorer, rows: Sequence[Row], total: int) -> Tensor:
         logprobs = torch.zeros(total, device=self._device)
-        for part in micro_batches(rows, self._size):
-            micro = self.collate(part)
-            logprobs[micro.flat] = scorer.score(micro).logprobs
-        return logprobs
+        for share in self.shares(rows):
+            micro = self.collate(share.rows)
+            scores = scorer.score(micro)
+            if share.counts:
+                logprobs[micro.flat] = scores.logprobs
+        return self._ranks.sum_(logprobs)
 
 
 def _new_value_head(
