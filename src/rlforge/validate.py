@@ -109,6 +109,7 @@ def _check_numbers(composed: Composed) -> None:
         "learner.total_updates",
         "learner.batch_size",
         "learner.mini_batch_size",
+        "learner.micro_batch_tokens",
         "learner.optimizer_steps",
         "learner.epochs",
         "learner.learning_rate",
@@ -260,7 +261,8 @@ def _check_keys(composed: Composed) -> None:
 def _check_batches(composed: Composed) -> None:
     config = composed.config
     learner, buffer = config.learner, config.buffer
-    if config.buffer.kind == "step" and learner.batch_size % learner.mini_batch_size:
+    rows = learner.mini_batch_size
+    if config.buffer.kind == "step" and rows is not None and learner.batch_size % rows:
         raise composed.error(
             "learner.mini_batch_size", f"does not divide learner.batch_size={learner.batch_size}"
         )

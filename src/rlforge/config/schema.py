@@ -270,8 +270,14 @@ class LearnerConfig:
     total_updates: int = 200
     #: Samples per update: steps, or episodes with ``buffer.kind: episode``.
     batch_size: int = 384
-    #: Steps per forward pass; gradients accumulate over the batch.
-    mini_batch_size: int = 1
+    #: Most steps per forward pass; gradients accumulate over the batch. null: only tokens count.
+    mini_batch_size: int | None = None
+    #: Most tokens per forward pass, padding included; a longer step goes alone.
+    micro_batch_tokens: int = 4096
+    #: Read the beginning that prompts of a forward pass have in common only once.
+    share_prefixes: bool = True
+    #: Compute logits in float32 where the model computes in bfloat16.
+    fp32_head: bool = False
     #: Optimizer steps per pass over a batch.
     optimizer_steps: int = 1
     #: Passes over each batch.

@@ -1,4 +1,4 @@
-"""From steps to micro-batches: what is trained on, cut, sorted by length and padded.
+"""From steps to micro-batches: what is trained on, cut to length and padded.
 
 Sequences are padded on the right. Under causal attention no real position ever looks at one to
 its right, so padding cannot change a result and no attention mask is needed.
@@ -6,7 +6,7 @@ its right, so padding cannot change a result and no attention mask is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -55,12 +55,15 @@ class Selection:
 class MicroBatch:
     """The rows of one forward pass. B rows, L input tokens, T answer tokens, N real answer tokens.
 
-    input_ids [B, L]. mask [B, T]: 1.0 at answer tokens. token_ids [N]: the answer tokens, row by
-    row. positions [N]: where in ``input_ids.flatten()`` each of them is predicted. slots [N]:
-    where in ``mask.flatten()`` each stands. flat [N]: which of the batch's answer tokens each is.
+    prefix [P]: how all rows begin, left out of the L tokens; often empty. input_ids [B, L].
+    mask [B, T]: 1.0 at answer tokens. token_ids [N]: the answer tokens, row by row. positions [N]:
+    where in ``input_ids.flatten()`` each of them is predicted. slots [N]: where in
+    ``mask.flatten()`` each stands. flat [N]: which of the batch's answer tokens each is.
     steps [B]: index in the batch. last_prompt [B]: last prompt token in ``input_ids.flatten()``.
+    padding: positions of ``input_ids`` that are none of any row.
     """
 
+    prefix: Tensor
     input_ids: Tensor
     mask: Tensor
     token_ids: Tensor
@@ -69,6 +72,17 @@ class MicroBatch:
     flat: Tensor
     steps: Tensor
     last_prompt: Tensor
+    padding: int
+
+    @property
+    def computed(self) -> int:
+        """Positions the model computes, padding included."""
+        return self.prefix.numel() + self.input_ids.numel()
+
+    @property
+    def reused(self) -> int:
+        """Tokens that the model would have read again without the shared beginning."""
+        return self.prefix.numel() * (len(self.input_ids) - 1)
 
     def padded(self, per_token: Tensor) -> Tensor:
         """[N] per answer token to [B, T], 0 where padded; differentiable."""
@@ -125,23 +139,21 @@ def split_rows(rows: Sequence[Row], parts: int, generator: np.random.Generator) 
     ]
 
 
-def micro_batches(rows: Sequence[Row], size: int) -> Iterator[list[Row]]:
-    """``rows`` by length, ``size`` at a time: neighbours in length waste the least padding."""
-    ordered = sorted(rows, key=lambda row: row.input_length)
-    for start in range(0, len(ordered), size):
-        yield ordered[start : start + size]
+def collate(
+    rows: Sequence[Row], pad_token_id: int, device: torch.device, shared: int = 0
+) -> MicroBatch:
+    """Tensors of ``rows`` on ``device``. Rows without an answer give empty per-token tensors.
 
-
-def collate(rows: Sequence[Row], pad_token_id: int, device: torch.device) -> MicroBatch:
-    """Tensors of ``rows`` on ``device``. Rows without an answer give empty per-token tensors."""
-    length = max(row.input_length for row in rows)
+    shared: tokens that all prompts begin with, and that are read once; less than any has.
+    """
+    length = max(row.input_length for row in rows) - shared
     width = max(len(row.answer) for row in rows)
     input_ids = np.full((len(rows), length), pad_token_id, dtype=np.int64)
     mask = np.zeros((len(rows), width), dtype=np.float32)
     positions, slots, flat = [], [], []
     for index, row in enumerate(rows):
-        count, first = len(row.answer), index * length + len(row.prompt) - 1
-        input_ids[index, : row.input_length] = row.prompt + row.answer[:-1]
+        count, first = len(row.answer), index * length + len(row.prompt) - shared - 1
+        input_ids[index, : row.input_length - shared] = row.prompt[shared:] + row.answer[:-1]
         mask[index, :count] = 1.0
         positions.append(np.arange(first, first + count))
         slots.append(np.arange(index * width, index * width + count))
@@ -153,6 +165,7 @@ def collate(rows: Sequence[Row], pad_token_id: int, device: torch.device) -> Mic
         return torch.from_numpy(array).to(device)
 
     return MicroBatch(
+        prefix=tensor(np.array(rows[0].prompt[:shared], dtype=np.int64)),
         input_ids=tensor(input_ids),
         mask=tensor(mask),
         token_ids=tensor(token_ids),
@@ -160,5 +173,6 @@ def collate(rows: Sequence[Row], pad_token_id: int, device: torch.device) -> Mic
         slots=tensor(np.concatenate(slots)),
         flat=tensor(np.concatenate(flat)),
         steps=tensor(np.array([row.step for row in rows], dtype=np.int64)),
-        last_prompt=tensor(np.arange(len(rows)) * length + prompt_lengths - 1),
+        last_prompt=tensor(np.arange(len(rows)) * length + prompt_lengths - shared - 1),
+        padding=input_ids.size - sum(row.input_length - shared for row in rows),
     )

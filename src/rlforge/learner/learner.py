@@ -21,7 +21,6 @@ from rlforge.learner.batching import (
     MicroBatch,
     Row,
     Selection,
-    micro_batches,
     select_rows,
     split_rows,
 )
@@ -226,10 +225,9 @@ class Learner:
     def _optimizer_step(self, rows: Sequence[Row], evidence: Evidence) -> OptimizerStep:
         """Accumulate the gradient over the micro-batches of ``rows`` and apply it if finite."""
         total_tokens = sum(len(row.answer) for row in rows)
-        loss, positions = 0.0, 0
+        loss, positions, padding, reused = 0.0, 0, 0, 0
         metrics: dict[str, float] = {}
-        for part in micro_batches(rows, self._config.mini_batch_size):
-            micro = self._policy.collate(part)
+        for micro in self._policy.micro_batches(rows):
             scores = self._policy.score(micro, entropy=self._algorithm.needs_entropy)
             if self._single_step:
                 evidence.start[micro.flat] = scores.logprobs.detach()
@@ -238,7 +236,9 @@ class Learner:
             )
             output.loss.backward()  # type: ignore[no-untyped-call]
             loss += float(output.loss.detach())
-            positions += micro.input_ids.numel()
+            positions += micro.computed
+            padding += micro.padding
+            reused += micro.reused
             for name, number in output.metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + number
         grad_norm = self._clip_gradient()
@@ -252,8 +252,9 @@ class Learner:
             grad_norm=grad_norm,
             applied=applied,
             trained_tokens=total_tokens + sum(len(row.prompt) for row in rows),
-            inputs=sum(row.input_length for row in rows),
             positions=positions,
+            padding=padding,
+            reused=reused,
             metrics=metrics,
         )
 

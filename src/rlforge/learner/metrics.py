@@ -8,6 +8,7 @@
 ``tokens``           answer tokens in the loss
 ``tokens_per_s``     prompt and answer tokens trained per second of the whole update
 ``padding_share``    share of the computed positions that were padding
+``reused_share``     share of the tokens that were not computed, as prompts began alike
 ``samples_empty``    steps without tokens; ``samples_too_long`` prompts beyond ``max_train_len``;
                      ``samples_truncated`` answers cut to it. Only the last are trained on
 ``samples_seen``     steps trained on since the start
@@ -36,16 +37,17 @@ from rlforge.types import Step, TrainBatch, value
 class OptimizerStep:
     """One optimizer step. applied: False when it was skipped as not finite.
 
-    trained_tokens: of prompts and answers. inputs: tokens the model read; positions: those and
-    the padding.
+    trained_tokens: of prompts and answers. positions: what the model read, ``padding`` included;
+    reused: what it did not read again (see ``MicroBatch``).
     """
 
     loss: float
     grad_norm: float
     applied: bool
     trained_tokens: int
-    inputs: int
     positions: int
+    padding: int
+    reused: int
     metrics: Mapping[str, float]
 
 
@@ -53,7 +55,7 @@ def optimizer_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
     """Means over the optimizer steps of an update, the algorithm's metrics among them."""
     applied = [step for step in steps if step.applied]
     positions = sum(step.positions for step in steps)
-    inputs = sum(step.inputs for step in steps)
+    padding, reused = sum(step.padding for step in steps), sum(step.reused for step in steps)
     metrics = {
         name: _mean([step.metrics[name] for step in applied if name in step.metrics])
         for name in {name: None for step in applied for name in step.metrics}
@@ -63,7 +65,8 @@ def optimizer_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
         "loss": _mean([step.loss for step in applied]),
         "grad_norm": _mean([step.grad_norm for step in applied]),
         "nonfinite_steps": float(len(steps) - len(applied)),
-        "padding_share": 1.0 - inputs / positions if positions else 0.0,
+        "padding_share": padding / positions if positions else 0.0,
+        "reused_share": reused / (positions - padding + reused) if positions else 0.0,
     }
 
 

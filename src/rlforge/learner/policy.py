@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from rlforge.config.schema import LearnerConfig, LoraConfig
-from rlforge.learner.batching import MicroBatch, Row, collate, micro_batches
+from rlforge.learner.batching import MicroBatch, Row, collate
 from rlforge.learner.folded import fold_small_layers
 from rlforge.learner.forward import Scorer, Scores
 from rlforge.learner.memory import apply_memory_options
+from rlforge.learner.prefixes import Family, families, parts
 from rlforge.learner.weights import (
     VALUE_HEAD_FILE,
     check_fit,
@@ -50,7 +51,8 @@ class Policy:
         initial_value_head: Mapping[str, Tensor] | None,
     ) -> None:
         self._dtype: torch.dtype = model.dtype
-        self._size = config.mini_batch_size
+        self._max_rows = config.mini_batch_size
+        self._max_tokens = config.micro_batch_tokens
         self._max_train_len = config.max_train_len
         self._pad_token_id = pad_token_id
         self._device = device
@@ -74,11 +76,20 @@ class Policy:
                 temperature=temperature,
                 use_cache=config.use_trainer_cache,
                 autocast=self._dtype if self._dtype == torch.bfloat16 else None,
+                fp32_head=config.fp32_head,
                 value_head=value_head,
             )
 
         self._scorer = scorer(model, self.value_head)
         self._reference = None if frozen is None else scorer(frozen.eval(), None)
+        recomputed = config.gradient_checkpointing or config.activation_checkpointing
+        # Dropout would hit the shared beginning once for all rows.
+        self._shares = (
+            config.share_prefixes
+            and not recomputed
+            and (self._adapter is None or lora.dropout == 0)
+            and self._scorer.can_share()
+        )
         apply_memory_options(model, config)
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -89,9 +100,12 @@ class Policy:
         """Dropout and checkpointing on for the training pass, off for measurements."""
         self._model.train(mode)
 
-    def collate(self, rows: Sequence[Row]) -> MicroBatch:
-        """The tensors of ``rows`` on the policy's device."""
-        return collate(rows, self._pad_token_id, self._device)
+    def micro_batches(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
+        """``rows`` as forward passes within the limits of rows and tokens, on the device."""
+        whole = families(rows) if self._shares else [Family(rows=tuple(rows), shared=0)]
+        for family in whole:
+            for part in parts(family, self._max_rows, self._max_tokens):
+                yield collate(part.rows, self._pad_token_id, self._device, part.shared)
 
     def score(self, micro: MicroBatch, *, entropy: bool) -> Scores:
         """Scores with gradient."""
@@ -124,8 +138,7 @@ class Policy:
             if step.prompt_token_ids
         ]
         values = torch.zeros(len(steps))
-        for part in micro_batches(rows, self._size):
-            micro = self.collate(part)
+        for micro in self.micro_batches(rows):
             values[micro.steps.cpu()] = self._scorer.values(micro).cpu()
         return values.tolist()
 
@@ -163,8 +176,7 @@ class Policy:
 
     def _all_logprobs(self, scorer: Scorer, rows: Sequence[Row], total: int) -> Tensor:
         logprobs = torch.zeros(total, device=self._device)
-        for part in micro_batches(rows, self._size):
-            micro = self.collate(part)
+        for micro in self.micro_batches(rows):
             logprobs[micro.flat] = scorer.score(micro).logprobs
         return logprobs
 
