@@ -254,7 +254,8 @@ class BufferConfig:
     max_size: int = 768
     #: Eviction: ``random`` (uniform reservoir).
     strategy: str = "random"
-    #: Most updates a sample may be behind when it is learned from; 0 is strictly on-policy.
+    #: Most updates a sample may be behind when it is learned from; 0 is strictly on-policy. A step
+    #: counts from its version, an episode from its newest turn (with 0: from its oldest).
     max_staleness: int = 1
     #: Write each batch as parquet under the run directory.
     save_batches: bool = True
