@@ -41,6 +41,7 @@ SCENARIOS: dict[str, tuple[AlgorithmConfig, dict[str, Any]]] = {
     "spread full": (PPO, {**SPREAD, **STEPS, "train": "full", "grad_clip": 0.5}),
     "spread full, own head": (A2cConfig(), {**SPREAD, "train": "full", "tied": False}),
     "spread, logits by the model alone": (AlgorithmConfig(), {**SPREAD, "granite": True}),
+    "spread, packed": (PPO, {**SPREAD, **STEPS, "packing": "on"}),
     "spread, fewer rows than ranks": (AlgorithmConfig(), {**SPREAD, "games": 0}),
     "spread full, resumed": (PPO, {**SPREAD, **STEPS, "train": "full", "resume": True}),
 }

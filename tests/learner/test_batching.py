@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlforge.errors import RunError
-from rlforge.learner.batching import Row, collate, micro_batches, select_rows, split_rows
+from rlforge.learner.batching import Row, collate, select_rows, split_rows
 
 
 def row(prompt: int, answer: int, step: int = 0, start: int = 0) -> Row:
@@ -67,6 +67,19 @@ def test_collate_pads_right_and_points_at_the_predicting_positions():
     assert micro.flat.tolist() == [10, 11, 12, 20]
     assert micro.steps.tolist() == [7, 9]
     assert micro.last_prompt.tolist() == [1, 7]
+    assert (micro.prefix.numel(), micro.computed, micro.padding, micro.reused) == (0, 8, 0, 0)
+
+
+def test_collate_leaves_out_the_beginning_that_all_rows_share():
+    rows = [row(3, 3), row(6, 1)]
+
+    micro = collate(rows, 0, torch.device("cpu"), shared=2)
+
+    assert micro.prefix.tolist() == [1, 2]
+    assert micro.input_ids.tolist() == [[3, 101, 102, 0], [3, 4, 5, 6]]
+    assert micro.positions.tolist() == [0, 1, 2, 7]
+    assert micro.last_prompt.tolist() == [0, 7]
+    assert (micro.computed, micro.padding, micro.reused) == (10, 1, 2)
 
 
 def test_padded_lays_out_tokens_row_by_row_with_zeros_in_the_padding():
@@ -76,18 +89,6 @@ def test_padded_lays_out_tokens_row_by_row_with_zeros_in_the_padding():
 
 
 lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=30)
-
-
-@given(lengths, st.integers(1, 8))
-def test_micro_batches_hold_every_row_once_in_order_of_length(sizes, size):
-    rows = [row(prompt, answer, step=i) for i, (prompt, answer) in enumerate(sizes)]
-
-    parts = list(micro_batches(rows, size))
-
-    assert sorted(r.step for part in parts for r in part) == list(range(len(rows)))
-    seen = [r.input_length for part in parts for r in part]
-    assert seen == sorted(seen)
-    assert all(len(part) == size for part in parts[:-1])
 
 
 @given(lengths, st.integers(2, 8), st.integers(0, 2**32))

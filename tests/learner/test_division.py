@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlforge.learner.batching import Row, micro_batches
+from rlforge.learner.batching import Row
 from rlforge.learner.division import balanced, shares
+from rlforge.learner.prefixes import Family, parts
 
 COSTS = st.lists(st.integers(0, 1000), max_size=60)
 PARTS = st.integers(1, 9)
@@ -54,7 +55,7 @@ def rows_of(lengths: list[int]) -> list[Row]:
 
 
 def cut(rows):
-    return micro_batches(rows, 3)
+    return parts(Family(rows=tuple(rows), shared=0), 3, 1000)
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), PARTS, st.booleans())
@@ -62,19 +63,20 @@ def test_all_ranks_together_count_every_row_once(
     lengths: list[int], size: int, in_step: bool
 ) -> None:
     rows = rows_of(lengths)
-    parts = [list(shares(rows, rank, size, cut, in_step=in_step)) for rank in range(size)]
-    counted = [row.step for part in parts for share in part if share.counts for row in share.rows]
+    by_rank = [list(shares(rows, rank, size, cut, in_step=in_step)) for rank in range(size)]
+    counted = [share.part for mine in by_rank for share in mine if share.counts]
+    counted = [row.step for part in counted for row in part.rows]
     assert sorted(counted) == list(range(len(rows)))
     if in_step:
-        assert len({len(part) for part in parts}) == 1
+        assert len({len(mine) for mine in by_rank}) == 1
     else:
-        assert all(share.counts for part in parts for share in part)
+        assert all(share.counts for mine in by_rank for share in mine)
 
 
 def test_a_rank_without_rows_computes_the_shortest_in_step_without_counting_it() -> None:
     rows = rows_of([7, 3])
     (filler,) = shares(rows, 2, 3, cut, in_step=True)
-    assert filler.rows == [rows[1]]
+    assert filler.part == Family(rows=(rows[1],), shared=0)
     assert not filler.counts
     assert list(shares(rows, 2, 3, cut, in_step=False)) == []
 
@@ -82,5 +84,5 @@ def test_a_rank_without_rows_computes_the_shortest_in_step_without_counting_it()
 @pytest.mark.parametrize("in_step", [False, True])
 def test_one_rank_makes_the_micro_batches_of_all_rows(in_step: bool) -> None:
     rows = rows_of([5, 1, 4, 2, 3, 9, 8])
-    alone = [share.rows for share in shares(rows, 0, 1, cut, in_step=in_step)]
-    assert alone == list(micro_batches(rows, 3))
+    alone = [share.part for share in shares(rows, 0, 1, cut, in_step=in_step)]
+    assert alone == list(cut(rows))

@@ -17,8 +17,11 @@ from transformers import (
     GraniteForCausalLM,
 )
 
+from rlforge.config.schema import LoraConfig
 from rlforge.learner.batching import MicroBatch, collate, select_rows
 from rlforge.learner.forward import Scorer
+from rlforge.learner.logprobs import Head
+from rlforge.models.lora import attach_lora
 
 SIZES = {
     "hidden_size": 32,
@@ -152,29 +155,49 @@ def test_chunked_logits_change_neither_scores_nor_gradients(parts):
         torch.testing.assert_close(whole, chunked, rtol=1e-5, atol=1e-5)
 
 
-def test_no_more_logits_than_allowed_are_computed_at_once(parts):
-    model = parts.model()
-    sizes = []
-    model.lm_head.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel()))
-    scorer = Scorer(model, temperature=1.0, max_logits=3 * 40)
-    sizes.clear()
-
-    scorer.score(micro_of(parts.random_steps(8)))
-
-    assert max(sizes) <= 3 * 40
-
-
-def test_only_answer_positions_reach_the_head(parts):
-    model = parts.model()
+@pytest.fixture
+def logits_at_once(monkeypatch):
+    """Positions whose logits were computed together, pass by pass."""
     rows = []
-    model.lm_head.register_forward_hook(lambda _m, _i, out: rows.append(out.shape[0]))
-    scorer = Scorer(model, temperature=1.0)
-    rows.clear()
+    tempered = Head.tempered
+
+    def counting(head, hidden):
+        rows.append(len(hidden))
+        return tempered(head, hidden)
+
+    monkeypatch.setattr(Head, "tempered", counting)
+    return rows
+
+
+def test_only_answer_positions_reach_the_head(parts, logits_at_once):
     steps = parts.random_steps(8)
 
-    scorer.score(micro_of(steps))
+    Scorer(parts.model(), temperature=1.0).score(micro_of(steps))
 
-    assert rows == [sum(len(step.token_ids) for step in steps)]
+    assert logits_at_once == [sum(len(step.token_ids) for step in steps)]
+
+
+def test_no_more_logits_than_allowed_are_computed_at_once(parts, logits_at_once):
+    scorer = Scorer(parts.model(), temperature=1.0, max_logits=3 * 40)
+
+    scorer.score(micro_of(parts.random_steps(8))).logprobs.sum().backward()
+
+    assert max(logits_at_once) == 3
+
+
+def test_a_head_that_is_not_plain_runs_as_part_of_the_model(parts):
+    """An adapted output layer, for example."""
+    model = parts.model()
+    adapted = attach_lora(model, LoraConfig(rank=2, target_modules=["lm_head"]), seed=0)
+    parts.randomise_adapter(adapted)
+    steps = parts.random_steps(4)
+
+    scorer = Scorer(model, temperature=0.8)
+
+    assert not scorer.decoder_and_head
+    expected = [p for step in steps for p in plain_logprobs(model, step, 0.8)]
+    scores = scorer.score(micro_of(steps))
+    assert scores.logprobs.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_values_come_from_the_last_prompt_token_only(parts):

@@ -67,9 +67,7 @@ def test_micro_batch_size_changes_neither_gradient_nor_metrics(parts, size):
         gradients = parts.record_gradients(model)
         result = learner.update(parts.batch(parts.random_steps(13)))
         metrics = {
-            name: number
-            for name, number in result.metrics.items()
-            if name not in ("seconds", "tokens_per_s", "padding_share")
+            name: number for name, number in result.metrics.items() if not parts.of_speed(name)
         }
         runs.append((gradients, metrics))
 
@@ -177,6 +175,12 @@ def test_padding_share_counts_computed_positions(parts):
 
     assert together["padding_share"] == pytest.approx(2 / 6)
     assert apart["padding_share"] == 0.0
+
+
+def test_the_share_of_stale_steps_is_that_of_all_that_were_played(parts):
+    batch = dataclasses.replace(parts.batch(parts.random_steps(6)), dropped_stale=2)
+    metrics = parts.learner().update(batch).metrics
+    assert (metrics["dropped_stale"], metrics["dropped_stale_share"]) == (2.0, 0.25)
 
 
 def test_a_batch_with_nothing_to_train_on_changes_nothing_but_the_version(parts):

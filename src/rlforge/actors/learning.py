@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,9 +59,7 @@ class LearnerActor:
         if batch is None:
             return None
         started = time.time()
-        result = self._learner.update(batch)
-        metrics = {**result.metrics, "dropped_stale": float(batch.dropped_stale)}
-        return dataclasses.replace(result, metrics=metrics), (started, time.time())
+        return self._learner.update(batch), (started, time.time())
 
     def save(self, version: int, parent_uid: str | None) -> Checkpoint | None:
         """Write version ``version`` as it is now; None from a rank that only helped."""

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rlforge.learner.batching import Row
+from rlforge.learner.prefixes import Family
 from rlforge.types import value
 
 
@@ -13,7 +14,7 @@ from rlforge.types import value
 class Share:
     """One micro-batch of a rank. counts: False where it only keeps the ranks in step."""
 
-    rows: list[Row]
+    part: Family
     counts: bool
 
 
@@ -39,7 +40,7 @@ def shares(
     rows: Sequence[Row],
     rank: int,
     size: int,
-    cut: Callable[[Sequence[Row]], Iterable[list[Row]]],
+    cut: Callable[[Sequence[Row]], Iterable[Family]],
     *,
     in_step: bool,
 ) -> Iterator[Share]:
@@ -55,9 +56,9 @@ def shares(
     ]
     mine = list(cut(dealt[rank]))
     for part in mine:
-        yield Share(rows=part, counts=True)
+        yield Share(part=part, counts=True)
     if in_step and rows:
         longest = max(sum(1 for _ in cut(part)) for part in dealt)
-        filler = min(rows, key=lambda row: row.input_length)
+        filler = Family(rows=(min(rows, key=lambda row: row.input_length),), shared=0)
         for _ in range(longest - len(mine)):
-            yield Share(rows=[filler], counts=False)
+            yield Share(part=filler, counts=False)

@@ -1,26 +1,31 @@
 """Log-probabilities of sampled tokens under a model, from as few logits as possible.
 
 Only positions that predict an answer token go through the output head, and of those only as many
-at a time as keep the logits small: for a vocabulary of 150,000 words the logits of one long answer
-would outweigh the model. Any Hugging Face causal language model works: where decoder and head
-alone do not reproduce the model's own logits, its whole forward runs, with the head narrowed.
+at a time as keep the logits small. Any Hugging Face causal language model works: where decoder and
+a plain linear head do not reproduce the model's own logits, its whole forward runs, with the head
+narrowed to those positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
-from rlforge.learner.batching import MicroBatch
+from rlforge.learner.attention import NAME
+from rlforge.learner.batching import MicroBatch, Row, collate
+from rlforge.learner.logprobs import Head, chunked_logprobs
 from rlforge.types import value
 
-#: Most logits held at once while scoring (float32: 256 MiB); beyond it they are recomputed.
-MAX_LOGITS = 2**26
+log = logging.getLogger(__name__)
+
+#: Most logits that exist at once while scoring (float32: 128 MiB).
+MAX_LOGITS = 2**25
 
 
 @value
@@ -46,16 +51,22 @@ class Scorer:
         temperature: float,
         use_cache: bool = False,
         autocast: torch.dtype | None = None,
+        fp32_head: bool = False,
         value_head: nn.Module | None = None,
         max_logits: int = MAX_LOGITS,
     ) -> None:
-        """``model``: a transformers causal LM, adapters included where it carries any."""
+        """``model``: a transformers causal LM, adapters included where it carries any.
+
+        autocast: dtype that layers compute in, None: that of their weights. fp32_head: logits are
+        computed in float32 all the same.
+        """
         self._model = model
         self._decoder = model.get_decoder()
         self._head = model.get_output_embeddings()
         self._temperature = temperature
         self._use_cache = use_cache
         self._autocast = autocast
+        self._fp32_head = fp32_head
         self._value_head = value_head
         text_config = model.config.get_text_config()
         self._softcap: float | None = getattr(text_config, "final_logit_softcapping", None)
@@ -66,9 +77,12 @@ class Scorer:
         """Log-probs of the answer tokens; values and entropy with gradient where it is enabled."""
         with self._precision():
             if self.decoder_and_head:
-                hidden = self._hidden(micro.input_ids)
-                logprobs, entropies = self._score_chunks(
-                    hidden.index_select(0, micro.positions), micro.token_ids, entropy
+                hidden = self._hidden(micro)
+                logprobs, entropies = chunked_logprobs(
+                    hidden.index_select(0, micro.positions),
+                    micro.token_ids,
+                    self._linear_head(),
+                    entropy=entropy,
                 )
             else:
                 hidden, logits = self._narrowed(micro.input_ids, micro.positions)
@@ -81,7 +95,7 @@ class Scorer:
         """The critic's estimate [B] at the last prompt token; no logits are computed."""
         with self._precision():
             if self.decoder_and_head:
-                hidden = self._hidden(micro.input_ids)
+                hidden = self._hidden(micro)
             else:
                 hidden, _ = self._narrowed(micro.input_ids, micro.last_prompt[:0])
         values = self._values(hidden, micro.last_prompt)
@@ -99,11 +113,37 @@ class Scorer:
         values: Tensor = self._value_head(hidden.index_select(0, last_prompt).float())
         return values.squeeze(-1)
 
-    def _hidden(self, input_ids: Tensor) -> Tensor:
+    def _hidden(self, micro: MicroBatch) -> Tensor:
         """Hidden states in front of the head [B * L, H]."""
-        output = self._decoder(input_ids=input_ids, use_cache=self._use_cache)
+        if micro.packing is not None:
+            output = self._decoder(
+                input_ids=micro.input_ids,
+                position_ids=micro.packing.position_ids,
+                packing=micro.packing,
+                use_cache=False,
+            )
+        elif len(micro.prefix) == 0:
+            output = self._decoder(input_ids=micro.input_ids, use_cache=self._use_cache)
+        else:
+            past = DynamicCache(config=self._model.config)
+            self._decoder(input_ids=micro.prefix[None], past_key_values=past, use_cache=True)
+            for layer in past.layers:  # every row goes on from the same keys and values
+                layer.keys = layer.keys.expand(len(micro.input_ids), -1, -1, -1)
+                layer.values = layer.values.expand(len(micro.input_ids), -1, -1, -1)
+            output = self._decoder(input_ids=micro.input_ids, past_key_values=past, use_cache=True)
         hidden: Tensor = output.last_hidden_state
         return hidden.flatten(0, 1)
+
+    def can_share(self) -> bool:
+        """Whether rows can go on from a prefix that was read once.
+
+        Not where layers keep something else than all keys and values (sliding windows, recurrent
+        states), nor where a forward pass is run again for the gradient, which would extend the
+        prefix a second time.
+        """
+        past = DynamicCache(config=self._model.config)
+        plain = bool(past.layers) and all(type(layer) is DynamicLayer for layer in past.layers)
+        return self.decoder_and_head and plain
 
     def _narrowed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states [B * L, H], and logits [N, V] by the model's own forward pass."""
@@ -120,32 +160,16 @@ class Scorer:
             hook.remove()
         return seen[0], output.logits[0]
 
-    def _score_chunks(
-        self, hidden: Tensor, token_ids: Tensor, entropy: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        if len(token_ids) <= self._chunk:
-            return self._score_hidden(hidden, token_ids, entropy)
-        # Each chunk's logits are freed after its scores and computed again for the gradient.
-        run: Callable[..., tuple[Tensor, Tensor | None]] = self._score_hidden
-        pieces = [
-            checkpoint(run, part, ids, entropy, use_reentrant=False)
-            for part, ids in zip(
-                torch.split(hidden, self._chunk), torch.split(token_ids, self._chunk), strict=True
-            )
-        ]
-        logprobs = torch.cat([piece[0] for piece in pieces])
-        return logprobs, torch.cat([piece[1] for piece in pieces]) if entropy else None
-
-    def _score_hidden(
-        self, hidden: Tensor, token_ids: Tensor, entropy: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        return self._score_logits(self._logits(hidden), token_ids, entropy)
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self._head(hidden)
-        if self._softcap is not None:
-            logits = torch.tanh(logits / self._softcap) * self._softcap
-        return logits
+    def _linear_head(self) -> Head:
+        dtype = torch.float32 if self._fp32_head else self._autocast or self._head.weight.dtype
+        return Head(
+            weight=self._head.weight,
+            bias=self._head.bias,
+            dtype=dtype,
+            softcap=self._softcap,
+            temperature=self._temperature,
+            chunk=self._chunk,
+        )
 
     def _score_logits(
         self, logits: Tensor, token_ids: Tensor, entropy: bool
@@ -162,6 +186,38 @@ class Scorer:
         return chosen - normaliser, normaliser - (probabilities * logits).sum(-1)
 
     @torch.no_grad()
+    def can_pack(self) -> bool:
+        """Switch to attention that packs, if the model then says the same as before.
+
+        Tried on a few tokens: a model may cap or bias its attention, and a card may lack the
+        kernel. Where it differs or fails, the model keeps the attention it came with.
+        """
+        if not self.can_share():
+            return False
+        was_training = self._model.training
+        self._model.eval()
+        device, own = self._model.device, self._model.config._attn_implementation
+        rows = [Row(step=0, prompt=tuple(range(n)), answer=()) for n in (3, 5)]
+        padded = collate(rows, 0, device)
+        with self._precision():
+            expected = self._hidden(padded)[padded.last_prompt]
+        self._model.set_attn_implementation(NAME)
+        packed = collate(rows, 0, device, packed=True)
+        try:
+            with self._precision():
+                actual = self._hidden(packed)[packed.last_prompt]
+            error = float((actual - expected).float().norm() / expected.float().norm())
+            exact = self._autocast is None and actual.dtype == torch.float32
+            same = error < (1e-4 if exact else 0.05)
+        except (RuntimeError, TypeError, ValueError) as problem:
+            log.warning("sequences are padded, not packed: %s", problem)
+            same = False
+        if not same:
+            self._model.set_attn_implementation(own)
+        self._model.train(was_training)
+        return same
+
+    @torch.no_grad()
     def _reproduces_model(self) -> bool:
         """Whether decoder, head and soft cap give the model's own logits, tried on a few tokens.
 
@@ -171,11 +227,14 @@ class Scorer:
         was_training = self._model.training
         self._model.eval()
         ids = torch.arange(4, device=self._model.device)[None]
+        actual = None
         with self._precision():
             expected = self._model(input_ids=ids, use_cache=False).logits
             output = self._decoder(input_ids=ids, use_cache=False)
-            hidden = getattr(output, "last_hidden_state", None)
-            actual = None if hidden is None else self._logits(hidden)
+            if type(self._head) is nn.Linear and hasattr(output, "last_hidden_state"):
+                actual = self._head(output.last_hidden_state)
+                if self._softcap is not None:
+                    actual = torch.tanh(actual / self._softcap) * self._softcap
         self._model.train(was_training)
         # The same operations on the same shapes: rounding gives no room for doubt.
         return actual is not None and torch.allclose(actual, expected, rtol=1e-5, atol=1e-6)

@@ -6,8 +6,14 @@
 ``lr``               learning rate of the policy
 ``nonfinite_steps``  optimizer steps skipped because loss or gradient was not finite
 ``tokens``           answer tokens in the loss
+``seconds``          of the update; ``seconds_targets`` advantages and critic, ``seconds_scoring``
+                     log-probs before the update, ``seconds_gradient``, ``seconds_optimizer``
 ``tokens_per_s``     prompt and answer tokens trained per second of the whole update
+``tflops``           10^12 operations of the model a second; ``mfu`` as a share of what the card
+                     can do, where that is known
+``memory_peak_gb``   most memory of the card in the update; of the process so far on a CPU
 ``padding_share``    share of the computed positions that were padding
+``reused_share``     share of the tokens that were not computed, as prompts began alike
 ``samples_empty``    steps without tokens; ``samples_too_long`` prompts beyond ``max_train_len``;
                      ``samples_truncated`` answers cut to it. Only the last are trained on
 ``samples_seen``     steps trained on since the start
@@ -16,6 +22,8 @@
 ``entropy``          estimated from the sampled tokens: mean of -log p before the update, in nats
 ``reward_mean``      after the transforms; ``raw_reward_mean`` before; ``advantage_mean``
 ``lag_mean``         updates between a step's policy and the one updated; ``lag_max``
+``dropped_stale``    steps thrown away as too old since the update before;
+                     ``dropped_stale_share`` of those and the ones learned from
 ==================== =============================================================================
 
 Beside them stand the algorithm's own, averaged over the optimizer steps applied.
@@ -36,16 +44,19 @@ from rlforge.types import Step, TrainBatch, value
 class OptimizerStep:
     """One optimizer step. applied: False when it was skipped as not finite.
 
-    trained_tokens: of prompts and answers. inputs: tokens the model read; positions: those and
-    the padding.
+    trained_tokens: of prompts and answers. positions: what the model read, ``padding`` included;
+    reused: what it did not read again (see ``MicroBatch``). operations: arithmetic that the model
+    took (see ``rlforge.learner.speed``).
     """
 
     loss: float
     grad_norm: float
     applied: bool
     trained_tokens: int
-    inputs: int
     positions: int
+    padding: int
+    reused: int
+    operations: float
     metrics: Mapping[str, float]
 
 
@@ -53,7 +64,7 @@ def optimizer_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
     """Means over the optimizer steps of an update, the algorithm's metrics among them."""
     applied = [step for step in steps if step.applied]
     positions = sum(step.positions for step in steps)
-    inputs = sum(step.inputs for step in steps)
+    padding, reused = sum(step.padding for step in steps), sum(step.reused for step in steps)
     metrics = {
         name: _mean([step.metrics[name] for step in applied if name in step.metrics])
         for name in {name: None for step in applied for name in step.metrics}
@@ -63,7 +74,8 @@ def optimizer_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
         "loss": _mean([step.loss for step in applied]),
         "grad_norm": _mean([step.grad_norm for step in applied]),
         "nonfinite_steps": float(len(steps) - len(applied)),
-        "padding_share": 1.0 - inputs / positions if positions else 0.0,
+        "padding_share": padding / positions if positions else 0.0,
+        "reused_share": reused / (positions - padding + reused) if positions else 0.0,
     }
 
 
@@ -79,6 +91,8 @@ def batch_metrics(batch: TrainBatch, selection: Selection, version: int) -> dict
         "raw_reward_mean": _mean([step.raw_reward for step in batch.steps]),
         "lag_mean": _mean(lags),
         "lag_max": float(max(lags, default=0)),
+        "dropped_stale": float(batch.dropped_stale),
+        "dropped_stale_share": batch.dropped_stale / max(1, batch.dropped_stale + len(batch.steps)),
     }
 
 

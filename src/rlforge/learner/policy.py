@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from rlforge.config.schema import LearnerConfig, LoraConfig
-from rlforge.learner.batching import MicroBatch, Row, collate, micro_batches
-from rlforge.learner.division import Share, shares
+from rlforge.learner.batching import MicroBatch, Row, collate
+from rlforge.learner.division import shares
 from rlforge.learner.folded import fold_small_layers
 from rlforge.learner.forward import Scorer, Scores
 from rlforge.learner.memory import apply_memory_options
+from rlforge.learner.prefixes import Family, families, parts
 from rlforge.learner.ranks import Ranks
 from rlforge.learner.sharding import SpreadScorer, cpu_copy, spread_like
 from rlforge.learner.weights import (
@@ -29,7 +30,15 @@ from rlforge.learner.weights import (
     save_value_head,
 )
 from rlforge.models.lora import attach_lora
-from rlforge.types import Step
+from rlforge.types import Step, value
+
+
+@value
+class Pass:
+    """One forward pass. counts: False where it only keeps the ranks in step."""
+
+    micro: MicroBatch
+    counts: bool
 
 
 class Policy:
@@ -59,7 +68,8 @@ class Policy:
         initial_value_head: Mapping[str, Tensor] | None,
     ) -> None:
         self._dtype: torch.dtype = model.dtype
-        self._size = config.mini_batch_size
+        self._max_rows = config.mini_batch_size
+        self._max_tokens = config.micro_batch_tokens
         self._max_train_len = config.max_train_len
         self._pad_token_id = pad_token_id
         self._device = device
@@ -90,11 +100,26 @@ class Policy:
                 temperature=temperature,
                 use_cache=config.use_trainer_cache,
                 autocast=self._dtype if self._dtype == torch.bfloat16 else None,
+                fp32_head=config.fp32_head,
                 value_head=value_head,
             )
 
+        kept = config.use_trainer_cache
+        half = device.type == "cuda" and self._dtype in (torch.bfloat16, torch.float16)
+        wanted = config.packing == "on" or (config.packing == "auto" and half and not kept)
         self._scorer = scorer(model, self.value_head)
         self._reference = None if frozen is None else scorer(frozen.eval(), None)
+        recomputed = config.gradient_checkpointing or config.activation_checkpointing
+        scorers = [s for s in (self._scorer, self._reference) if s is not None]
+        self._packs = wanted and all(s.can_pack() for s in scorers)
+        # Dropout would hit the shared beginning once for all rows.
+        self._shares = (
+            config.share_prefixes
+            and not recomputed
+            and not self._spread  # ranks make the same calls, and a shared beginning is one more
+            and (self._adapter is None or lora.dropout == 0)
+            and self._scorer.can_share()
+        )
         apply_memory_options(model, config)
         ranks.share_from_first(self._trained().values())
 
@@ -106,19 +131,27 @@ class Policy:
         """Dropout and checkpointing on for the training pass, off for measurements."""
         self._model.train(mode)
 
-    def shares(self, rows: Sequence[Row]) -> Iterator[Share]:
-        """This rank's micro-batches of ``rows``; those that do not count must be computed too."""
-        return shares(
-            rows,
-            self._ranks.rank,
-            self._ranks.size,
-            lambda mine: micro_batches(mine, self._size),
-            in_step=self._spread,
-        )
+    def passes(self, rows: Sequence[Row]) -> Iterator[Pass]:
+        """``rows``, those of this rank, as forward passes within the limits of rows and tokens."""
+        for share in shares(
+            rows, self._ranks.rank, self._ranks.size, self._cut, in_step=self._spread
+        ):
+            micro = collate(
+                share.part.rows,
+                self._pad_token_id,
+                self._device,
+                shared=share.part.shared,
+                packed=self._packed(share.part),
+            )
+            yield Pass(micro=micro, counts=share.counts)
 
-    def collate(self, rows: Sequence[Row]) -> MicroBatch:
-        """The tensors of ``rows`` on the policy's device."""
-        return collate(rows, self._pad_token_id, self._device)
+    def _cut(self, rows: Sequence[Row]) -> Iterator[Family]:
+        whole = families(rows) if self._shares else [Family(rows=tuple(rows), shared=0)]
+        for family in whole:
+            yield from parts(family, self._max_rows, self._max_tokens, packed=self._packed(family))
+
+    def _packed(self, family: Family) -> bool:
+        return self._packs and family.shared == 0
 
     def score(self, micro: MicroBatch, *, entropy: bool) -> Scores:
         """Scores with gradient."""
@@ -151,11 +184,10 @@ class Policy:
             if step.prompt_token_ids
         ]
         values = torch.zeros(len(steps))
-        for share in self.shares(rows):
-            micro = self.collate(share.rows)
-            computed = self._scorer.values(micro)
-            if share.counts:
-                values[micro.steps.cpu()] = computed.cpu()
+        for part in self.passes(rows):
+            computed = self._scorer.values(part.micro)
+            if part.counts:
+                values[part.micro.steps.cpu()] = computed.cpu()
         return self._ranks.sum_(values).tolist()
 
     def save(self, directory: Path | None) -> None:
@@ -196,11 +228,10 @@ class Policy:
 
     def _all_logprobs(self, scorer: Scorer, rows: Sequence[Row], total: int) -> Tensor:
         logprobs = torch.zeros(total, device=self._device)
-        for share in self.shares(rows):
-            micro = self.collate(share.rows)
-            scores = scorer.score(micro)
-            if share.counts:
-                logprobs[micro.flat] = scores.logprobs
+        for part in self.passes(rows):
+            scores = scorer.score(part.micro)
+            if part.counts:
+                logprobs[part.micro.flat] = scores.logprobs
         return self._ranks.sum_(logprobs)
 
 

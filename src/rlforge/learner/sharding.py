@@ -101,6 +101,10 @@ class SpreadScorer(Scorer):
         values: Tensor = self._whole(lambda: plain(micro))
         return values
 
+    def can_pack(self) -> bool:
+        can: bool = self._whole(super().can_pack)
+        return can
+
     def _reproduces_model(self) -> bool:
         reproduces: bool = self._whole(super()._reproduces_model)
         return reproduces

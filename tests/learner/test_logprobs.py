@@ -1,0 +1,109 @@
+"""Chunked log-probs against the plain formula, with torch's own gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlforge.learner.logprobs import Head, chunked_logprobs
+
+
+def make_head(weight, bias, dtype=torch.float32, softcap=None, temperature=1.0, chunk=1):
+    return Head(
+        weight=weight, bias=bias, dtype=dtype, softcap=softcap, temperature=temperature, chunk=chunk
+    )
+
+
+def plain(hidden, token_ids, weight, bias, softcap, temperature):
+    """Log-probs and entropies in one piece."""
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    logs = torch.log_softmax(logits / temperature, -1)
+    chosen = logs[torch.arange(len(token_ids)), token_ids]
+    return chosen, -(logs.exp() * logs).sum(-1)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 13),
+    st.integers(1, 5),
+    st.booleans(),
+    st.sampled_from([None, 3.0]),
+    st.sampled_from([1.0, 0.6]),
+    st.booleans(),
+    st.integers(0, 100),
+)
+def test_values_and_gradients_are_those_of_the_plain_formula(
+    number, chunk, with_bias, softcap, temperature, entropy, seed
+):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    hidden, weight = draw(number, 6), draw(11, 6)
+    bias = draw(11) if with_bias else None
+    token_ids = torch.randint(0, 11, (number,), generator=generator)
+    factors = torch.randn(2, number, generator=generator, dtype=torch.float64)
+    inputs = [hidden, weight, *([bias] if with_bias else [])]
+    head = make_head(weight, bias, torch.float64, softcap, temperature, chunk)
+
+    logprobs, entropies = chunked_logprobs(hidden, token_ids, head, entropy=entropy)
+    wanted, wanted_entropies = plain(hidden, token_ids, weight, bias, softcap, temperature)
+
+    torch.testing.assert_close(logprobs, wanted.float(), rtol=1e-5, atol=1e-5)
+    loss, expected = (logprobs * factors[0]).sum(), (wanted * factors[0]).sum()
+    if entropy:
+        torch.testing.assert_close(entropies, wanted_entropies.float(), rtol=1e-5, atol=1e-5)
+        loss = loss + (entropies * factors[1]).sum()
+        expected = expected + (wanted_entropies * factors[1]).sum()
+    else:
+        assert entropies is None
+    for ours, theirs in zip(
+        torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_frozen_head_gets_no_gradient():
+    weight, hidden = torch.randn(5, 3), torch.randn(4, 3, requires_grad=True)
+    head = make_head(weight, None, chunk=2)
+    logprobs, _ = chunked_logprobs(hidden, torch.tensor([0, 1, 2, 4]), head, entropy=False)
+    logprobs.sum().backward()
+    assert weight.grad is None
+    assert hidden.grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_logits_are_computed_in_the_dtype_of_the_head(dtype):
+    """In float32 the result is exact although hidden states and weights came in bfloat16."""
+    torch.manual_seed(0)
+    weight, hidden = torch.randn(50, 64).bfloat16(), torch.randn(20, 64).bfloat16()
+    ids = torch.arange(20)
+    exact, _ = plain(hidden.double(), ids, weight.double(), None, None, 1.0)
+    logprobs, _ = chunked_logprobs(
+        hidden, ids, make_head(weight, None, dtype, chunk=7), entropy=False
+    )
+    error = float((logprobs - exact).abs().max())
+    assert error < 1e-5 if dtype == torch.float32 else 1e-4 < error < 0.5
+
+
+def test_no_more_logits_than_a_chunk_exist_at_once():
+    sizes = []
+
+    class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor) and out.data_ptr() != weight.data_ptr():
+                sizes.append(out.numel())
+            return out
+
+    hidden, weight = torch.randn(30, 4, requires_grad=True), torch.randn(1000, 4)
+    head = make_head(weight, None, chunk=3)
+    with Counting():
+        logprobs, entropies = chunked_logprobs(hidden, torch.arange(30), head, entropy=True)
+        (logprobs.sum() + entropies.sum()).backward()
+    assert max(sizes) == 3 * 1000
