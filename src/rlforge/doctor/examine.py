@@ -157,7 +157,7 @@ def _memory(
         device="GPU" if hardware.device == "cuda" else "RAM",
         plan=plan,
         options=options(config, replan),
-        largest=largest_pass(config, replan),
+        largest=largest_pass(config, lambda changed: not replan(changed).excess),
         mend=mend(config, replan) if plan.excess else (),
     )
 

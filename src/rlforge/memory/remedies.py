@@ -73,17 +73,16 @@ def _changes(config: RunConfig) -> list[tuple[str, str, RunConfig]]:
     return changes
 
 
-def largest_pass(config: RunConfig, replan: Replan) -> int:
-    """Most tokens of one pass (``max_train_len``, ``micro_batch_tokens``) with which the plan fits.
+def largest_pass(config: RunConfig, fits: Callable[[RunConfig], bool]) -> int:
+    """Most tokens of one pass (``max_train_len``, ``micro_batch_tokens``) for which ``fits`` holds.
 
-    0 when none does, ``engine.max_model_len`` at most.
+    0 when it never does, ``engine.max_model_len`` at most.
     """
 
-    def fits(tokens: int) -> bool:
-        cut = with_learner(config, max_train_len=tokens, micro_batch_tokens=tokens)
-        return replan(cut).excess == 0
+    def with_tokens(tokens: int) -> bool:
+        return fits(with_learner(config, max_train_len=tokens, micro_batch_tokens=tokens))
 
-    return _most(fits, config.engine.max_model_len)
+    return _most(with_tokens, config.engine.max_model_len)
 
 
 def _most(holds: Callable[[int], bool], limit: int) -> int:
@@ -110,7 +109,7 @@ def mend(config: RunConfig, replan: Replan) -> tuple[str, ...]:
         if longest > config.engine.max_model_len:
             continue
         shorter = with_engine(changed, max_model_len=longest)
-        tokens = largest_pass(shorter, replan) // 64 * 64
+        tokens = largest_pass(shorter, lambda c: not replan(c).excess) // 64 * 64
         if tokens < 512:
             continue
         texts = [f"engine.max_model_len={longest}"] if longest < config.engine.max_model_len else []

@@ -43,8 +43,9 @@ def locate(config: ModelConfig) -> Located:
 def _read(name: str, file: Path) -> ModelShape | None:
     """None for a file that is not there, is damaged or describes another architecture."""
     try:
-        return shape_from_config(name, json.loads(file.read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
+        config = json.loads(file.read_text())
+        return shape_from_config(name, config) if isinstance(config, dict) else None
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError):
         return None  # the loader says what is wrong with it
 
 
