@@ -238,6 +238,8 @@ class HardwareConfig:
     learner_gpus: float = 0.0
     #: GPUs of each engine; fractions share a card.
     engine_gpus: float = 0.0
+    #: GiB of memory on each GPU, as its name says (24 of a 24 GB card); null: ask the machine.
+    memory_gb: float | None = None
     #: OpenMP threads in each engine and learner rank; null lets torch choose.
     threads: int | None = None
     #: Address of an existing Ray cluster (``auto`` finds a local one); null starts one.
