@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlforge.checkpoint import latest_checkpoint, read_manifest
 from rlforge.config.compose import Composed, compose, conf_dir, from_hydra, from_yaml, to_yaml
 from rlforge.config.schema import RunConfig
+from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.graph import RunGraph, build_graph, to_json
 from rlforge.hardware import detect, resolve_hardware
@@ -160,6 +161,8 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
 def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = False) -> Any:
     """Prepare and check the model, lock and fill the run directory, run, and leave the report."""
     hardware = resolve_hardware(config.hardware, detect(), config.engine.num_engines)
+    if config.engine.name == "vllm":
+        check_installed(hardware.device)
     # Torch and Ray are imported late: composing, printing and validating do not pay for them.
     from rlforge.models.load import resolve_model
     from rlforge.models.lora import check_adapter
