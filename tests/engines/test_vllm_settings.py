@@ -84,6 +84,7 @@ def test_on_a_cpu_nothing_is_compiled_and_the_cache_is_small() -> None:
     arguments = _arguments(device="cpu")
     assert arguments["enforce_eager"] is True
     assert arguments["kv_cache_memory_bytes"] == 2**30
+    assert arguments["max_loras"] == arguments["max_cpu_loras"] == EngineConfig().max_loras + 1
     assert "gpu_memory_utilization" not in arguments
 
 

@@ -103,6 +103,9 @@ def vllm_arguments(
     positions: most tokens the model has positions for. gpus: the engine's share of a GPU.
     """
     engine = config.engine
+    # vLLM's kernels for CPUs give sequences without an adapter that of the last slot
+    # (vllm-project/vllm#48421). Slots fill up from the first, so one more is never filled: zeros.
+    slots = engine.max_loras + (device == "cpu")
     arguments: dict[str, Any] = {
         "model": model,
         "dtype": dtype,
@@ -112,8 +115,8 @@ def vllm_arguments(
         "enforce_eager": device == "cpu" or engine.vllm.enforce_eager,
         "enable_prefix_caching": engine.vllm.enable_prefix_caching,
         "enable_lora": True,
-        "max_loras": engine.max_loras,
-        "max_cpu_loras": engine.max_loras,
+        "max_loras": slots,
+        "max_cpu_loras": slots,
         "max_lora_rank": lora_rank(config.model.lora.rank),
         # Log-probs of the distribution that tokens are drawn from: after temperature and top-p.
         "logprobs_mode": "processed_logprobs",
