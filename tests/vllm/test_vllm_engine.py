@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import shutil
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rlforge.config.schema import LoraConfig, RunConfig
+from rlforge.config.schema import LoraConfig, ModelConfig, RunConfig
 from rlforge.engines.registry import make_engine
 from rlforge.errors import ConfigError, EngineError
 from rlforge.types import PolicyRef, SamplingParams
@@ -25,6 +26,19 @@ Versions = tuple[tuple[PolicyRef, Any], ...]
 
 #: vLLM caches whole blocks of keys and values, of 128 tokens on a CPU.
 LONG_PROMPT = [index % 50 for index in range(300)]
+
+
+async def _running(engine: Any, number: int) -> None:
+    while engine.stats().running < number:  # noqa: ASYNC110  # the engine signals only answers
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def torn(make_adapter: Callable[..., tuple[PolicyRef, Any]]) -> PolicyRef:
+    """A version whose weights are not whole."""
+    policy, _ = make_adapter(10)
+    Path(policy.path_or_name or "", "adapter_model.safetensors").write_bytes(b"torn")
+    return policy
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
@@ -123,7 +137,9 @@ async def test_two_hundred_swaps_keep_memory_flat_and_reuse_no_number(
     core, numbers, most = engine._core, [], 0
     add = core._llm.add_lora
     monkeypatch.setattr(
-        core._llm, "add_lora", lambda request: (numbers.append(request.lora_int_id), add(request))[1]
+        core._llm,
+        "add_lora",
+        lambda request: (numbers.append(request.lora_int_id), add(request))[1],
     )
     process = psutil.Process()
 
@@ -134,7 +150,9 @@ async def test_two_hundred_swaps_keep_memory_flat_and_reuse_no_number(
             await engine.load(policy)
             most = max(most, len(core._llm.list_loras()))
             if index % 20 == 0:
-                completion = await engine.generate([index % 99, 3], SamplingParams(), policy)
+                completion = await engine.generate(
+                    [index % 99, 3], SamplingParams(max_tokens=20), policy
+                )
                 assert logprob_gap(model, completion) < 1e-4
 
     await swap(30)
@@ -252,13 +270,12 @@ async def test_errors_reach_the_caller_that_caused_them(
     engine: Any,
     base_policy: PolicyRef,
     make_adapter: Callable[..., tuple[PolicyRef, Any]],
+    torn: PolicyRef,
     tmp_path: Path,
 ) -> None:
     one = SamplingParams(max_tokens=1)
     missing = PolicyRef(uid="m", kind="checkpoint", path_or_name=str(tmp_path / "nowhere"))
     large, _ = make_adapter(9, LoraConfig(rank=64))
-    torn, _ = make_adapter(10)
-    Path(torn.path_or_name or "", "adapter_model.safetensors").write_bytes(b"torn")
     cases: list[tuple[Any, str]] = [
         (engine.generate([1] * 512, one, base_policy), "1 too long"),
         (engine.generate([VOCABULARY], one, base_policy), "was it encoded with another"),
@@ -287,8 +304,7 @@ async def test_a_cancelled_request_frees_its_place(
         asyncio.create_task(engine.generate([index], long, versions[index % 2][0]))
         for index in range(40)
     ]
-    while engine.stats().running < 16:
-        await asyncio.sleep(0.005)
+    await _running(engine, 16)
     assert engine.stats().queued == 24
     for task in doomed:
         task.cancel()
@@ -334,14 +350,23 @@ def test_a_model_that_vllm_cannot_hold_is_one_message(
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_heads_that_vllm_has_no_kernel_for_are_refused(base: Any, tmp_path: Path) -> None:
+    described = copy.deepcopy(base.config)
+    described.num_attention_heads, described.head_dim = 4, 16
+    described.save_pretrained(tmp_path)
+    config = RunConfig(model=ModelConfig(kind="hf", name=str(tmp_path)))
+    config.engine.name = "vllm"
+    with pytest.raises(ConfigError, match=r"no attention for heads of 16 \(it has 32.*use engine"):
+        make_engine(config, device="cpu", threads=1)
+
+
 async def test_closing_fails_what_is_under_way_and_what_comes_after(
     make_config: Callable[..., RunConfig], base_policy: PolicyRef
 ) -> None:
     engine = make_engine(make_config(), device="cpu", threads=1)
     long = SamplingParams(max_tokens=500, seed=0)
     pending = [asyncio.create_task(engine.generate([1], long, base_policy)) for _ in range(5)]
-    while not engine.stats().running:
-        await asyncio.sleep(0.005)
+    await _running(engine, 5)
     await engine.close()
     results = await asyncio.gather(*pending, return_exceptions=True)
     assert all(isinstance(r, EngineError) and "closed" in str(r) for r in results)

@@ -312,6 +312,8 @@ class VllmEngine(ThreadedEngine):
             positions=getattr(described, "max_position_embeddings", None) or sys.maxsize,
             gpus=gpus,
         )
+        if device == "cpu":
+            _check_heads(described)
         core = VllmGenerator(
             _start(arguments),
             max_loras=config.engine.max_loras,
@@ -322,6 +324,20 @@ class VllmEngine(ThreadedEngine):
             seed=config.seed,
         )
         super().__init__(core, stuck_after_s=config.engine.stuck_after_s)
+
+
+def _check_heads(described: Any) -> None:
+    """Raises ConfigError for attention heads whose size would crash vLLM's kernels for CPUs."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    heads = described.num_attention_heads
+    size = getattr(described, "head_dim", None) or described.hidden_size // heads
+    known = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in known:
+        raise ConfigError(
+            f"vLLM on a CPU has no attention for heads of {size} (it has "
+            f"{', '.join(map(str, known))}); use engine=transformers or another model"
+        )
 
 
 def _start(arguments: dict[str, Any]) -> LLMEngine:
