@@ -101,7 +101,11 @@ def test_a_rank_beyond_the_kernels_is_refused() -> None:
         lora_rank(600)
 
 
-def test_one_process_computes_and_reports_to_nobody() -> None:
+def test_one_process_computes_and_reports_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)
+    assert vllm_environment("cpu", threads=1)["VLLM_LOGGING_LEVEL"] == "ERROR"
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    assert vllm_environment("cpu", threads=1)["VLLM_LOGGING_LEVEL"] == "DEBUG"
     for device in ("cpu", "cuda"):
         variables = vllm_environment(device, threads=3)
         assert variables["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import ray
 
-RESTART_PATIENCE_S = 120.0
-"""Seconds within which a restarted actor must be back: it loads the model again."""
+RESTART_PATIENCE_S = 300.0
+"""Seconds within which a restarted actor must be back: it loads and compiles the model again."""
 
 
 def enter(name: str, run_dir: str) -> None:

@@ -5,6 +5,7 @@ Nothing here imports vLLM.
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -81,7 +82,8 @@ def vllm_environment(device: str, threads: int | None) -> dict[str, str]:
         # The engine's own process does the computing: it starts fast, and dies as a whole.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        # What goes wrong is raised; the rest would stand between the lines of a run.
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
     }
     if device == "cpu":
         variables |= {
@@ -124,6 +126,7 @@ def vllm_arguments(
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
     }
     if engine.vllm.max_num_batched_tokens is not None:
         arguments["max_num_batched_tokens"] = engine.vllm.max_num_batched_tokens
