@@ -1,6 +1,6 @@
 """Tokens a second of a learner update, beside TRL, unstable-rl and plain transformers + PEFT.
 
-    python benchmarks/learner.py [--repeats N] [--peers PYTHON] [--models tiny smollm2_135m]
+    python benchmarks/learner.py [--repeats N] [--peers PYTHON] [--models MODEL …] [--turns N]
 
 All learn from the same turns of SimpleTak (``benchmarks/turns.py``): the same token ids, advantages
 and start of a LoRA adapter on the same layers, float32, one thread, one step of AdamW. A turn of
@@ -47,7 +47,7 @@ NAMES = {
 }
 PEERS = ("trl_grpo", "unstable_rl")
 #: Model -> turns in its batch, and the fixed counts to choose from.
-BATCHES = {"tiny": (768, (48, 192, 768)), "smollm2_135m": (16, (1, 4, 8))}
+BATCHES = {"tiny": (768, (48, 192, 768)), "smollm2_135m": (16, (1, 2, 4))}
 FLOORS = {"plain_peft": 1.5, "trl_grpo": 2.0, "unstable_rl": 2.0}
 COSINE = 0.9999
 
@@ -99,8 +99,8 @@ class Contender:
 
 def fastest_count(name: str, python: str, work: Work, folder: Path) -> dict[int, float]:
     """Tokens a second of each fixed count on the first turns, after one update to warm up."""
-    turns, counts = BATCHES[work.name]
-    part = work.part(min(turns, max(counts)))
+    counts = BATCHES[work.name][1]
+    part = work.part(max(counts))
     file = folder / "part.json"
     part.write(file)
     speeds = {}
@@ -174,6 +174,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--models", nargs="+", choices=BATCHES, default=list(BATCHES))
+    parser.add_argument("--turns", type=int, help="default: 768 tiny, 16 smollm2_135m")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--packed-tokens", type=int, default=16384)
@@ -187,11 +188,15 @@ def main() -> None:
         parser.error("--device cuda needs --shape")
     if shutil.which(arguments.peers) is None:
         parser.error(f"--peers {arguments.peers}: no such interpreter")
+    for name in arguments.models:
+        most = max(BATCHES[name][1])
+        if arguments.turns is not None and (arguments.turns < most or arguments.turns % most):
+            parser.error(f"--turns {arguments.turns}: {name} needs a multiple of {most}")
     from turns import make_work  # plays games: more packages than --shape needs
 
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
-            work = make_work(name, BATCHES[name][0], Path(folder))
+            work = make_work(name, arguments.turns or BATCHES[name][0], Path(folder))
             rows = compare(work, arguments.peers, arguments.repeats, Path(folder))
         show(work, rows)
         results = {
