@@ -189,8 +189,10 @@ class Run:
         self._publication = self._group.create_task(self._publish(self._newest))
 
     async def _publish(self, checkpoint: Checkpoint) -> None:
-        """Engines first, then the pool, then room for its games: nobody asks for it too early."""
+        """Engines first, then games under way, the pool, room for more: none asks too early."""
         await self._load(checkpoint.policy())
+        for collector in self._cast.collectors:
+            collector.learned.remote(checkpoint.policy())
         snapshot = await self._cast.pool.add_checkpoint.remote(checkpoint)
         await self._cast.buffer.set_version.remote(checkpoint.version)
         self._cast.tracker.log_pool.remote(snapshot)
@@ -256,6 +258,8 @@ class Run:
             self._cast.buffer.load_state_dict.remote(state["buffer"]),
         )
         await self._load(self._newest.policy())
+        for collector in self._cast.collectors:
+            collector.learned.remote(self._newest.policy())
         await self._cast.buffer.set_version.remote(version)
         self._cast.tracker.resume.remote(version)
 

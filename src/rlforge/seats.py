@@ -11,7 +11,7 @@ from rlforge.games.base import View
 from rlforge.games.play import Answer
 from rlforge.games.players import Player, make_player
 from rlforge.games.prompts import Prompter, Tokenizer
-from rlforge.types import Completion, GameSpec, SamplingParams, Seat
+from rlforge.types import Completion, GameSpec, PolicyRef, SamplingParams, Seat
 
 
 class SeatAnswers:
@@ -34,6 +34,15 @@ class SeatAnswers:
         self._engine = engine
         self._stop = tuple(stop_token_ids)
         self._api = ApiPlayer(config.pool.api)
+        self._newest: PolicyRef | None = None
+
+    def learned(self, policy: PolicyRef) -> None:
+        """A newer version is out: trained seats move with it from now on, in games under way too.
+
+        So a game that takes longer than an update does not go stale with the version it began
+        with; each completion says which version made it.
+        """
+        self._newest = policy
 
     def for_game(self, spec: GameSpec) -> Answer:
         """The answers of one game; scripted players live as long as it does."""
@@ -43,7 +52,7 @@ class SeatAnswers:
         )
 
         async def answer(seat: Seat, view: View, seed: int) -> Completion:
-            policy = seat.policy
+            policy = (self._newest or seat.policy) if seat.trained else seat.policy
             if policy.kind == "scripted":
                 if seat.player_id not in players:
                     name = policy.path_or_name or policy.uid

@@ -217,8 +217,13 @@ class Episode:
 
     @property
     def oldest_version(self) -> int:
-        """The policy version of its oldest turn, which decides its staleness."""
+        """The policy version of its oldest turn."""
         return min(step.policy_version for step in self.steps)
+
+    @property
+    def newest_version(self) -> int:
+        """The policy version of its newest turn."""
+        return max(step.policy_version for step in self.steps)
 
 
 @value

@@ -94,6 +94,7 @@ def _check_choices(composed: Composed) -> None:
         ("buffer.kind", config.buffer.kind, ("step", "episode")),
         ("buffer.strategy", config.buffer.strategy, ("random",)),
         ("learner.train", config.learner.train, ("lora", "full")),
+        ("learner.packing", config.learner.packing, ("auto", "on", "off")),
         ("learner.schedule", config.learner.schedule, ("constant", "linear", "cosine")),
         ("tracker.wandb_mode", config.tracker.wandb_mode, ("online", "offline")),
         ("tracker.progress", config.tracker.progress, ("auto", "rich", "plain", "off")),
@@ -261,6 +262,10 @@ def _check_keys(composed: Composed) -> None:
 def _check_batches(composed: Composed) -> None:
     config = composed.config
     learner, buffer = config.learner, config.buffer
+    if learner.packing == "on" and learner.use_trainer_cache:
+        raise composed.error(
+            "learner.packing", "keeps no cache; set learner.use_trainer_cache=false"
+        )
     rows = learner.mini_batch_size
     if config.buffer.kind == "step" and rows is not None and learner.batch_size % rows:
         raise composed.error(

@@ -115,13 +115,30 @@ def test_episodes_stay_whole_adjacent_and_in_order(make_episode):
         assert [step.turn_index for step in episode] == [0, 1, 2]
 
 
-def test_an_episode_is_as_old_as_its_oldest_turn(make_episode):
+def test_an_episode_is_as_old_as_its_newest_turn(make_episode):
     buffer = buffer_of(EpisodeBuffer)
-    buffer.add([make_episode("a", (1, 2, 3)), make_episode("b", (2, 3))])
-    assert buffer.set_version(3) == 3
+    buffer.add([make_episode("a", (1, 2, 3)), make_episode("b", (1, 1))])
+    assert buffer.set_version(3) == 2
     assert buffer.size() == 1
-    assert buffer.add([make_episode("c", (1, 3))]) == AddResult(stored=0, evicted=0, refused=1)
-    assert buffer.draw(1, version=3).dropped_stale == 5
+    assert buffer.add([make_episode("c", (0, 1))]) == AddResult(stored=0, evicted=0, refused=1)
+    assert buffer.draw(1, version=3).dropped_stale == 4
+
+
+def test_on_policy_an_episode_is_as_old_as_its_oldest_turn(make_episode):
+    buffer = buffer_of(EpisodeBuffer, max_staleness=0)
+    buffer.add([make_episode("a", (1, 2)), make_episode("b", (2, 2))])
+    assert buffer.set_version(2) == 2
+    assert buffer.size() == 1
+    assert buffer.add([make_episode("c", (1, 2))]) == AddResult(stored=0, evicted=0, refused=1)
+
+
+def test_games_longer_than_the_staleness_are_learned_from(make_episode):
+    """Each takes four updates and one is allowed; nothing of them is dropped."""
+    buffer = buffer_of(EpisodeBuffer)
+    for version in range(3, 12):
+        buffer.set_version(version)
+        buffer.add([make_episode(f"g{version}", tuple(range(version - 3, version + 1)))])
+        assert buffer.draw(1, version=version).dropped_stale == 0
 
 
 def group_game(make_episode, group, game, version=0, size=2, seats=2):
@@ -184,8 +201,21 @@ def test_an_open_group_that_was_evicted_stays_out(make_episode):
     assert 0 < open_group_evicted < 20
 
 
-def test_a_group_is_dropped_whole_when_one_of_its_games_is_stale(make_episode):
+def test_a_group_is_as_old_as_its_last_game(make_episode):
+    """Short games wait for the long ones of their group."""
     buffer = buffer_of(EpisodeBuffer)
+    buffer.add(group_game(make_episode, "x", 0, version=0))
+    assert buffer.set_version(1) == 0
+    buffer.add(group_game(make_episode, "x", 1, version=1))
+    buffer.add(group_game(make_episode, "y", 0, version=0))
+    assert buffer.set_version(2) == 4
+    assert buffer.size() == 4
+    late = buffer.add(group_game(make_episode, "y", 1, version=2))
+    assert late == AddResult(stored=0, evicted=0, refused=2)
+
+
+def test_on_policy_a_group_is_dropped_whole_when_one_of_its_games_is_stale(make_episode):
+    buffer = buffer_of(EpisodeBuffer, max_staleness=0)
     buffer.add(group_game(make_episode, "x", 0, version=0, size=3))
     buffer.add(group_game(make_episode, "x", 1, version=2, size=3))
     buffer.add(group_game(make_episode, "y", 0, version=0))
@@ -196,8 +226,8 @@ def test_a_group_is_dropped_whole_when_one_of_its_games_is_stale(make_episode):
     assert late == AddResult(stored=0, evicted=0, refused=2)
 
 
-def test_a_stale_latecomer_takes_its_group_along(make_episode):
-    buffer = buffer_of(EpisodeBuffer)
+def test_on_policy_a_stale_latecomer_takes_its_group_along(make_episode):
+    buffer = buffer_of(EpisodeBuffer, max_staleness=0)
     buffer.set_version(2)
     buffer.add(group_game(make_episode, "x", 0, version=2))
     late = buffer.add(group_game(make_episode, "x", 1, version=0))

@@ -175,6 +175,12 @@ class Parts:
     learner = staticmethod(make_learner)
 
     @staticmethod
+    def of_speed(name: str) -> bool:
+        """Whether a metric says how an update was computed, not what came of it."""
+        speed = ("tokens_per_s", "padding_share", "reused_share", "tflops", "memory_peak_gb")
+        return name in speed or name.startswith("seconds")
+
+    @staticmethod
     def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """A copy of all parameters."""
         return {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -83,7 +83,7 @@ def test_passes_hold_every_row_once_within_both_limits(lengths, max_rows, max_to
     cut = list(parts(Family(rows=rows, shared=shared), max_rows, max_tokens))
     assert sorted(r.step for part in cut for r in part.rows) == list(range(len(rows)))
     for part in cut:
-        micro = collate(part.rows, 0, torch.device("cpu"), part.shared)
+        micro = collate(part.rows, 0, torch.device("cpu"), shared=part.shared)
         assert len(part.rows) == 1 or micro.computed <= max_tokens
         assert max_rows is None or len(part.rows) <= max_rows
     lengths_in_order = [r.input_length for part in cut for r in part.rows]
@@ -136,7 +136,7 @@ def test_scores_and_gradients_are_those_of_whole_prompts(parts, make):
     rows = select_rows(alike(parts), None).rows
     results = []
     for shared in (0, 5):
-        micro = collate(rows, 0, torch.device("cpu"), shared)
+        micro = collate(rows, 0, torch.device("cpu"), shared=shared)
         scores = scorer.score(micro, entropy=True)
         model.zero_grad()
         (scores.logprobs.sum() + scores.entropy.sum() + scores.values.sum()).backward()

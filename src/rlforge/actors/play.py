@@ -18,7 +18,7 @@ from rlforge.config.schema import RunConfig
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.seats import SeatAnswers
 from rlforge.tracking.game_files import GameWriter
-from rlforge.types import GameRecord, GameSpec
+from rlforge.types import GameRecord, GameSpec, PolicyRef
 
 
 class CollectorActor:
@@ -58,6 +58,9 @@ class CollectorActor:
         finally:
             if self._writer is not None:
                 self._writer.flush()
+
+    def learned(self, policy: PolicyRef) -> None:
+        self._answers.learned(policy)
 
     async def evaluate(self, specs: Sequence[GameSpec]) -> list[GameRecord]:
         records = await self._collector.evaluate(specs)

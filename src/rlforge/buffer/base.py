@@ -56,7 +56,8 @@ class Buffer(ABC):
 
     A sample is a step or an episode, by subclass; every count is in that unit unless it says steps.
     Beyond ``max_size``, samples are evicted, uniformly at random among those stored and the
-    newcomers. A sample made more than ``max_staleness`` versions before the current one is dropped.
+    newcomers. A sample made more than ``max_staleness`` versions before the current one is dropped;
+    which version made it is the subclass's to say, where its tokens come from several.
     Batches are drawn from the oldest version first, uniformly among the samples of one version, so
     that games within the limits of admission end in a batch and not among the stale.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 from rlforge.buffer.ageing import Ageing
@@ -26,10 +25,6 @@ class _Group:
         return len({episode.game_id for episode in self.episodes}) >= self.games
 
     @property
-    def oldest_version(self) -> int:
-        return min(episode.oldest_version for episode in self.episodes)
-
-    @property
     def steps(self) -> int:
         return sum(len(episode.steps) for episode in self.episodes)
 
@@ -41,6 +36,10 @@ class EpisodeBuffer(Buffer):
     only once all ``group_size`` games of it are there. A batch takes whole groups until it has n
     episodes: exactly n where the episodes of a group (games times trained seats) divide it, and
     less than one group more otherwise.
+
+    A game that takes longer than an update goes on with the newer version, so its turns differ in
+    age. Staleness counts from the newest turn of a group: long games, and the short ones that wait
+    for them, would never be learned from otherwise. A buffer that allows none counts every turn.
     """
 
     kind = "episode"
@@ -48,7 +47,10 @@ class EpisodeBuffer(Buffer):
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings)
-        self._complete: Ageing[_Group] = Ageing(attrgetter("oldest_version"), self._random)
+        self._on_policy = settings.max_staleness == 0
+        self._complete: Ageing[_Group] = Ageing(
+            lambda group: self._version(group.episodes), self._random
+        )
         self._complete_size = 0
         self._open: dict[str, _Group] = {}
         self._open_size = 0
@@ -79,6 +81,12 @@ class EpisodeBuffer(Buffer):
         self._open_size -= len(group.episodes)
         return len(group.episodes)
 
+    def _version(self, episodes: Sequence[Episode]) -> int:
+        """The version that the staleness of episodes that stay together counts from."""
+        if self._on_policy:
+            return min(episode.oldest_version for episode in episodes)
+        return max(episode.newest_version for episode in episodes)
+
     def _samples_in(self, episode: Episode) -> int:
         return 1
 
@@ -98,7 +106,8 @@ class EpisodeBuffer(Buffer):
         group_id = episode.group_id
         if group_id in self._given_up:
             return 0
-        if episode.oldest_version < self._oldest_allowed():
+        others = self._open[group_id].episodes if group_id in self._open else []
+        if self._version([*others, episode]) < self._oldest_allowed():
             self._dropped_stale_steps += len(episode.steps)
             if group_id is not None:
                 self._dropped_stale_steps += self._give_up_stale(group_id)
@@ -136,7 +145,7 @@ class EpisodeBuffer(Buffer):
         self._complete_size -= sum(len(group.episodes) for group in gone)
         dropped = sum(group.steps for group in gone)
         for group_id, group in list(self._open.items()):
-            if group.oldest_version < oldest:
+            if self._version(group.episodes) < oldest:
                 dropped += self._give_up_stale(group_id)
         # A game that comes still later opens its group anew and goes stale with it.
         self._given_up = {g: since for g, since in self._given_up.items() if since >= oldest}

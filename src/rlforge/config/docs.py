@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
+import importlib
 import inspect
 import sys
 from pathlib import Path
@@ -100,32 +100,29 @@ def render() -> str:
 
 
 def _transforms() -> list[str]:
-    """The reward transforms with their parameters, read from their source to stay import-free."""
+    """The reward transforms with their parameters; loaded by name, as they stand above config."""
     lines: list[str] = []
-    folder = Path(__file__).resolve().parents[1] / "rewards"
     for stack in ("final", "step", "sampling"):
+        module = importlib.import_module(f"rlforge.rewards.{stack}")
+        registry: dict[str, type] = getattr(module, f"{stack.upper()}_TRANSFORMS")
         lines += [f"### `rewards.{stack}`", "", "| name | parameters | effect |", "|---|---|---|"]
-        tree = ast.parse((folder / f"{stack}.py").read_text())
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and (row := _transform_row(node)):
-                lines.append(row)
+        lines += [_transform_row(name, transform) for name, transform in registry.items()]
         lines.append("")
     return lines
 
 
-def _transform_row(node: ast.ClassDef) -> str | None:
-    name, parameters = None, []
-    for item in node.body:
-        if not isinstance(item, ast.AnnAssign) or not isinstance(item.target, ast.Name):
-            continue
-        annotation = ast.unparse(item.annotation)
-        if annotation.startswith("ClassVar") and item.target.id == "name" and item.value:
-            name = ast.literal_eval(item.value)
-        elif not annotation.startswith("ClassVar"):
-            default = f" = {ast.unparse(item.value)}" if item.value else ""
-            parameters.append(f"`{item.target.id}: {annotation}{default}`".replace("|", "\\|"))
-    about = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
-    return f"| `{name}` | {', '.join(parameters) or '–'} | {about} |" if name else None
+def _transform_row(name: str, transform: Any) -> str:
+    parameters = [
+        f"`{field.name}: {field.type}{_given(field)}`".replace("|", "\\|")
+        for field in dataclasses.fields(transform)
+        if field.init
+    ]
+    about = (inspect.getdoc(transform) or "").split("\n\n")[0].replace("\n", " ")
+    return f"| `{name}` | {', '.join(parameters) or '–'} | {about} |"
+
+
+def _given(field: dataclasses.Field[Any]) -> str:
+    return "" if field.default is dataclasses.MISSING else f" = {field.default!r}"
 
 
 def _summary(cls: type) -> str:

@@ -254,7 +254,8 @@ class BufferConfig:
     max_size: int = 768
     #: Eviction: ``random`` (uniform reservoir).
     strategy: str = "random"
-    #: Most updates a sample may be behind when it is learned from; 0 is strictly on-policy.
+    #: Most updates a sample may be behind when it is learned from; 0 is strictly on-policy. A step
+    #: counts from its version, an episode from its newest turn (with 0: from its oldest).
     max_staleness: int = 1
     #: Write each batch as parquet under the run directory.
     save_batches: bool = True
@@ -276,6 +277,9 @@ class LearnerConfig:
     micro_batch_tokens: int = 4096
     #: Read the beginning that prompts of a forward pass have in common only once.
     share_prefixes: bool = True
+    #: Sequences behind each other instead of padded: ``on``, ``off``, or ``auto``, on GPUs that
+    #: compute in half precision and have the kernel. Models that need more keep their padding.
+    packing: str = "auto"
     #: Compute logits in float32 where the model computes in bfloat16.
     fp32_head: bool = False
     #: Optimizer steps per pass over a batch.

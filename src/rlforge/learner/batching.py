@@ -1,7 +1,7 @@
-"""From steps to micro-batches: what is trained on, cut to length and padded.
+"""From steps to micro-batches: what is trained on, cut to length, and padded or packed.
 
-Sequences are padded on the right. Under causal attention no real position ever looks at one to
-its right, so padding cannot change a result and no attention mask is needed.
+Padding is on the right. Under causal attention no real position ever looks at one to its right, so
+padding cannot change a result and no attention mask is needed.
 """
 
 from __future__ import annotations
@@ -52,15 +52,30 @@ class Selection:
 
 
 @value
+class Packing:
+    """Where sequences stand that follow each other in one row of S tokens.
+
+    lengths: of each. boundaries [B + 1]: int32, where each begins, and S. position_ids [1, S]:
+    counted within each.
+    """
+
+    lengths: tuple[int, ...]
+    boundaries: Tensor
+    position_ids: Tensor
+
+
+@value
 class MicroBatch:
     """The rows of one forward pass. B rows, L input tokens, T answer tokens, N real answer tokens.
 
-    prefix [P]: how all rows begin, left out of the L tokens; often empty. input_ids [B, L].
+    prefix [P]: how all rows begin, left out of the L tokens; often empty. input_ids [B, L], or
+    [1, S] with ``packing``.
     mask [B, T]: 1.0 at answer tokens. token_ids [N]: the answer tokens, row by row. positions [N]:
     where in ``input_ids.flatten()`` each of them is predicted. slots [N]: where in
     ``mask.flatten()`` each stands. flat [N]: which of the batch's answer tokens each is.
     steps [B]: index in the batch. last_prompt [B]: last prompt token in ``input_ids.flatten()``.
     padding: positions of ``input_ids`` that are none of any row.
+    packing: None where rows are padded to the same length.
     """
 
     prefix: Tensor
@@ -73,6 +88,7 @@ class MicroBatch:
     steps: Tensor
     last_prompt: Tensor
     padding: int
+    packing: Packing | None
 
     @property
     def computed(self) -> int:
@@ -82,7 +98,7 @@ class MicroBatch:
     @property
     def reused(self) -> int:
         """Tokens that the model would have read again without the shared beginning."""
-        return self.prefix.numel() * (len(self.input_ids) - 1)
+        return self.prefix.numel() * (len(self.steps) - 1)
 
     def padded(self, per_token: Tensor) -> Tensor:
         """[N] per answer token to [B, T], 0 where padded; differentiable."""
@@ -140,20 +156,32 @@ def split_rows(rows: Sequence[Row], parts: int, generator: np.random.Generator) 
 
 
 def collate(
-    rows: Sequence[Row], pad_token_id: int, device: torch.device, shared: int = 0
+    rows: Sequence[Row],
+    pad_token_id: int,
+    device: torch.device,
+    *,
+    shared: int = 0,
+    packed: bool = False,
 ) -> MicroBatch:
     """Tensors of ``rows`` on ``device``. Rows without an answer give empty per-token tensors.
 
     shared: tokens that all prompts begin with, and that are read once; less than any has.
+    packed: one behind the other instead of padded; nothing is shared then.
     """
-    length = max(row.input_length for row in rows) - shared
+    lengths = np.array([row.input_length - shared for row in rows])
     width = max(len(row.answer) for row in rows)
-    input_ids = np.full((len(rows), length), pad_token_id, dtype=np.int64)
+    if packed:
+        ends = np.cumsum(lengths)
+        starts, shape = ends - lengths, (1, int(ends[-1]))
+    else:
+        shape = (len(rows), int(lengths.max()))
+        starts = np.arange(len(rows)) * shape[1]
+    input_ids = np.full(shape, pad_token_id, dtype=np.int64)
     mask = np.zeros((len(rows), width), dtype=np.float32)
     positions, slots, flat = [], [], []
-    for index, row in enumerate(rows):
-        count, first = len(row.answer), index * length + len(row.prompt) - shared - 1
-        input_ids[index, : row.input_length - shared] = row.prompt[shared:] + row.answer[:-1]
+    for index, (row, start, length) in enumerate(zip(rows, starts, lengths, strict=True)):
+        count, first = len(row.answer), start + len(row.prompt) - shared - 1
+        input_ids.reshape(-1)[start : start + length] = row.prompt[shared:] + row.answer[:-1]
         mask[index, :count] = 1.0
         positions.append(np.arange(first, first + count))
         slots.append(np.arange(index * width, index * width + count))
@@ -162,7 +190,9 @@ def collate(
     prompt_lengths = np.array([len(row.prompt) for row in rows], dtype=np.int64)
 
     def tensor(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(device)
+        made = torch.from_numpy(array)
+        # From pinned memory the copy goes on beside the computation.
+        return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
 
     return MicroBatch(
         prefix=tensor(np.array(rows[0].prompt[:shared], dtype=np.int64)),
@@ -173,6 +203,13 @@ def collate(
         slots=tensor(np.concatenate(slots)),
         flat=tensor(np.concatenate(flat)),
         steps=tensor(np.array([row.step for row in rows], dtype=np.int64)),
-        last_prompt=tensor(np.arange(len(rows)) * length + prompt_lengths - shared - 1),
-        padding=input_ids.size - sum(row.input_length - shared for row in rows),
+        last_prompt=tensor(starts + prompt_lengths - shared - 1),
+        padding=input_ids.size - int(lengths.sum()),
+        packing=Packing(
+            lengths=tuple(lengths.tolist()),
+            boundaries=tensor(np.append(starts, shape[1]).astype(np.int32)),
+            position_ids=tensor(np.concatenate([np.arange(n) for n in lengths])[None]),
+        )
+        if packed
+        else None,
     )

@@ -8,6 +8,7 @@ narrowed to those positions.
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,9 +17,12 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from rlforge.learner.batching import MicroBatch
+from rlforge.learner.attention import NAME
+from rlforge.learner.batching import MicroBatch, Row, collate
 from rlforge.learner.logprobs import Head, chunked_logprobs
 from rlforge.types import value
+
+log = logging.getLogger(__name__)
 
 #: Most logits that exist at once while scoring (float32: 128 MiB).
 MAX_LOGITS = 2**25
@@ -111,7 +115,14 @@ class Scorer:
 
     def _hidden(self, micro: MicroBatch) -> Tensor:
         """Hidden states in front of the head [B * L, H]."""
-        if len(micro.prefix) == 0:
+        if micro.packing is not None:
+            output = self._decoder(
+                input_ids=micro.input_ids,
+                position_ids=micro.packing.position_ids,
+                packing=micro.packing,
+                use_cache=False,
+            )
+        elif len(micro.prefix) == 0:
             output = self._decoder(input_ids=micro.input_ids, use_cache=self._use_cache)
         else:
             past = DynamicCache(config=self._model.config)
@@ -173,6 +184,38 @@ class Scorer:
             return chosen - normaliser, None
         probabilities = (logits - normaliser[:, None]).exp()
         return chosen - normaliser, normaliser - (probabilities * logits).sum(-1)
+
+    @torch.no_grad()
+    def can_pack(self) -> bool:
+        """Switch to attention that packs, if the model then says the same as before.
+
+        Tried on a few tokens: a model may cap or bias its attention, and a card may lack the
+        kernel. Where it differs or fails, the model keeps the attention it came with.
+        """
+        if not self.can_share():
+            return False
+        was_training = self._model.training
+        self._model.eval()
+        device, own = self._model.device, self._model.config._attn_implementation
+        rows = [Row(step=0, prompt=tuple(range(n)), answer=()) for n in (3, 5)]
+        padded = collate(rows, 0, device)
+        with self._precision():
+            expected = self._hidden(padded)[padded.last_prompt]
+        self._model.set_attn_implementation(NAME)
+        packed = collate(rows, 0, device, packed=True)
+        try:
+            with self._precision():
+                actual = self._hidden(packed)[packed.last_prompt]
+            error = float((actual - expected).float().norm() / expected.float().norm())
+            exact = self._autocast is None and actual.dtype == torch.float32
+            same = error < (1e-4 if exact else 0.05)
+        except (RuntimeError, TypeError, ValueError) as problem:
+            log.warning("sequences are padded, not packed: %s", problem)
+            same = False
+        if not same:
+            self._model.set_attn_implementation(own)
+        self._model.train(was_training)
+        return same
 
     @torch.no_grad()
     def _reproduces_model(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from rlforge.learner.metrics import (
 )
 from rlforge.learner.optim import learning_rate_factor, make_optimizer, set_learning_rate
 from rlforge.learner.policy import Policy
+from rlforge.learner.speed import Operations, Stopwatch
 from rlforge.types import Step, TrainBatch, UpdateResult, value
 
 STATE_FILE = "learner.pt"
@@ -116,6 +116,7 @@ class Learner:
         self._optimizer = make_optimizer(
             self._policy.parameters().values(), self._policy.value_head, config, value_learning_rate
         )
+        self._operations = Operations.of(model)
         self._single_step = config.epochs * config.optimizer_steps == 1
 
     def update(self, batch: TrainBatch) -> UpdateResult:
@@ -123,15 +124,15 @@ class Learner:
 
         Raises RunError when loss or gradient were not finite ``max_nonfinite`` times in a row.
         """
-        started = time.perf_counter()
+        watch = Stopwatch(self._device)
         config = self._config
         factor = learning_rate_factor(self.version, config)
         set_learning_rate(self._optimizer, factor)
         selection = select_rows(batch.steps, config.max_train_len)
         with self._random_state() as generator:
-            evidence = self._evidence(batch.steps, selection)
+            evidence = self._evidence(batch.steps, selection, watch)
             done = [
-                self._optimizer_step(rows, evidence)
+                self._optimizer_step(rows, evidence, watch)
                 for _ in range(config.epochs)
                 for rows in split_rows(selection.rows, config.optimizer_steps, generator)
             ]
@@ -145,7 +146,6 @@ class Learner:
         }
         self.version += 1
         self.samples_seen += len(selection.rows)
-        seconds = time.perf_counter() - started
         return UpdateResult(
             version=self.version,
             samples=len(selection.rows),
@@ -155,8 +155,10 @@ class Learner:
                 "lr": config.learning_rate * factor,
                 "advantage_mean": float(evidence.advantages.mean()) if batch.steps else math.nan,
                 "samples_seen": float(self.samples_seen),
-                "seconds": seconds,
-                "tokens_per_s": sum(step.trained_tokens for step in done) / seconds,
+                **watch.metrics(
+                    tokens=sum(step.trained_tokens for step in done),
+                    operations=sum(step.operations for step in done),
+                ),
             },
         )
 
@@ -199,18 +201,21 @@ class Learner:
             raise CheckpointError(f"{directory} holds no {STATE_FILE} to resume from") from None
         self.load_state_dict(state)
 
-    def _evidence(self, steps: Sequence[Step], selection: Selection) -> Evidence:
+    def _evidence(self, steps: Sequence[Step], selection: Selection, watch: Stopwatch) -> Evidence:
         """Everything that is fixed before the first optimizer step."""
         rows, total = selection.rows, selection.tokens
         policy, algorithm = self._policy, self._algorithm
         policy.train(False)
-        values = policy.values(steps) if algorithm.needs_values else None
-        targets = algorithm.targets(steps, values)
-        if self._single_step:
+        with watch.phase("targets"):
+            values = policy.values(steps) if algorithm.needs_values else None
+            targets = algorithm.targets(steps, values)
+        with watch.phase("scoring"):
             start = torch.zeros(total, device=self._device)
-        else:
-            start = policy.logprobs(rows, total)
-        reference = policy.reference_logprobs(rows, total) if algorithm.needs_reference else None
+            if not self._single_step:
+                start = policy.logprobs(rows, total)
+            reference = None
+            if algorithm.needs_reference:
+                reference = policy.reference_logprobs(rows, total)
         policy.train()
         return Evidence(
             behaviour=self._tensor([logprob for row in rows for logprob in row.behaviour]),
@@ -222,30 +227,34 @@ class Learner:
             metrics=targets.metrics,
         )
 
-    def _optimizer_step(self, rows: Sequence[Row], evidence: Evidence) -> OptimizerStep:
+    def _optimizer_step(
+        self, rows: Sequence[Row], evidence: Evidence, watch: Stopwatch
+    ) -> OptimizerStep:
         """Accumulate the gradient over the micro-batches of ``rows`` and apply it if finite."""
         total_tokens = sum(len(row.answer) for row in rows)
         loss, positions, padding, reused = 0.0, 0, 0, 0
         metrics: dict[str, float] = {}
-        for micro in self._policy.micro_batches(rows):
-            scores = self._policy.score(micro, entropy=self._algorithm.needs_entropy)
-            if self._single_step:
-                evidence.start[micro.flat] = scores.logprobs.detach()
-            output = self._algorithm.loss(
-                _loss_inputs(micro, scores, evidence, total_tokens, len(rows))
-            )
-            output.loss.backward()  # type: ignore[no-untyped-call]
-            loss += float(output.loss.detach())
-            positions += micro.computed
-            padding += micro.padding
-            reused += micro.reused
-            for name, number in output.metrics.items():
-                metrics[name] = metrics.get(name, 0.0) + number
-        grad_norm = self._clip_gradient()
-        applied = math.isfinite(loss) and math.isfinite(grad_norm)
-        if applied:
-            self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        with watch.phase("gradient"):
+            for micro in self._policy.micro_batches(rows):
+                scores = self._policy.score(micro, entropy=self._algorithm.needs_entropy)
+                if self._single_step:
+                    evidence.start[micro.flat] = scores.logprobs.detach()
+                output = self._algorithm.loss(
+                    _loss_inputs(micro, scores, evidence, total_tokens, len(rows))
+                )
+                output.loss.backward()  # type: ignore[no-untyped-call]
+                loss += float(output.loss.detach())
+                positions += micro.computed
+                padding += micro.padding
+                reused += micro.reused
+                for name, number in output.metrics.items():
+                    metrics[name] = metrics.get(name, 0.0) + number
+        with watch.phase("optimizer"):
+            grad_norm = self._clip_gradient()
+            applied = math.isfinite(loss) and math.isfinite(grad_norm)
+            if applied:
+                self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
         self._count_nonfinite(applied, loss, grad_norm)
         return OptimizerStep(
             loss=loss,
@@ -255,6 +264,7 @@ class Learner:
             positions=positions,
             padding=padding,
             reused=reused,
+            operations=self._operations.training(rows, reused),
             metrics=metrics,
         )
 

@@ -6,7 +6,12 @@
 ``lr``               learning rate of the policy
 ``nonfinite_steps``  optimizer steps skipped because loss or gradient was not finite
 ``tokens``           answer tokens in the loss
+``seconds``          of the update; ``seconds_targets`` advantages and critic, ``seconds_scoring``
+                     log-probs before the update, ``seconds_gradient``, ``seconds_optimizer``
 ``tokens_per_s``     prompt and answer tokens trained per second of the whole update
+``tflops``           10^12 operations of the model a second; ``mfu`` as a share of what the card
+                     can do, where that is known
+``memory_peak_gb``   most memory of the card in the update; of the process so far on a CPU
 ``padding_share``    share of the computed positions that were padding
 ``reused_share``     share of the tokens that were not computed, as prompts began alike
 ``samples_empty``    steps without tokens; ``samples_too_long`` prompts beyond ``max_train_len``;
@@ -38,7 +43,8 @@ class OptimizerStep:
     """One optimizer step. applied: False when it was skipped as not finite.
 
     trained_tokens: of prompts and answers. positions: what the model read, ``padding`` included;
-    reused: what it did not read again (see ``MicroBatch``).
+    reused: what it did not read again (see ``MicroBatch``). operations: arithmetic that the model
+    took (see ``rlforge.learner.speed``).
     """
 
     loss: float
@@ -48,6 +54,7 @@ class OptimizerStep:
     positions: int
     padding: int
     reused: int
+    operations: float
     metrics: Mapping[str, float]
 
 

@@ -80,9 +80,14 @@ class Policy:
                 value_head=value_head,
             )
 
+        kept = config.use_trainer_cache
+        half = device.type == "cuda" and self._dtype in (torch.bfloat16, torch.float16)
+        wanted = config.packing == "on" or (config.packing == "auto" and half and not kept)
         self._scorer = scorer(model, self.value_head)
         self._reference = None if frozen is None else scorer(frozen.eval(), None)
         recomputed = config.gradient_checkpointing or config.activation_checkpointing
+        scorers = [s for s in (self._scorer, self._reference) if s is not None]
+        self._packs = wanted and all(s.can_pack() for s in scorers)
         # Dropout would hit the shared beginning once for all rows.
         self._shares = (
             config.share_prefixes
@@ -104,8 +109,11 @@ class Policy:
         """``rows`` as forward passes within the limits of rows and tokens, on the device."""
         whole = families(rows) if self._shares else [Family(rows=tuple(rows), shared=0)]
         for family in whole:
-            for part in parts(family, self._max_rows, self._max_tokens):
-                yield collate(part.rows, self._pad_token_id, self._device, part.shared)
+            packed = self._packs and family.shared == 0
+            for part in parts(family, self._max_rows, self._max_tokens, packed=packed):
+                yield collate(
+                    part.rows, self._pad_token_id, self._device, shared=part.shared, packed=packed
+                )
 
     def score(self, micro: MicroBatch, *, entropy: bool) -> Scores:
         """Scores with gradient."""

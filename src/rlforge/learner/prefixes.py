@@ -92,17 +92,23 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def parts(family: Family, max_rows: int | None, max_tokens: int) -> Iterator[Family]:
+def parts(
+    family: Family, max_rows: int | None, max_tokens: int, *, packed: bool = False
+) -> Iterator[Family]:
     """``family`` cut, by length, into forward passes of at most ``max_tokens`` positions each.
 
-    Neighbours in length waste the least padding. A row longer than ``max_tokens`` goes alone.
+    Neighbours in length waste the least padding; packed, there is none. A row longer than
+    ``max_tokens`` goes alone.
     """
     part: list[Row] = []
+    before = 0
     for row in sorted(family.rows, key=lambda row: row.input_length):
-        positions = family.shared + (len(part) + 1) * (row.input_length - family.shared)
-        if part and (positions > max_tokens or len(part) == max_rows):
+        length = row.input_length - family.shared
+        positions = before + length if packed else (len(part) + 1) * length
+        if part and (family.shared + positions > max_tokens or len(part) == max_rows):
             yield Family(rows=tuple(part), shared=family.shared)
-            part = []
+            part, before = [], 0
         part.append(row)
+        before += length
     if part:
         yield Family(rows=tuple(part), shared=family.shared)

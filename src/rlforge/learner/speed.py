@@ -1,0 +1,144 @@
+"""How fast an update was: time per phase, operations a second, memory.
+
+Operations are counted as in PaLM (Chowdhery et al. 2022, appendix B): a multiplication and an
+addition each, recomputation and padding not at all. Per token, a model whose linear layers have N
+weights takes 2 N forward and 2 N for the gradient of its inputs; weights that are trained take
+another 2 each. Attention over a sequence of n tokens takes 2 n^2 d forward, causal, over each
+layer's d = heads x head size, and twice that backward. The head is read at answer tokens only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlforge.learner.batching import Row
+from rlforge.types import value
+
+#: Dense bfloat16 operations a second, with float32 sums, as the makers state them; most exact
+#: names first.
+_PEAKS = {
+    "H200": 989e12,
+    "GH200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX 6000 Ada": 364e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "A10": 125e12,
+    "T4": 65e12,
+}
+
+
+def peak_operations(device: torch.device) -> float | None:
+    """What the card can do at most, in bfloat16; None where that is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in _PEAKS.items() if part in name), None)
+
+
+@value
+class Operations:
+    """Operations per token of one model.
+
+    linear: weights of linear layers without the head; trained: those of them, or of adapters, that
+    get a gradient; head: weights of the head; attention: layers x heads x head size.
+    """
+
+    linear: int
+    trained: int
+    head: int
+    attention: int
+
+    @classmethod
+    def of(cls, model: Any) -> Operations:
+        """Counted from the modules of ``model``, adapters included."""
+        head = model.get_output_embeddings()
+        inside = {id(p) for p in head.parameters()}
+        matrices = [
+            module.weight
+            for module in model.modules()
+            if isinstance(module, nn.Linear) and id(module.weight) not in inside
+        ]
+        config = model.config.get_text_config()
+        heads = config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return cls(
+            linear=sum(weight.numel() for weight in matrices),
+            trained=sum(weight.numel() for weight in matrices if weight.requires_grad),
+            head=sum(p.numel() for p in head.parameters() if p.ndim == 2),
+            attention=config.num_hidden_layers * heads * size,
+        )
+
+    def training(self, rows: Sequence[Row], reused: int) -> float:
+        """Operations of one pass over ``rows`` with its gradient; ``reused`` tokens cost nothing.
+
+        Attention is counted for whole sequences: what is shared of it is small.
+        """
+        tokens = sum(row.input_length for row in rows) - reused
+        answers = sum(len(row.answer) for row in rows)
+        squares = sum(row.input_length**2 for row in rows)
+        return float(
+            tokens * (4 * self.linear + 2 * self.trained)
+            + answers * 4 * self.head
+            + squares * 6 * self.attention
+        )
+
+
+class Stopwatch:
+    """Seconds by phase; waits for the device at the ends of each, which a GPU would not."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds: dict[str, float] = {}
+        self._device = device
+        self._started = self._now()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time of the block to ``name``."""
+        started = self._now()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - started
+
+    def metrics(self, tokens: int, operations: float) -> dict[str, float]:
+        """Of everything since the start, in which ``tokens`` were trained."""
+        seconds = self._now() - self._started
+        metrics = {
+            "seconds": seconds,
+            "tokens_per_s": tokens / seconds,
+            "tflops": operations / seconds / 1e12,
+            "memory_peak_gb": _peak_bytes(self._device) / 1e9,
+        }
+        peak = peak_operations(self._device)
+        if peak is not None:
+            metrics["mfu"] = operations / seconds / peak
+        return metrics | {f"seconds_{name}": took for name, took in self.seconds.items()}
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """Of the card since the update began; of this process since its start on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

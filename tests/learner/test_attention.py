@@ -1,0 +1,166 @@
+"""Packed sequences mean what padded ones do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from rlforge.config.schema import LoraConfig
+from rlforge.learner.attention import NAME, causal_attention
+from rlforge.learner.batching import collate, select_rows
+from rlforge.learner.forward import Scorer
+
+CPU = torch.device("cpu")
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "vocab_size": 40,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
+
+
+def qwen3():
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES))
+
+
+def gpt2():
+    return GPT2LMHeadModel(
+        GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=40, n_positions=64)
+    )
+
+
+def everything(scorer, model, micro):
+    """Scores of a micro-batch and their gradient."""
+    scores = scorer.score(micro, entropy=True)
+    model.zero_grad()
+    (scores.logprobs.sum() + scores.entropy.sum() + scores.values.sum()).backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    return scores.logprobs, scores.entropy, scores.values, gradient
+
+
+def assert_same(found, wanted):
+    """Up to rounding: other shapes, other order of sums."""
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert float((ours - theirs).norm()) < 1e-4 * float(theirs.norm())
+
+
+@pytest.mark.parametrize("make", [qwen3, gpt2])
+def test_packed_rows_score_like_padded_ones(parts, make):
+    torch.manual_seed(0)
+    model = make().eval()
+    scorer = Scorer(model, temperature=0.9, value_head=torch.nn.Linear(32, 1))
+    rows = select_rows(parts.random_steps(9), None).rows
+    padded = everything(scorer, model, collate(rows, 0, CPU))
+
+    assert scorer.can_pack()
+    micro = collate(rows, 0, CPU, packed=True)
+    assert micro.input_ids.shape == (1, sum(row.input_length for row in rows))
+    assert (micro.padding, micro.computed) == (0, micro.input_ids.numel())
+    assert_same(everything(scorer, model, micro), padded)
+
+
+def test_padded_rows_and_shared_beginnings_need_no_mask_either(parts):
+    torch.manual_seed(0)
+    model = qwen3().eval()
+    scorer = Scorer(model, temperature=0.9, value_head=torch.nn.Linear(32, 1))
+    steps = [
+        parts.step(
+            prompt_token_ids=(9, 8, 7, *step.prompt_token_ids),
+            token_ids=step.token_ids,
+            logprobs=step.logprobs,
+        )
+        for step in parts.random_steps(7)
+    ]
+    rows = select_rows(steps, None).rows
+    wanted = everything(scorer, model, collate(rows, 0, CPU))
+    assert scorer.can_pack()
+    for shared in (0, 3):
+        assert_same(everything(scorer, model, collate(rows, 0, CPU, shared=shared)), wanted)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, sliding_window=64)),
+        lambda: Gemma2ForCausalLM(
+            Gemma2Config(**SIZES, layer_types=["full_attention"] * 2, attn_logit_softcapping=50.0)
+        ),
+        lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=8)),
+    ],
+)
+def test_models_that_want_more_keep_their_own_attention(make):
+    model = make().eval()
+    own = model.config._attn_implementation
+    assert not Scorer(model, temperature=1.0).can_pack()
+    assert model.config._attn_implementation == own != NAME
+
+
+def test_a_model_that_answers_differently_keeps_its_own_attention(monkeypatch):
+    def wrong(*args, **kwargs):
+        output, weights = causal_attention(*args, **kwargs)
+        return output * 1.01, weights
+
+    model = qwen3().eval()
+    monkeypatch.setitem(__import__("transformers").AttentionInterface._global_mapping, NAME, wrong)
+    assert not Scorer(model, temperature=1.0).can_pack()
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"gradient_checkpointing": True}, {"activation_checkpointing": True}]
+)
+def test_an_update_with_packing_is_the_same(parts, config):
+    results = []
+    for packing in ("off", "on"):
+        model = parts.model()
+        algorithm = parts.PolicyGradient(reference=True, values=True, entropy=True)
+        learner = parts.learner(
+            model, algorithm, lora=LoraConfig(rank=4, alpha=8), packing=packing, **config
+        )
+        parts.randomise_adapter(model)
+        gradients = parts.record_gradients(model)
+        metrics = learner.update(parts.batch(parts.random_steps(13))).metrics
+        results.append((metrics, gradients))
+    (padded, expected), (packed, found) = results
+    assert padded["padding_share"] > 0.05
+    assert packed["padding_share"] == 0.0
+    assert packed["loss"] == pytest.approx(padded["loss"], rel=1e-5)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_nothing_is_packed_on_a_cpu_by_itself(parts):
+    metrics = parts.learner().update(parts.batch(parts.random_steps(13))).metrics
+    assert metrics["padding_share"] > 0
+
+
+@pytest.mark.gpu
+def test_the_kernel_gives_what_sequences_give_one_by_one():
+    torch.manual_seed(0)
+    from rlforge.learner import attention
+    from rlforge.learner.batching import Row
+
+    device = torch.device("cuda")
+    rows = [Row(step=0, prompt=(1,) * n, answer=()) for n in (5, 130, 64)]
+    packing = collate(rows, 0, device, packed=True).packing
+    query, key, value = (
+        torch.randn(199, heads, 64, device=device, dtype=torch.bfloat16) for heads in (8, 2, 2)
+    )
+    ours = attention._varlen(query, key, value, packing, None, True)
+    wanted = attention._one_by_one(query.float(), key.float(), value.float(), packing, None, True)
+    torch.testing.assert_close(ours.float(), wanted, rtol=2e-2, atol=2e-2)
