@@ -5,27 +5,21 @@ Ray. A batch has the prompt lengths of SimpleTak turns (``simpletak_lengths.json
 log-normal length, as models write that think before they move; its ids are random, so that no two
 prompts share a beginning. A batch fills four forward passes of ``--packed-tokens``.
 
-MFU is the model's own work over what the card could do in that time. With L layers, heads of
-together D values, N parameters in the frozen matrices of the layers, A in the adapter, a head of
-H x V, a sequence of s tokens and its a answer tokens, an update takes in floating point operations
-
-    s * 4 N    forward 2 N, and 2 N for the gradient of the activations; a frozen matrix has none
-    s * 6 A    forward, activations and weights
-    a * 4 H V  only answers pass through the head, which is frozen
-    6 L D s^2  scores and mixing, 4 D s^2 per layer, half of it under a causal mask, 3 passes
-
-What is computed again (the chunks of the head, checkpointed layers) and padding do not count.
+MFU is the ``mfu`` of the learner's own metrics (``rlforge.learner.speed``): the model's arithmetic,
+4 operations per token and weight of a frozen matrix and 6 of a trained one, and attention, over
+what the card can do in bfloat16. Recomputation and padding do not count.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import record, seconds, shown, spread
+from common import record, shown, spread
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlforge.algorithms import make_algorithm
@@ -66,43 +60,8 @@ QWEN3 = {
     "rope_theta": 1e6,
     "tie_word_embeddings": True,
 }
-#: Dense bfloat16 operations a second, from NVIDIA's data sheets; the longest name found counts.
-PEAKS = {
-    "H200": 989e12,
-    "H100": 989e12,
-    "H100 PCIe": 756e12,
-    "A100": 312e12,
-    "RTX 6000 Ada": 364e12,
-    "RTX 4090": 165e12,
-}
 PASSES = 4
 MEDIAN_ANSWER, SPREAD_OF_LOG, LONGEST_ANSWER = 200, 0.7, 2048
-
-
-def peak_of(device_name: str) -> float | None:
-    """Operations a second of the card, None for one that is not in ``PEAKS``."""
-    found = [name for name in PEAKS if name in device_name]
-    return PEAKS[max(found, key=len)] if found else None
-
-
-def operations(model: Any, steps: tuple[Step, ...]) -> float:
-    """Floating point operations of one update; see the module's formula."""
-    config = model.config
-    adapter = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    frozen = sum(
-        parameter.numel()
-        for name, parameter in model.get_decoder().named_parameters()
-        if parameter.ndim == 2 and not parameter.requires_grad and "embed_tokens" not in name
-    )
-    width = config.num_attention_heads * config.head_dim
-    total = 0.0
-    for step in steps:
-        answer = len(step.token_ids)
-        length = len(step.prompt_token_ids) + answer
-        total += length * (4 * frozen + 6 * adapter)
-        total += answer * 4 * config.hidden_size * config.vocab_size
-        total += 6 * config.num_hidden_layers * width * length**2
-    return total
 
 
 def make_steps(tokens: int, vocabulary: int, seed: int = 0) -> tuple[Step, ...]:
@@ -160,35 +119,30 @@ def measure_shape(name: str, device: str, packed_tokens: int, repeats: int) -> d
     )
     steps = make_steps(PASSES * packed_tokens, model.config.vocab_size)
     batch = TrainBatch(steps=steps, whole_episodes=False, min_version=0, max_version=0)
-    tokens = sum(len(step.prompt_token_ids) + len(step.token_ids) for step in steps)
 
-    def update() -> None:
-        learner.update(batch)
-        if device == "cuda":
-            torch.cuda.synchronize()
+    def update() -> Mapping[str, float]:
+        return learner.update(batch).metrics  # waits for the device
 
     update(), update()  # kernels are chosen and compiled
-    times = [seconds(update) for _ in range(repeats)]
+    updates = [update() for _ in range(repeats)]
     result: dict[str, Any] = {
         "shape": name,
         "rank": rank,
         "dtype": str(dtype).removeprefix("torch."),
         "packed_tokens": packed_tokens,
         "turns": len(steps),
-        "tokens": tokens,
-        "operations": operations(model, steps),
-        "tokens_per_second": spread([tokens / took for took in times], "per_s"),
+        "tokens": sum(len(step.prompt_token_ids) + len(step.token_ids) for step in steps),
+        "padding_share": updates[0]["padding_share"],
+        "tokens_per_second": spread([metrics["tokens_per_s"] for metrics in updates], "per_s"),
     }
     print(f"{name}: {shown(result['tokens_per_second'], 'per_s', digits=0)} tokens/s")
     if device == "cuda":
-        card = torch.cuda.get_device_name()
-        peak = peak_of(card)
-        result |= {"card": card, "peak_memory_bytes": torch.cuda.max_memory_allocated()}
-        if peak is None:
-            print(f"no MFU: the peak of {card} is not in PEAKS of benchmarks/shapes.py")
+        result["card"] = torch.cuda.get_device_name()
+        result["memory_peak_gb"] = max(metrics["memory_peak_gb"] for metrics in updates)
+        if "mfu" in updates[0]:
+            result["mfu"] = spread([metrics["mfu"] for metrics in updates], "share")
+            print(f"MFU {shown(result['mfu'], 'share', scale=100)} %")
         else:
-            shares = [result["operations"] / took / peak for took in times]
-            result |= {"peak_per_s": peak, "mfu": spread(shares, "share")}
-            print(f"MFU {shown(result['mfu'], 'share', scale=100)} % of {peak / 1e12:.0f} TFLOP/s")
+            print(f"no MFU: rlforge.learner.speed does not know the peak of {result['card']}")
         record(f"learner_{name}", result, script="learner")
     return result

@@ -104,7 +104,7 @@ FIGURES = (
         "Qwen3-1.7B shape, LoRA r32, SimpleTak length mix, one H200",
         "40 % MFU",
         "learner_qwen3-1.7b",
-        lambda results: spread_cell(results["mfu"]),
+        lambda results: spread_cell(results["mfu"]) if "mfu" in results else "*unmeasured*",
     ),
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import pytest
 
 from rlforge.config.schema import LoraConfig, ModelConfig
 from rlforge.models.load import load_tokenizer
-
-ABSENT_HERE = ("ray", "hydra", "omegaconf", "textarena", "trl", "unstable")
 
 
 @pytest.fixture
@@ -41,19 +38,6 @@ def work(model: ModelConfig, tmp_path: Path):
         grad_clip=1.0,
         learner={"train": "lora"},
         turns=turns.make_turns(load_tokenizer(model), model, 24),
-    )
-
-
-@pytest.fixture
-def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Processes started from here find none of ``ABSENT_HERE``."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(
-        f"import sys\nsys.modules.update(dict.fromkeys({ABSENT_HERE}))\n"
-    )
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     )
 
 
