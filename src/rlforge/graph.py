@@ -65,7 +65,9 @@ class RunGraph:
 
 def build_graph(config: RunConfig, machine: Machine) -> RunGraph:
     """The graph of ``config`` on ``machine``; ConfigError when its GPUs do not fit."""
-    hardware = resolve_hardware(config.hardware, machine, config.engine.num_engines)
+    hardware = resolve_hardware(
+        config.hardware, machine, config.engine.num_engines, config.learner.num_learners
+    )
     plain = dataclasses.asdict(config)
     compute = hardware.device
 
@@ -105,7 +107,13 @@ def build_graph(config: RunConfig, machine: Machine) -> RunGraph:
             cpus=1.0,
             replicas=config.collector.num_collectors,
         ),
-        node("learner", ("learner", "algorithm", "model"), cpus=1.0, gpus=hardware.learner_gpus),
+        node(
+            "learner",
+            ("learner", "algorithm", "model"),
+            cpus=1.0,
+            gpus=hardware.learner_gpus,
+            replicas=config.learner.num_learners,
+        ),
     )
     edges = tuple(
         Edge(source=source, target=target, carries=carries)

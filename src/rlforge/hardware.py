@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import platform
 import shutil
@@ -127,17 +128,21 @@ def _first(path: Path, key: str) -> str | None:
     return next(values, None)
 
 
-def resolve_hardware(config: HardwareConfig, machine: Machine, num_engines: int) -> HardwareConfig:
+def resolve_hardware(
+    config: HardwareConfig, machine: Machine, num_engines: int, num_learners: int = 1
+) -> HardwareConfig:
     """The profile with every ``auto`` and null decided for ``machine``.
 
     ``auto`` takes CUDA when a GPU is there: one GPU is shared by learner and engines, with more
-    the learner has one of its own. A remote cluster (``ray_address``) is left as it is described.
-    Raises ConfigError when the profile asks for GPUs that the machine does not have.
+    each learner rank has one of its own. A remote cluster (``ray_address``) is left as it is
+    described. Raises ConfigError when the profile asks for GPUs that the machine does not have, or
+    lets several ranks share one.
     """
     cpus = config.num_cpus if config.num_cpus is not None else machine.cpus
     gpus = config.num_gpus if config.num_gpus is not None else machine.gpus
     device = config.device
     if config.ray_address is not None:
+        _check_whole_gpus(config, config.learner_gpus, num_learners)
         return dataclasses.replace(config, device="cuda" if device == "auto" else device)
     if device == "cuda" and gpus == 0:
         raise ConfigError(
@@ -150,18 +155,20 @@ def resolve_hardware(config: HardwareConfig, machine: Machine, num_engines: int)
     if device == "cpu":
         learner_gpus = engine_gpus = 0.0
     elif learner_gpus == 0 and engine_gpus == 0:
-        learner_gpus, engine_gpus = (
-            (1.0, 1.0) if gpus > num_engines else (gpus / (num_engines + 1),) * 2
-        )
-    wanted = learner_gpus + num_engines * engine_gpus
+        learner_gpus, engine_gpus = _share_gpus(gpus, num_engines, num_learners)
+    wanted = num_learners * learner_gpus + num_engines * engine_gpus
     if wanted > gpus + 1e-9:
         raise ConfigError(
-            f"hardware={config.name} wants {wanted:g} GPUs (learner {learner_gpus:g}, "
-            f"{num_engines} engines x {engine_gpus:g}) and this machine shows {gpus}; "
-            "lower engine.num_engines, hardware.learner_gpus or hardware.engine_gpus"
+            f"hardware={config.name} wants {wanted:g} GPUs ({num_learners} learners x "
+            f"{learner_gpus:g}, {num_engines} engines x {engine_gpus:g}) and this machine shows "
+            f"{gpus}; lower learner.num_learners, engine.num_engines, hardware.learner_gpus or "
+            "hardware.engine_gpus"
         )
-    # Two compute actors share the cores: more threads than that fight each other on a CPU.
-    threads = config.threads or (max(1, cpus // (1 + num_engines)) if device == "cpu" else None)
+    if device == "cuda":
+        _check_whole_gpus(config, learner_gpus, num_learners)
+    # Compute actors share the cores: more threads than that fight each other on a CPU.
+    workers = num_learners + num_engines
+    threads = config.threads or (max(1, cpus // workers) if device == "cpu" else None)
     return dataclasses.replace(
         config,
         device=device,
@@ -171,3 +178,26 @@ def resolve_hardware(config: HardwareConfig, machine: Machine, num_engines: int)
         engine_gpus=engine_gpus,
         threads=threads,
     )
+
+
+def _share_gpus(gpus: int, num_engines: int, num_learners: int) -> tuple[float, float]:
+    """GPUs of each learner rank and of each engine: whole ones, or those of a shared card.
+
+    Where there are not enough, one learner shares with the engines; several ranks never share, and
+    engines share what the ranks leave.
+    """
+    if gpus >= num_learners + num_engines:
+        return 1.0, 1.0
+    if num_learners == 1:
+        share = 1.0 / math.ceil((1 + num_engines) / gpus)
+        return share, share
+    left = max(1, gpus - num_learners)
+    return 1.0, 1.0 / math.ceil(num_engines / left)
+
+
+def _check_whole_gpus(config: HardwareConfig, learner_gpus: float, num_learners: int) -> None:
+    if num_learners > 1 and learner_gpus != 1:
+        raise ConfigError(
+            f"hardware.learner_gpus={learner_gpus:g} (hardware={config.name}): each of several "
+            "learner ranks takes one GPU; set it to 1, or learner.num_learners=1"
+        )

@@ -163,7 +163,9 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
 
 def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = False) -> Any:
     """Prepare and check the model, lock and fill the run directory, run, and leave the report."""
-    hardware = resolve_hardware(config.hardware, detect(), config.engine.num_engines)
+    hardware = resolve_hardware(
+        config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
+    )
     # Torch and Ray are imported late: composing, printing and validating do not pay for them.
     from rlforge.models.load import resolve_model
     from rlforge.models.lora import check_adapter

@@ -157,7 +157,7 @@ class Run:
         while self._version < learner.total_updates and not self._interrupted:
             # The batch goes from the buffer to the learner; only its reference passes here.
             batch = self._cast.buffer.next_batch.remote(self._version)
-            answer = await self._cast.learner.update.remote(batch)
+            answer = await self._cast.learner.update(batch)
             if answer is None:  # the buffer was stopped
                 return
             result, span = answer
@@ -184,7 +184,7 @@ class Run:
         """Write the version, and let it be published while the next update begins."""
         if self._newest.version == self._version:
             return
-        self._newest = await self._cast.learner.save.remote(self._version, self._newest.uid)
+        self._newest = await self._cast.learner.save(self._version, self._newest.uid)
         await self._published()
         self._publication = self._group.create_task(self._publish(self._newest))
 
@@ -229,7 +229,7 @@ class Run:
             "newest": dataclasses.asdict(self._newest),
             "evals": [dataclasses.asdict(result) for result in self._evals.values()],
         }
-        await self._cast.learner.save_state.remote(self._version, state)
+        await self._cast.learner.save_state(self._version, state)
 
     # ---------------------------------------------------------------- beginning and end
 
@@ -247,7 +247,7 @@ class Run:
             return
         version = checkpoint_version(path)
         rewind(self._run_dir, version)
-        state = await self._cast.learner.load_state.remote(version)
+        state = await self._cast.learner.load_state(version)
         self._version = self._state_saved = version
         self._newest = Checkpoint(**state["newest"])
         for row in state["evals"]:

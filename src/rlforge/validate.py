@@ -290,8 +290,11 @@ def _check_batches(composed: Composed) -> None:
             f"games would wait for a version that is never published: at most "
             f"{buffer.max_staleness + 1} with buffer.max_staleness={buffer.max_staleness}",
         )
-    if learner.num_learners != 1:
-        raise composed.error("learner.num_learners", "only one learner rank is supported")
+    if learner.shard_weights and learner.num_learners == 1:
+        raise composed.error(
+            "learner.shard_weights",
+            "divides the weights over several ranks; raise learner.num_learners, or switch it off",
+        )
     cap, opponents = config.eval.max_games_per_checkpoint, eval_opponents(config)
     for spec in eval_envs(config) if cap is not None else ():
         if cap is not None and cap < spec.num_players * len(opponents):

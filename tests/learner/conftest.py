@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlforge.algorithms.base import LossInputs, LossOutput, Targets
 from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.learner import Learner
+from rlforge.learner.ranks import Ranks
 from rlforge.types import Step, TrainBatch
 
 VOCABULARY = 40
@@ -142,6 +143,7 @@ def make_learner(
     lora: LoraConfig | None = None,
     temperature: float = 1.0,
     seed: int = 0,
+    ranks: Ranks | None = None,
     value_learning_rate: float | None = None,
     initial_value_head: dict[str, torch.Tensor] | None = None,
     max_nonfinite: int = 5,
@@ -157,6 +159,7 @@ def make_learner(
         pad_token_id=PAD,
         device="cpu",
         seed=seed,
+        ranks=ranks,
         value_learning_rate=value_learning_rate,
         initial_value_head=initial_value_head,
         max_nonfinite=max_nonfinite,

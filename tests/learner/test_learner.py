@@ -177,6 +177,12 @@ def test_padding_share_counts_computed_positions(parts):
     assert apart["padding_share"] == 0.0
 
 
+def test_the_share_of_stale_steps_is_that_of_all_that_were_played(parts):
+    batch = dataclasses.replace(parts.batch(parts.random_steps(6)), dropped_stale=2)
+    metrics = parts.learner().update(batch).metrics
+    assert (metrics["dropped_stale"], metrics["dropped_stale_share"]) == (2.0, 0.25)
+
+
 def test_a_batch_with_nothing_to_train_on_changes_nothing_but_the_version(parts):
     model = parts.model()
     learner = parts.learner(model)

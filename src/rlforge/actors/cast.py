@@ -18,16 +18,20 @@ os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlforge.actors.bookkeeping import BufferActor, PoolActor, TrackerActor
 from rlforge.actors.generation import EngineActor
-from rlforge.actors.learning import LearnerActor
+from rlforge.actors.learning import LearnerActor, LearnerGroup, rank_name
 from rlforge.actors.play import CollectorActor
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.errors import RlforgeError, RunError
 from rlforge.graph import RunGraph
 from rlforge.hardware import versions
 from rlforge.types import value
+
+PLACEMENT_PATIENCE_S = 120.0
+"""Seconds within which a cluster must have room for all ranks of the learner at once."""
 
 
 @contextlib.contextmanager
@@ -55,7 +59,7 @@ class Cast:
     buffer: Any
     engines: tuple[Any, ...]
     collectors: tuple[Any, ...]
-    learner: Any
+    learner: LearnerGroup
 
     def named(self) -> dict[str, Any]:
         """Every actor by its name."""
@@ -65,7 +69,7 @@ class Cast:
             "buffer": self.buffer,
             **{f"engine-{index}": engine for index, engine in enumerate(self.engines)},
             **{f"collector-{index}": actor for index, actor in enumerate(self.collectors)},
-            "learner": self.learner,
+            **self.learner.named(),
         }
 
     def name_of(self, actor_id: str | None) -> str | None:
@@ -86,6 +90,7 @@ async def start_actors(
     tracker = _actor(TrackerActor, "tracker", num_cpus=0).remote(config, run_dir, about)
     pool = _actor(PoolActor, "pool", num_cpus=0).remote(config, run_dir, part)
     buffer = _actor(BufferActor, "buffer", num_cpus=0).remote(config, run_dir)
+    learner = await _learner_group(config, hardware, run_dir)
     engines = tuple(
         _actor(
             EngineActor,
@@ -97,9 +102,6 @@ async def start_actors(
         ).remote(config, hardware, f"engine-{index}", run_dir)
         for index in range(config.engine.num_engines)
     )
-    learner = _actor(LearnerActor, "learner", num_cpus=1, num_gpus=hardware.learner_gpus).remote(
-        config, hardware, run_dir
-    )
     collectors = tuple(
         _actor(
             CollectorActor,
@@ -110,8 +112,8 @@ async def start_actors(
         ).remote(config, f"collector-{index}", run_dir)
         for index in range(config.collector.num_collectors)
     )
-    everyone = (tracker, pool, buffer, *engines, learner, *collectors)
-    await asyncio.gather(*(actor.__ray_ready__.remote() for actor in everyone))
+    everyone = (tracker, pool, buffer, *engines, *collectors)
+    await asyncio.gather(learner.start(), *(actor.__ray_ready__.remote() for actor in everyone))
     return Cast(
         tracker=tracker,
         pool=pool,
@@ -119,6 +121,35 @@ async def start_actors(
         engines=engines,
         collectors=collectors,
         learner=learner,
+    )
+
+
+async def _learner_group(config: RunConfig, hardware: HardwareConfig, run_dir: str) -> LearnerGroup:
+    """The learner's ranks, side by side on as few nodes as have room for them.
+
+    Raises RunError when there is no room.
+    """
+    size, gpus = config.learner.num_learners, hardware.learner_gpus
+    places: list[dict[str, Any]] = [{}]
+    if size > 1:
+        bundle = {"CPU": 1.0, **({"GPU": gpus} if gpus else {})}
+        group = ray.util.placement_group([bundle] * size, strategy="PACK")
+        if not await asyncio.to_thread(group.wait, PLACEMENT_PATIENCE_S):
+            raise RunError(
+                f"no room for {size} learner ranks with 1 CPU core and {gpus:g} GPUs each within "
+                f"{PLACEMENT_PATIENCE_S:g} s; lower learner.num_learners, or free what others hold"
+            )
+        places = [
+            {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, rank)}
+            for rank in range(size)
+        ]
+    return LearnerGroup(
+        [
+            _actor(LearnerActor, rank_name(rank), num_cpus=1, num_gpus=gpus, **place).remote(
+                config, hardware, rank, run_dir
+            )
+            for rank, place in enumerate(places)
+        ]
     )
 
 

@@ -234,13 +234,13 @@ class HardwareConfig:
     num_cpus: int | None = None
     #: GPUs for Ray; null: all.
     num_gpus: int | None = None
-    #: GPUs of the learner; fractions share a card.
+    #: GPUs of each learner rank; a single rank may take a fraction of a shared card.
     learner_gpus: float = 0.0
     #: GPUs of each engine; fractions share a card.
     engine_gpus: float = 0.0
     #: GiB of memory on each GPU, as its name says (24 of a 24 GB card); null: ask the machine.
     memory_gb: float | None = None
-    #: OpenMP threads in each of engine and learner; null lets torch choose.
+    #: OpenMP threads in each engine and learner rank; null lets torch choose.
     threads: int | None = None
     #: Address of an existing Ray cluster (``auto`` finds a local one); null starts one.
     ray_address: str | None = None
@@ -320,8 +320,10 @@ class LearnerConfig:
     state_every: int = 10
     #: Saved versions kept beside the active ones; null: all.
     keep_checkpoints: int | None = None
-    #: Learner ranks.
+    #: Learner ranks: processes that divide the rows of every update by tokens.
     num_learners: int = 1
+    #: Divide the weights over the ranks (FSDP2) instead of keeping a copy on each.
+    shard_weights: bool = False
 
 
 @dataclass

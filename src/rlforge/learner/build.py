@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlforge.algorithms import make_algorithm
 from rlforge.config.schema import A2cConfig, RunConfig
 from rlforge.learner.learner import Learner
+from rlforge.learner.ranks import Ranks
 from rlforge.models.load import (
     load_base_model,
     load_tokenizer,
     load_value_head,
-    resolve_device,
     resolve_dtype,
 )
 
@@ -22,30 +24,36 @@ STATE_FOLDER = "state"
 """Folder inside a checkpoint for what only a resumed run needs."""
 
 
-def make_learner(config: RunConfig, device: str) -> Learner:
-    """The learner that ``config`` describes, its model loaded on ``device``.
+def make_learner(config: RunConfig, device: torch.device, ranks: Ranks) -> Learner:
+    """The learner that ``config`` describes on ``device``, one of ``ranks``.
 
     Raises ConfigError or CheckpointError when the model, its layers or the adapter do not fit.
     """
-    where = resolve_device(device)
+    dtype = resolve_dtype(config.model.dtype, device)
+    # A model too large for one device is divided on its way there.
+    first = torch.device("cpu") if config.learner.shard_weights else device
     algorithm = make_algorithm(config.algorithm, config.engine.max_tokens)
     critic = config.algorithm if isinstance(config.algorithm, A2cConfig) else None
     return Learner(
-        load_base_model(config.model, where, resolve_dtype(config.model.dtype, where)),
+        load_base_model(config.model, first, dtype),
         config.learner,
         config.model.lora,
         algorithm,
         temperature=config.engine.temperature,
         pad_token_id=load_tokenizer(config.model).pad_token_id,
-        device=where,
+        device=device,
         seed=config.seed,
+        ranks=ranks,
         value_learning_rate=critic.value_learning_rate if critic else None,
         initial_value_head=load_value_head(config.model) if critic else None,
     )
 
 
 def write_state(folder: Path, learner: Learner, others: Mapping[str, Any]) -> None:
-    """Put the learner's state and ``others`` (JSON values of the other actors) into ``folder``."""
+    """Put the learner's state and ``others`` (JSON values of the other actors) into ``folder``.
+
+    On rank 0; the other ranks call ``learner.save_state(None)``.
+    """
     state = folder / STATE_FOLDER
     state.mkdir()
     learner.save_state(state)

@@ -32,6 +32,8 @@ from rlforge.learner.metrics import (
 )
 from rlforge.learner.optim import learning_rate_factor, make_optimizer, set_learning_rate
 from rlforge.learner.policy import Policy
+from rlforge.learner.ranks import Ranks
+from rlforge.learner.sharding import clip_gradient, cpu_copy, spread_optimizer_state
 from rlforge.learner.speed import Operations, Stopwatch
 from rlforge.types import Step, TrainBatch, UpdateResult, value
 
@@ -64,6 +66,9 @@ class Learner:
     turn included. The random state of an update (shuffling, dropout) follows from ``seed`` and
     ``version`` alone, so that a resumed run goes on as if it had not stopped.
 
+    With several ranks each holds a learner of its own: all are given the same batches and called
+    alike, divide the rows of every pass among them, and make the same update (see ``Ranks``).
+
     version: number of updates done. samples_seen: steps trained on so far.
     """
 
@@ -78,6 +83,7 @@ class Learner:
         pad_token_id: int,
         device: torch.device | str,
         seed: int,
+        ranks: Ranks | None = None,
         value_learning_rate: float | None = None,
         initial_value_head: Mapping[str, Tensor] | None = None,
         max_nonfinite: int = 5,
@@ -86,7 +92,8 @@ class Learner:
 
         With ``train: lora`` a float32 adapter is attached and alone trained; with ``full`` all
         weights are, in float32. A model that came in bfloat16 computes under autocast.
-        temperature: of the engine's sampling, above 0. value_learning_rate: of the critic; None
+        temperature: of the engine's sampling, above 0. ranks: the learner's place among others that
+        make the same updates; None: it is alone. value_learning_rate: of the critic; None
         takes ``config.learning_rate``. initial_value_head: weight [1, H] and bias [1] that the
         critic starts from; None: zero. max_nonfinite: skipped steps in a row that end the run.
         Raises ConfigError for options that contradict each other, CheckpointError for initial
@@ -99,6 +106,7 @@ class Learner:
         self._algorithm = algorithm
         self._device = torch.device(device)
         self._seed = seed
+        self._ranks = ranks or Ranks()
         self._max_nonfinite = max_nonfinite
         self._nonfinite_in_a_row = 0
         self._policy = Policy(
@@ -108,6 +116,7 @@ class Learner:
             temperature=temperature,
             pad_token_id=pad_token_id,
             device=self._device,
+            ranks=self._ranks,
             seed=seed,
             needs_values=algorithm.needs_values,
             needs_reference=algorithm.needs_reference,
@@ -136,6 +145,8 @@ class Learner:
                 for _ in range(config.epochs)
                 for rows in split_rows(selection.rows, config.optimizer_steps, generator)
             ]
+        if self._single_step:
+            self._ranks.sum_(evidence.start)
         metrics = {
             **evidence.metrics,
             **optimizer_metrics(done),
@@ -158,39 +169,46 @@ class Learner:
                 **watch.metrics(
                     tokens=sum(step.trained_tokens for step in done),
                     operations=sum(step.operations for step in done),
+                    devices=self._ranks.size,
                 ),
             },
         )
 
-    def save(self, directory: Path) -> None:
-        """Write what the engine loads: adapter or full weights, and the critic if there is one."""
+    def save(self, directory: Path | None) -> None:
+        """Write what the engine loads: adapter or full weights, and the critic if there is one.
+
+        Every rank calls this, and ``save_state``; those other than rank 0 with None.
+        """
         self._policy.save(directory)
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of everything a resumed run needs; see ``save_state``."""
+        """A copy of everything a resumed run needs; see ``save_state``. Whole on rank 0 only."""
         return {
             "version": self.version,
             "samples_seen": self.samples_seen,
             "seed": self._seed,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
             "policy": self._policy.state_dict(),
-            "optimizer": _on_cpu(self._optimizer.state_dict()),
+            "optimizer": _on_cpu(self._optimizer.state_dict(), keep=self._ranks.rank == 0),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state_dict`` was taken; CheckpointError if it is of another model."""
         self._policy.load_state_dict(state["policy"])
-        self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self._optimizer.load_state_dict(spread_optimizer_state(state["optimizer"], self._optimizer))
         self.version = state["version"]
         self.samples_seen = state["samples_seen"]
         self._seed = state["seed"]
         self._nonfinite_in_a_row = state["nonfinite_in_a_row"]
 
-    def save_state(self, directory: Path) -> None:
+    def save_state(self, directory: Path | None) -> None:
         """Write ``state_dict`` as ``learner.pt`` into ``directory``."""
+        state = self.state_dict()
+        if directory is None:
+            return
         # An open file, because torch names a full disk as the cause only when Python writes.
         with (directory / STATE_FILE).open("wb") as file:
-            torch.save(self.state_dict(), file)
+            torch.save(state, file)
 
     def load_state(self, directory: Path) -> None:
         """Go on from what ``save_state`` wrote; CheckpointError if it is absent or unfit."""
@@ -235,14 +253,17 @@ class Learner:
         loss, positions, padding, reused = 0.0, 0, 0, 0
         metrics: dict[str, float] = {}
         with watch.phase("gradient"):
-            for micro in self._policy.micro_batches(rows):
+            for part in self._policy.passes(rows):
+                micro = part.micro
                 scores = self._policy.score(micro, entropy=self._algorithm.needs_entropy)
-                if self._single_step:
+                if self._single_step and part.counts:
                     evidence.start[micro.flat] = scores.logprobs.detach()
                 output = self._algorithm.loss(
                     _loss_inputs(micro, scores, evidence, total_tokens, len(rows))
                 )
-                output.loss.backward()  # type: ignore[no-untyped-call]
+                (output.loss * float(part.counts)).backward()  # type: ignore[no-untyped-call]
+                if not part.counts:
+                    continue
                 loss += float(output.loss.detach())
                 positions += micro.computed
                 padding += micro.padding
@@ -250,6 +271,11 @@ class Learner:
                 for name, number in output.metrics.items():
                     metrics[name] = metrics.get(name, 0.0) + number
         with watch.phase("optimizer"):
+            sums = self._ranks.add_up(
+                {"loss": loss, "positions": positions, "padding": padding, "reused": reused}
+            )
+            loss, reused = sums["loss"], round(sums["reused"])
+            metrics = self._ranks.add_up(metrics)
             grad_norm = self._clip_gradient()
             applied = math.isfinite(loss) and math.isfinite(grad_norm)
             if applied:
@@ -261,17 +287,18 @@ class Learner:
             grad_norm=grad_norm,
             applied=applied,
             trained_tokens=total_tokens + sum(len(row.prompt) for row in rows),
-            positions=positions,
-            padding=padding,
+            positions=round(sums["positions"]),
+            padding=round(sums["padding"]),
             reused=reused,
             operations=self._operations.training(rows, reused),
             metrics=metrics,
         )
 
     def _clip_gradient(self) -> float:
-        """Scale the gradient to ``grad_clip`` at most; its global norm before that."""
+        """Add up the ranks' gradients, scaled to ``grad_clip`` at most; the norm before that."""
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        return float(torch.nn.utils.clip_grad_norm_(parameters, self._config.grad_clip))
+        self._ranks.sum_gradients(parameters)
+        return clip_gradient(parameters, self._config.grad_clip, self._ranks)
 
     def _count_nonfinite(self, applied: bool, loss: float, grad_norm: float) -> None:
         self._nonfinite_in_a_row = 0 if applied else self._nonfinite_in_a_row + 1
@@ -288,7 +315,9 @@ class Learner:
         sequence = np.random.SeedSequence([self._seed, self.version])
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
+            # Shuffled alike everywhere; dropout differs from rank to rank.
+            seeds = sequence.generate_state(self._ranks.size, np.uint64)
+            torch.manual_seed(int(seeds[self._ranks.rank]))
             yield np.random.default_rng(sequence)
 
     def _tensor(self, numbers: Sequence[float]) -> Tensor:
@@ -320,11 +349,11 @@ def _loss_inputs(
     )
 
 
-def _on_cpu(optimizer_state: Mapping[str, Any]) -> dict[str, Any]:
+def _on_cpu(optimizer_state: Mapping[str, Any], keep: bool) -> dict[str, Any]:
     """A copy of an optimizer's state, made without a second copy on the device."""
     return {
         "state": {
-            index: {name: tensor.detach().cpu().clone() for name, tensor in entry.items()}
+            index: {name: cpu_copy(tensor, keep) for name, tensor in entry.items()}
             for index, entry in optimizer_state["state"].items()
         },
         "param_groups": copy.deepcopy(optimizer_state["param_groups"]),

@@ -22,6 +22,8 @@
 ``entropy``          estimated from the sampled tokens: mean of -log p before the update, in nats
 ``reward_mean``      after the transforms; ``raw_reward_mean`` before; ``advantage_mean``
 ``lag_mean``         updates between a step's policy and the one updated; ``lag_max``
+``dropped_stale``    steps thrown away as too old since the update before;
+                     ``dropped_stale_share`` of those and the ones learned from
 ==================== =============================================================================
 
 Beside them stand the algorithm's own, averaged over the optimizer steps applied.
@@ -89,6 +91,8 @@ def batch_metrics(batch: TrainBatch, selection: Selection, version: int) -> dict
         "raw_reward_mean": _mean([step.raw_reward for step in batch.steps]),
         "lag_mean": _mean(lags),
         "lag_max": float(max(lags, default=0)),
+        "dropped_stale": float(batch.dropped_stale),
+        "dropped_stale_share": batch.dropped_stale / max(1, batch.dropped_stale + len(batch.steps)),
     }
 
 

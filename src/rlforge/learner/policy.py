@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from torch import Tensor, nn
 
 from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.learner.batching import MicroBatch, Row, collate
+from rlforge.learner.division import shares
 from rlforge.learner.folded import fold_small_layers
 from rlforge.learner.forward import Scorer, Scores
 from rlforge.learner.memory import apply_memory_options
 from rlforge.learner.prefixes import Family, families, parts
+from rlforge.learner.ranks import Ranks
+from rlforge.learner.sharding import SpreadScorer, cpu_copy, spread_like
 from rlforge.learner.weights import (
     VALUE_HEAD_FILE,
     check_fit,
@@ -26,7 +30,15 @@ from rlforge.learner.weights import (
     save_value_head,
 )
 from rlforge.models.lora import attach_lora
-from rlforge.types import Step
+from rlforge.types import Step, value
+
+
+@value
+class Pass:
+    """One forward pass. counts: False where it only keeps the ranks in step."""
+
+    micro: MicroBatch
+    counts: bool
 
 
 class Policy:
@@ -34,6 +46,10 @@ class Policy:
 
     The reference is the model as it is now, before training. It costs nothing for a fresh
     adapter, which is switched off for it; otherwise it is a frozen copy.
+
+    With ``shard_weights`` the model is spread over the ranks, an adapter excepted. What is computed
+    for a whole batch is divided among the ranks; every rank gets all of it. Every rank must call
+    the same methods in the same order.
     """
 
     def __init__(
@@ -45,6 +61,7 @@ class Policy:
         temperature: float,
         pad_token_id: int,
         device: torch.device,
+        ranks: Ranks,
         seed: int,
         needs_values: bool,
         needs_reference: bool,
@@ -56,7 +73,9 @@ class Policy:
         self._max_train_len = config.max_train_len
         self._pad_token_id = pad_token_id
         self._device = device
-        self._model = model.to(device)
+        self._ranks = ranks
+        self._spread = config.shard_weights
+        self._model = model if self._spread else model.to(device)
         self.value_head = (
             _new_value_head(model, device, initial_value_head) if needs_values else None
         )
@@ -70,8 +89,13 @@ class Policy:
         copied = self._adapter is None or config.initial_adapter is not None
         frozen = copy.deepcopy(model).requires_grad_(False) if needs_reference and copied else None
 
+        make_scorer: Callable[..., Scorer] = Scorer
+        if self._spread:
+            copies = set(self.parameters()) if self._adapter is not None else set()
+            make_scorer = functools.partial(SpreadScorer, ranks=ranks, device=device, copies=copies)
+
         def scorer(scored: Any, value_head: nn.Module | None) -> Scorer:
-            return Scorer(
+            return make_scorer(
                 scored,
                 temperature=temperature,
                 use_cache=config.use_trainer_cache,
@@ -92,10 +116,12 @@ class Policy:
         self._shares = (
             config.share_prefixes
             and not recomputed
+            and not self._spread  # ranks make the same calls, and a shared beginning is one more
             and (self._adapter is None or lora.dropout == 0)
             and self._scorer.can_share()
         )
         apply_memory_options(model, config)
+        ranks.share_from_first(self._trained().values())
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """What is trained, by name, without the critic."""
@@ -105,15 +131,27 @@ class Policy:
         """Dropout and checkpointing on for the training pass, off for measurements."""
         self._model.train(mode)
 
-    def micro_batches(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
-        """``rows`` as forward passes within the limits of rows and tokens, on the device."""
+    def passes(self, rows: Sequence[Row]) -> Iterator[Pass]:
+        """``rows``, those of this rank, as forward passes within the limits of rows and tokens."""
+        for share in shares(
+            rows, self._ranks.rank, self._ranks.size, self._cut, in_step=self._spread
+        ):
+            micro = collate(
+                share.part.rows,
+                self._pad_token_id,
+                self._device,
+                shared=share.part.shared,
+                packed=self._packed(share.part),
+            )
+            yield Pass(micro=micro, counts=share.counts)
+
+    def _cut(self, rows: Sequence[Row]) -> Iterator[Family]:
         whole = families(rows) if self._shares else [Family(rows=tuple(rows), shared=0)]
         for family in whole:
-            packed = self._packs and family.shared == 0
-            for part in parts(family, self._max_rows, self._max_tokens, packed=packed):
-                yield collate(
-                    part.rows, self._pad_token_id, self._device, shared=part.shared, packed=packed
-                )
+            yield from parts(family, self._max_rows, self._max_tokens, packed=self._packed(family))
+
+    def _packed(self, family: Family) -> bool:
+        return self._packs and family.shared == 0
 
     def score(self, micro: MicroBatch, *, entropy: bool) -> Scores:
         """Scores with gradient."""
@@ -146,22 +184,28 @@ class Policy:
             if step.prompt_token_ids
         ]
         values = torch.zeros(len(steps))
-        for micro in self.micro_batches(rows):
-            values[micro.steps.cpu()] = self._scorer.values(micro).cpu()
-        return values.tolist()
+        for part in self.passes(rows):
+            computed = self._scorer.values(part.micro)
+            if part.counts:
+                values[part.micro.steps.cpu()] = computed.cpu()
+        return self._ranks.sum_(values).tolist()
 
-    def save(self, directory: Path) -> None:
-        """Write adapter or full weights, and the critic if there is one."""
+    def save(self, directory: Path | None) -> None:
+        """Write adapter or full weights, and the critic if there is one; None writes nothing.
+
+        Every rank must take part: only together they have all weights.
+        """
         if self._adapter is None:
             save_model(self._model, directory, self._dtype)
-        else:
+        elif directory is not None:
             save_adapter(self._adapter, directory)
-        if self.value_head is not None:
+        if self.value_head is not None and directory is not None:
             save_value_head(self.value_head, directory)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of everything trained, on the CPU."""
-        return {name: p.detach().cpu().clone() for name, p in self._trained().items()}
+        """Copies of everything trained, on the CPU; whole on rank 0, empty tensors elsewhere."""
+        keep = self._ranks.rank == 0
+        return {name: cpu_copy(p, keep) for name, p in self._trained().items()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -169,7 +213,7 @@ class Policy:
         trained = self._trained()
         check_fit(state, trained, "learner state")
         for name, parameter in trained.items():
-            parameter.copy_(state[name])
+            parameter.copy_(spread_like(state[name], parameter))
 
     def _trained(self) -> dict[str, nn.Parameter]:
         trained = self.parameters()
@@ -184,9 +228,11 @@ class Policy:
 
     def _all_logprobs(self, scorer: Scorer, rows: Sequence[Row], total: int) -> Tensor:
         logprobs = torch.zeros(total, device=self._device)
-        for micro in self.micro_batches(rows):
-            logprobs[micro.flat] = scorer.score(micro).logprobs
-        return logprobs
+        for part in self.passes(rows):
+            scores = scorer.score(part.micro)
+            if part.counts:
+                logprobs[part.micro.flat] = scores.logprobs
+        return self._ranks.sum_(logprobs)
 
 
 def _new_value_head(

@@ -116,8 +116,8 @@ class Stopwatch:
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - started
 
-    def metrics(self, tokens: int, operations: float) -> dict[str, float]:
-        """Of everything since the start, in which ``tokens`` were trained."""
+    def metrics(self, tokens: int, operations: float, devices: int = 1) -> dict[str, float]:
+        """Of everything since the start, in which ``devices`` trained ``tokens`` together."""
         seconds = self._now() - self._started
         metrics = {
             "seconds": seconds,
@@ -127,7 +127,7 @@ class Stopwatch:
         }
         peak = peak_operations(self._device)
         if peak is not None:
-            metrics["mfu"] = operations / seconds / peak
+            metrics["mfu"] = operations / seconds / peak / devices
         return metrics | {f"seconds_{name}": took for name, took in self.seconds.items()}
 
     def _now(self) -> float:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlforge.errors import CheckpointError
+from rlforge.learner.sharding import whole
 
 ADAPTER_FILE = "adapter_model.safetensors"
 VALUE_HEAD_FILE = "value_head.safetensors"
@@ -55,12 +56,20 @@ def load_adapter(peft_model: Any, directory: Path) -> None:
     set_peft_model_state_dict(peft_model, tensors)
 
 
-def save_model(model: Any, directory: Path, dtype: torch.dtype) -> None:
-    """Write all weights of ``model`` as ``dtype`` in Hugging Face's layout."""
-    tensors = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in model.state_dict().items()
-    }
+def save_model(model: Any, directory: Path | None, dtype: torch.dtype) -> None:
+    """Write all weights of ``model`` as ``dtype`` in Hugging Face's layout.
+
+    Of a model that is spread over ranks each must call; those without ``directory`` only help.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        gathered = whole(tensor)
+        if directory is not None:
+            # What was gathered leaves the device at once: it may not have room for all of it.
+            gathered = gathered if gathered is tensor else gathered.cpu()
+            tensors[name] = gathered.to(dtype) if gathered.is_floating_point() else gathered
+    if directory is None:
+        return
     model.save_pretrained(directory, state_dict=tensors)
     config = copy.deepcopy(model.config)
     config.dtype = dtype

@@ -1,0 +1,152 @@
+"""Ranks: the processes that make one update together, and what they tell each other.
+
+Every rank holds the whole batch and the same trained weights. It computes its share of the rows;
+losses and metrics are normalised by the totals of the whole optimizer step, so that the sums over
+the ranks (never means) are what one rank alone would have computed. From equal sums every rank
+takes the same optimizer step, or skips it alike where a sum is not finite.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+PATIENCE = timedelta(minutes=30)
+"""How long a rank waits for the others: as long as their longest share of an update may take."""
+
+MAX_BUCKET = 2**26
+"""Most gradient numbers in one collective; in float32 256 MiB, which must fit beside them."""
+
+
+class Ranks:
+    """A rank alone: there is nobody to add up with, so every method leaves things as they are.
+
+    rank: from 0, which alone writes files. size: number of ranks.
+    """
+
+    rank = 0
+    size = 1
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Replace ``tensor`` by its sum over the ranks, and return it."""
+        return tensor
+
+    def add_up(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """Sums by name, in float64; a name that a rank lacks counts as 0 there."""
+        return dict(numbers)
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace every gradient by its sum; where no rank has one, there is none.
+
+        Parameters that are spread over the ranks are left alone: FSDP has summed theirs.
+        """
+
+    def share_from_first(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Give every rank the values that rank 0 has; those spread over the ranks stay."""
+
+    def mesh(self) -> DeviceMesh:
+        """All ranks as the device mesh that FSDP spreads a model over."""
+        raise ValueError("one rank alone has nobody to spread a model over")
+
+
+class ConnectedRanks(Ranks):
+    """One of several ranks, connected by gloo for what is on the CPU and NCCL for GPUs."""
+
+    def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
+        """Wait until all ``size`` ranks have come; ``store``: of ``meeting_point``, or joined.
+
+        A process belongs to one group of ranks at a time.
+        """
+        self.rank, self.size = rank, size
+        self._device = device
+        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        dist.all_reduce(tensor)
+        return tensor
+
+    def add_up(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        gathered: list[Mapping[str, float]] = [{}] * self.size
+        dist.all_gather_object(gathered, dict(numbers))
+        names = {name: None for each in gathered for name in each}
+        return {name: sum(each.get(name, 0.0) for each in gathered) for name in names}
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        copies = [p for p in parameters if not isinstance(p, DTensor)]
+        present = self.sum_(torch.tensor([p.grad is not None for p in copies], dtype=torch.int32))
+        wanted = [p for p, count in zip(copies, present.tolist(), strict=True) if count]
+        for bucket in _buckets(wanted):
+            flat = torch.cat([_gradient(parameter).flatten() for parameter in bucket])
+            self.sum_(flat)
+            parts = torch.split(flat, [parameter.numel() for parameter in bucket])
+            for parameter, part in zip(bucket, parts, strict=True):
+                parameter.grad = part.view_as(parameter)
+
+    @torch.no_grad()
+    def share_from_first(self, parameters: Iterable[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if not isinstance(parameter, DTensor):
+                dist.broadcast(parameter.detach(), src=0)
+
+    def mesh(self) -> DeviceMesh:
+        return init_device_mesh(self._device.type, (self.size,))
+
+
+def meeting_point(host: str, size: int) -> TCPStore:
+    """Where ``size`` ranks find each other, served by rank 0 on a free port of ``host`` alone.
+
+    The port is the store's ``port``.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.bind((host, 0))
+    listener.listen(size)
+    port = listener.getsockname()[1]
+    # The store takes over the open socket: by itself it would listen on every interface.
+    return TCPStore(
+        host,
+        port,
+        size,
+        is_master=True,
+        timeout=PATIENCE,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def join(host: str, port: int, size: int) -> TCPStore:
+    """The meeting point that rank 0 serves at ``host`` and ``port``."""
+    return TCPStore(host, port, size, is_master=False, timeout=PATIENCE, wait_for_workers=False)
+
+
+def stay_local(host: str) -> None:
+    """Where ``host`` is this machine's own loopback address, let gloo use nothing else."""
+    if host.startswith("127."):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """``parameters`` in order, in lists of ``MAX_BUCKET`` numbers at most where one has fewer."""
+    bucket: list[nn.Parameter] = []
+    filled = 0
+    for parameter in parameters:
+        if bucket and filled + parameter.numel() > MAX_BUCKET:
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(parameter)
+        filled += parameter.numel()
+    if bucket:
+        yield bucket

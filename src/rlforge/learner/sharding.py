@@ -1,0 +1,170 @@
+"""A model spread over the ranks with FSDP2, and what is gathered of it.
+
+Each rank keeps its part of every weight. The weights of a decoder layer are gathered when the layer
+runs, forward and backward, and freed afterwards; embeddings, last norm and output head likewise
+around a whole pass. An adapter is not spread: it is small, and a copy on every rank leaves its
+optimizer and its files as they are. Gradients of spread weights are summed and spread by FSDP
+itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rlforge.errors import ConfigError
+from rlforge.learner.batching import MicroBatch
+from rlforge.learner.forward import Scorer, Scores
+from rlforge.learner.ranks import Ranks
+
+
+class Whole(nn.Module):
+    """The outermost module of a spread model: while its forward runs a function, the embeddings,
+    the last norm and the output head are gathered.
+
+    A scorer calls decoder and head apart from each other; this makes one pass of the two.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+
+def spread_model(model: Any, ranks: Ranks, device: torch.device, copies: Collection[str]) -> Whole:
+    """Spread the weights of ``model`` over ``ranks``, in place; ``copies`` stay whole, by name.
+
+    The model may stand on the CPU: layer by layer it moves to ``device``, which thus never holds
+    it whole. Raises ConfigError for a model without decoder layers.
+    """
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"learner.shard_weights: {type(model).__name__} has no layers to divide; switch it off"
+        )
+    kept = {parameter for name, parameter in model.named_parameters() if name in copies}
+    for parameter in kept:
+        parameter.data = parameter.data.to(device)
+    mesh = ranks.mesh()
+    whole = Whole(model)
+    for module in [*layers, whole]:
+        # Freed after forward, the outermost too: weights gathered for a pass without gradient
+        # would still be there, and old, after an optimizer step.
+        fully_shard(module, mesh=mesh, ignored_params=kept, reshard_after_forward=True)
+    for module in whole.modules():
+        if isinstance(module, FSDPModule):
+            # Losses are normalised by the totals of all ranks: gradients add up.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return whole
+
+
+class SpreadScorer(Scorer):
+    """The same scores by a model that it spreads over the ranks, which must make the same calls."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        ranks: Ranks,
+        device: torch.device,
+        copies: Collection[str],
+        **options: Any,
+    ) -> None:
+        """``options``: those of a plain scorer; the others are those of ``spread_model``."""
+        self._whole = spread_model(model, ranks, device, copies)
+        super().__init__(model, **options)
+
+    def score(self, micro: MicroBatch, *, entropy: bool = False) -> Scores:
+        plain = super().score
+
+        def score() -> tuple[Tensor, Tensor | None, Tensor | None]:
+            scores = plain(micro, entropy=entropy)
+            # FSDP looks for where the gradient begins in tuples, not in our classes, and in what is
+            # no view of something else.
+            values = None if scores.values is None else scores.values.clone()
+            return scores.logprobs, scores.entropy, values
+
+        logprobs, entropies, values = self._whole(score)
+        return Scores(logprobs=logprobs, entropy=entropies, values=values)
+
+    def values(self, micro: MicroBatch) -> Tensor:
+        plain = super().values
+        values: Tensor = self._whole(lambda: plain(micro))
+        return values
+
+    def can_pack(self) -> bool:
+        can: bool = self._whole(super().can_pack)
+        return can
+
+    def _reproduces_model(self) -> bool:
+        reproduces: bool = self._whole(super()._reproduces_model)
+        return reproduces
+
+
+def cpu_copy(tensor: Tensor, keep: bool) -> Tensor:
+    """A copy of all of ``tensor`` on the CPU, gathered where it is spread; empty unless ``keep``.
+
+    Every rank must ask for a spread tensor, also one that does not keep it.
+    """
+    tensor = whole(tensor.detach())
+    return tensor.to("cpu", copy=True) if keep else torch.empty(0)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of ``tensor`` on its device; every rank must ask for one that is spread."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def spread_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of ``tensor``, which is whole, where ``like`` is spread; else ``tensor``."""
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(
+        tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None
+    )
+
+
+def spread_optimizer_state(
+    state: Mapping[str, Any], optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """A copy of ``state``, whole, as ``optimizer`` can load it: moments spread like weights."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        "state": {
+            index: {
+                name: spread_like(tensor.clone(), parameters[index]) if tensor.ndim else tensor
+                for name, tensor in entry.items()
+            }
+            for index, entry in state["state"].items()
+        },
+        "param_groups": [dict(group) for group in state["param_groups"]],
+    }
+
+
+def clip_gradient(parameters: Iterable[nn.Parameter], largest: float, ranks: Ranks) -> float:
+    """Scale all gradients so that their global norm is ``largest`` at most; the norm before that.
+
+    Gradients that are not spread must be the same on every rank.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    parts = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
+    if not parts:
+        norm = torch.nn.utils.get_total_norm(gradients)
+    else:
+        copies = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+        squares = ranks.sum_(torch.nn.utils.get_total_norm(parts) ** 2)
+        norm = (squares + torch.nn.utils.get_total_norm(copies).to(squares.device) ** 2).sqrt()
+    factor = torch.clamp(largest / (norm + 1e-6), max=1.0)
+    for gradient in gradients:
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        local.mul_(factor)
+    return float(norm)

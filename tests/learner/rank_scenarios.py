@@ -1,0 +1,177 @@
+"""The same updates by one rank or by several: run as a process by test_ranks.py, once per rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import math
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import GraniteConfig, GraniteForCausalLM
+
+from rlforge.algorithms import make_algorithm
+from rlforge.config.schema import A2cConfig, AlgorithmConfig, GrpoConfig, KlConfig, PpoConfig
+from rlforge.learner.learner import Learner
+from rlforge.learner.ranks import ConnectedRanks, Ranks, join, meeting_point
+from rlforge.types import TrainBatch
+
+GRPO = GrpoConfig(group_size=4, kl=KlConfig(coef=0.05), loss_aggregation="sequence_mean")
+PPO = PpoConfig(kl=KlConfig(coef=0.05), value_clip=0.2, entropy_coef=0.01, value_learning_rate=1e-2)
+SPREAD = {"shard_weights": True}
+STEPS = {"epochs": 2, "optimizer_steps": 3}
+SCENARIOS: dict[str, tuple[AlgorithmConfig, dict[str, Any]]] = {
+    "reinforce": (AlgorithmConfig(), {}),
+    "grpo": (GRPO, STEPS),
+    "ppo": (PPO, STEPS),
+    "clipped": (AlgorithmConfig(), {"grad_clip": 1e-3}),
+    "full": (A2cConfig(), {"train": "full", "grad_clip": 0.5}),
+    "fewer rows than ranks": (AlgorithmConfig(), {"games": 0}),
+    "not finite": (AlgorithmConfig(), {"infinite": True}),
+    "resumed": (GRPO, {**STEPS, "resume": True}),
+    "spread reinforce": (AlgorithmConfig(), SPREAD),
+    "spread grpo": (GRPO, {**SPREAD, **STEPS, "gradient_checkpointing": True}),
+    "spread ppo": (PPO, {**SPREAD, **STEPS, "activation_checkpointing": True}),
+    "spread warm start": (GRPO, {**SPREAD, "warm": True}),
+    "spread full": (PPO, {**SPREAD, **STEPS, "train": "full", "grad_clip": 0.5}),
+    "spread full, own head": (A2cConfig(), {**SPREAD, "train": "full", "tied": False}),
+    "spread, logits by the model alone": (AlgorithmConfig(), {**SPREAD, "granite": True}),
+    "spread, packed": (PPO, {**SPREAD, **STEPS, "packing": "on"}),
+    "spread, fewer rows than ranks": (AlgorithmConfig(), {**SPREAD, "games": 0}),
+    "spread full, resumed": (PPO, {**SPREAD, **STEPS, "train": "full", "resume": True}),
+}
+UPDATES = 3
+
+
+def conftest() -> Any:
+    """The parts that tests get as a fixture."""
+    spec = importlib.util.spec_from_file_location("parts", Path(__file__).with_name("conftest.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Parts
+
+
+def batch_of(parts: Any, games: int, version: int) -> TrainBatch:
+    """``games`` games of three turns in one group; a single turn when there are none."""
+    draw = random.Random(version)
+    steps = parts.random_steps(max(1, 3 * games), seed=version, group_id="group", last_turn=True)
+    for index in range(3 * games):
+        reward = draw.choice([-1.0, 1.0])
+        steps[index] = dataclasses.replace(
+            steps[index],
+            game_id=f"game-{index // 3}",
+            turn_index=index % 3,
+            last_turn=index % 3 == 2,
+            reward=reward,
+            raw_reward=reward,
+            policy_version=version,
+        )
+    return dataclasses.replace(parts.batch(steps), whole_episodes=True)
+
+
+def play(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Three updates of one scenario: ``weights`` (of rank 0) and ``metrics`` of each update.
+
+    folder: empty; rank 0 leaves what the engine would load in ``saved``.
+    """
+    parts = conftest()
+    algorithm, options = SCENARIOS[name]
+    options = dict(options)
+    games, resume = options.pop("games", 4), options.pop("resume", False)
+    tied, warm = options.pop("tied", True), options.pop("warm", False)
+    granite, infinite = options.pop("granite", False), options.pop("infinite", False)
+    if ranks.size == 1:
+        options.pop("shard_weights", None)
+    if warm:
+        first = parts.learner(seed=3)
+        parts.randomise_adapter(first._policy._model, seed=5)
+        start = folder / f"start-{ranks.rank}"
+        start.mkdir()
+        first.save(start)
+        options["initial_adapter"] = str(start)
+
+    def new() -> Learner:
+        model = granite_model(parts) if granite else parts.model(tie_word_embeddings=tied)
+        learner = parts.learner(
+            model,
+            make_algorithm(algorithm, 8),
+            ranks=ranks,
+            value_learning_rate=getattr(algorithm, "value_learning_rate", None),
+            **{"mini_batch_size": 2, "learning_rate": 1e-3, "grad_clip": 1.0, **options},
+        )
+        if options.get("train") != "full" and not warm:
+            parts.randomise_adapter(model)
+        return learner
+
+    learner = new()
+    metrics = []
+    for version in range(UPDATES):
+        batch = batch_of(parts, games, version)
+        if infinite and version == 1:
+            steps = (dataclasses.replace(batch.steps[0], reward=math.inf), *batch.steps[1:])
+            batch = dataclasses.replace(batch, steps=steps)
+        metrics.append(dict(learner.update(batch).metrics))
+        if resume and version == 1:
+            state = folder / "state"
+            if ranks.rank == 0:
+                state.mkdir()
+            learner.save_state(state if ranks.rank == 0 else None)
+            ranks.add_up({})  # nobody reads before it is written
+            learner = new()
+            learner.load_state(state)
+    saved = folder / "saved"
+    if ranks.rank == 0:
+        saved.mkdir()
+    learner.save(saved if ranks.rank == 0 else None)
+    return {
+        "weights": learner.state_dict()["policy"],
+        "metrics": metrics,
+        "held": held(learner._policy._model),
+    }
+
+
+def granite_model(parts: Any) -> Any:
+    """A model that scales its logits: decoder and head alone do not give them."""
+    config = GraniteConfig(**{**parts.model().config.to_dict(), "logits_scaling": 4.0})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return GraniteForCausalLM(config)
+
+
+def held(model: torch.nn.Module) -> float:
+    """Share of the weights, the adapter aside, that this process holds."""
+    weights = [p.detach() for name, p in model.named_parameters() if "lora" not in name]
+    here = sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in weights)
+    return here / sum(p.numel() for p in weights)
+
+
+def main(rank: int, size: int, folder: Path) -> None:
+    """Meet the other ranks, play every scenario and leave the results in ``folder``."""
+    torch.set_num_threads(1)
+    port_file = folder / "port"
+    if rank == 0:
+        store = meeting_point("127.0.0.1", size)
+        port_file.with_suffix(".new").write_text(str(store.port))
+        port_file.with_suffix(".new").rename(port_file)
+    else:
+        while not port_file.exists():
+            time.sleep(0.05)
+        store = join("127.0.0.1", int(port_file.read_text()), size)
+    ranks = ConnectedRanks(store, rank, size, torch.device("cpu"))
+    results = {}
+    for name in SCENARIOS:
+        own = folder / name
+        own.mkdir(exist_ok=True)
+        results[name] = play(name, ranks, own)
+    torch.save(results, folder / f"rank-{rank}.pt")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

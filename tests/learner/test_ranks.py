@@ -1,0 +1,139 @@
+"""Several ranks make the update that one rank would have made alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from rlforge.learner.ranks import Ranks
+from rlforge.learner.sharding import clip_gradient
+
+SCRIPT = Path(__file__).with_name("rank_scenarios.py")
+
+
+def scenarios() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("rank_scenarios", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SCENARIOS = scenarios().SCENARIOS
+NAMES = pytest.mark.parametrize("name", SCENARIOS)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two processes have played every scenario together; their results are in this folder."""
+    folder = tmp_path_factory.mktemp("ranks")
+    pipe = subprocess.PIPE
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(rank), "2", str(folder)], stderr=pipe, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in processes:
+            _, stderr = process.communicate(timeout=200)
+            assert process.returncode == 0, stderr
+            assert "Warning" not in stderr
+    finally:
+        for process in processes:
+            process.kill()
+    return folder
+
+
+def results(folder: Path, rank: int, name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = torch.load(folder / f"rank-{rank}.pt")[name]
+    return loaded
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def outcome(parts: Any, metrics: dict[str, float]) -> dict[str, float]:
+    """What came of an update; the division itself changes its speed and its padding."""
+    return {name: number for name, number in metrics.items() if not parts.of_speed(name)}
+
+
+@NAMES
+def test_two_ranks_give_the_weights_and_metrics_of_one(
+    parts: Any, name: str, two_ranks: Path, tmp_path: Path
+) -> None:
+    alone = scenarios().play(name, Ranks(), tmp_path)
+    together = results(two_ranks, 0, name)
+
+    assert distance(together["weights"], alone["weights"]) <= 1e-5
+    for ours, theirs in zip(together["metrics"], alone["metrics"], strict=True):
+        wanted = outcome(parts, theirs)
+        assert outcome(parts, ours) == pytest.approx(wanted, rel=1e-4, abs=1e-5, nan_ok=True)
+
+
+@NAMES
+def test_all_ranks_report_the_same_and_only_the_first_holds_files(
+    parts: Any, name: str, two_ranks: Path
+) -> None:
+    first, second = (results(two_ranks, rank, name) for rank in range(2))
+    for ours, theirs in zip(first["metrics"], second["metrics"], strict=True):
+        wanted = outcome(parts, theirs)
+        assert outcome(parts, ours) == pytest.approx(wanted, rel=0, abs=0, nan_ok=True)
+    assert all(tensor.numel() == 0 for tensor in second["weights"].values())
+
+
+@NAMES
+def test_a_spread_model_is_held_in_parts_only(name: str, two_ranks: Path) -> None:
+    held = [results(two_ranks, rank, name)["held"] for rank in range(2)]
+    assert held == (pytest.approx([0.5, 0.5]) if "spread" in name else [1.0, 1.0])
+
+
+def test_what_is_not_finite_on_one_rank_is_skipped_by_all(two_ranks: Path) -> None:
+    for rank in range(2):
+        metrics = results(two_ranks, rank, "not finite")["metrics"]
+        assert [each["nonfinite_steps"] for each in metrics] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("name", ["spread full", "spread full, own head"])
+def test_spread_weights_are_saved_whole_in_the_usual_layout(name: str, two_ranks: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(two_ranks / name / "saved")
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert model.config.architectures == ["LlamaForCausalLM"]
+    saved = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    weights = results(two_ranks, 0, name)["weights"]
+    trained = {n: tensor for n, tensor in weights.items() if not n.startswith("value_head")}
+    assert distance(saved, trained) == 0
+
+
+def test_a_rank_alone_changes_nothing() -> None:
+    ranks = Ranks()
+    parameter = nn.Parameter(torch.ones(2))
+    ranks.sum_gradients([parameter])
+    assert parameter.grad is None
+    assert ranks.add_up({"loss": 0.5}) == {"loss": 0.5}
+    assert torch.equal(ranks.sum_(torch.ones(3)), torch.ones(3))
+
+
+@pytest.mark.parametrize("largest", [0.1, 1e9])
+def test_the_gradient_is_clipped_as_torch_does(largest: float) -> None:
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in ((3, 4), (5,))]
+    copies = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+    for parameter, copy in zip(parameters, copies, strict=True):
+        parameter.grad = torch.randn(parameter.shape)
+        copy.grad = parameter.grad.clone()
+    norm = clip_gradient(parameters, largest, Ranks())
+    assert norm == pytest.approx(float(torch.nn.utils.clip_grad_norm_(copies, largest)))
+    for parameter, copy in zip(parameters, copies, strict=True):
+        assert torch.allclose(parameter.grad, copy.grad)
