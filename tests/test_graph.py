@@ -16,7 +16,8 @@ SERVER = Machine(cpus=16, gpus=4)
 
 
 def test_every_actor_stands_in_the_graph_once_with_its_replicas() -> None:
-    config = compose(["engine.num_engines=2", "collector.num_collectors=3"]).config
+    counts = ["engine.num_engines=2", "collector.num_collectors=3", "learner.num_learners=2"]
+    config = compose(counts).config
     graph = build_graph(config, LAPTOP)
     assert {node.kind: node.replicas for node in graph.nodes} == {
         "tracker": 1,
@@ -24,7 +25,7 @@ def test_every_actor_stands_in_the_graph_once_with_its_replicas() -> None:
         "buffer": 1,
         "engine": 2,
         "collector": 3,
-        "learner": 1,
+        "learner": 2,
     }
     assert graph.num_gpus == 0
 
@@ -45,6 +46,41 @@ def test_with_more_gpus_learner_and_engines_have_their_own() -> None:
     graph = build_graph(compose(["engine.num_engines=3"]).config, SERVER)
     assert graph.node("learner").num_gpus == graph.node("engine").num_gpus == 1.0
     assert graph.num_gpus == 4
+
+
+@pytest.mark.parametrize(
+    ("learners", "engines", "gpus", "engine_gpus"),
+    [(2, 2, 4, 1.0), (3, 2, 4, 0.5), (2, 3, 4, 0.5), (1, 2, 2, 0.5), (1, 3, 3, 0.5)],
+)
+def test_every_actor_finds_a_card_with_room_for_it(
+    learners: int, engines: int, gpus: int, engine_gpus: float
+) -> None:
+    numbers = [f"learner.num_learners={learners}", f"engine.num_engines={engines}"]
+    graph = build_graph(compose(numbers).config, Machine(cpus=16, gpus=gpus))
+    assert graph.node("engine").num_gpus == engine_gpus
+    assert graph.node("learner").num_gpus == (1.0 if learners > 1 else engine_gpus)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["learner.num_learners=4"],
+            r"wants 5 GPUs \(4 learners x 1, .*lower learner.num_learners",
+        ),
+        (
+            ["learner.num_learners=2", "hardware.learner_gpus=0.5"],
+            "learner_gpus=0.5 .*takes one GPU",
+        ),
+        (
+            ["hardware=cluster", "learner.num_learners=2", "hardware.learner_gpus=0.5"],
+            r"learner_gpus=0.5 \(hardware=cluster\)",
+        ),
+    ],
+)
+def test_learner_ranks_do_not_share_a_gpu(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_graph(compose(overrides).config, SERVER)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +109,7 @@ def test_cores_are_shared_between_engine_and_learner_on_a_cpu() -> None:
     config = compose([]).config.hardware
     assert resolve_hardware(config, Machine(cpus=2, gpus=0), 1).threads == 1
     assert resolve_hardware(config, Machine(cpus=12, gpus=0), 2).threads == 4
+    assert resolve_hardware(config, Machine(cpus=12, gpus=0), 2, num_learners=4).threads == 2
 
 
 def test_json_and_mermaid_hold_the_same_nodes() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import json
 import os
 import re
@@ -86,6 +88,23 @@ def alive(pid: int) -> bool:
 def all_pids() -> list[int]:
     logs = Path("run/logs").glob("*.log")
     return [pid for log in logs if "crash" not in log.name for pid in actor_pids(log.stem)]
+
+
+def listened_on(pid: int) -> set[str]:
+    """Addresses on which a process takes connections."""
+    sockets = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            sockets.add(str(file.readlink()))
+    addresses = set()
+    for family in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                # The last four bytes, which the kernel prints as a little-endian number.
+                number = int(local.partition(":")[0][-8:], 16)
+                addresses.add(str(ipaddress.IPv4Address(number.to_bytes(4, "little"))))
+    return addresses
 
 
 def test_a_synchronous_run_leaves_the_whole_run_directory(small_model: Path) -> None:
@@ -184,6 +203,27 @@ def test_a_dead_learner_ends_the_run_with_its_cause_and_resume_works(small_model
     resumed = run([RLFORGE, "train", "--resume", "run"])
     assert resumed.returncode == 0, resumed.stderr
     assert [row["step"] for row in rows("metrics.jsonl")] == list(range(1, 9))
+
+
+def test_ranks_learn_together_and_a_dead_one_ends_the_run_with_its_cause(small_model: Path) -> None:
+    ranks = ("learner.num_learners=2", "learner.shard_weights=true")
+    process = start(small_model, *ranks, "learner.total_updates=300", "learner.state_every=2")
+    wait_for(lambda: len(rows("metrics.jsonl")) >= 3, process)
+    assert not {address for pid in all_pids() for address in listened_on(pid)} - {"127.0.0.1"}
+    os.kill(actor_pids("learner-1")[-1], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1
+    last = stderr.splitlines()[-1]
+    assert "the learner-1 died" in last
+    assert "logs/learner-1.log" in last
+    assert "Traceback" not in stderr
+    assert not any(map(alive, all_pids()))
+    change_total_updates(300, 5)
+    resumed = run([RLFORGE, "train", "--resume", "run"])
+    assert resumed.returncode == 0, resumed.stderr
+    metrics = rows("metrics.jsonl")
+    assert [row["step"] for row in metrics] == [1, 2, 3, 4, 5]
+    assert all(row["logprob_gap_mean"] <= 1e-4 for row in metrics if "logprob_gap_mean" in row)
 
 
 def test_a_run_killed_before_its_first_state_begins_again_on_resume(small_model: Path) -> None:

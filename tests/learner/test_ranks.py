@@ -83,6 +83,14 @@ def test_two_ranks_give_the_weights_and_metrics_of_one(
         assert outcome(parts, ours) == pytest.approx(wanted, rel=1e-4, abs=1e-5, nan_ok=True)
 
 
+@pytest.mark.parametrize("name", ["resumed", "spread full, resumed"])
+def test_one_rank_goes_on_where_two_were(parts: Any, name: str, two_ranks: Path) -> None:
+    own = two_ranks / name / "alone"
+    own.mkdir()
+    alone = scenarios().play(name, Ranks(), own, resume_from=two_ranks / name / "state")
+    assert distance(results(two_ranks, 0, name)["weights"], alone["weights"]) <= 1e-5
+
+
 @NAMES
 def test_all_ranks_report_the_same_and_only_the_first_holds_files(
     parts: Any, name: str, two_ranks: Path

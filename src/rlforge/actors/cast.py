@@ -7,15 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-# Before ``import ray``: afterwards Ray has already chosen to listen on every interface.
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

@@ -39,7 +39,8 @@ class LearnerActor:
 
     def host(self) -> tuple[str, int]:
         """Open the ranks' meeting point on this rank's node; where it is."""
-        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        # A Ray of our own is this machine alone: nobody else is to reach the ranks.
+        address = "127.0.0.1" if self._hardware.ray_address is None else _node_address()
         self._meeting_point = meeting_point(address, self._config.learner.num_learners)
         return address, self._meeting_point.port
 
@@ -86,6 +87,11 @@ class LearnerActor:
     def load_state(self, version: int) -> dict[str, Any]:
         """Continue from version ``version``; returns what the other actors saved."""
         return read_state(self._checkpoints / f"step-{version}", self._learner)
+
+
+def _node_address() -> str:
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
 
 
 def rank_name(rank: int) -> str:

@@ -10,7 +10,7 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +103,8 @@ class SpreadScorer(Scorer):
 
     def can_pack(self) -> bool:
         can: bool = self._whole(super().can_pack)
+        # A kernel that failed has left layers in the middle of a pass.
+        cast(FSDPModule, self._whole).reset_iter_state()
         return can
 
     def _reproduces_model(self) -> bool:
