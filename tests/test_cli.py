@@ -19,7 +19,7 @@ from rlforge.config.compose import compose, to_yaml
 from rlforge.tracking.tracker import Tracker
 from rlforge.types import EvalResult, UpdateResult, value
 
-COMMANDS = ("train", "eval", "graph", "config", "models", "monitor", "report")
+COMMANDS = ("train", "eval", "graph", "config", "doctor", "models", "monitor", "report")
 
 
 @value
@@ -140,6 +140,41 @@ def test_graph_in_three_forms(rlforge: Rlforge) -> None:
     assert "buffer -->|TrainBatch| learner" in mermaid
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_doctor_says_what_fits_and_what_buys_memory(
+    rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: int
+) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    quick_start = "+experiment=qwen3_1p7b_simpletak"
+    fits = rlforge("doctor", quick_start, "hardware=gpu_1", "--gpu-memory", "80", "--json", "a")
+    assert fits.code == 0
+    assert "AdamW states" in fits.out
+    assert "learner.gradient_checkpointing=true" in fits.out
+    assert max(map(len, fits.out.splitlines())) <= columns
+    assert json.loads((tmp_path / "a").read_text())["memory"]["excess"] == 0
+
+    unfit = rlforge("doctor", quick_start, "--gpu-memory", "12")
+    assert unfit.code == 1
+    assert "does not fit, " in unfit.out
+    assert "fits with: learner.gradient_checkpointing=true" in unfit.out
+    assert max(map(len, unfit.out.splitlines())) <= columns
+
+
+def test_train_refuses_what_cannot_fit_before_anything_exists(
+    rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
+    many = ["engine.max_loras=10000", "hardware=cpu"]
+    for sweep in ([], ["-m"]):
+        answer = rlforge("train", *sweep, "+experiment=qwen3_1p7b_simpletak", *many)
+        assert answer.code == 2
+        assert "Qwen/Qwen3-1.7B-Base does not fit RAM of" in answer.err
+        assert "engine.max_loras" in answer.err
+        assert answer.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_models_lists_every_option_and_finds_what_is_made(
     rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -253,6 +288,7 @@ def test_an_initial_adapter_of_another_kind_starts_nothing(
         (["config", "learner.learning_rate=abc"], "learner.learning_rate=abc (command line)"),
         (["config", "seed"], "cannot read override 'seed': write key=value"),
         (["graph", "hardware=multi_gpu"], "wants a GPU and this machine shows none"),
+        (["doctor", "hardware=cpu", "--gpu-memory", "8"], "--gpu-memory: hardware.device=cpu"),
         (["config", "--config-dir", "nowhere"], "--config-dir nowhere: no such directory"),
         (["train", "+experiment=nowhere"], "experiment=nowhere: no such option"),
         (["train", "-m", "seed=0,x"], "seed=x (command line)"),

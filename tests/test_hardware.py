@@ -3,8 +3,11 @@
 import os
 import platform
 from importlib.metadata import version
+from pathlib import Path
 
-from rlforge.hardware import describe, versions
+import pytest
+
+from rlforge.hardware import describe, gpus, ram, versions
 
 
 def test_a_machine_is_described_without_loading_a_framework():
@@ -21,3 +24,65 @@ def test_versions_are_those_installed_and_nothing_else():
     assert found["torch"] == version("torch")
     assert found["rlforge"] == version("rlforge")
     assert all(found.values())
+
+
+@pytest.fixture
+def cards(tmp_path, monkeypatch):
+    """A stand-in for nvidia-smi that answers as the real one does, and notes how it was asked."""
+
+    def pretend(*lines: str, status: int = 0) -> Path:
+        asked = tmp_path / "asked"
+        tool = tmp_path / "bin" / "nvidia-smi"
+        tool.parent.mkdir(exist_ok=True)
+        answer = "\n".join(lines)
+        tool.write_text(
+            f'#!/bin/sh\necho "$@" > {asked}\ncat <<END\n{answer}\nEND\nexit {status}\n'
+        )
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        return asked
+
+    return pretend
+
+
+def test_gpus_have_names_memory_and_capability(cards):
+    cards("NVIDIA RTX 6000 Ada Generation, 49140, 8.9", "NVIDIA H200, 143771, 9.0")
+
+    ada, h200 = gpus()
+
+    assert (ada.name, ada.memory, ada.capability) == (
+        "NVIDIA RTX 6000 Ada Generation",
+        49140 * 2**20,
+        8.9,
+    )
+    assert h200.memory == 143771 * 2**20
+
+
+def test_only_visible_gpus_are_asked_for(cards, monkeypatch):
+    asked = cards("NVIDIA H200, 143771, 9.0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5f")
+    gpus()
+    assert "-i 2,GPU-5f" in asked.read_text()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpus() == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        (["NVIDIA-SMI has failed because it could not communicate with the driver."], 9),
+        (["No devices were found"], 0),
+        (["Some GPU, [N/A], [N/A]"], 0),
+    ],
+)
+def test_a_tool_without_an_answer_knows_of_no_gpus(cards, lines, status):
+    cards(*lines, status=status)
+
+    assert gpus() == ()
+
+
+def test_memory_of_the_machine_is_what_the_system_counts():
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    assert 0 < ram() <= pages * 1.01

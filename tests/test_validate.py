@@ -53,6 +53,18 @@ def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPa
         (["learner.grad_clip=0"], r"grad_clip=0.*above 0"),
         (["engine.temperature=0"], r"nothing to learn from"),
         (["engine.top_p=1.5"], r"\(0, 1\]"),
+        (["engine.stuck_after_s=0"], r"stuck_after_s=0.*above 0"),
+        (["engine.vllm.gpu_memory_utilization=1.2"], r"gpu_memory_utilization=1\.2.*\(0, 1\]"),
+        (["engine.vllm.kv_cache_gb=0"], r"kv_cache_gb=0.*above 0"),
+        (["engine.name=vlm"], r"did you mean vllm"),
+        (["engine=vllm", "learner.train=full"], r"learner\.train=full.*swaps adapters.*use"),
+        (["engine=vllm", "model.lora.rank=600"], r"model\.lora\.rank=600.*up to rank 512"),
+        (["engine=vllm", "engine.temperature=2.5"], r"from 0\.01 to 2"),
+        (["engine=vllm", "eval.temperature=0.001"], r"eval\.temperature=0\.001.*from 0\.01"),
+        (
+            ["engine=vllm", "engine.vllm.max_num_batched_tokens=64"],
+            r"max_num_batched_tokens=64.*max_parallel_seq=128",
+        ),
         (["eval.games=3"], r"both seats"),
         (["eval.opponents=[openrouter:some/model]"], r"OPENROUTER_API_KEY"),
         (["algorithm=grpo", "buffer=step"], r"buffer=episode"),
@@ -82,3 +94,18 @@ def test_envs_take_template_and_extraction_of_the_model() -> None:
 def test_the_untrained_model_is_always_an_evaluation_opponent() -> None:
     config = compose([TINY, "eval.opponents=[win_block]"]).config
     assert [policy.uid for policy in eval_opponents(config)] == ["base", "win_block"]
+
+
+@pytest.mark.parametrize("temperature", ["0", "null", "0.5"])
+def test_vllm_evaluates_greedily_or_at_a_usual_temperature(temperature: str) -> None:
+    validate(compose([TINY, "engine=vllm", f"eval.temperature={temperature}"]), keys=False)
+
+
+def test_a_run_needs_the_package_of_its_engine_and_a_look_at_it_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlforge.engines.vllm_settings.version_of", lambda name: None)
+    composed = compose([TINY, "engine=vllm"])
+    validate(composed, keys=False)
+    with pytest.raises(ConfigError, match="vLLM is not installed; pip install"):
+        validate(composed)

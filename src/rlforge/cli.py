@@ -245,6 +245,45 @@ def config(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
 
 
 @app.command()
+def doctor(
+    overrides: Overrides = None,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(
+            "--gpu-memory", metavar="GB", help="Plan for GPUs of so many GiB, here or not.", min=0.1
+        ),
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the report to this file, too."),
+    ] = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Say whether a run would work here: packages, model, and memory before anything starts.
+
+    Exit code 0: nothing known stands in the way; 1: it does not fit, or something is missing.
+
+    [bold]Examples[/bold]
+
+      rlforge doctor +experiment=simpletak_mirror
+
+      rlforge doctor +experiment=qwen3_1p7b_simpletak hardware=gpu_24gb
+
+      rlforge doctor +experiment=qwen3_1p7b_simpletak --gpu-memory 48
+    """
+    from rlforge.config.compose import compose
+    from rlforge.doctor.examine import examine
+    from rlforge.doctor.view import render, to_values
+
+    report = examine(compose(overrides or [], config_dir), gpu_memory)
+    Console().print(render(report))
+    if json_file is not None:
+        json_file.write_text(json.dumps(to_values(report), indent=2) + "\n")
+    if not report.healthy:
+        raise typer.Exit(1)
+
+
+@app.command()
 def models() -> None:
     """List the models that config group [bold]model[/bold] offers, and what is on this machine.
 

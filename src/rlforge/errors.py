@@ -26,6 +26,10 @@ class EngineError(RlforgeError):
     """An engine could not answer: a bad request, a policy that does not load, a dead backend."""
 
 
+class EngineDeadError(EngineError):
+    """The engine cannot go on, whatever is asked of it: only a new process helps."""
+
+
 class CheckpointError(RlforgeError):
     """A checkpoint is missing, incomplete, damaged or does not fit the model."""
 

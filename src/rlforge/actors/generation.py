@@ -12,11 +12,11 @@ from typing import Any
 
 import ray
 
-from rlforge.actors.process import enter, restarted
+from rlforge.actors.process import end, enter, restarted
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.engines.base import EngineStats
 from rlforge.engines.registry import make_engine
-from rlforge.errors import EngineError
+from rlforge.errors import EngineDeadError, EngineError
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 from rlforge.utilisation import Span
 
@@ -43,7 +43,9 @@ class EngineActor:
         self, config: RunConfig, hardware: HardwareConfig, name: str, run_dir: str
     ) -> None:
         enter(name, run_dir)
-        self._engine = make_engine(config, device=hardware.device, threads=hardware.threads)
+        self._engine = make_engine(
+            config, device=hardware.device, threads=hardware.threads, gpus=hardware.engine_gpus
+        )
         self._outbox: dict[str, list[Answered]] = {}
         self._filled: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -59,6 +61,8 @@ class EngineActor:
             answer: Completion | EngineError = await self._engine.generate(
                 request.prompt_token_ids, request.params, request.policy
             )
+        except EngineDeadError as error:  # Ray starts the process anew, and clients ask again
+            end(error)
         except EngineError as error:
             answer = error
         self._outbox.setdefault(client, []).append((request.ticket, answer))
@@ -75,7 +79,10 @@ class EngineActor:
         return self._filled.setdefault(client, asyncio.Event())
 
     async def load(self, policy: PolicyRef) -> None:
-        await self._engine.load(policy)
+        try:
+            await self._engine.load(policy)
+        except EngineDeadError as error:
+            end(error)
 
     async def stats(self) -> tuple[EngineStats, list[Span]]:
         """Counters since the start, and the spans of work since the last call."""

@@ -20,6 +20,9 @@ from rlforge.seats import SeatAnswers
 from rlforge.tracking.game_files import GameWriter
 from rlforge.types import GameRecord, GameSpec, PolicyRef
 
+REQUEST_RETRIES = 1
+"""How often a request whose engine died is asked again before its game counts as failed."""
+
 
 class CollectorActor:
     """A collector with its ports tied to the other actors."""
@@ -43,7 +46,7 @@ class CollectorActor:
             engines,
             client,
             timeout_s=config.engine.request_timeout_s,
-            retries=config.engine.max_restarts,
+            retries=REQUEST_RETRIES,
         )
         tokenizer = load_tokenizer(config.model)
         self._answers = SeatAnswers(

@@ -7,12 +7,12 @@ import faulthandler
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 
-RESTART_PATIENCE_S = 120.0
-"""Seconds within which a restarted actor must be back: it loads the model again."""
+RESTART_PATIENCE_S = 300.0
+"""Seconds within which a restarted actor must be back: it loads and compiles the model again."""
 
 
 def enter(name: str, run_dir: str) -> None:
@@ -28,6 +28,15 @@ def enter(name: str, run_dir: str) -> None:
     crashes = (logs / f"{name}.crash.log").open("w")
     faulthandler.enable(crashes)
     root.info("%s started as process %d", name, os.getpid())
+
+
+def end(cause: Exception) -> NoReturn:
+    """End this process at once, with ``cause`` in its log: a thread of it may never return."""
+    root = logging.getLogger("rlforge")
+    root.critical("this process ends: %s", cause)
+    for handler in root.handlers:
+        handler.flush()
+    os._exit(1)
 
 
 def limit_threads(threads: int | None) -> None:

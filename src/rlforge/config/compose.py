@@ -70,6 +70,8 @@ class Composed:
         head, *rest = key.split(".")
         experiment, option = self.choices.get("experiment"), self.choices.get(head)
         places = [(f"experiment/{experiment}.yaml", key.split("."))] if experiment else []
+        profile = self.choices.get("hardware")  # sets keys of other groups, too, for its card
+        places += [(f"hardware/{profile}.yaml", key.split("."))] if profile else []
         places += [(f"{head}/{option}.yaml", rest)] if option else []
         places += [("config.yaml", key.split("."))]
         for name, path in places:

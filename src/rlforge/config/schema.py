@@ -102,10 +102,26 @@ class ModelConfig:
 
 
 @dataclass
+class VllmConfig:
+    """What only ``engine.name: vllm`` reads; the meanings are vLLM's own."""
+
+    #: Share of the GPU's memory for weights and KV cache; null: 0.9 of the engine's share of it.
+    gpu_memory_utilization: float | None = None
+    #: GiB of the KV cache; null: what the GPU's share leaves, 1 on a CPU.
+    kv_cache_gb: float | None = None
+    #: Run without CUDA graphs and compilation: a faster start, slower tokens.
+    enforce_eager: bool = False
+    #: Keep the KV cache of prompts for later prompts that begin alike.
+    enable_prefix_caching: bool = True
+    #: Tokens of one step, over all sequences; null: vLLM's choice.
+    max_num_batched_tokens: int | None = None
+
+
+@dataclass
 class EngineConfig:
     """Who generates (group ``engine``)."""
 
-    #: Engine kind: ``transformers``.
+    #: Engine kind: ``transformers`` or ``vllm``.
     name: str = "transformers"
     #: Number of engine actors (``num_actors`` of UnstableBaselines).
     num_engines: int = 1
@@ -123,8 +139,12 @@ class EngineConfig:
     top_p: float = 1.0
     #: Seconds until an unanswered request counts as failed.
     request_timeout_s: float = 600.0
+    #: Seconds with requests under way and no new token until the engine counts as dead.
+    stuck_after_s: float = 300.0
     #: How often a dead engine is restarted before the run ends.
     max_restarts: int = 3
+    #: Settings of vLLM.
+    vllm: VllmConfig = field(default_factory=VllmConfig)
 
 
 @dataclass
@@ -238,6 +258,8 @@ class HardwareConfig:
     learner_gpus: float = 0.0
     #: GPUs of each engine; fractions share a card.
     engine_gpus: float = 0.0
+    #: GiB of memory on each GPU, as its name says (24 of a 24 GB card); null: ask the machine.
+    memory_gb: float | None = None
     #: OpenMP threads in each engine and learner rank; null lets torch choose.
     threads: int | None = None
     #: Address of an existing Ray cluster (``auto`` finds a local one); null starts one.

@@ -8,7 +8,6 @@ has its own running batch; they take turns within a step.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
@@ -18,21 +17,11 @@ import torch
 from rlforge.engines.base import EngineStats
 from rlforge.engines.group import Generation, Group
 from rlforge.engines.policies import PolicyKey, PolicyStore
+from rlforge.engines.requests import Answer, check_request
+from rlforge.engines.waiting import WaitingRoom
 from rlforge.errors import EngineError
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 from rlforge.utilisation import Span, WorkLog
-
-
-@value
-class Answer:
-    """What became of request ``id``: a completion, or the error that it ended with.
-
-    Both are None for a policy that was asked for with ``load`` and is now resident.
-    """
-
-    id: int
-    completion: Completion | None = None
-    error: EngineError | None = None
 
 
 @value
@@ -74,11 +63,10 @@ class BatchGenerator:
         self._pad_id = pad_id
         self._seeds = np.random.default_rng(seed)
         self._next_id = 0
-        self._waiting: dict[PolicyKey, deque[Generation]] = {}
-        self._loads: dict[PolicyKey, list[int]] = {}
+        self._waiting: WaitingRoom[Generation] = WaitingRoom(policies)
         self._groups: dict[PolicyKey, Group] = {}
         self._stop_sets: dict[tuple[int, ...], frozenset[int]] = {}
-        self._requests = self._prompt_tokens = self._generated_tokens = 0
+        self._requests = self._prompt_tokens = self._generated_tokens = self._ended = 0
         self._busy_s = 0.0
         self._work = WorkLog()
 
@@ -86,7 +74,13 @@ class BatchGenerator:
 
     def submit(self, prompt: Sequence[int], params: SamplingParams, policy: PolicyRef) -> int:
         """Queues a request and returns its id. Raises EngineError when it cannot be answered."""
-        room = self._check(prompt, params, policy)
+        limit = check_request(
+            prompt,
+            params,
+            policy,
+            max_model_len=self._limits.max_model_len,
+            vocab_size=self._vocab_size,
+        )
         stop = self._stop_sets.get(params.stop_token_ids)
         if stop is None:
             stop = self._stop_sets[params.stop_token_ids] = frozenset(params.stop_token_ids)
@@ -97,56 +91,24 @@ class BatchGenerator:
             params=params,
             policy=policy,
             seed=int(self._seeds.integers(2**63)) if seed is None else seed % 2**64,
-            limit=min(params.max_tokens, room),
+            limit=limit,
             stop=stop,
         )
-        self._waiting.setdefault(PolicyKey.of(policy), deque()).append(generation)
+        self._waiting.add(PolicyKey.of(policy), generation)
         return generation.id
 
     def load(self, policy: PolicyRef) -> int:
         """Queues the loading of ``policy`` and returns the id of its answer."""
         ticket = self._take_id()
-        self._loads.setdefault(PolicyKey.of(policy), []).append(ticket)
+        self._waiting.add_load(PolicyKey.of(policy), ticket)
         return ticket
 
     def cancel(self, ids: Iterable[int]) -> None:
         """Forgets requests: they get no answer and take no more room."""
         gone = set(ids)
-        queues = {k: deque(g for g in q if g.id not in gone) for k, q in self._waiting.items()}
-        self._waiting = {key: queue for key, queue in queues.items() if queue}
-        loads = {k: [i for i in ids if i not in gone] for k, ids in self._loads.items()}
-        self._loads = {key: ids for key, ids in loads.items() if ids}
+        self._waiting.cancel(gone)
         for group in self._groups.values():
             group.drop(gone)
-
-    def _check(self, prompt: Sequence[int], params: SamplingParams, policy: PolicyRef) -> int:
-        """Tokens that the answer may have; raises EngineError for what cannot be answered."""
-        if policy.kind != "checkpoint":
-            raise EngineError(
-                f"policy {policy.uid!r} is of kind {policy.kind!r}; this engine answers for "
-                "checkpoints of its own model"
-            )
-        if not prompt:
-            raise EngineError(f"empty prompt for policy {policy.uid!r}")
-        limit = self._limits.max_model_len
-        if len(prompt) >= limit:
-            raise EngineError(
-                f"prompt of {len(prompt)} tokens is {len(prompt) - limit + 1} too long: "
-                f"engine.max_model_len {limit} holds prompt and answer; raise it or shorten the "
-                "observation"
-            )
-        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
-            raise EngineError(
-                f"prompt holds token {max(prompt) if min(prompt) >= 0 else min(prompt)}; the model "
-                f"knows 0 to {self._vocab_size - 1}: was it encoded with another tokenizer?"
-            )
-        if params.max_tokens < 1:
-            raise EngineError(f"max_tokens is {params.max_tokens}; at least 1 is needed")
-        if params.temperature < 0:
-            raise EngineError(f"temperature is {params.temperature}; it must be 0 or more")
-        if not 0 < params.top_p <= 1:
-            raise EngineError(f"top_p is {params.top_p}; it must be above 0 and at most 1")
-        return limit - len(prompt)
 
     def _take_id(self) -> int:
         self._next_id += 1
@@ -157,12 +119,17 @@ class BatchGenerator:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has something to do."""
-        return bool(self._waiting or self._loads or self._groups)
+        return bool(self._groups) or not self._waiting.is_empty
+
+    @property
+    def progress(self) -> int:
+        """Grows with every token read or generated, and with every request that ends."""
+        return self._prompt_tokens + self._generated_tokens + self._ended
 
     def stats(self) -> EngineStats:
         """Counters since the start; may be called from another thread."""
         return EngineStats(
-            queued=sum(len(queue) for queue in list(self._waiting.values())),
+            queued=len(self._waiting),
             running=self._running(),
             requests=self._requests,
             prompt_tokens=self._prompt_tokens,
@@ -187,9 +154,8 @@ class BatchGenerator:
         it with EngineError and no others.
         """
         started = time.time()
-        answers: list[Answer] = []
-        draining = self._place_policies(answers)
-        admitted = self._admit(draining)
+        answers = self._waiting.place_policies(list(self._groups))
+        admitted = self._admit()
         with torch.inference_mode():
             for group in self._groups.values():
                 answers += self._run(group.running, group.step)
@@ -201,62 +167,28 @@ class BatchGenerator:
                     self._prompt_tokens += sum(len(g.prompt) for g in batch)
         self._groups = {key: group for key, group in self._groups.items() if group.running}
         ended = time.time()
+        self._ended += len(answers)
         self._busy_s += ended - started
         self._work.add((started, ended))
         return answers
 
+    def close(self) -> None:
+        """Forgets models and caches."""
+        self._groups = {}
+
     def fail_all(self, error: EngineError) -> list[Answer]:
         """Ends every request, waiting or running, with ``error``."""
-        ids = [g.id for queue in self._waiting.values() for g in queue]
+        ids = self._waiting.clear()
         ids += [g.id for group in self._groups.values() for g in group.running]
-        ids += [ticket for tickets in self._loads.values() for ticket in tickets]
-        self._waiting, self._groups, self._loads = {}, {}, {}
+        self._groups = {}
         return [Answer(id=i, error=error) for i in ids]
 
-    def _place_policies(self, answers: list[Answer]) -> set[PolicyKey]:
-        """Makes the policies that requests wait for resident, in order of arrival.
-
-        Where every place is in use, the least recently used version takes no new requests until
-        its running ones are done; then it leaves. So no policy waits for ever. Returns the
-        versions that are to leave.
-        """
-        asked = {key: tickets[0] for key, tickets in self._loads.items()}
-        for key, queue in self._waiting.items():
-            asked[key] = min(queue[0].id, asked.get(key, queue[0].id))
-        busy = set(self._groups)
-        leaving: list[PolicyKey] = []
-        for key in sorted(asked, key=lambda k: asked[k]):
-            try:
-                if not self._policies.load(key, busy):
-                    in_use = [k for k in self._policies.resident if k in self._groups]
-                    leaving += [k for k in in_use if k not in leaving][:1]
-                    continue
-            except EngineError as error:
-                failed = [g.id for g in self._waiting.pop(key, ())] + self._loads.pop(key, [])
-                answers += [Answer(id=i, error=error) for i in failed]
-                continue
-            busy.add(key)
-            answers += [Answer(id=ticket) for ticket in self._loads.pop(key, [])]
-        return set(leaving)
-
-    def _admit(self, draining: set[PolicyKey]) -> dict[PolicyKey, list[Generation]]:
+    def _admit(self) -> dict[PolicyKey, list[Generation]]:
         """Takes waiting requests, oldest first, while there is room for them in this step."""
         room = self._limits.max_sequences - self._running()
-        tokens = self._limits.step_prompt_tokens
-        ready = {
-            key: queue
-            for key, queue in self._waiting.items()
-            if key not in draining and self._policies.is_resident(key)
-        }
         admitted: dict[PolicyKey, list[Generation]] = {}
-        while ready and room > 0 and tokens > 0:
-            key = min(ready, key=lambda k: ready[k][0].id)
-            generation = ready[key].popleft()
+        for key, generation in self._waiting.admit(room, self._limits.step_prompt_tokens):
             admitted.setdefault(key, []).append(generation)
-            room -= 1
-            tokens -= len(generation.prompt)
-            if not ready[key]:
-                del ready[key], self._waiting[key]
         return admitted
 
     def _prompt_batches(self, generations: list[Generation]) -> Iterator[list[Generation]]:

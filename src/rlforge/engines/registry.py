@@ -9,11 +9,14 @@ from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, nearest
 
 
-def make_engine(config: RunConfig, *, device: str = "auto", threads: int | None = None) -> Engine:
+def make_engine(
+    config: RunConfig, *, device: str = "auto", threads: int | None = None, gpus: float = 1.0
+) -> Engine:
     """The engine ``engine.name`` on ``device`` (auto, cpu or cuda), with its model loaded.
 
-    threads: OpenMP threads of this process; None leaves them. Raises ConfigError for an unknown
-    engine, a model that does not load and a device that is not there.
+    threads: OpenMP threads of this process; None leaves them. gpus: its share of a GPU, where
+    the engine takes memory ahead of its need. Raises ConfigError for an unknown engine, a model
+    that does not load and a device that is not there.
     """
     name = config.engine.name
     if name not in _ENGINES:
@@ -21,10 +24,10 @@ def make_engine(config: RunConfig, *, device: str = "auto", threads: int | None 
             f"engine.name {name!r} is unknown{nearest(name, _ENGINES)}; there are "
             f"{', '.join(sorted(_ENGINES))}"
         )
-    return _ENGINES[name](config, device, threads)
+    return _ENGINES[name](config, device, threads, gpus)
 
 
-def _transformers(config: RunConfig, device: str, threads: int | None) -> Engine:
+def _transformers(config: RunConfig, device: str, threads: int | None, gpus: float) -> Engine:
     import torch
 
     from rlforge.engines.transformers import TransformersEngine
@@ -42,6 +45,15 @@ def _transformers(config: RunConfig, device: str, threads: int | None) -> Engine
     return TransformersEngine(config.engine, model, load_tokenizer(config.model), seed=config.seed)
 
 
-_ENGINES: dict[str, Callable[[RunConfig, str, int | None], Engine]] = {
+def _vllm(config: RunConfig, device: str, threads: int | None, gpus: float) -> Engine:
+    from rlforge.engines.vllm import VllmEngine
+    from rlforge.models.load import resolve_device
+
+    place = resolve_device(device).type
+    return VllmEngine(config, device=place, threads=threads, gpus=gpus)
+
+
+_ENGINES: dict[str, Callable[[RunConfig, str, int | None, float], Engine]] = {
     "transformers": _transformers,
+    "vllm": _vllm,
 }

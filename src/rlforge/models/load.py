@@ -113,6 +113,21 @@ def load_base_model(config: ModelConfig, device: torch.device, dtype: torch.dtyp
     return model.to(device).eval()
 
 
+def load_model_config(config: ModelConfig) -> Any:
+    """What the model is, without its weights: a Hugging Face configuration.
+
+    Raises ConfigError when it is not to be had.
+    """
+    from transformers import AutoConfig
+
+    return _load(config, AutoConfig.from_pretrained)
+
+
+def model_source(config: ModelConfig) -> str:
+    """The directory to load the model from, or its hub id where the hub is within reach."""
+    return _where(resolve_model(config))
+
+
 def stop_token_ids(config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
     """Ids that end an answer: those of the generation config, end of text, end of turn.
 

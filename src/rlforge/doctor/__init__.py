@@ -1,0 +1,1 @@
+"""``rlforge doctor``: whether a run would work on this machine, before anything starts."""

@@ -1,0 +1,250 @@
+"""Looks at configuration, machine, packages, model and memory; starts and loads nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+from rlforge.config.compose import Composed
+from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.errors import ConfigError
+from rlforge.hardware import Gpu, Machine, detect, gpus, ram, resolve_hardware
+from rlforge.memory.plan import GIB, Plan, make_plan
+from rlforge.memory.remedies import Option, largest_pass, mend, options
+from rlforge.models.shapes import Located, locate
+from rlforge.types import value
+from rlforge.validate import validate
+
+State = Literal["ok", "note", "problem"]
+
+
+@value
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    state: State
+    detail: str
+
+
+@value
+class Memory:
+    """The plan of a run and what would change it. device: ``GPU`` or ``RAM``, whose memory it is.
+
+    largest: tokens of the longest pass with which it fits. mend: overrides that make it fit.
+    """
+
+    device: str
+    plan: Plan
+    options: tuple[Option, ...]
+    largest: int
+    mend: tuple[str, ...]
+
+
+@value
+class Report:
+    """All findings; memory is None where it cannot be planned, and then a finding says why."""
+
+    findings: tuple[Finding, ...]
+    memory: Memory | None
+
+    @property
+    def healthy(self) -> bool:
+        """Nothing that is known stands in the way."""
+        unfit = self.memory is not None and self.memory.plan.excess > 0
+        return not unfit and all(finding.state != "problem" for finding in self.findings)
+
+
+def examine(composed: Composed, gpu_memory_gb: float | None = None) -> Report:
+    """Everything about a run that can be known here.
+
+    gpu_memory_gb: plan for GPUs of so many GiB, whatever this machine has. Raises ConfigError for
+    that on a CPU run.
+    """
+    config, found = composed.config, gpus()
+    if gpu_memory_gb is not None:
+        if config.hardware.device == "cpu":
+            raise ConfigError("--gpu-memory: hardware.device=cpu uses none; choose another profile")
+        config = _with_memory(config, gpu_memory_gb)
+    findings = [_configuration(composed), *_machine(found)]
+    hardware, finding = _hardware(config, assumed=gpu_memory_gb is not None)
+    located = locate(config.model)
+    findings += [finding, *_packages(config), _model(config, located)]
+    memory = None
+    if hardware is not None:
+        capacity = _capacity(hardware, found)
+        if located.shape is None:
+            findings.append(_unplanned("the shape of the model is not known"))
+        elif capacity is None:
+            findings.append(_unplanned("no GPU memory to read; give --gpu-memory GB"))
+        else:
+            memory = _memory(config, located, hardware, capacity, found)
+    return Report(findings=tuple(findings), memory=memory)
+
+
+def check_memory(config: RunConfig) -> None:
+    """Raise ConfigError when ``config`` is known not to fit the memory of this machine.
+
+    Says nothing where the shape of the model or the memory of the card cannot be known.
+    """
+    found = gpus()
+    hardware = resolve_hardware(
+        config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
+    )
+    located, capacity = locate(config.model), _capacity(hardware, found)
+    if located.shape is None or capacity is None:
+        return
+    memory = _memory(config, located, hardware, capacity, found)
+    plan = memory.plan
+    if plan.excess == 0:
+        return
+    card = max(plan.cards, key=lambda card: plan.need(card) - card.usable)
+    saving = ", ".join(f"{option.key} ({_gib(option.saves)})" for option in memory.options[:4])
+    change = f"these fit: {' '.join(memory.mend)}" if memory.mend else f"largest savings: {saving}"
+    room = f"{memory.device} of {_gib(card.capacity)} ({_gib(card.usable)} usable)"
+    raise ConfigError(
+        f"{config.model.name or config.model.kind} does not fit {room} with "
+        f"hardware={config.hardware.name}: {_who(card.learners, card.engines)} need "
+        f"{_gib(plan.need(card))}, {_gib(plan.excess)} too much; {change}; "
+        "rlforge doctor shows each part"
+    )
+
+
+def _who(learners: int, engines: int) -> str:
+    parts = ["the learner" if learners == 1 else f"{learners} learner ranks"] if learners else []
+    parts += [f"{engines} engine{'s' if engines > 1 else ''}"] if engines else []
+    return " and ".join(parts)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def _with_memory(config: RunConfig, memory_gb: float) -> RunConfig:
+    hardware = dataclasses.replace(config.hardware, memory_gb=memory_gb)
+    return dataclasses.replace(config, hardware=hardware)
+
+
+def _capacity(hardware: HardwareConfig, found: tuple[Gpu, ...]) -> int | None:
+    """Bytes of the smallest card, or of the machine for a run on the CPU."""
+    if hardware.device != "cuda":
+        return ram()
+    if hardware.memory_gb is not None:
+        return int(hardware.memory_gb * GIB)
+    if hardware.ray_address is not None:
+        return None  # cards of other machines
+    return min((gpu.memory for gpu in found), default=None)
+
+
+def _memory(
+    config: RunConfig,
+    located: Located,
+    hardware: HardwareConfig,
+    capacity: int,
+    found: tuple[Gpu, ...],
+) -> Memory:
+    shape = located.shape
+    assert shape is not None
+    # As rlforge.models.load decides it: bfloat16 where the GPU computes in it.
+    modern = all(gpu.capability >= 8 for gpu in found)
+    auto = hardware.device == "cuda" and modern
+    bf16 = config.model.dtype == "bfloat16" or (config.model.dtype == "auto" and auto)
+
+    def replan(changed: RunConfig) -> Plan:
+        return make_plan(changed, shape, hardware, capacity, bf16=bf16)
+
+    plan = replan(config)
+    return Memory(
+        device="GPU" if hardware.device == "cuda" else "RAM",
+        plan=plan,
+        options=options(config, replan),
+        largest=largest_pass(config, lambda changed: not replan(changed).excess),
+        mend=mend(config, replan) if plan.excess else (),
+    )
+
+
+# ---------------------------------------------------------------- findings
+
+
+def _unplanned(why: str) -> Finding:
+    return Finding(what="memory", state="note", detail=f"not planned: {why}")
+
+
+def _configuration(composed: Composed) -> Finding:
+    try:
+        validate(composed)
+    except ConfigError as error:
+        return Finding(what="configuration", state="problem", detail=str(error))
+    return Finding(what="configuration", state="ok", detail="valid")
+
+
+def _machine(found: tuple[Gpu, ...]) -> list[Finding]:
+    size = ram()
+    shown = "unknown" if size is None else _gib(size)
+    cores = f"{detect().cpus} cores, {shown} of RAM"
+    cards = ", ".join(f"{gpu.name} ({_gib(gpu.memory)})" for gpu in found)
+    return [
+        Finding(what="machine", state="ok", detail=cores),
+        Finding(what="GPUs", state="ok", detail=cards or "none that nvidia-smi shows"),
+    ]
+
+
+def _hardware(config: RunConfig, *, assumed: bool) -> tuple[HardwareConfig | None, Finding]:
+    """The resolved profile, on this machine or on one with the GPUs that are assumed.
+
+    A profile that names its GPUs' memory is planned even where they are not.
+    """
+    wanted, here = config.hardware, detect()
+    engines, learners = config.engine.num_engines, config.learner.num_learners
+    asked = math.ceil(learners * wanted.learner_gpus + engines * wanted.engine_gpus)
+    there = Machine(cpus=here.cpus, gpus=max(here.gpus, asked, 1))
+    try:
+        hardware = resolve_hardware(wanted, there if assumed else here, engines, learners)
+    except ConfigError as error:
+        finding = Finding(what="hardware", state="problem", detail=str(error))
+        if wanted.memory_gb is None or assumed or here.gpus:
+            return None, finding
+        return resolve_hardware(wanted, there, engines, learners), finding
+    if hardware.device != "cuda":
+        return hardware, Finding(what="hardware", state="ok", detail=f"{wanted.name}: on the CPU")
+    detail = (
+        f"{wanted.name}: {_gpus_of(learners, 'learner', hardware.learner_gpus)}, "
+        f"{_gpus_of(engines, 'engine', hardware.engine_gpus)}"
+    )
+    state: State = "note" if assumed else "ok"
+    return hardware, Finding(what="hardware", state=state, detail=detail)
+
+
+def _gpus_of(number: int, name: str, each: float) -> str:
+    return f"{number} {name}{'s' if number > 1 else ''} × {each:.3g} GPU"
+
+
+def _packages(config: RunConfig) -> list[Finding]:
+    """What the configuration needs beyond what it cannot be composed without."""
+    wanted = {"torch": "", "transformers": "", "peft": "", "ray": ""}
+    if config.engine.name == "vllm":
+        wanted["vllm"] = "engine.name=vllm"
+    if config.model.kind == "smollm2_135m":
+        wanted |= dict.fromkeys(("gguf", "accelerate"), "model.kind=smollm2_135m; extra: smollm2")
+    if config.tracker.wandb_project:
+        wanted["wandb"] = "tracker.wandb_project; extra: wandb"
+    if config.tracker.tensorboard:
+        wanted["tensorboard"] = "tracker.tensorboard; extra: tensorboard"
+    installed, missing = [], []
+    for name, reason in wanted.items():
+        try:
+            installed.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(f"{name} ({reason})" if reason else name)
+    findings = [Finding(what="packages", state="ok", detail=", ".join(installed))]
+    if missing:
+        detail = f"not installed: {', '.join(missing)}"
+        findings.append(Finding(what="packages", state="problem", detail=detail))
+    return findings
+
+
+def _model(config: RunConfig, located: Located) -> Finding:
+    name = config.model.name or config.model.kind
+    return Finding(what="model", state="ok", detail=f"{name}: {located.place}")

@@ -1,0 +1,88 @@
+"""Which adapter versions a vLLM engine holds, and the names under which it knows them.
+
+vLLM finds weights by integer id and cached prompts by name and path. Each loading takes a fresh
+id and name here, so that neither weights nor cached prompts of an older version ever answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from rlforge.engines.policies import PolicyKey
+from rlforge.errors import EngineError
+from rlforge.types import value
+
+
+@value
+class Adapter:
+    """One loading of an adapter: ``number`` and ``name`` are never used again."""
+
+    number: int
+    name: str
+    path: str
+
+
+class AdapterTable:
+    """At most ``capacity`` adapters beside the base model, the least recently used one goes first.
+
+    add: loads an adapter into the engine, or raises EngineError. remove: unloads it.
+    """
+
+    def __init__(
+        self, capacity: int, *, add: Callable[[Adapter], None], remove: Callable[[Adapter], None]
+    ) -> None:
+        self._capacity = capacity
+        self._add, self._remove = add, remove
+        self._numbers = itertools.count(1)
+        self._held: OrderedDict[PolicyKey, Adapter] = OrderedDict()
+
+    @property
+    def resident(self) -> tuple[PolicyKey, ...]:
+        """What is held beside the base model, least recently used first."""
+        return tuple(self._held)
+
+    def is_resident(self, key: PolicyKey) -> bool:
+        """Whether ``key`` can answer now."""
+        return key.path is None or key in self._held
+
+    def use(self, key: PolicyKey) -> Adapter | None:
+        """The adapter of a resident policy, now the most recently used; None for the base."""
+        if key.path is None:
+            return None
+        self._held.move_to_end(key)
+        return self._held[key]
+
+    def load(self, key: PolicyKey, busy: Collection[PolicyKey]) -> bool:
+        """Makes ``key`` resident, in place of the least recently used one that is not busy.
+
+        Returns False when all places are busy. Raises EngineError when the policy cannot load.
+        """
+        if key.path is None or key in self._held:
+            return True
+        check_files(key.path, key.uid)
+        if len(self._held) >= self._capacity:
+            victim = next((held for held in self._held if held not in busy), None)
+            if victim is None:
+                return False
+            # First out, then in: there is no place for one more.
+            self._remove(self._held.pop(victim))
+        number = next(self._numbers)
+        adapter = Adapter(number=number, name=f"{key.uid}#{number}", path=key.path)
+        self._add(adapter)
+        self._held[key] = adapter
+        return True
+
+
+def check_files(path: str, uid: str) -> None:
+    """Raises EngineError unless the directory ``path`` holds an adapter."""
+    folder = Path(path)
+    if (folder / "adapter_config.json").is_file():
+        return
+    if (folder / "config.json").is_file():
+        found = "holds full weights; the vLLM engine plays adapters only: use engine=transformers"
+    else:
+        found = "has no adapter_config.json" if folder.is_dir() else "is missing"
+    raise EngineError(f"policy {uid!r} cannot be loaded: {path} {found}")

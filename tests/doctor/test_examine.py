@@ -1,0 +1,169 @@
+"""What doctor finds, and what it stops before a run starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from rlforge.config.compose import compose
+from rlforge.doctor import examine as examined
+from rlforge.doctor.examine import check_memory, examine
+from rlforge.doctor.view import to_values
+from rlforge.errors import ConfigError
+from rlforge.hardware import Gpu, Machine
+from rlforge.memory.plan import GIB
+
+QUICK_START = "+experiment=qwen3_1p7b_simpletak"
+ADA = Gpu(name="RTX 6000 Ada", memory=48 * GIB, capability=8.9)
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Lets the examined machine have other cards than this one."""
+
+    def has(*cards: Gpu) -> None:
+        monkeypatch.setattr(examined, "gpus", lambda: cards)
+        monkeypatch.setattr(examined, "detect", lambda: Machine(cpus=8, gpus=len(cards)))
+
+    return has
+
+
+def finding(report, what, state=None):
+    return next(f for f in report.findings if f.what == what and state in (None, f.state))
+
+
+def test_a_run_on_this_cpu_is_planned_in_its_memory(small_model):
+    report = examine(compose(["model=hf", f"model.name={small_model}", "hardware=cpu"]))
+
+    assert report.healthy
+    assert report.memory.device == "RAM"
+    assert report.memory.plan.verdict == "fits"
+    assert str(small_model) in finding(report, "model").detail
+
+
+def test_a_card_that_is_not_here_can_be_planned_for():
+    report = examine(compose([QUICK_START, "hardware=gpu_1"]), gpu_memory_gb=80)
+
+    assert report.healthy
+    assert finding(report, "hardware").state == "note"
+    assert report.memory.plan.cards[0].capacity == 80 * GIB
+
+
+def test_a_profile_names_its_card_and_the_card_is_missed():
+    report = examine(compose([QUICK_START, "hardware=gpu_24gb"]))
+
+    assert not report.healthy
+    assert "shows none" in finding(report, "hardware", "problem").detail
+    assert report.memory.plan.verdict == "fits"
+
+
+def test_many_cards_that_are_not_here_are_planned_for(machine):
+    report = examine(compose([QUICK_START, "hardware=multi_gpu"]), gpu_memory_gb=48)
+    assert [card.count for card in report.memory.plan.cards] == [1, 2]
+
+    machine(ADA, ADA, ADA)
+    here = examine(compose([QUICK_START, "hardware=multi_gpu"]))
+    assert here.healthy
+    assert "RTX 6000 Ada (48.0 GiB)" in finding(here, "GPUs").detail
+
+
+def test_the_smallest_card_and_the_oldest_decide(machine):
+    machine(ADA, dataclasses.replace(ADA, memory=24 * GIB, capability=7.5))
+    report = examine(compose([QUICK_START]))
+
+    assert report.memory.plan.cards[0].capacity == 24 * GIB
+    weights = report.memory.plan.learner.parts[0].bytes
+    assert weights == 4 * report.memory.plan.shape.parameters  # float32: no bfloat16 before 8.0
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    def nothing(name):
+        raise examined.PackageNotFoundError(name)
+
+    monkeypatch.setattr(examined, "version", nothing)
+    report = examine(compose(["+experiment=simpletak_mirror", "model=smollm2_135m"]))
+
+    missing = finding(report, "packages", "problem").detail
+    assert "gguf (model.kind=smollm2_135m; extra: smollm2)" in missing
+    assert not report.healthy
+
+
+def test_a_wrong_configuration_is_a_finding_not_the_end():
+    report = examine(compose([QUICK_START, "pool.mode=fixed"]), gpu_memory_gb=24)
+
+    assert "pool.mode=fixed" in finding(report, "configuration", "problem").detail
+    assert report.memory is not None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["model.name=some/unknown"], "shape of the model"),
+        (["hardware=cluster"], "no GPU memory to read"),
+    ],
+)
+def test_what_cannot_be_known_is_said(overrides, why):
+    report = examine(compose([QUICK_START, *overrides]))
+
+    assert report.memory is None
+    assert why in finding(report, "memory").detail
+
+
+def test_gpu_memory_makes_no_sense_on_a_cpu():
+    with pytest.raises(ConfigError, match=r"--gpu-memory: hardware\.device=cpu"):
+        examine(compose([QUICK_START, "hardware=cpu"]), gpu_memory_gb=24)
+
+
+def test_the_report_is_json_with_bytes():
+    values = to_values(examine(compose([QUICK_START]), gpu_memory_gb=12))
+
+    assert json.loads(json.dumps(values)) == values
+    memory = values["memory"]
+    assert memory["verdict"] == "does not fit"
+    assert memory["learner"]["AdamW states"] == 2 * memory["learner"]["gradients"]
+    assert "learner.gradient_checkpointing=true" in memory["mend"]
+
+
+def test_train_refuses_what_does_not_fit_and_names_the_keys(machine):
+    machine(dataclasses.replace(ADA, memory=12 * GIB))
+    with pytest.raises(ConfigError) as caught:
+        check_memory(compose([QUICK_START]).config)
+
+    message = str(caught.value)
+    assert "does not fit GPU of 12.0 GiB" in message
+    assert "GiB too much" in message
+    assert "learner.gradient_checkpointing=true" in message
+    assert "hardware=auto: the learner and 1 engine need" in message
+
+
+def test_the_mend_in_the_message_is_accepted(machine):
+    machine(dataclasses.replace(ADA, memory=16 * GIB))
+    with pytest.raises(ConfigError) as caught:
+        check_memory(compose([QUICK_START]).config)
+    mend = str(caught.value).split("these fit: ")[1].split(";")[0].split()
+
+    check_memory(compose([QUICK_START, *mend]).config)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["model.name=some/unknown"], ["hardware=cluster"]],
+)
+def test_train_says_nothing_where_nothing_is_known(machine, overrides):
+    machine(dataclasses.replace(ADA, memory=GIB))
+
+    check_memory(compose([QUICK_START, *overrides]).config)
+
+
+def test_a_cluster_that_says_its_memory_is_checked(machine):
+    machine()
+    with pytest.raises(ConfigError, match=r"2 engines|the learner"):
+        check_memory(compose([QUICK_START, "hardware=cluster", "hardware.memory_gb=8"]).config)

@@ -1,0 +1,137 @@
+"""Adapter versions in a vLLM engine: fresh numbers, bounded places, the oldest idle one leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlforge.engines.adapters import Adapter, AdapterTable
+from rlforge.engines.policies import PolicyKey
+from rlforge.errors import EngineError
+
+BASE = PolicyKey("", None)
+
+
+class Backend:
+    """An engine as the table sees it: what it was told to hold."""
+
+    def __init__(self, capacity: int) -> None:
+        self.held: dict[int, Adapter] = {}
+        self.most = 0
+        self.ever: list[Adapter] = []
+        self.table = AdapterTable(capacity, add=self._add, remove=self._remove)
+
+    def _add(self, adapter: Adapter) -> None:
+        if "broken" in adapter.path:
+            raise EngineError("broken")
+        self.held[adapter.number] = adapter
+        self.ever.append(adapter)
+        self.most = max(self.most, len(self.held))
+
+    def _remove(self, adapter: Adapter) -> None:
+        del self.held[adapter.number]
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Callable[..., PolicyKey]:
+    def make(uid: str, folder: str = "adapter") -> PolicyKey:
+        path = tmp_path / folder
+        path.mkdir(exist_ok=True)
+        (path / "adapter_config.json").touch()
+        return PolicyKey(uid, str(path))
+
+    return make
+
+
+def test_the_same_uid_with_another_path_is_another_adapter(key: Callable[..., PolicyKey]) -> None:
+    backend = Backend(3)
+    for asked in (key("a"), key("a", "other"), key("b")):
+        assert backend.table.load(asked, busy=())
+        adapter = backend.table.use(asked)
+        assert adapter is not None
+        assert adapter.path == asked.path
+    assert len({adapter.number for adapter in backend.ever}) == 3
+    assert len({adapter.name for adapter in backend.ever}) == 3
+
+
+def test_a_version_that_comes_back_is_loaded_under_a_new_number(
+    key: Callable[..., PolicyKey],
+) -> None:
+    backend = Backend(1)
+    for uid in ("a", "b", "a"):
+        assert backend.table.load(key(uid), busy=())
+    assert [adapter.name for adapter in backend.ever] == ["a#1", "b#2", "a#3"]
+    assert list(backend.held) == [3]
+
+
+def test_the_least_recently_used_idle_version_leaves(key: Callable[..., PolicyKey]) -> None:
+    backend = Backend(2)
+    a, b, c = key("a"), key("b"), key("c")
+    for asked in (a, b):
+        backend.table.load(asked, busy=())
+    backend.table.use(a)
+    assert backend.table.load(c, busy={a})
+    assert backend.table.resident == (a, c)
+    assert not backend.table.load(b, busy={a, c})
+    assert backend.table.resident == (a, c)
+
+
+def test_the_base_takes_no_place() -> None:
+    backend = Backend(1)
+    assert backend.table.load(BASE, busy=())
+    assert backend.table.is_resident(BASE)
+    assert backend.table.use(BASE) is None
+    assert backend.ever == []
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [(None, "is missing"), ("notes.txt", "no adapter_config"), ("config.json", "full weights")],
+)
+def test_what_is_no_adapter_is_refused_and_nobody_leaves_for_it(
+    key: Callable[..., PolicyKey], tmp_path: Path, file: str | None, message: str
+) -> None:
+    backend = Backend(1)
+    held = key("a")
+    backend.table.load(held, busy=())
+    folder = tmp_path / "wrong"
+    if file is not None:
+        folder.mkdir()
+        (folder / file).touch()
+    with pytest.raises(EngineError, match=message) as caught:
+        backend.table.load(PolicyKey("x", str(folder)), busy=())
+    assert str(folder) in str(caught.value)
+    assert backend.table.resident == (held,)
+
+
+def test_an_adapter_that_the_engine_refuses_is_not_resident(key: Callable[..., PolicyKey]) -> None:
+    backend = Backend(1)
+    broken = key("x", "broken")
+    with pytest.raises(EngineError, match="broken"):
+        backend.table.load(broken, busy=())
+    assert not backend.table.is_resident(broken)
+    assert backend.table.load(key("a"), busy=())
+
+
+@given(asked=st.lists(st.integers(0, 6), max_size=60), capacity=st.integers(1, 4))
+def test_places_are_bounded_and_numbers_never_used_again(
+    asked: list[int], capacity: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "table"
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").touch()
+    backend = Backend(capacity)
+    for index in asked:
+        key = PolicyKey(f"v{index}", str(folder))
+        assert backend.table.load(key, busy=())
+        adapter = backend.table.use(key)
+        assert adapter is not None
+        assert backend.held[adapter.number].name.startswith(f"v{index}#")
+        assert len(backend.held) == len(backend.table.resident)
+    assert backend.most <= capacity
+    numbers = [adapter.number for adapter in backend.ever]
+    assert len(set(numbers)) == len(numbers)

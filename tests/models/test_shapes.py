@@ -1,0 +1,73 @@
+"""A model's shape is found where the model is, without loading it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from huggingface_hub import constants
+
+from rlforge.config.schema import ModelConfig
+from rlforge.memory.shape import KNOWN
+from rlforge.models.cachedir import cache_dir
+from rlforge.models.load import load_base_model, resolve_device, resolve_dtype
+from rlforge.models.shapes import locate
+from rlforge.models.smollm2 import CACHE_NAME
+
+
+def test_a_local_model_counts_as_many_parameters_as_it_has(small_model):
+    config = ModelConfig(name=str(small_model))
+    device = resolve_device("cpu")
+    model = load_base_model(config, device, resolve_dtype("float32", device))
+
+    found = locate(config)
+
+    assert found.place == str(small_model)
+    assert found.shape.parameters == model.num_parameters()
+
+
+def test_the_hubs_local_copy_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--some--model"
+    snapshot = repository / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "vocab_size": 10}
+    config |= {"num_attention_heads": 2, "intermediate_size": 16}
+    (snapshot / "config.json").write_text(json.dumps(config))
+
+    found = locate(ModelConfig(name="some/model"))
+
+    assert found.place == str(snapshot)
+    assert (found.shape.layers, found.shape.kv_heads, found.shape.head_dim) == (2, 2, 4)
+
+
+def test_published_models_are_known_without_a_network():
+    found = locate(ModelConfig(name="Qwen/Qwen3-4B-Base"))
+
+    assert found.shape == KNOWN[1]
+    assert "not on this machine" in found.place
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"model_type": "llama"}', '{"model_type": "mamba"}'])
+def test_a_config_that_says_too_little_gives_no_shape(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+
+    assert locate(ModelConfig(name=str(tmp_path))).shape is None
+
+
+@pytest.mark.parametrize("name", ["some/unknown", "not a name", None])
+def test_an_unknown_model_has_no_shape(name):
+    assert locate(ModelConfig(name=name)).shape is None
+
+
+def test_models_that_are_made_here_are_read_once_they_are_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("RLFORGE_CACHE", str(tmp_path))
+    assert locate(ModelConfig(kind="tiny")).shape is None
+    assert locate(ModelConfig(kind="smollm2_135m")).shape == KNOWN[-1]
+    made = cache_dir() / CACHE_NAME
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+
+    assert locate(ModelConfig(kind="smollm2_135m")).place == str(made)

