@@ -105,6 +105,12 @@ def test_a_cluster_is_left_as_described() -> None:
     assert (hardware.ray_address, hardware.device) == ("auto", "cuda")
 
 
+def test_several_ranks_need_no_gpu_on_a_cluster_without_any() -> None:
+    cpu = ["hardware=cluster", "hardware.device=cpu", "hardware.learner_gpus=0"]
+    hardware = resolve_hardware(compose(cpu).config.hardware, LAPTOP, 1, num_learners=2)
+    assert (hardware.device, hardware.learner_gpus) == ("cpu", 0)
+
+
 def test_cores_are_shared_between_engine_and_learner_on_a_cpu() -> None:
     config = compose([]).config.hardware
     assert resolve_hardware(config, Machine(cpus=2, gpus=0), 1).threads == 1

@@ -143,7 +143,8 @@ def resolve_hardware(
     gpus = config.num_gpus if config.num_gpus is not None else machine.gpus
     device = config.device
     if config.ray_address is not None:
-        _check_whole_gpus(config, config.learner_gpus, num_learners)
+        if device != "cpu":
+            _check_whole_gpus(config, config.learner_gpus, num_learners)
         return dataclasses.replace(config, device="cuda" if device == "auto" else device)
     if device == "cuda" and gpus == 0:
         raise ConfigError(

@@ -34,6 +34,7 @@ SCENARIOS: dict[str, tuple[AlgorithmConfig, dict[str, Any]]] = {
     "clipped": (AlgorithmConfig(), {"grad_clip": 1e-3}),
     "full": (A2cConfig(), {"train": "full", "grad_clip": 0.5}),
     "fewer rows than ranks": (AlgorithmConfig(), {"games": 0}),
+    "shared beginnings": (PPO, {"games": 10, "rules": 30, "mini_batch_size": 8}),
     "not finite": (AlgorithmConfig(), {"infinite": True}),
     "resumed": (GRPO, {**STEPS, "resume": True}),
     "spread reinforce": (AlgorithmConfig(), SPREAD),
@@ -61,14 +62,18 @@ def conftest() -> Any:
     return module.Parts
 
 
-def batch_of(parts: Any, games: int, version: int) -> TrainBatch:
-    """``games`` games of three turns in one group; a single turn when there are none."""
+def batch_of(parts: Any, games: int, version: int, rules: int) -> TrainBatch:
+    """``games`` games of three turns in one group; a single turn when there are none.
+
+    rules: tokens with which all prompts begin.
+    """
     draw = random.Random(version)
     steps = parts.random_steps(max(1, 3 * games), seed=version, group_id="group", last_turn=True)
     for index in range(3 * games):
         reward = draw.choice([-1.0, 1.0])
         steps[index] = dataclasses.replace(
             steps[index],
+            prompt_token_ids=(*range(1, 1 + rules), *steps[index].prompt_token_ids),
             game_id=f"game-{index // 3}",
             turn_index=index % 3,
             last_turn=index % 3 == 2,
@@ -92,6 +97,7 @@ def play(
     options = dict(options)
     games, resume = options.pop("games", 4), options.pop("resume", False)
     tied, warm = options.pop("tied", True), options.pop("warm", False)
+    rules = options.pop("rules", 0)
     granite, infinite = options.pop("granite", False), options.pop("infinite", False)
     if ranks.size == 1:
         options.pop("shard_weights", None)
@@ -121,7 +127,7 @@ def play(
     learner = new()
     metrics = []
     for version in range(UPDATES):
-        batch = batch_of(parts, games, version)
+        batch = batch_of(parts, games, version, rules)
         if infinite and version == 1:
             steps = (dataclasses.replace(batch.steps[0], reward=math.inf), *batch.steps[1:])
             batch = dataclasses.replace(batch, steps=steps)

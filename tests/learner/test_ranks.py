@@ -108,6 +108,11 @@ def test_a_spread_model_is_held_in_parts_only(name: str, two_ranks: Path) -> Non
     assert held == (pytest.approx([0.5, 0.5]) if "spread" in name else [1.0, 1.0])
 
 
+def test_ranks_share_beginnings_among_their_own_rows(two_ranks: Path) -> None:
+    for metrics in results(two_ranks, 0, "shared beginnings")["metrics"]:
+        assert metrics["reused_share"] > 0.5
+
+
 def test_what_is_not_finite_on_one_rank_is_skipped_by_all(two_ranks: Path) -> None:
     for rank in range(2):
         metrics = results(two_ranks, rank, "not finite")["metrics"]

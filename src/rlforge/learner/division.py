@@ -36,29 +36,67 @@ def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
     return [sorted(indexes) for indexes in dealt]
 
 
+def deal(whole: Sequence[Family], parts: int) -> list[list[Row]]:
+    """The rows of ``whole`` dealt to ``parts`` ranks, balanced by the tokens they make each read.
+
+    Rows that share a beginning stay together as long as that divides the work finely enough: in
+    units of an eighth of a rank's part, or of the length of the beginning where that is more,
+    because each further rank reads it again.
+    """
+    if parts == 1:
+        return [[row for family in whole for row in family.rows]]
+    most = sum(_cost(family) for family in whole) / (8 * parts)
+    units = [unit for family in whole for unit in _units(family, most)]
+    return [
+        [row for index in indexes for row in units[index].rows]
+        for indexes in balanced([_cost(unit) for unit in units], parts)
+    ]
+
+
 def shares(
-    rows: Sequence[Row],
+    whole: Sequence[Family],
     rank: int,
     size: int,
     cut: Callable[[Sequence[Row]], Iterable[Family]],
     *,
     in_step: bool,
 ) -> Iterator[Share]:
-    """The micro-batches that ``rank`` of ``size`` computes of ``rows``, balanced by tokens.
+    """The micro-batches that ``rank`` of ``size`` computes of the rows of ``whole``.
 
     cut: makes micro-batches of a rank's rows. in_step: all ranks get equally many, because each
     pass through a model that is spread over them takes all of them; whoever has fewer computes the
     shortest row once more, which does not count.
     """
-    dealt = [
-        [rows[index] for index in indexes]
-        for indexes in balanced([row.input_length for row in rows], size)
-    ]
+    dealt = deal(whole, size)
     mine = list(cut(dealt[rank]))
     for part in mine:
         yield Share(part=part, counts=True)
-    if in_step and rows:
-        longest = max(sum(1 for _ in cut(part)) for part in dealt)
-        filler = Family(rows=(min(rows, key=lambda row: row.input_length),), shared=0)
+    if in_step and any(dealt):
+        longest = max(sum(1 for _ in cut(rows)) for rows in dealt)
+        shortest = min((row for rows in dealt for row in rows), key=lambda row: row.input_length)
         for _ in range(longest - len(mine)):
-            yield Share(part=filler, counts=False)
+            yield Share(part=Family(rows=(shortest,), shared=0), counts=False)
+
+
+def _units(family: Family, most: float) -> Iterator[Family]:
+    """``family`` in the pieces in which it is dealt: single rows where they share nothing."""
+    if family.shared == 0:
+        yield from (Family(rows=(row,), shared=0) for row in family.rows)
+        return
+    unit: list[Row] = []
+    own = 0
+    for row in family.rows:
+        length = row.input_length - family.shared
+        if unit and own + length > max(most, family.shared):
+            yield Family(rows=tuple(unit), shared=family.shared)
+            unit, own = [], 0
+        unit.append(row)
+        own += length
+    if unit:
+        yield Family(rows=tuple(unit), shared=family.shared)
+
+
+def _cost(family: Family) -> int:
+    """Tokens that ``family`` makes a rank read."""
+    lengths = sum(row.input_length for row in family.rows)
+    return lengths - family.shared * max(0, len(family.rows) - 1)

@@ -134,7 +134,11 @@ class Policy:
     def passes(self, rows: Sequence[Row]) -> Iterator[Pass]:
         """``rows``, those of this rank, as forward passes within the limits of rows and tokens."""
         for share in shares(
-            rows, self._ranks.rank, self._ranks.size, self._cut, in_step=self._spread
+            self._families(rows),
+            self._ranks.rank,
+            self._ranks.size,
+            self._cut,
+            in_step=self._spread,
         ):
             micro = collate(
                 share.part.rows,
@@ -146,9 +150,11 @@ class Policy:
             yield Pass(micro=micro, counts=share.counts)
 
     def _cut(self, rows: Sequence[Row]) -> Iterator[Family]:
-        whole = families(rows) if self._shares else [Family(rows=tuple(rows), shared=0)]
-        for family in whole:
+        for family in self._families(rows):
             yield from parts(family, self._max_rows, self._max_tokens, packed=self._packed(family))
+
+    def _families(self, rows: Sequence[Row]) -> list[Family]:
+        return families(rows) if self._shares else [Family(rows=tuple(rows), shared=0)]
 
     def _packed(self, family: Family) -> bool:
         return self._packs and family.shared == 0
