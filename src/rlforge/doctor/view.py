@@ -108,6 +108,11 @@ def _cards(memory: Memory) -> list[RenderableType]:
             f"each engine has room for {plan.sequences} sequences of full length "
             f"({plan.sequence_bytes / 2**20:.1f} MiB each)"
         )
+        if plan.least == plan.engine and memory.device == "GPU":
+            lines.append(
+                f"beside the learner it can have {plan.left:.2f} of its card "
+                "(engine.vllm.gpu_memory_utilization)"
+            )
         if plan.verdict == "tight":
             lines.append(
                 f"it may be asked for {plan.wanted} at once: short ones fit; "
