@@ -33,10 +33,13 @@ def spread(values: Sequence[float], unit: str = "s") -> dict[str, float]:
     }
 
 
-def record(name: str, results: dict[str, Any]) -> None:
-    """Write ``results``, command, machine and versions to ``results/NAME.json``."""
+def record(name: str, results: dict[str, Any], script: str | None = None) -> None:
+    """Write ``results``, command, machine and versions to ``results/NAME.json``.
+
+    script: the file in benchmarks/ that was run, where it is not called ``name``.
+    """
     report = {
-        "command": " ".join(["python", f"benchmarks/{name}.py", *sys.argv[1:]]),
+        "command": " ".join(["python", f"benchmarks/{script or name}.py", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
         "hardware": describe(),
         "versions": versions(),

@@ -1,0 +1,7 @@
+"""The learners that ``benchmarks/learner.py`` compares, each in a process of its own.
+
+``work.py`` is what all of them are given, ``worker.py`` the process around one. Each module has a
+class ``Contender(work, count)`` whose ``update()`` is one whole update: forward and backward over
+all turns, and one step of AdamW. None but ``rlforge_learner`` imports rlforge, so that the others
+run in an environment that has only their own packages.
+"""

@@ -1,0 +1,141 @@
+"""Peak memory of the loss: full logits against the learner's, at 8k tokens and 150k words.
+
+    python benchmarks/logits.py [--tokens N] [--vocabulary N] [--device cpu|cuda]
+
+A Llama of one narrow layer with an adapter, so that next to nothing but the logits takes memory.
+Forward and backward of -mean log p(answer token): once through ``rlforge.learner.forward.Scorer``,
+once as written first (``model(...).logits``, log softmax, gather). Each runs in a process of its
+own that measures what it grows by: resident memory on a CPU, allocated memory on a GPU. Both leave
+the adapter's gradient, which must be the same. Full logits take some 15 GB at the default sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from common import record
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlforge.config.schema import LoraConfig
+from rlforge.learner.batching import MicroBatch, Row, collate
+from rlforge.learner.forward import Scorer
+from rlforge.models.lora import attach_lora
+
+HIDDEN, ANSWER = 64, 512
+LIMIT = 1 / 8
+
+
+def make_model(vocabulary: int, device: str) -> LlamaForCausalLM:
+    """One layer, its attention adapted."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=HIDDEN,
+        intermediate_size=HIDDEN,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config).to(device)
+    lora = attach_lora(model, LoraConfig(rank=4, target_modules=["q_proj", "v_proj"]), seed=0)
+    for name, weight in lora.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(weight.data, std=0.02)
+    return model
+
+
+def make_batch(tokens: int, vocabulary: int, device: str) -> MicroBatch:
+    """``tokens`` answer tokens in rows of ``ANSWER``, each after one prompt token."""
+    ids = torch.randint(vocabulary, (tokens,), generator=torch.Generator().manual_seed(1)).tolist()
+    rows = [
+        Row(step=index, prompt=(1,), answer=tuple(ids[start : start + ANSWER]), start=start)
+        for index, start in enumerate(range(0, tokens, ANSWER))
+    ]
+    return collate(rows, 0, torch.device(device))
+
+
+def full_logits(model: LlamaForCausalLM, micro: MicroBatch) -> Tensor:
+    """Log-probs [N] of the answer tokens from all logits at once."""
+    logprobs = model(input_ids=micro.input_ids, use_cache=False).logits.log_softmax(-1)
+    at_answers = logprobs.flatten(0, 1)
+    return at_answers[micro.positions, micro.token_ids]
+
+
+def resident(field: str) -> int:
+    """Bytes of ``VmRSS`` (now) or ``VmHWM`` (peak) of this process."""
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024
+
+
+def growth(way: str, tokens: int, vocabulary: int, device: str, gradient_file: str) -> int:
+    """Bytes that a forward and backward pass takes at its peak, above what was there before."""
+    model = make_model(vocabulary, device)
+    scorer = Scorer(model, temperature=1.0)
+    micro = make_batch(tokens, vocabulary, device)
+    cuda = device == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        before = resident("VmRSS")
+    logprobs = scorer.score(micro).logprobs if way == "rlforge" else full_logits(model, micro)
+    (-logprobs.mean()).backward()
+    peak = torch.cuda.max_memory_allocated() if cuda else resident("VmHWM")
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    torch.save(torch.cat(gradients).double().cpu(), gradient_file)
+    return peak - before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Peak memory of the loss.")
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--vocabulary", type=int, default=150_000)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)  # in the child process
+    arguments = parser.parse_args()
+    sizes = (arguments.tokens, arguments.vocabulary, arguments.device)
+    if arguments.measure:
+        way, file = arguments.measure
+        print(json.dumps(growth(way, *sizes, file)))
+        return
+    taken, gradients = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        for way in ("rlforge", "full_logits"):
+            file = str(Path(folder) / f"{way}.pt")
+            command = [sys.executable, __file__, *sys.argv[1:], "--measure", way, file]
+            child = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            taken[way] = json.loads(child.stdout.splitlines()[-1])
+            gradients[way] = torch.load(file, weights_only=True)
+            print(f"{way:12}{taken[way] / 2**20:10.0f} MiB")
+    ours, full = gradients["rlforge"], gradients["full_logits"]
+    error = float((ours - full).norm() / full.norm())
+    ratio = taken["rlforge"] / taken["full_logits"]
+    print(f"ratio {ratio:.4f}; gradients differ by {error:.1e} of their norm")
+    if error > 1e-3:
+        raise SystemExit("the two gradients are not the same")
+    record(
+        "logits",
+        {
+            "tokens": arguments.tokens,
+            "vocabulary": arguments.vocabulary,
+            "device": arguments.device,
+            "peak_bytes": taken,
+            "ratio": ratio,
+            "gradient_relative_error": error,
+        },
+    )
+    if ratio > LIMIT:
+        raise SystemExit(f"more than {LIMIT} of full logits")
+
+
+if __name__ == "__main__":
+    main()

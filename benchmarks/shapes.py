@@ -1,0 +1,148 @@
+"""The learner on models of published shapes with random weights: tokens a second and MFU.
+
+Used by ``benchmarks/learner.py --shape NAME``; needs torch, transformers and peft, no game and no
+Ray. A batch has the prompt lengths of SimpleTak turns (``simpletak_lengths.json``) and answers of
+log-normal length, as models write that think before they move; its ids are random, so that no two
+prompts share a beginning. A batch fills four forward passes of ``--packed-tokens``.
+
+MFU is the ``mfu`` of the learner's own metrics (``rlforge.learner.speed``): the model's arithmetic,
+4 operations per token and weight of a frozen matrix and 6 of a trained one, and attention, over
+what the card can do in bfloat16. Recomputation and padding do not count.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import record, shown, spread
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from rlforge.algorithms import make_algorithm
+from rlforge.config.schema import LearnerConfig, LoraConfig, ReinforceConfig
+from rlforge.learner import Learner
+from rlforge.types import Step, TrainBatch
+
+LENGTHS = Path(__file__).parent / "simpletak_lengths.json"
+#: Published sizes, and the rank to train with. ``tiny`` is for trying this file on a CPU.
+SHAPES: dict[str, tuple[dict[str, Any], int]] = {
+    "qwen3-0.6b": (
+        {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28},
+        16,
+    ),
+    "qwen3-1.7b": (
+        {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28},
+        32,
+    ),
+    "tiny": (
+        {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "vocab_size": 512,
+        },
+        4,
+    ),
+}
+QWEN3 = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+}
+PASSES = 4
+MEDIAN_ANSWER, SPREAD_OF_LOG, LONGEST_ANSWER = 200, 0.7, 2048
+
+
+def make_steps(tokens: int, vocabulary: int, seed: int = 0) -> tuple[Step, ...]:
+    """Turns of random ids with about ``tokens`` prompt and answer tokens together."""
+    draw = random.Random(seed)
+    prompts = json.loads(LENGTHS.read_text())["prompt_tokens"]
+    steps: list[Step] = []
+    while tokens > 0:
+        answer = round(MEDIAN_ANSWER * draw.lognormvariate(0.0, SPREAD_OF_LOG))
+        lengths = (draw.choice(prompts), max(1, min(answer, LONGEST_ANSWER)))
+        tokens -= sum(lengths)
+        prompt_ids, answer_ids = (
+            tuple(draw.randrange(vocabulary) for _ in range(length)) for length in lengths
+        )
+        steps.append(
+            Step(
+                game_id=f"game-{len(steps)}",
+                env_id="SimpleTak-v0-train",
+                player_id=0,
+                group_id=None,
+                turn_index=0,
+                last_turn=True,
+                observation="",
+                action="",
+                prompt_token_ids=prompt_ids,
+                token_ids=answer_ids,
+                logprobs=(-1.0,) * len(answer_ids),
+                raw_reward=0.0,
+                reward=draw.gauss(0.0, 1.0),
+                policy_uid="step-0",
+                policy_version=0,
+            )
+        )
+    return tuple(steps)
+
+
+def measure_shape(name: str, device: str, packed_tokens: int, repeats: int) -> dict[str, Any]:
+    """Times updates, prints them and returns them; on a GPU they are recorded as well."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("--device cuda: torch finds no CUDA device here; this needs a GPU")
+    sizes, rank = SHAPES[name]
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = Qwen3ForCausalLM(Qwen3Config(**(QWEN3 | sizes))).to(dtype)
+    learner = Learner(
+        model,
+        LearnerConfig(micro_batch_tokens=packed_tokens),
+        LoraConfig(rank=rank, alpha=rank),
+        make_algorithm(ReinforceConfig(), LONGEST_ANSWER),
+        temperature=1.0,
+        pad_token_id=0,
+        device=device,
+        seed=0,
+    )
+    steps = make_steps(PASSES * packed_tokens, model.config.vocab_size)
+    batch = TrainBatch(steps=steps, whole_episodes=False, min_version=0, max_version=0)
+
+    def update() -> Mapping[str, float]:
+        return learner.update(batch).metrics  # waits for the device
+
+    update(), update()  # kernels are chosen and compiled
+    updates = [update() for _ in range(repeats)]
+    result: dict[str, Any] = {
+        "shape": name,
+        "rank": rank,
+        "dtype": str(dtype).removeprefix("torch."),
+        "packed_tokens": packed_tokens,
+        "turns": len(steps),
+        "tokens": sum(len(step.prompt_token_ids) + len(step.token_ids) for step in steps),
+        "padding_share": updates[0]["padding_share"],
+        "tokens_per_second": spread([metrics["tokens_per_s"] for metrics in updates], "per_s"),
+    }
+    print(f"{name}: {shown(result['tokens_per_second'], 'per_s', digits=0)} tokens/s")
+    if device == "cuda":
+        result["card"] = torch.cuda.get_device_name()
+        result["memory_peak_gb"] = max(metrics["memory_peak_gb"] for metrics in updates)
+        if "mfu" in updates[0]:
+            result["mfu"] = spread([metrics["mfu"] for metrics in updates], "share")
+            print(f"MFU {shown(result['mfu'], 'share', scale=100)} %")
+        else:
+            print(f"no MFU: rlforge.learner.speed does not know the peak of {result['card']}")
+        record(f"learner_{name}", result, script="learner")
+    return result

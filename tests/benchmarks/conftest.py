@@ -1,0 +1,30 @@
+"""Benchmarks are scripts beside the package: their folder is put on the path."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ABSENT_HERE = ("ray", "hydra", "omegaconf", "textarena", "pyspiel", "trl", "unstable")
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def on_path(monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return BENCHMARKS
+
+
+@pytest.fixture
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Processes started from here find none of ``ABSENT_HERE``."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        f"import sys\nsys.modules.update(dict.fromkeys({ABSENT_HERE}))\n"
+    )
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    )

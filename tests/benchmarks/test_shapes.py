@@ -1,0 +1,54 @@
+"""The learner on models of published shapes: what runs on a GPU, tried on a small one."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+
+def test_a_batch_has_the_prompts_of_simpletak_and_about_the_tokens_asked_for():
+    shapes = importlib.import_module("shapes")
+
+    steps = shapes.make_steps(20_000, 512)
+
+    total = sum(len(step.prompt_token_ids) + len(step.token_ids) for step in steps)
+    assert 20_000 <= total <= 20_000 + 510 + shapes.LONGEST_ANSWER
+    assert all(344 <= len(step.prompt_token_ids) <= 510 for step in steps)
+
+
+def test_the_measurement_needs_neither_ray_nor_games_and_records_nothing_on_a_cpu(
+    on_path, bare_environment
+):
+    before = {file: file.stat().st_mtime_ns for file in on_path.glob("results/*")}
+    options = ["--shape", "tiny", "--packed-tokens", "1024", "--repeats", "2"]
+
+    run = subprocess.run(
+        [sys.executable, str(on_path / "learner.py"), *options],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+    assert re.fullmatch(r"tiny: \d+ \[\d+, \d+\] tokens/s", run.stdout.strip())
+    assert {file: file.stat().st_mtime_ns for file in on_path.glob("results/*")} == before
+
+
+@pytest.mark.parametrize(("name", "billions"), [("qwen3-0.6b", 0.6), ("qwen3-1.7b", 1.72)])
+def test_shapes_have_the_published_number_of_weights(name, billions):
+    shapes = importlib.import_module("shapes")
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(Qwen3Config(**(shapes.QWEN3 | shapes.SHAPES[name][0])))
+
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(billions * 1e9, rel=0.01)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_cuda_is_refused_in_one_line():
+    with pytest.raises(SystemExit, match="needs a GPU"):
+        importlib.import_module("shapes").measure_shape("qwen3-0.6b", "cuda", 1024, 2)
