@@ -66,6 +66,7 @@ def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPa
             r"max_num_batched_tokens=64.*max_parallel_seq=128",
         ),
         (["eval.games=3"], r"both seats"),
+        (["hardware.memory_gb=0"], r"memory_gb=0.*above 0"),
         (["eval.opponents=[openrouter:some/model]"], r"OPENROUTER_API_KEY"),
         (["algorithm=grpo", "buffer=step"], r"buffer=episode"),
         (["algorithm=ppo", "buffer=step"], r"buffer=episode"),

@@ -144,6 +144,7 @@ def _check_numbers(composed: Composed) -> None:
         "model.lora.rank",
         "model.lora.alpha",
         "eval.games",
+        "hardware.memory_gb",
         "tracker.flush_every_s",
         "tracker.window",
     )

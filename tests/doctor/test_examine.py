@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from rlforge.config.compose import compose
 from rlforge.doctor import examine as examined
 from rlforge.doctor.examine import check_memory, examine
-from rlforge.doctor.view import to_values
+from rlforge.doctor.view import render, to_values
+from rlforge.engines import vllm_settings
 from rlforge.errors import ConfigError
 from rlforge.hardware import Gpu, Machine
 from rlforge.memory.plan import GIB
@@ -94,6 +97,18 @@ def test_what_is_not_installed_is_named(monkeypatch):
     missing = finding(report, "packages", "problem").detail
     assert "gguf (model.kind=smollm2_135m; extra: smollm2)" in missing
     assert not report.healthy
+
+
+def test_vllm_is_looked_for_and_its_share_of_the_card_is_said(monkeypatch):
+    monkeypatch.setattr(vllm_settings, "version_of", lambda name: None)
+    report = examine(compose([QUICK_START, "hardware=gpu_24gb", "engine=vllm"]), gpu_memory_gb=24)
+    console = Console(width=80, file=io.StringIO())
+    console.print(render(report))
+    printed = console.file.getvalue()
+
+    assert "vLLM is not installed" in finding(report, "packages", "problem").detail
+    assert f"it can have {report.memory.plan.left:.2f} of its card" in printed
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_a_wrong_configuration_is_a_finding_not_the_end():

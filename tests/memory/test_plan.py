@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig
+from rlforge.engines import vllm_settings
 from rlforge.hardware import Machine, resolve_hardware
+from rlforge.memory import plan as plan_module
 from rlforge.memory.plan import GIB, Card, Plan, make_plan, place
 from rlforge.memory.remedies import largest_pass, mend, options, with_engine, with_learner
 from rlforge.memory.shape import KNOWN, known_shape
@@ -186,3 +190,51 @@ def test_what_is_proposed_fits_and_nothing_longer_does(shape, gb):
 
 
 BASE = compose([QUICK_START]).config
+
+
+VLLM = ("engine=vllm", "learner.gradient_checkpointing=true")
+
+
+def part(need, name: str) -> int:
+    return next(part.bytes for part in need.parts if part.name == name)
+
+
+def test_vllm_takes_its_share_of_the_card_and_fills_it_with_cache():
+    made = plan(*VLLM, hardware=cuda(1, 1), gb=48)
+
+    assert made.engine.total == pytest.approx(plan_module.VLLM_SHARE * 48 * GIB, rel=1e-6)
+    assert made.sequences == part(made.engine, "KV cache") // made.sequence_bytes
+    assert made.verdict == "fits"
+
+
+def test_a_cache_of_given_size_holds_what_it_holds():
+    made = plan(*VLLM, "engine.vllm.kv_cache_gb=2", hardware=cuda(1, 1))
+    small = plan(*VLLM, "engine.vllm.kv_cache_gb=0.5", hardware=cuda(1, 1))
+
+    assert part(made.engine, "KV cache") == 2 * GIB
+    assert (made.excess, small.verdict) == (0, "does not fit")
+    assert small.excess == small.sequence_bytes - GIB // 2
+
+
+def test_learner_and_vllm_divide_a_card_as_the_plan_proposes():
+    overrides = [QUICK_START, *VLLM, "engine.max_model_len=4096"]
+    config = compose(overrides).config
+
+    def replan(changed):
+        return make_plan(changed, KNOWN[0], cuda(0.5, 0.5), 16 * GIB, bf16=True)
+
+    too_much = with_engine(
+        config, vllm=dataclasses.replace(config.engine.vllm, gpu_memory_utilization=0.8)
+    )
+    (override,) = mend(too_much, replan)
+    assert override.startswith("engine.vllm.gpu_memory_utilization=0.")
+    divided = replan(compose([*overrides, override]).config)
+    assert divided.excess == 0
+    # All that the learner leaves, to one part in a hundred.
+    left = divided.cards[0].usable - divided.learner.total - divided.engine.total
+    assert left < 0.01 * 16 * GIB + 1
+
+
+def test_what_is_said_of_vllm_is_what_its_settings_say():
+    assert plan_module.VLLM_SHARE == vllm_settings._GPU_SHARE
+    assert plan_module.VLLM_CPU_CACHE_GB == vllm_settings._CPU_KV_CACHE_GB

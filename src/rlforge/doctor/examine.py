@@ -9,6 +9,7 @@ from typing import Literal
 
 from rlforge.config.compose import Composed
 from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed
 from rlforge.errors import ConfigError
 from rlforge.hardware import Gpu, Machine, detect, gpus, ram, resolve_hardware
 from rlforge.memory.plan import GIB, Plan, make_plan
@@ -71,7 +72,7 @@ def examine(composed: Composed, gpu_memory_gb: float | None = None) -> Report:
     findings = [_configuration(composed), *_machine(found)]
     hardware, finding = _hardware(config, assumed=gpu_memory_gb is not None)
     located = locate(config.model)
-    findings += [finding, *_packages(config), _model(config, located)]
+    findings += [finding, *_packages(config, hardware), _model(config, located)]
     memory = None
     if hardware is not None:
         capacity = _capacity(hardware, found)
@@ -221,11 +222,9 @@ def _gpus_of(number: int, name: str, each: float) -> str:
     return f"{number} {name}{'s' if number > 1 else ''} × {each:.3g} GPU"
 
 
-def _packages(config: RunConfig) -> list[Finding]:
+def _packages(config: RunConfig, hardware: HardwareConfig | None) -> list[Finding]:
     """What the configuration needs beyond what it cannot be composed without."""
     wanted = {"torch": "", "transformers": "", "peft": "", "ray": ""}
-    if config.engine.name == "vllm":
-        wanted["vllm"] = "engine.name=vllm"
     if config.model.kind == "smollm2_135m":
         wanted |= dict.fromkeys(("gguf", "accelerate"), "model.kind=smollm2_135m; extra: smollm2")
     if config.tracker.wandb_project:
@@ -242,6 +241,12 @@ def _packages(config: RunConfig) -> list[Finding]:
     if missing:
         detail = f"not installed: {', '.join(missing)}"
         findings.append(Finding(what="packages", state="problem", detail=detail))
+    if config.engine.name == "vllm":
+        try:
+            check_installed(None if hardware is None else hardware.device)
+            findings.append(Finding(what="packages", state="ok", detail=f"vLLM {VLLM_VERSION}"))
+        except ConfigError as error:
+            findings.append(Finding(what="packages", state="problem", detail=str(error)))
     return findings
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlforge.doctor.examine import Memory, Report
-from rlforge.memory.plan import GIB, Card
+from rlforge.memory.plan import GIB, Card, Need
 
 _MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[red]problem[/]"}
 _VERDICTS = {"fits": "green", "tight": "yellow", "does not fit": "red"}
@@ -77,9 +77,12 @@ def _needs(memory: Memory) -> Table:
     plan = memory.plan
     unit, size = ("GiB", GIB) if plan.engine.total > 2 * GIB else ("MiB", 2**20)
     table = _plain(f"{unit}, at the fullest moment")
-    for title in ("learner", "engine, one sequence", "engine, all sequences"):
+    needs: tuple[Need, ...] = (plan.learner, plan.least, plan.engine)
+    titles: tuple[str, ...] = ("learner", "engine, one sequence", "engine, all sequences")
+    if plan.least == plan.engine:  # it takes its memory at the start, whatever it will run
+        needs, titles = needs[:2], ("learner", "engine")
+    for title in titles:
         table.add_column(title, justify="right")
-    needs = (plan.learner, plan.least, plan.engine)
     names = dict.fromkeys(part.name for need in needs for part in need.parts)
     for name in names:
         cells = [[part.bytes for part in need.parts if part.name == name] for need in needs]
@@ -105,6 +108,11 @@ def _cards(memory: Memory) -> list[RenderableType]:
             f"each engine has room for {plan.sequences} sequences of full length "
             f"({plan.sequence_bytes / 2**20:.1f} MiB each)"
         )
+        if plan.least == plan.engine and memory.device == "GPU":
+            lines.append(
+                f"beside the learner it can have {plan.left:.2f} of its card "
+                "(engine.vllm.gpu_memory_utilization)"
+            )
         if plan.verdict == "tight":
             lines.append(
                 f"it may be asked for {plan.wanted} at once: short ones fit; "

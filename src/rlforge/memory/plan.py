@@ -22,6 +22,12 @@ USABLE = 0.95
 #: figure that is not measured here. cpu: Python with torch, transformers and Ray, measured.
 PROCESS_BYTES = {"cuda": 640 * 2**20, "cpu": 420 * 2**20}
 
+#: What vLLM takes where nothing is said: of an engine's share of a card, tokens read in a step, and
+#: GiB of cache on a CPU.
+VLLM_SHARE = 0.9
+VLLM_STEP_TOKENS = 8192
+VLLM_CPU_CACHE_GB = 1.0
+
 Verdict = Literal["fits", "tight", "does not fit"]
 
 
@@ -68,7 +74,8 @@ class Plan:
     """A run's memory. least: an engine with one running sequence of full length.
 
     sequences: full-length sequences that each engine has room for on its card, on the fullest one.
-    wanted: those it may have to run at once.
+    wanted: those it may have to run at once. shortage: bytes that a cache of fixed size lacks for
+    one sequence. left: share of its card that each engine can have beside the learner.
     """
 
     shape: ModelShape
@@ -79,6 +86,8 @@ class Plan:
     sequences: int
     wanted: int
     sequence_bytes: int
+    shortage: int
+    left: float
 
     def need(self, card: Card) -> int:
         """The least that works on ``card``, in bytes."""
@@ -86,8 +95,8 @@ class Plan:
 
     @property
     def excess(self) -> int:
-        """Bytes by which the fullest card is exceeded; 0 when all fit."""
-        return max(0, *(self.need(card) - card.usable for card in self.cards))
+        """Bytes that are missing, on the fullest card or in an engine's cache; 0 when all fit."""
+        return max(self.shortage, *(self.need(card) - card.usable for card in self.cards))
 
     @property
     def verdict(self) -> Verdict:
@@ -108,26 +117,33 @@ def make_plan(
     process = Part(name="process", bytes=PROCESS_BYTES[device])
     learner = learner_need(learner_job(config, shape, bf16=bf16), process)
     job = engine_job(config, shape, device, bf16=bf16)
-    one = dataclasses.replace(job, sequences=1)
     cards = place(hardware, config.learner.num_learners, config.engine.num_engines, capacity)
-    least, engine = engine_need(one, process), engine_need(job, process)
     per_sequence = engine_memory.sequence_bytes(job)
-    spare = [
-        (card.usable - learner.total * card.learners) // card.engines - least.total
+    room = min(
+        (card.usable - learner.total * card.learners) // card.engines
         for card in cards
         if card.engines
-    ]
-    rows = 12 * shape.vocab  # of logits, one more with each sequence
-    room = 1 + min(spare) // (per_sequence + rows) if spare else 0
+    )
+    if job.paged:
+        engine = least = reserved_need(config, job, process, hardware, capacity)
+        cache = next(part.bytes for part in least.parts if part.name == "KV cache")
+        sequences, shortage = cache // per_sequence, max(0, per_sequence - cache)
+    else:
+        one = dataclasses.replace(job, sequences=1)
+        least, engine, shortage = engine_need(one, process), engine_need(job, process), 0
+        rows = 12 * shape.vocab  # of logits, one more with each sequence
+        sequences = max(0, 1 + (room - least.total) // (per_sequence + rows))
     return Plan(
         shape=shape,
         learner=learner,
         least=least,
         engine=engine,
         cards=cards,
-        sequences=max(0, room),
+        sequences=sequences,
         wanted=1 if job.paged else job.sequences,
         sequence_bytes=per_sequence,
+        shortage=shortage,
+        left=max(0.0, room / capacity),
     )
 
 
@@ -166,7 +182,10 @@ def train_length(config: RunConfig) -> int:
 
 def engine_job(config: RunConfig, shape: ModelShape, device: str, *, bf16: bool) -> EngineJob:
     """One engine with all the sequences it may have to run."""
-    engine = config.engine
+    engine, paged = config.engine, config.engine.name == "vllm"
+    read = PROMPT_TOKENS[device]
+    if paged:
+        read = engine.vllm.max_num_batched_tokens or VLLM_STEP_TOKENS
     return EngineJob(
         shape=shape,
         lora=None if config.learner.train == "full" else config.model.lora,
@@ -174,8 +193,8 @@ def engine_job(config: RunConfig, shape: ModelShape, device: str, *, bf16: bool)
         versions=engine.max_loras,
         sequences=engine.max_parallel_seq,
         length=engine.max_model_len,
-        prompt_tokens=min(PROMPT_TOKENS[device], engine.max_parallel_seq * engine.max_model_len),
-        paged=engine.name == "vllm",
+        prompt_tokens=min(read, engine.max_parallel_seq * engine.max_model_len),
+        paged=paged,
     )
 
 
@@ -206,6 +225,28 @@ def engine_need(job: EngineJob, process: Part) -> Need:
             process,
         )
     )
+
+
+def reserved_need(
+    config: RunConfig, job: EngineJob, process: Part, hardware: HardwareConfig, capacity: int
+) -> Need:
+    """An engine of vLLM, which takes its memory at the start and divides it among sequences.
+
+    On a GPU that is a share of the card for everything together, or a cache of a given size; on a
+    CPU a cache of a given size (``rlforge.engines.vllm_settings``).
+    """
+    vllm, none = config.engine.vllm, dataclasses.replace(job, sequences=0)
+    parts = [part for part in engine_need(none, process).parts if part.name != "KV cache"]
+    share = vllm.gpu_memory_utilization
+    if share is None:
+        share = VLLM_SHARE * min(hardware.engine_gpus, 1.0)
+    if vllm.kv_cache_gb is not None:
+        cache = int(vllm.kv_cache_gb * GIB)
+    elif hardware.device == "cuda":
+        cache = max(0, int(share * capacity) - sum(part.bytes for part in parts))
+    else:
+        cache = int(VLLM_CPU_CACHE_GB * GIB)
+    return Need(parts=(*parts, Part(name="KV cache", bytes=cache)))
 
 
 def place(hardware: HardwareConfig, learners: int, engines: int, capacity: int) -> tuple[Card, ...]:

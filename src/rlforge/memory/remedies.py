@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 from rlforge.config.schema import LearnerConfig, RunConfig
@@ -97,19 +98,22 @@ def _most(holds: Callable[[int], bool], limit: int) -> int:
 def mend(config: RunConfig, replan: Replan) -> tuple[str, ...]:
     """Overrides (``key=value``) with which the plan fits, the cheapest changes first; () if none.
 
-    Checkpoints before shorter training, since they change no result; then the length of answers.
+    The division of a card between learner and vLLM first, then checkpoints, since they change no
+    result; then the length of answers.
     """
     changed, overrides = config, []
+    if (share := share_that_fits(changed, replan)) is not None:
+        return share
     if not config.learner.gradient_checkpointing:
         changed = with_learner(changed, gradient_checkpointing=True)
         overrides.append("learner.gradient_checkpointing=true")
-        if not replan(changed).excess:
-            return tuple(overrides)
+        if (share := share_that_fits(changed, replan)) is not None:
+            return (*overrides, *share)
     for longest in (config.engine.max_model_len, 4096, 2048, 1024):
         if longest > config.engine.max_model_len:
             continue
         shorter = with_engine(changed, max_model_len=longest)
-        tokens = largest_pass(shorter, lambda c: not replan(c).excess) // 64 * 64
+        tokens = largest_pass(shorter, lambda c: share_that_fits(c, replan) is not None) // 64 * 64
         if tokens < 512:
             continue
         texts = [f"engine.max_model_len={longest}"] if longest < config.engine.max_model_len else []
@@ -117,5 +121,21 @@ def mend(config: RunConfig, replan: Replan) -> tuple[str, ...]:
             texts.append(f"learner.max_train_len={tokens}")
         if tokens < config.learner.micro_batch_tokens:
             texts.append(f"learner.micro_batch_tokens={tokens}")
-        return (*overrides, *texts)
+        cut = with_learner(shorter, max_train_len=tokens, micro_batch_tokens=tokens)
+        return (*overrides, *texts, *(share_that_fits(cut, replan) or ()))
     return ()
+
+
+def share_that_fits(config: RunConfig, replan: Replan) -> tuple[str, ...] | None:
+    """() when the plan fits; for vLLM, the share of its card that makes it fit; None if neither."""
+    plan = replan(config)
+    if not plan.excess:
+        return ()
+    engine = config.engine
+    if engine.name != "vllm" or engine.vllm.kv_cache_gb is not None:
+        return None
+    share = math.floor(plan.left * 100) / 100
+    vllm = dataclasses.replace(engine.vllm, gpu_memory_utilization=share)
+    if replan(with_engine(config, vllm=vllm)).excess:
+        return None
+    return (f"engine.vllm.gpu_memory_utilization={share:g}",)
