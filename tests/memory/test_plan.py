@@ -37,7 +37,7 @@ def test_every_profile_of_a_card_fits_its_card(profile):
 
     assert made.verdict == "fits"
     assert made.cards == (
-        Card(learner=True, engines=1, count=1, capacity=int(hardware.memory_gb * GIB)),
+        Card(learners=1, engines=1, count=1, capacity=int(hardware.memory_gb * GIB)),
     )
     # And makes use of it: twice as many sequences would not fit.
     assert made.sequences < 2 * made.wanted
@@ -55,7 +55,7 @@ def test_profiles_of_many_gpus_give_everyone_a_card(profile):
     config = compose([QUICK_START, f"hardware={profile}"]).config
     made = make_plan(config, KNOWN[0], config.hardware, 48 * GIB, bf16=True)
 
-    assert [(card.learner, card.engines) for card in made.cards] == [(True, 0), (False, 1)]
+    assert [(card.learners, card.engines) for card in made.cards] == [(1, 0), (0, 1)]
     assert made.cards[1].count == config.engine.num_engines
     assert made.excess == 0
 
@@ -63,19 +63,46 @@ def test_profiles_of_many_gpus_give_everyone_a_card(profile):
 @pytest.mark.parametrize(
     ("hardware", "engines", "cards"),
     [
-        (HardwareConfig(device="cpu"), 3, [(True, 3, 1)]),
-        (cuda(0.5, 0.5), 1, [(True, 1, 1)]),
-        (cuda(0.4, 0.3), 2, [(True, 2, 1)]),
-        (cuda(0.5, 0.5), 4, [(True, 1, 1), (False, 2, 2)]),
-        (cuda(1, 1), 2, [(True, 0, 1), (False, 1, 2)]),
-        (cuda(1, 0.5), 3, [(True, 0, 1), (False, 2, 2)]),
-        (cuda(1 / 3, 1 / 3), 2, [(True, 2, 1)]),
+        (HardwareConfig(device="cpu"), 3, [(1, 3, 1)]),
+        (cuda(0.5, 0.5), 1, [(1, 1, 1)]),
+        (cuda(0.4, 0.3), 2, [(1, 2, 1)]),
+        (cuda(0.5, 0.5), 4, [(1, 1, 1), (0, 2, 2)]),
+        (cuda(1, 1), 2, [(1, 0, 1), (0, 1, 2)]),
+        (cuda(1, 0.5), 3, [(1, 0, 1), (0, 2, 2)]),
+        (cuda(1 / 3, 1 / 3), 2, [(1, 2, 1)]),
     ],
 )
 def test_cards_are_filled_as_ray_packs_them(hardware, engines, cards):
-    made = place(hardware, engines, GIB)
+    made = place(hardware, 1, engines, GIB)
 
-    assert [(card.learner, card.engines, card.count) for card in made] == cards
+    assert [(card.learners, card.engines, card.count) for card in made] == cards
+
+
+def test_ranks_have_a_card_each_and_share_the_memory_of_a_cpu():
+    on_cards = place(cuda(1, 0.5), 3, 2, GIB)
+    on_cpu = place(HardwareConfig(device="cpu"), 3, 2, GIB)
+
+    assert [(c.learners, c.engines, c.count) for c in on_cards] == [(1, 0, 3), (0, 2, 1)]
+    assert [(c.learners, c.engines, c.count) for c in on_cpu] == [(3, 2, 1)]
+
+
+def test_divided_weights_need_less_of_each_card_the_more_ranks_there_are():
+    whole = plan("learner.num_learners=2", hardware=cuda(1, 1), shape=KNOWN[2])
+    needs = [
+        plan(
+            f"learner.num_learners={ranks}",
+            "learner.shard_weights=true",
+            *full,
+            hardware=cuda(1, 1),
+            shape=KNOWN[2],
+        ).learner.total
+        for full in ([], ["learner.train=full"])
+        for ranks in (2, 4, 8)
+    ]
+
+    assert needs[0] < whole.learner.total
+    assert needs[0] > needs[1] > needs[2]
+    assert needs[3] > needs[4] > needs[5]
 
 
 def test_the_verdict_is_of_the_fullest_card():

@@ -1,4 +1,4 @@
-"""A whole run on vLLM, as a user starts it, and the list of packages it takes."""
+"""A whole run on vLLM, as a user starts it; the arguments and the packages that it takes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import subprocess
 import sys
 from importlib.metadata import requires, version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from packaging.requirements import Requirement
 
 from rlforge.checkpoint import list_checkpoints
+from rlforge.config.schema import EngineConfig, RunConfig, VllmConfig
+from rlforge.engines.vllm_settings import LORA_RANKS, vllm_arguments
 from rlforge.models.tiny.create import create_tiny
 from rlforge.models.tiny.recipe import TINY
 
@@ -69,6 +71,23 @@ def test_a_run_trains_on_vllm(player: Path) -> None:
     assert {row["step"] for row in rows("evals.jsonl")} == {0, 3}
     seen = [key for row in rows("scalars.jsonl") for key in row if key.startswith("inference/")]
     assert {"inference/engine-0/queued", "inference/engine-0/running"} < set(seen)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_vllm_takes_every_argument(device: str) -> None:
+    from vllm.config.lora import MaxLoRARanks
+    from vllm.engine.arg_utils import EngineArgs
+
+    settings = VllmConfig(
+        gpu_memory_utilization=0.4, kv_cache_gb=2, enforce_eager=True, max_num_batched_tokens=512
+    )
+    config = RunConfig(engine=EngineConfig(name="vllm", vllm=settings))
+    arguments = vllm_arguments(
+        config, model="m", device=device, dtype="bfloat16", positions=4096, gpus=0.5
+    )
+    taken = EngineArgs(**arguments)
+    assert {name: getattr(taken, name) for name in arguments} == arguments
+    assert get_args(MaxLoRARanks) == LORA_RANKS
 
 
 def test_the_list_of_packages_holds_what_vllm_asks_for() -> None:

@@ -90,7 +90,9 @@ def check_memory(config: RunConfig) -> None:
     Says nothing where the shape of the model or the memory of the card cannot be known.
     """
     found = gpus()
-    hardware = resolve_hardware(config.hardware, detect(), config.engine.num_engines)
+    hardware = resolve_hardware(
+        config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
+    )
     located, capacity = locate(config.model), _capacity(hardware, found)
     if located.shape is None or capacity is None:
         return
@@ -101,16 +103,17 @@ def check_memory(config: RunConfig) -> None:
     card = max(plan.cards, key=lambda card: plan.need(card) - card.usable)
     saving = ", ".join(f"{option.key} ({_gib(option.saves)})" for option in memory.options[:4])
     change = f"these fit: {' '.join(memory.mend)}" if memory.mend else f"largest savings: {saving}"
+    room = f"{memory.device} of {_gib(card.capacity)} ({_gib(card.usable)} usable)"
     raise ConfigError(
-        f"{config.model.name or config.model.kind} does not fit {memory.device} of "
-        f"{_gib(card.capacity)} ({_gib(card.usable)} usable) with hardware={config.hardware.name}: "
-        f"{_who(card.learner, card.engines)} need {_gib(plan.need(card))}, {_gib(plan.excess)} too "
-        f"much; {change}; rlforge doctor shows each part"
+        f"{config.model.name or config.model.kind} does not fit {room} with "
+        f"hardware={config.hardware.name}: {_who(card.learners, card.engines)} need "
+        f"{_gib(plan.need(card))}, {_gib(plan.excess)} too much; {change}; "
+        "rlforge doctor shows each part"
     )
 
 
-def _who(learner: bool, engines: int) -> str:
-    parts = ["the learner"] if learner else []
+def _who(learners: int, engines: int) -> str:
+    parts = ["the learner" if learners == 1 else f"{learners} learner ranks"] if learners else []
     parts += [f"{engines} engine{'s' if engines > 1 else ''}"] if engines else []
     return " and ".join(parts)
 
@@ -193,24 +196,29 @@ def _hardware(config: RunConfig, *, assumed: bool) -> tuple[HardwareConfig | Non
 
     A profile that names its GPUs' memory is planned even where they are not.
     """
-    wanted, engines, here = config.hardware, config.engine.num_engines, detect()
-    asked = math.ceil(wanted.learner_gpus + engines * wanted.engine_gpus)
+    wanted, here = config.hardware, detect()
+    engines, learners = config.engine.num_engines, config.learner.num_learners
+    asked = math.ceil(learners * wanted.learner_gpus + engines * wanted.engine_gpus)
     there = Machine(cpus=here.cpus, gpus=max(here.gpus, asked, 1))
     try:
-        hardware = resolve_hardware(wanted, there if assumed else here, engines)
+        hardware = resolve_hardware(wanted, there if assumed else here, engines, learners)
     except ConfigError as error:
         finding = Finding(what="hardware", state="problem", detail=str(error))
-        known = wanted.memory_gb is not None and not assumed
-        return (resolve_hardware(wanted, there, engines) if known else None), finding
+        if wanted.memory_gb is None or assumed or here.gpus:
+            return None, finding
+        return resolve_hardware(wanted, there, engines, learners), finding
     if hardware.device != "cuda":
         return hardware, Finding(what="hardware", state="ok", detail=f"{wanted.name}: on the CPU")
-    each = " each" if engines > 1 else ""
     detail = (
-        f"{wanted.name}: learner {hardware.learner_gpus:.3g} GPU, {engines} "
-        f"engine{'s' if engines > 1 else ''} {hardware.engine_gpus:.3g} GPU{each}"
+        f"{wanted.name}: {_gpus_of(learners, 'learner', hardware.learner_gpus)}, "
+        f"{_gpus_of(engines, 'engine', hardware.engine_gpus)}"
     )
     state: State = "note" if assumed else "ok"
     return hardware, Finding(what="hardware", state=state, detail=detail)
+
+
+def _gpus_of(number: int, name: str, each: float) -> str:
+    return f"{number} {name}{'s' if number > 1 else ''} × {each:.3g} GPU"
 
 
 def _packages(config: RunConfig) -> list[Finding]:

@@ -119,10 +119,14 @@ def _cards(memory: Memory) -> list[RenderableType]:
 
 
 def _holds(card: Card) -> str:
-    who = ["learner"] if card.learner else []
+    who = [_several(card.learners, "learner")] if card.learners else []
     if card.engines:
-        who.append(f"{card.engines} engine{'s' if card.engines > 1 else ''}")
+        who.append(_several(card.engines, "engine"))
     return f"{card.count} × {' and '.join(who)}" if card.count > 1 else " and ".join(who)
+
+
+def _several(number: int, name: str) -> str:
+    return f"{number} {name}{'s' if number > 1 else ''}"
 
 
 def _options(memory: Memory) -> Table:

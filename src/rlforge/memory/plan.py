@@ -47,9 +47,12 @@ class Need:
 
 @value
 class Card:
-    """One kind of card and what shares it. count: cards alike. capacity: bytes, usable or not."""
+    """One kind of card and what shares it. learners: ranks. count: cards alike.
 
-    learner: bool
+    capacity: bytes, usable or not.
+    """
+
+    learners: int
     engines: int
     count: int
     capacity: int
@@ -79,7 +82,7 @@ class Plan:
 
     def need(self, card: Card) -> int:
         """The least that works on ``card``, in bytes."""
-        return self.learner.total * card.learner + self.least.total * card.engines
+        return self.learner.total * card.learners + self.least.total * card.engines
 
     @property
     def excess(self) -> int:
@@ -106,11 +109,11 @@ def make_plan(
     learner = learner_need(learner_job(config, shape, bf16=bf16), process)
     job = engine_job(config, shape, device, bf16=bf16)
     one = dataclasses.replace(job, sequences=1)
-    cards = place(hardware, config.engine.num_engines, capacity)
+    cards = place(hardware, config.learner.num_learners, config.engine.num_engines, capacity)
     least, engine = engine_need(one, process), engine_need(job, process)
     per_sequence = engine_memory.sequence_bytes(job)
     spare = [
-        (card.usable - learner.total * card.learner) // card.engines - least.total
+        (card.usable - learner.total * card.learners) // card.engines - least.total
         for card in cards
         if card.engines
     ]
@@ -151,6 +154,7 @@ def learner_job(config: RunConfig, shape: ModelShape, *, bf16: bool) -> LearnerJ
         reference=copied and config.algorithm.kl.coef > 0,
         fp32_head=learner.fp32_head,
         entropy=config.algorithm.entropy_coef != 0,
+        ranks=learner.num_learners if learner.shard_weights else 1,
     )
 
 
@@ -204,22 +208,22 @@ def engine_need(job: EngineJob, process: Part) -> Need:
     )
 
 
-def place(hardware: HardwareConfig, engines: int, capacity: int) -> tuple[Card, ...]:
-    """What shares a card: the learner's, and that of the other engines.
+def place(hardware: HardwareConfig, learners: int, engines: int, capacity: int) -> tuple[Card, ...]:
+    """What shares a card: those of the learner's ranks, and those of the other engines.
 
     On a CPU all share the machine. Fractions of a card are filled in order, the learner first, as
     Ray packs them; from one card on, an engine or learner has cards of its own.
     """
     if hardware.device != "cuda":
-        return (Card(learner=True, engines=engines, count=1, capacity=capacity),)
+        return (Card(learners=learners, engines=engines, count=1, capacity=capacity),)
     share = hardware.engine_gpus
     beside = 0
     if hardware.learner_gpus < 1 and 0 < share < 1:
         beside = min(engines, int((1 - hardware.learner_gpus) / share + 1e-9))
-    cards = [Card(learner=True, engines=beside, count=1, capacity=capacity)]
+    cards = [Card(learners=1, engines=beside, count=learners, capacity=capacity)]
     left = engines - beside
     if left:
         together = min(left, int(1 / share + 1e-9)) if 0 < share < 1 else 1
         count = -(-left // together)
-        cards.append(Card(learner=False, engines=together, count=count, capacity=capacity))
+        cards.append(Card(learners=0, engines=together, count=count, capacity=capacity))
     return tuple(cards)

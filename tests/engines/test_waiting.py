@@ -1,0 +1,120 @@
+"""Who may go next: first come, first served, within the places for versions and requests."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+
+from rlforge.engines.policies import PolicyKey
+from rlforge.engines.waiting import WaitingRoom
+from rlforge.errors import EngineError
+from rlforge.types import value
+
+A, B, C = (PolicyKey(uid, f"/{uid}") for uid in "abc")
+
+
+@value
+class Request:
+    id: int
+    prompt: tuple[int, ...] = (1, 2)
+
+
+class Places:
+    """Room for some versions; loading ``broken`` fails."""
+
+    def __init__(self, capacity: int, broken: Collection[PolicyKey] = ()) -> None:
+        self._capacity, self._broken = capacity, broken
+        self.resident: list[PolicyKey] = []
+
+    def is_resident(self, key: PolicyKey) -> bool:
+        return key in self.resident
+
+    def load(self, key: PolicyKey, busy: Collection[PolicyKey]) -> bool:
+        if key in self._broken:
+            raise EngineError(f"{key.uid} is broken")
+        if key in self.resident:
+            return True
+        if len(self.resident) == self._capacity:
+            idle = [held for held in self.resident if held not in busy]
+            if not idle:
+                return False
+            self.resident.remove(idle[0])
+        self.resident.append(key)
+        return True
+
+
+def _room(capacity: int, *asked: tuple[PolicyKey, int]) -> WaitingRoom[Request]:
+    room: WaitingRoom[Request] = WaitingRoom(Places(capacity))
+    for key, number in asked:
+        room.add(key, Request(id=number))
+    return room
+
+
+def _ids(admitted: list[tuple[PolicyKey, Request]]) -> list[int]:
+    return [request.id for _, request in admitted]
+
+
+def test_requests_go_in_order_of_arrival_whatever_their_version() -> None:
+    room = _room(2, (A, 1), (B, 2), (A, 3), (B, 4))
+    assert room.place_policies([]) == []
+    assert _ids(room.admit(3, 1000)) == [1, 2, 3]
+    assert len(room) == 1
+    assert _ids(room.admit(3, 1000)) == [4]
+    assert room.is_empty
+
+
+def test_prompt_tokens_bound_what_goes_at_once() -> None:
+    room = _room(1, *((A, number) for number in range(5)))
+    room.place_policies([])
+    assert _ids(room.admit(10, 3)) == [0, 1]
+
+
+def test_a_version_without_a_place_waits_until_the_oldest_running_one_is_done() -> None:
+    room = _room(2, (A, 1), (B, 2), (C, 3))
+    room.place_policies([])
+    assert _ids(room.admit(10, 1000)) == [1, 2]
+    room.add(A, Request(id=4))
+    room.add(B, Request(id=5))
+    room.place_policies([A, B])
+    # A is to leave for C, so it takes nobody new; B goes on.
+    assert _ids(room.admit(10, 1000)) == [5]
+    room.place_policies([B])
+    assert _ids(room.admit(10, 1000)) == [3]
+    room.place_policies([])
+    assert _ids(room.admit(10, 1000)) == [4]
+
+
+def test_a_load_is_answered_once_its_version_is_there() -> None:
+    room = _room(1, (A, 1))
+    room.add_load(B, 2)
+    assert room.place_policies([]) == []
+    room.admit(1, 1000)
+    assert [(a.id, a.completion, a.error) for a in room.place_policies([])] == [(2, None, None)]
+    assert room.is_empty
+
+
+def test_a_version_that_does_not_load_ends_those_who_wait_for_it_and_nobody_else() -> None:
+    room: WaitingRoom[Request] = WaitingRoom(Places(2, broken=[A]))
+    for key, number in ((A, 1), (B, 2), (A, 3)):
+        room.add(key, Request(id=number))
+    room.add_load(A, 4)
+    ended = room.place_policies([])
+    assert [answer.id for answer in ended] == [1, 3, 4]
+    for answer in ended:
+        with pytest.raises(EngineError, match="a is broken"):
+            raise answer.error or AssertionError
+    assert _ids(room.admit(10, 1000)) == [2]
+
+
+def test_who_cancels_is_forgotten() -> None:
+    room = _room(2, (A, 1), (A, 2), (B, 3))
+    room.add_load(C, 4)
+    room.cancel({1, 3, 4})
+    assert room.place_policies([]) == []
+    assert _ids(room.admit(10, 1000)) == [2]
+    assert room.is_empty
+    room.add(A, Request(id=5))
+    room.add_load(B, 6)
+    assert sorted(room.clear()) == [5, 6]
+    assert room.is_empty
