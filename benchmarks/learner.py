@@ -5,7 +5,8 @@
 All learn from the same turns of SimpleTak (``benchmarks/turns.py``): the same token ids, advantages
 and start of a LoRA adapter on the same layers, float32, one thread, one step of AdamW. A turn of
 the clock is one whole update: forward, loss, backward, clipping, optimizer. Tokens are those of
-prompts and answers, padding aside. Each contender is a process of its own, and they take turns.
+prompts and answers, padding aside. Each contender is a process of its own, and they take turns;
+seconds of the CPU stand beside those of the clock, for machines that others use as well.
 Before that, the gradients of all are compared with those of plain PEFT: the same to rounding.
 
 rlforge runs with the options of its learner for the model (conf/learner). Plain PEFT and TRL take a
@@ -70,14 +71,14 @@ class Contender:
             )
         self.versions: dict[str, str] | None = self._answer()
 
-    def seconds(self, order: str = "update") -> float:
-        """How long one update took."""
+    def seconds(self, order: str = "update") -> tuple[float, float]:
+        """How long one update took: by the clock, and on the CPU."""
         assert self._process.stdin is not None
         self._process.stdin.write(order + "\n")
         self._process.stdin.flush()
         answer = self._answer()
         assert answer is not None
-        return float(answer["seconds"])
+        return answer["seconds"], answer["cpu_seconds"]
 
     def close(self) -> None:
         """Ends the process."""
@@ -109,7 +110,7 @@ def fastest_count(name: str, python: str, work: Work, folder: Path) -> dict[int,
         if contender.versions is None:
             return {}
         contender.seconds()
-        speeds[count] = part.tokens / contender.seconds()
+        speeds[count] = part.tokens / contender.seconds()[0]
         contender.close()
     return speeds
 
@@ -139,7 +140,7 @@ def compare(work: Work, peers: str, repeats: int, folder: Path) -> dict[str, Any
     for name, contender in contenders.items():
         contender.seconds(f"gradient {folder / name}.pt")
         gradients[name] = torch.load(folder / f"{name}.pt", weights_only=True).double()
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     for _, (name, contender) in itertools.product(range(repeats), contenders.items()):
         times[name].append(contender.seconds())
     plain = gradients["plain_peft"]
@@ -147,7 +148,8 @@ def compare(work: Work, peers: str, repeats: int, folder: Path) -> dict[str, Any
         contender.close()
         gradient = gradients[name]
         rows[name] |= {
-            "tokens": spread([work.tokens / took for took in times[name]], "per_s"),
+            "tokens": spread([work.tokens / clock for clock, _ in times[name]], "per_s"),
+            "tokens_on_the_cpu": spread([work.tokens / cpu for _, cpu in times[name]], "per_s"),
             "gradient_cosine": float(gradient @ plain / (gradient.norm() * plain.norm())),
             "gradient_relative_error": float((gradient - plain).norm() / plain.norm()),
         }
@@ -156,13 +158,17 @@ def compare(work: Work, peers: str, repeats: int, folder: Path) -> dict[str, Any
 
 def show(work: Work, rows: dict[str, Any]) -> None:
     """A table, and what falls short of the figures to reach."""
-    ours = rows["rlforge_learner"]["tokens"]["median_per_s"]
     print(f"{work.name}: {len(work.turns)} turns, {work.tokens} tokens")
+    print(f"  {'':14}{'tokens/s':>26}{'tokens/CPU s':>26}   rlforge is faster, asked for")
     for name, row in rows.items():
-        speed = ours / row["tokens"]["median_per_s"]
-        floor = f", {FLOORS[name]:g} asked for" if name in FLOORS else ""
-        cells = f"{shown(row['tokens'], 'per_s', digits=0):>30} tokens/s"
-        print(f"  {NAMES[name]:14}{cells}   rlforge is {speed:.2f} x{floor}")
+        clock, cpu = (
+            rows["rlforge_learner"][key]["median_per_s"] / row[key]["median_per_s"]
+            for key in ("tokens", "tokens_on_the_cpu")
+        )
+        cells = (shown(row[key], "per_s", digits=0) for key in ("tokens", "tokens_on_the_cpu"))
+        times = f"{clock:.2f} x (CPU {cpu:.2f} x)"
+        floor = f", {FLOORS[name]:g} x" if name in FLOORS else ""
+        print(f"  {NAMES[name]:14}{''.join(f'{cell:>26}' for cell in cells)}   {times}{floor}")
         if row["gradient_cosine"] < COSINE:
             raise SystemExit(f"{NAMES[name]}: gradient cosine {row['gradient_cosine']}, other work")
     if absent := [shown_name for name, shown_name in NAMES.items() if name not in rows]:

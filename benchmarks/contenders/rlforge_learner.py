@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from rlforge.config.schema import LearnerConfig, LoraConfig, ModelConfig, ReinforceConfig, RunConfig
 from rlforge.learner.build import make_learner
+from rlforge.learner.ranks import Ranks
 from rlforge.types import Step, TrainBatch
 
 from .work import Turn, Work
@@ -36,7 +39,7 @@ class Contender:
                 grad_clip=work.grad_clip,
             ),
         )
-        self._learner = make_learner(config, "cpu")
+        self._learner = make_learner(config, torch.device("cpu"), Ranks())
         self._batch = TrainBatch(
             steps=tuple(_step(turn) for turn in work.turns),
             whole_episodes=False,

@@ -1,9 +1,9 @@
 """One contender in a process of its own: ``python -m contenders.worker NAME WORK_FILE COUNT``.
 
-It answers one line of JSON to each line it reads: ``update`` for the seconds an update took, and
-``gradient FILE`` for an update whose gradient, as the optimizer saw it, is left in FILE. The first
-line, sent when it is ready, holds the versions of its packages. It exits with 3 when its packages
-are not installed.
+It answers one line of JSON to each line it reads: ``update`` for the seconds, and those of the CPU,
+that an update took, and ``gradient FILE`` for an update whose gradient, as the optimizer saw it, is
+left in FILE. The first line, sent when it is ready, holds the versions of its packages. It exits
+with 3 when its packages are not installed.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ def main(name: str, work_file: str, count: str) -> None:
     for line in sys.stdin:
         order, *files = line.split()
         hook = register_optimizer_step_pre_hook(_saving(files[0])) if order == "gradient" else None
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         contender.update()
-        answer({"seconds": time.perf_counter() - start})
+        cpu_seconds = time.process_time() - cpu_start
+        answer({"seconds": time.perf_counter() - start, "cpu_seconds": cpu_seconds})
         if hook is not None:
             hook.remove()
 

@@ -76,12 +76,16 @@ def test_contenders_have_the_same_gradient_and_need_neither_ray_nor_hydra_nor_ga
     assert set(rows["plain_peft"]["tokens_per_s_by_turns_at_a_time"]) == {24}
 
 
+def row(cosine: float) -> dict[str, object]:
+    tokens = {"median_per_s": 9.0, "q1_per_s": 8.0, "q3_per_s": 10.0}
+    return {"tokens": tokens, "tokens_on_the_cpu": tokens, "gradient_cosine": cosine}
+
+
 def test_other_work_ends_the_comparison(work):
     learner = importlib.import_module("learner")
-    tokens = {"median_per_s": 9.0, "q1_per_s": 8.0, "q3_per_s": 10.0}
     rows = {
-        "rlforge_learner": {"tokens": tokens, "gradient_cosine": 1.0},
-        "plain_peft": {"tokens": tokens, "gradient_cosine": 0.9998},
+        "rlforge_learner": row(1.0),
+        "plain_peft": row(0.9998),
     }
 
     with pytest.raises(SystemExit, match="plain PEFT: gradient cosine"):
@@ -90,9 +94,8 @@ def test_other_work_ends_the_comparison(work):
 
 def test_absent_peers_are_named_with_the_way_to_install_them(work, capsys):
     learner = importlib.import_module("learner")
-    tokens = {"median_per_s": 9.0, "q1_per_s": 8.0, "q3_per_s": 10.0}
 
-    learner.show(work, {"rlforge_learner": {"tokens": tokens, "gradient_cosine": 1.0}})
+    learner.show(work, {"rlforge_learner": row(1.0)})
 
     assert capsys.readouterr().out.splitlines()[-1] == (
         "absent: plain PEFT, TRL GRPO, unstable-rl; to install: benchmarks/requirements-peers.txt"
