@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from transformers import (
@@ -16,8 +18,9 @@ from transformers import (
 )
 
 from rlforge.config.schema import LoraConfig
+from rlforge.learner import attention
 from rlforge.learner.attention import NAME, causal_attention
-from rlforge.learner.batching import collate, select_rows
+from rlforge.learner.batching import Row, collate, select_rows
 from rlforge.learner.forward import Scorer
 
 CPU = torch.device("cpu")
@@ -56,7 +59,7 @@ def everything(scorer, model, micro):
 def assert_same(found, wanted):
     """Up to rounding: other shapes, other order of sums."""
     for ours, theirs in zip(found, wanted, strict=True):
-        assert float((ours - theirs).norm()) < 1e-4 * float(theirs.norm())
+        assert (ours - theirs).norm().item() < 1e-4 * theirs.norm().item()
 
 
 @pytest.mark.parametrize("make", [qwen3, gpt2])
@@ -70,13 +73,14 @@ def test_packed_rows_score_like_padded_ones(parts, make):
     assert scorer.can_pack()
     micro = collate(rows, 0, CPU, packed=True)
     assert micro.input_ids.shape == (1, sum(row.input_length for row in rows))
-    assert (micro.padding, micro.computed) == (0, micro.input_ids.numel())
+    assert micro.padding == 0
     assert_same(everything(scorer, model, micro), padded)
 
 
-def test_padded_rows_and_shared_beginnings_need_no_mask_either(parts):
+@pytest.mark.parametrize("make", [qwen3, gpt2])
+def test_padded_rows_and_shared_beginnings_score_the_same(parts, make):
     torch.manual_seed(0)
-    model = qwen3().eval()
+    model = make().eval()
     scorer = Scorer(model, temperature=0.9, value_head=torch.nn.Linear(32, 1))
     steps = [
         parts.step(
@@ -89,8 +93,10 @@ def test_padded_rows_and_shared_beginnings_need_no_mask_either(parts):
     rows = select_rows(steps, None).rows
     wanted = everything(scorer, model, collate(rows, 0, CPU))
     assert scorer.can_pack()
-    for shared in (0, 3):
-        assert_same(everything(scorer, model, collate(rows, 0, CPU, shared=shared)), wanted)
+    assert_same(everything(scorer, model, collate(rows, 0, CPU)), wanted)
+    micro = collate(rows, 0, CPU, packed=True, shared=3)
+    assert micro.reused == 18
+    assert_same(everything(scorer, model, micro), wanted)
 
 
 @pytest.mark.parametrize(
@@ -144,22 +150,33 @@ def test_an_update_with_packing_is_the_same(parts, config):
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_nothing_is_packed_on_a_cpu_by_itself(parts):
-    metrics = parts.learner().update(parts.batch(parts.random_steps(13))).metrics
-    assert metrics["padding_share"] > 0
+def test_without_the_kernel_long_steps_are_packed_and_short_ones_padded(parts):
+    model = parts.model(max_position_embeddings=128)
+    for length, padded in ((10, True), (80, False)):
+        steps = [
+            parts.step(prompt_token_ids=(3,) * (length + extra), token_ids=(4,), logprobs=(-1.0,))
+            for extra in (0, 5)
+        ]
+        metrics = parts.learner(copy.deepcopy(model)).update(parts.batch(steps)).metrics
+        assert (metrics["padding_share"] > 0) == padded
+
+
+def test_a_cache_of_keys_is_refused(parts):
+    query, key = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8)
+    with pytest.raises(ValueError, match="5 keys for 3 queries"):
+        causal_attention(None, query, key, key)
 
 
 @pytest.mark.gpu
-def test_the_kernel_gives_what_sequences_give_one_by_one():
+@pytest.mark.parametrize("shared", [0, 40])
+def test_the_kernel_gives_what_sequences_give_one_by_one(shared):
     torch.manual_seed(0)
-    from rlforge.learner import attention
-    from rlforge.learner.batching import Row
-
     device = torch.device("cuda")
-    rows = [Row(step=0, prompt=(1,) * n, answer=()) for n in (5, 130, 64)]
-    packing = collate(rows, 0, device, packed=True).packing
+    rows = [Row(step=0, prompt=(1,) * (shared + n), answer=()) for n in (5, 130, 64)]
+    packing = collate(rows, 0, device, packed=True, shared=shared).packing
     query, key, value = (
-        torch.randn(199, heads, 64, device=device, dtype=torch.bfloat16) for heads in (8, 2, 2)
+        torch.randn(shared + 199, heads, 64, device=device, dtype=torch.bfloat16)
+        for heads in (8, 2, 2)
     )
     ours = attention._varlen(query, key, value, packing, None, True)
     wanted = attention._one_by_one(query.float(), key.float(), value.float(), packing, None, True)

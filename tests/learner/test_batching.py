@@ -67,19 +67,35 @@ def test_collate_pads_right_and_points_at_the_predicting_positions():
     assert micro.flat.tolist() == [10, 11, 12, 20]
     assert micro.steps.tolist() == [7, 9]
     assert micro.last_prompt.tolist() == [1, 7]
-    assert (micro.prefix.numel(), micro.computed, micro.padding, micro.reused) == (0, 8, 0, 0)
+    assert (micro.padding, micro.reused, micro.packing) == (0, 0, None)
 
 
-def test_collate_leaves_out_the_beginning_that_all_rows_share():
+def test_packed_rows_follow_each_other():
+    micro = collate([row(2, 3), row(4, 1)], 0, torch.device("cpu"), packed=True)
+
+    assert micro.input_ids.tolist() == [[1, 2, 101, 102, 1, 2, 3, 4]]
+    assert micro.positions.tolist() == [1, 2, 3, 7]
+    assert micro.last_prompt.tolist() == [1, 7]
+    assert micro.packing.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
+    assert micro.packing.keys is None
+    assert micro.packing.query_ends.tolist() == micro.packing.key_ends.tolist() == [0, 4, 8]
+    assert (micro.packing.longest, micro.padding, micro.reused) == ((4, 4), 0, 0)
+
+
+def test_packed_rows_hold_the_beginning_that_all_share_once():
     rows = [row(3, 3), row(6, 1)]
 
-    micro = collate(rows, 0, torch.device("cpu"), shared=2)
+    micro = collate(rows, 0, torch.device("cpu"), packed=True, shared=2)
 
-    assert micro.prefix.tolist() == [1, 2]
-    assert micro.input_ids.tolist() == [[3, 101, 102, 0], [3, 4, 5, 6]]
-    assert micro.positions.tolist() == [0, 1, 2, 7]
-    assert micro.last_prompt.tolist() == [0, 7]
-    assert (micro.computed, micro.padding, micro.reused) == (10, 1, 2)
+    assert micro.input_ids.tolist() == [[1, 2, 3, 101, 102, 3, 4, 5, 6]]
+    assert micro.positions.tolist() == [2, 3, 4, 8]
+    assert micro.last_prompt.tolist() == [2, 8]
+    packing = micro.packing
+    assert packing.position_ids.tolist() == [[0, 1, 2, 3, 4, 2, 3, 4, 5]]
+    assert packing.query_ends.tolist() == [0, 2, 5, 9]
+    assert packing.keys.tolist() == [0, 1, 0, 1, 2, 3, 4, 0, 1, 5, 6, 7, 8]
+    assert packing.key_ends.tolist() == [0, 2, 7, 13]
+    assert (packing.longest, micro.padding, micro.reused) == ((4, 6), 0, 2)
 
 
 def test_padded_lays_out_tokens_row_by_row_with_zeros_in_the_padding():

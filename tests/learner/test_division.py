@@ -28,7 +28,7 @@ def test_every_index_is_dealt_once_in_ascending_order(costs: list[int], parts: i
 @given(COSTS, PARTS)
 def test_no_load_lies_further_above_the_mean_than_the_dearest(costs: list[int], parts: int) -> None:
     loads = [sum(costs[index] for index in indexes) for indexes in balanced(costs, parts)]
-    assert max(loads) <= sum(costs) / parts + max(costs, default=0) * (1 - 1 / parts)
+    assert max(loads) * parts <= sum(costs) + max(costs, default=0) * (parts - 1)
 
 
 @settings(deadline=None)

@@ -103,7 +103,7 @@ class Case:
             LearnerConfig(
                 train="full" if full else "lora",
                 micro_batch_tokens=2**30,
-                share_prefixes=False,
+                packing="off",
                 **learner,
             ),
             lora,
@@ -129,7 +129,7 @@ class Case:
         self.job = LearnerJob(
             shape=shape,
             lora=None if full else lora,
-            tokens=self.micro.computed,
+            tokens=self.micro.input_ids.numel(),
             length=length,
             answers=len(self.micro.token_ids),
             bf16=bf16,

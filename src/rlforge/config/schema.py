@@ -297,10 +297,11 @@ class LearnerConfig:
     mini_batch_size: int | None = None
     #: Most tokens per forward pass, padding included; a longer step goes alone.
     micro_batch_tokens: int = 4096
-    #: Read the beginning that prompts of a forward pass have in common only once.
+    #: Read the beginning that prompts have in common only once, where sequences are packed.
     share_prefixes: bool = True
-    #: Sequences behind each other instead of padded: ``on``, ``off``, or ``auto``, on GPUs that
-    #: compute in half precision and have the kernel. Models that need more keep their padding.
+    #: Sequences behind each other instead of padded: ``on``, ``off``, or ``auto``, always on GPUs
+    #: that have the kernel for it, and elsewhere where steps have 64 tokens or more on average.
+    #: Models that need more of their attention than that it is causal keep their padding.
     packing: str = "auto"
     #: Compute logits in float32 where the model computes in bfloat16.
     fp32_head: bool = False

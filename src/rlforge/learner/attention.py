@@ -1,9 +1,9 @@
 """Causal attention of packed sequences, under the name by which transformers models find it.
 
-Sequences of any lengths stand one behind the other in a single row and attend to themselves only:
-nothing is padded. On GPUs in half precision that is torch's variable-length kernel; elsewhere each
-sequence is computed for itself, which shows that both mean the same. Rows without packing, and
-rows that go on from a prefix, need no mask tensor either.
+Sequences of any lengths stand one behind the other in a single row: nothing is padded. Each attends
+to itself and to what stands at the start of the row for all of them, a beginning that they share.
+On GPUs in half precision that is torch's variable-length kernel; elsewhere each sequence is
+computed for itself, which shows that both mean the same.
 """
 
 from __future__ import annotations
@@ -37,26 +37,21 @@ def causal_attention(
     packing: Packing | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention [B, Q, H, D] of query [B, H, Q, D] to key and value [B, G, K, D], Q <= K.
+    """Attention [B, Q, H, D] of query [B, H, Q, D] to key and value [B, G, Q, D].
 
-    The last query stands at the last key. packing: where the sequences are, with B = 1 and Q = K.
-    The signature is that of transformers' attention functions. Raises ValueError for what a model
-    wants beyond that.
+    packing: where the sequences are, with B = 1. The signature is that of transformers' attention
+    functions. Raises ValueError for what a model wants beyond that.
     """
     if unknown := [name for name in _UNKNOWN if others.get(name) is not None]:
         raise ValueError(f"{type(module).__name__} wants attention with {', '.join(unknown)}")
+    if query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"{key.shape[2]} keys for {query.shape[2]} queries: nothing is cached here"
+        )
     gqa = query.shape[1] != key.shape[1]
     if packing is None:
-        rows, keys = query.shape[2], key.shape[2]
         output = scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=causal_lower_right(rows, keys) if 1 < rows < keys else None,
-            is_causal=rows == keys,
-            dropout_p=dropout,
-            scale=scaling,
-            enable_gqa=gqa,
+            query, key, value, is_causal=True, dropout_p=dropout, scale=scaling, enable_gqa=gqa
         )
         return output.transpose(1, 2), None
     if dropout:
@@ -70,17 +65,22 @@ def causal_attention(
 def _varlen(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float | None, gqa: bool
 ) -> Tensor:
-    """[T, H, D] from query [T, H, D], key and value [T, G, D], by torch's kernel."""
+    """[S, H, D] from query [S, H, D], key and value [S, G, D], by torch's kernel.
+
+    It lets the last query of a sequence stand at its last key, so that what comes before the
+    sequence's own tokens, the shared beginning, is seen by all of them.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
+    if packing.keys is not None:
+        key, value = key.index_select(0, packing.keys), value.index_select(0, packing.keys)
     output = varlen_attn(
         query.to(value.dtype),
         key.to(value.dtype),
         value,
-        packing.boundaries,
-        packing.boundaries,
-        max(packing.lengths),
-        max(packing.lengths),
+        packing.query_ends,
+        packing.key_ends,
+        *packing.longest,
         scale=scale,
         window_size=(-1, 0),
         enable_gqa=gqa,
@@ -93,21 +93,22 @@ def _one_by_one(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float | None, gqa: bool
 ) -> Tensor:
     """The same, sequence by sequence."""
-    sequences = zip(
-        *(torch.split(part, list(packing.lengths)) for part in (query, key, value)), strict=True
+    sizes = [packing.shared, *packing.lengths]
+    queries, keys, values = (
+        torch.split(part.transpose(0, 1)[None], sizes, dim=2) for part in (query, key, value)
     )
-    outputs = [
-        scaled_dot_product_attention(
-            q.transpose(0, 1)[None],
-            k.transpose(0, 1)[None],
-            v.transpose(0, 1)[None],
-            is_causal=True,
-            scale=scale,
-            enable_gqa=gqa,
+    outputs = []
+    for index, (q, k, v) in enumerate(zip(queries, keys, values, strict=True)):
+        after = packing.shared > 0 and index > 0
+        if after:
+            k, v = torch.cat([keys[0], k], dim=2), torch.cat([values[0], v], dim=2)
+        mask = causal_lower_right(q.shape[2], k.shape[2]) if after and q.shape[2] > 1 else None
+        outputs.append(
+            scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=not after, scale=scale, enable_gqa=gqa
+            )
         )
-        for q, k, v in sequences
-    ]
-    return torch.cat([output[0].transpose(0, 1) for output in outputs])
+    return torch.cat(outputs, dim=2)[0].transpose(0, 1)
 
 
 AttentionInterface.register(NAME, causal_attention)

@@ -55,30 +55,40 @@ class Selection:
 class Packing:
     """Where sequences stand that follow each other in one row of S tokens.
 
-    lengths: of each. boundaries [B + 1]: int32, where each begins, and S. position_ids [1, S]:
-    counted within each.
+    shared: tokens at the start of the row that all sequences begin with; each goes on from there.
+    lengths: of each sequence, without the shared tokens. position_ids [1, S]: counted within each,
+    the shared tokens included. keys: which tokens of the row each sequence attends to, one sequence
+    after the other; None without shared tokens, when they are the row itself. query_ends and
+    key_ends: int32, from 0, where the sequences end in the row and in ``keys``; the shared tokens
+    count as a sequence of their own.
     """
 
+    shared: int
     lengths: tuple[int, ...]
-    boundaries: Tensor
     position_ids: Tensor
+    keys: Tensor | None
+    query_ends: Tensor
+    key_ends: Tensor
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Most tokens of one sequence among the queries, and among the keys."""
+        return max(self.shared, *self.lengths), self.shared + max(self.lengths)
 
 
 @value
 class MicroBatch:
     """The rows of one forward pass. B rows, L input tokens, T answer tokens, N real answer tokens.
 
-    prefix [P]: how all rows begin, left out of the L tokens; often empty. input_ids [B, L], or
-    [1, S] with ``packing``.
-    mask [B, T]: 1.0 at answer tokens. token_ids [N]: the answer tokens, row by row. positions [N]:
-    where in ``input_ids.flatten()`` each of them is predicted. slots [N]: where in
-    ``mask.flatten()`` each stands. flat [N]: which of the batch's answer tokens each is.
-    steps [B]: index in the batch. last_prompt [B]: last prompt token in ``input_ids.flatten()``.
-    padding: positions of ``input_ids`` that are none of any row.
-    packing: None where rows are padded to the same length.
+    input_ids [B, L], or [1, S] with ``packing``. mask [B, T]: 1.0 at answer tokens.
+    token_ids [N]: the answer tokens, row by row. positions [N]: where in ``input_ids.flatten()``
+    each of them is predicted. slots [N]: where in ``mask.flatten()`` each stands. flat [N]: which
+    of the batch's answer tokens each is. steps [B]: index in the batch. last_prompt [B]: last
+    prompt token in ``input_ids.flatten()``. padding: positions that are none of any row. reused:
+    tokens that are computed once for several rows, beyond the first. packing: None where rows are
+    padded to the same length.
     """
 
-    prefix: Tensor
     input_ids: Tensor
     mask: Tensor
     token_ids: Tensor
@@ -88,17 +98,8 @@ class MicroBatch:
     steps: Tensor
     last_prompt: Tensor
     padding: int
+    reused: int
     packing: Packing | None
-
-    @property
-    def computed(self) -> int:
-        """Positions the model computes, padding included."""
-        return self.prefix.numel() + self.input_ids.numel()
-
-    @property
-    def reused(self) -> int:
-        """Tokens that the model would have read again without the shared beginning."""
-        return self.prefix.numel() * (len(self.steps) - 1)
 
     def padded(self, per_token: Tensor) -> Tensor:
         """[N] per answer token to [B, T], 0 where padded; differentiable."""
@@ -160,23 +161,24 @@ def collate(
     pad_token_id: int,
     device: torch.device,
     *,
-    shared: int = 0,
     packed: bool = False,
+    shared: int = 0,
 ) -> MicroBatch:
     """Tensors of ``rows`` on ``device``. Rows without an answer give empty per-token tensors.
 
-    shared: tokens that all prompts begin with, and that are read once; less than any has.
-    packed: one behind the other instead of padded; nothing is shared then.
+    packed: one behind the other instead of padded. shared: tokens that all prompts begin with, less
+    than any has, which a packed row holds once.
     """
     lengths = np.array([row.input_length - shared for row in rows])
     width = max(len(row.answer) for row in rows)
     if packed:
-        ends = np.cumsum(lengths)
-        starts, shape = ends - lengths, (1, int(ends[-1]))
+        starts = shared + np.cumsum(lengths) - lengths
+        shape = (1, shared + int(lengths.sum()))
     else:
+        starts = np.arange(len(rows)) * lengths.max()
         shape = (len(rows), int(lengths.max()))
-        starts = np.arange(len(rows)) * shape[1]
     input_ids = np.full(shape, pad_token_id, dtype=np.int64)
+    input_ids[0, :shared] = rows[0].prompt[:shared]
     mask = np.zeros((len(rows), width), dtype=np.float32)
     positions, slots, flat = [], [], []
     for index, (row, start, length) in enumerate(zip(rows, starts, lengths, strict=True)):
@@ -188,28 +190,41 @@ def collate(
         flat.append(np.arange(row.start, row.start + count))
     token_ids = np.array([token for row in rows for token in row.answer], dtype=np.int64)
     prompt_lengths = np.array([len(row.prompt) for row in rows], dtype=np.int64)
-
-    def tensor(array: np.ndarray) -> Tensor:
-        made = torch.from_numpy(array)
-        # From pinned memory the copy goes on beside the computation.
-        return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
-
     return MicroBatch(
-        prefix=tensor(np.array(rows[0].prompt[:shared], dtype=np.int64)),
-        input_ids=tensor(input_ids),
-        mask=tensor(mask),
-        token_ids=tensor(token_ids),
-        positions=tensor(np.concatenate(positions)),
-        slots=tensor(np.concatenate(slots)),
-        flat=tensor(np.concatenate(flat)),
-        steps=tensor(np.array([row.step for row in rows], dtype=np.int64)),
-        last_prompt=tensor(starts + prompt_lengths - shared - 1),
-        padding=input_ids.size - int(lengths.sum()),
-        packing=Packing(
-            lengths=tuple(lengths.tolist()),
-            boundaries=tensor(np.append(starts, shape[1]).astype(np.int32)),
-            position_ids=tensor(np.concatenate([np.arange(n) for n in lengths])[None]),
-        )
-        if packed
-        else None,
+        input_ids=_tensor(input_ids, device),
+        mask=_tensor(mask, device),
+        token_ids=_tensor(token_ids, device),
+        positions=_tensor(np.concatenate(positions), device),
+        slots=_tensor(np.concatenate(slots), device),
+        flat=_tensor(np.concatenate(flat), device),
+        steps=_tensor(np.array([row.step for row in rows], dtype=np.int64), device),
+        last_prompt=_tensor(starts + prompt_lengths - shared - 1, device),
+        padding=input_ids.size - shared - int(lengths.sum()),
+        reused=shared * (len(rows) - 1),
+        packing=_packing(lengths, shared, device) if packed else None,
     )
+
+
+def _packing(lengths: np.ndarray, shared: int, device: torch.device) -> Packing:
+    stem = np.arange(shared)
+    starts = shared + np.cumsum(lengths) - lengths
+    pairs = list(zip(starts, lengths, strict=True))
+    keys = [stem, *(part for start, n in pairs for part in (stem, np.arange(start, start + n)))]
+    queries = np.concatenate([[shared], lengths]) if shared else lengths
+    attended = np.concatenate([[shared], lengths + shared]) if shared else lengths
+    ends = [np.append(0, np.cumsum(sizes)).astype(np.int32) for sizes in (queries, attended)]
+    positions = [stem, *(np.arange(shared, shared + n) for n in lengths)]
+    return Packing(
+        shared=shared,
+        lengths=tuple(lengths.tolist()),
+        position_ids=_tensor(np.concatenate(positions)[None], device),
+        keys=_tensor(np.concatenate(keys), device) if shared else None,
+        query_ends=_tensor(ends[0], device),
+        key_ends=_tensor(ends[1], device),
+    )
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    made = torch.from_numpy(array)
+    # From pinned memory the copy goes on beside the computation.
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made

@@ -122,28 +122,10 @@ class Scorer:
                 packing=micro.packing,
                 use_cache=False,
             )
-        elif len(micro.prefix) == 0:
-            output = self._decoder(input_ids=micro.input_ids, use_cache=self._use_cache)
         else:
-            past = DynamicCache(config=self._model.config)
-            self._decoder(input_ids=micro.prefix[None], past_key_values=past, use_cache=True)
-            for layer in past.layers:  # every row goes on from the same keys and values
-                layer.keys = layer.keys.expand(len(micro.input_ids), -1, -1, -1)
-                layer.values = layer.values.expand(len(micro.input_ids), -1, -1, -1)
-            output = self._decoder(input_ids=micro.input_ids, past_key_values=past, use_cache=True)
+            output = self._decoder(input_ids=micro.input_ids, use_cache=self._use_cache)
         hidden: Tensor = output.last_hidden_state
         return hidden.flatten(0, 1)
-
-    def can_share(self) -> bool:
-        """Whether rows can go on from a prefix that was read once.
-
-        Not where layers keep something else than all keys and values (sliding windows, recurrent
-        states), nor where a forward pass is run again for the gradient, which would extend the
-        prefix a second time.
-        """
-        past = DynamicCache(config=self._model.config)
-        plain = bool(past.layers) and all(type(layer) is DynamicLayer for layer in past.layers)
-        return self.decoder_and_head and plain
 
     def _narrowed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states [B * L, H], and logits [N, V] by the model's own forward pass."""
@@ -192,17 +174,20 @@ class Scorer:
         Tried on a few tokens: a model may cap or bias its attention, and a card may lack the
         kernel. Where it differs or fails, the model keeps the attention it came with.
         """
-        if not self.can_share():
+        # No sliding windows, no recurrent states: layers that look at all keys and values.
+        layers = DynamicCache(config=self._model.config).layers
+        plain = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+        if not (self.decoder_and_head and plain):
             return False
         was_training = self._model.training
         self._model.eval()
         device, own = self._model.device, self._model.config._attn_implementation
-        rows = [Row(step=0, prompt=tuple(range(n)), answer=()) for n in (3, 5)]
+        rows = [Row(step=0, prompt=tuple(range(n)), answer=()) for n in (4, 6)]
         padded = collate(rows, 0, device)
         with self._precision():
             expected = self._hidden(padded)[padded.last_prompt]
         self._model.set_attn_implementation(NAME)
-        packed = collate(rows, 0, device, packed=True)
+        packed = collate(rows, 0, device, packed=True, shared=2)
         try:
             with self._precision():
                 actual = self._hidden(packed)[packed.last_prompt]

@@ -265,7 +265,7 @@ class Learner:
                 if not part.counts:
                     continue
                 loss += float(output.loss.detach())
-                positions += micro.computed
+                positions += micro.input_ids.numel()
                 padding += micro.padding
                 reused += micro.reused
                 for name, number in output.metrics.items():

@@ -32,6 +32,9 @@ from rlforge.learner.weights import (
 from rlforge.models.lora import attach_lora
 from rlforge.types import Step, value
 
+#: Mean tokens of a step from which packing pays without a kernel for it, sequence by sequence.
+PACKED_LENGTH = 64
+
 
 @value
 class Pass:
@@ -104,22 +107,16 @@ class Policy:
                 value_head=value_head,
             )
 
-        kept = config.use_trainer_cache
-        half = device.type == "cuda" and self._dtype in (torch.bfloat16, torch.float16)
-        wanted = config.packing == "on" or (config.packing == "auto" and half and not kept)
         self._scorer = scorer(model, self.value_head)
         self._reference = None if frozen is None else scorer(frozen.eval(), None)
-        recomputed = config.gradient_checkpointing or config.activation_checkpointing
         scorers = [s for s in (self._scorer, self._reference) if s is not None]
+        wanted = config.packing != "off" and not config.use_trainer_cache
         self._packs = wanted and all(s.can_pack() for s in scorers)
+        kernel = device.type == "cuda" and self._dtype in (torch.bfloat16, torch.float16)
+        self._packs_from = 0 if kernel or config.packing == "on" else PACKED_LENGTH
         # Dropout would hit the shared beginning once for all rows.
-        self._shares = (
-            config.share_prefixes
-            and not recomputed
-            and not self._spread  # ranks make the same calls, and a shared beginning is one more
-            and (self._adapter is None or lora.dropout == 0)
-            and self._scorer.can_share()
-        )
+        undisturbed = self._adapter is None or lora.dropout == 0
+        self._shares = config.share_prefixes and undisturbed
         apply_memory_options(model, config)
         ranks.share_from_first(self._trained().values())
 
@@ -133,31 +130,29 @@ class Policy:
 
     def passes(self, rows: Sequence[Row]) -> Iterator[Pass]:
         """``rows``, those of this rank, as forward passes within the limits of rows and tokens."""
+        tokens = sum(row.input_length for row in rows)
+        packed = self._packs and tokens >= self._packs_from * len(rows)
+
+        def related(some: Sequence[Row]) -> list[Family]:
+            if packed and self._shares:
+                return families(some)
+            return [Family(rows=tuple(some), shared=0)]
+
+        def cut(mine: Sequence[Row]) -> Iterator[Family]:
+            for family in related(mine):
+                yield from parts(family, self._max_rows, self._max_tokens, packed=packed)
+
         for share in shares(
-            self._families(rows),
-            self._ranks.rank,
-            self._ranks.size,
-            self._cut,
-            in_step=self._spread,
+            related(rows), self._ranks.rank, self._ranks.size, cut, in_step=self._spread
         ):
             micro = collate(
                 share.part.rows,
                 self._pad_token_id,
                 self._device,
+                packed=packed,
                 shared=share.part.shared,
-                packed=self._packed(share.part),
             )
             yield Pass(micro=micro, counts=share.counts)
-
-    def _cut(self, rows: Sequence[Row]) -> Iterator[Family]:
-        for family in self._families(rows):
-            yield from parts(family, self._max_rows, self._max_tokens, packed=self._packed(family))
-
-    def _families(self, rows: Sequence[Row]) -> list[Family]:
-        return families(rows) if self._shares else [Family(rows=tuple(rows), shared=0)]
-
-    def _packed(self, family: Family) -> bool:
-        return self._packs and family.shared == 0
 
     def score(self, micro: MicroBatch, *, entropy: bool) -> Scores:
         """Scores with gradient."""

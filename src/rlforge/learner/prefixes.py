@@ -1,8 +1,8 @@
 """Prompts that begin alike: the rules of a game, the turns before this one.
 
 A model reads a shared beginning once instead of once per row, forward and backward, and every row
-goes on from it. Here it is decided which rows do: each family costs one more pass through the
-model, and a row that shares P tokens saves P.
+goes on from it (``rlforge.learner.attention``). Here it is decided which rows do: each family costs
+one more pass through the model, and a row that shares P tokens saves P.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from rlforge.types import value
 
 #: What one more pass through the model costs, in tokens.
 PASS_TOKENS = 256
+
+#: Shared tokens per row that take as much memory as one computed token: attention keeps a copy of
+#: their keys and values for each row, a computed token everything that its layers need.
+SHARED_PER_TOKEN = 16
 
 
 @value
@@ -67,11 +71,11 @@ def _divide(rows: list[Row], pass_tokens: int) -> _Division:
 
 
 def _together(rows: list[Row], stem: int, pass_tokens: int) -> _Division:
-    """``rows`` as one family, which shares ``stem`` tokens if that saves more than its pass."""
+    """``rows`` as one family, which shares ``stem`` tokens."""
     if not rows:
         return _Division(saved=0, families=[])
-    shared = stem if (len(rows) - 1) * stem > pass_tokens else 0
-    saved = (len(rows) - 1) * shared - pass_tokens * (2 if shared else 1)
+    shared = stem if len(rows) > 1 else 0
+    saved = (len(rows) - 1) * shared - pass_tokens
     return _Division(saved=saved, families=[Family(rows=tuple(rows), shared=shared)])
 
 
@@ -97,14 +101,16 @@ def parts(
 ) -> Iterator[Family]:
     """``family`` cut, by length, into forward passes of at most ``max_tokens`` positions each.
 
-    Neighbours in length waste the least padding; packed, there is none. A row longer than
-    ``max_tokens`` goes alone.
+    Neighbours in length waste the least padding; packed, there is none. Copies of shared keys and
+    values count as the positions whose memory they take. A row longer than ``max_tokens`` goes
+    alone.
     """
     part: list[Row] = []
     before = 0
     for row in sorted(family.rows, key=lambda row: row.input_length):
         length = row.input_length - family.shared
         positions = before + length if packed else (len(part) + 1) * length
+        positions += (len(part) + 1) * family.shared // SHARED_PER_TOKEN
         if part and (family.shared + positions > max_tokens or len(part) == max_rows):
             yield Family(rows=tuple(part), shared=family.shared)
             part, before = [], 0

@@ -42,8 +42,8 @@ plan that cannot fit before anything starts. These tables are the same arithmeti
 count the tensors of the learner's real passes over small models on a CPU, and the plan agrees
 within 10 %. Peaks on a card are not measured yet; `benchmarks/memory.py` does it where there is
 one. Each process on a card is given {PROCESS_BYTES["cuda"] // 2**20} MiB for its context, a usual
-figure and not a measured one. Not counted is what `learner.share_prefixes` copies where many short
-steps go on from one long prompt; switch it off where memory is tight (checkpointing does).
+figure and not a measured one. What `learner.share_prefixes` copies where many short steps go on
+from one long prompt counts against `learner.micro_batch_tokens`, roughly.
 
 **What the learner holds.** Weights; the adapter, its gradient and AdamW's two moments in float32
 (16 bytes per trained parameter); the tensors of the longest pass, which is the longest step or
