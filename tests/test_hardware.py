@@ -2,12 +2,14 @@
 
 import os
 import platform
+import socket
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from rlforge.hardware import describe, gpus, ram, versions
+from rlforge.errors import ConfigError
+from rlforge.hardware import check_cluster, describe, gpus, ram, versions
 
 
 def test_a_machine_is_described_without_loading_a_framework():
@@ -16,6 +18,16 @@ def test_a_machine_is_described_without_loading_a_framework():
     assert about["cores"] == len(os.sched_getaffinity(0))
     assert isinstance(about["gpus"], list)
     assert platform.system() in about["system"]
+
+
+def test_an_address_where_nothing_answers_is_refused_and_others_are_left_to_ray():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        check_cluster(f"127.0.0.1:{port}")
+        check_cluster(f"ray://127.0.0.1:{port}")
+    with pytest.raises(ConfigError, match=f"ray_address=127.0.0.1:{port}: no Ray cluster answers"):
+        check_cluster(f"127.0.0.1:{port}")
+    check_cluster("auto")
 
 
 def test_versions_are_those_installed_and_nothing_else():

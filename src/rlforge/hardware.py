@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import shutil
+import socket
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +17,9 @@ from typing import Any
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError
 from rlforge.types import value
+
+CLUSTER_PATIENCE_S = 5.0
+"""Seconds within which an existing Ray cluster must accept a connection."""
 
 
 @value
@@ -127,6 +131,23 @@ def _first(path: Path, key: str) -> str | None:
     lines = path.read_text().splitlines() if path.exists() else []
     values = (line.partition(":")[2].strip() for line in lines if line.startswith(key))
     return next(values, None)
+
+
+def check_cluster(address: str) -> None:
+    """Raise ConfigError when nothing answers at ``address`` (HOST:PORT, or ray://HOST:PORT).
+
+    Ray itself would try for minutes. Anything else (``auto``) is Ray's to resolve.
+    """
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CLUSTER_PATIENCE_S).close()
+    except OSError as error:
+        raise ConfigError(
+            f"hardware.ray_address={address}: no Ray cluster answers there ({error}); start one "
+            "with `ray start --head`, or correct the address"
+        ) from None
 
 
 def resolve_hardware(

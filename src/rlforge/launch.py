@@ -28,7 +28,7 @@ from rlforge.doctor.examine import check_memory
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.graph import RunGraph, build_graph, to_json
-from rlforge.hardware import detect, resolve_hardware
+from rlforge.hardware import check_cluster, detect, resolve_hardware
 from rlforge.resume import checkpoint_version
 from rlforge.runlock import RunLock
 from rlforge.tracking.report import write_report
@@ -172,6 +172,8 @@ def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = Fa
         # A Ray of our own listens on the loopback interface only: it must know before its import.
         # (The name is Ray's; it is about systems on which that is the default.)
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    else:
+        check_cluster(hardware.ray_address)
     if config.engine.name == "vllm":
         check_installed(hardware.device)
     # Torch and Ray are imported late: composing, printing and validating do not pay for them.

@@ -34,7 +34,13 @@ def ray_started(hardware: HardwareConfig, graph: RunGraph) -> Iterator[None]:
     """A Ray of our own for the block, or a connection to ``hardware.ray_address``."""
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if hardware.ray_address is not None:
-        ray.init(address=hardware.ray_address, **quiet)
+        try:
+            ray.init(address=hardware.ray_address, **quiet)
+        except ConnectionError:
+            raise RunError(
+                f"hardware.ray_address={hardware.ray_address}: no Ray cluster to join; start one "
+                "with `ray start --head`, or take hardware=auto"
+            ) from None
     else:
         # Our own Ray counts cores for placement only: the small actors share what there is.
         cpus = max(hardware.num_cpus or 1, round(graph.num_cpus))
