@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlforge.checkpoint import write_checkpoint
 from rlforge.config.compose import compose, from_yaml, to_yaml
@@ -17,6 +18,7 @@ from rlforge.errors import CheckpointError, ConfigError
 from rlforge.games.base import make_game
 from rlforge.games.prompts import Prompter
 from rlforge.learner.build import make_learner
+from rlforge.learner.ranks import Ranks
 from rlforge.measure import evaluate_run, find_policy
 from rlforge.models.load import load_tokenizer
 from rlforge.models.tiny.create import create_tiny
@@ -113,7 +115,7 @@ def one_idea(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Pat
             steps.append(taught(env.id, prompt, answer))
             game.step(rng.choice(view.legal_actions or ("",)))
     batch = TrainBatch(steps=tuple(steps), whole_episodes=False, min_version=0, max_version=0)
-    learner = make_learner(config, "cpu")
+    learner = make_learner(config, torch.device("cpu"), Ranks())
     for _ in range(80):
         learner.update(batch)
     write_checkpoint(run_dir / "checkpoints", "step-1", learner.save, {"version": 1})
