@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 from rlforge.learner.batching import Row
 from rlforge.learner.prefixes import Family
@@ -36,20 +38,25 @@ def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
     return [sorted(indexes) for indexes in dealt]
 
 
-def deal(whole: Sequence[Family], parts: int) -> list[list[Row]]:
-    """The rows of ``whole`` dealt to ``parts`` ranks, balanced by the tokens they make each read.
+def deal(whole: Sequence[Family], parts: int) -> list[list[Family]]:
+    """``whole`` dealt to ``parts`` ranks, balanced by the tokens they make each read.
 
     Rows that share a beginning stay together as long as that divides the work finely enough: in
     units of an eighth of a rank's part, or of the length of the beginning where that is more,
     because each further rank reads it again.
     """
     if parts == 1:
-        return [[row for family in whole for row in family.rows]]
+        return [list(whole)]
     most = sum(_cost(family) for family in whole) / (8 * parts)
-    units = [unit for family in whole for unit in _units(family, most)]
+    units = [(origin, unit) for origin, family in enumerate(whole) for unit in _units(family, most)]
     return [
-        [row for index in indexes for row in units[index].rows]
-        for indexes in balanced([_cost(unit) for unit in units], parts)
+        [
+            Family(
+                rows=tuple(row for _, unit in group for row in unit.rows), shared=whole[at].shared
+            )
+            for at, group in groupby((units[index] for index in indexes), key=itemgetter(0))
+        ]
+        for indexes in balanced([_cost(unit) for _, unit in units], parts)
     ]
 
 
@@ -57,23 +64,24 @@ def shares(
     whole: Sequence[Family],
     rank: int,
     size: int,
-    cut: Callable[[Sequence[Row]], Iterable[Family]],
+    cut: Callable[[Family], Iterable[Family]],
     *,
     in_step: bool,
 ) -> Iterator[Share]:
     """The micro-batches that ``rank`` of ``size`` computes of the rows of ``whole``.
 
-    cut: makes micro-batches of a rank's rows. in_step: all ranks get equally many, because each
-    pass through a model that is spread over them takes all of them; whoever has fewer computes the
-    shortest row once more, which does not count.
+    cut: makes micro-batches of what a rank got of a family. in_step: all ranks get equally many,
+    because each pass through a model that is spread over them takes all of them; whoever has fewer
+    computes the shortest row once more, which does not count.
     """
     dealt = deal(whole, size)
-    mine = list(cut(dealt[rank]))
+    mine = [part for family in dealt[rank] for part in cut(family)]
     for part in mine:
         yield Share(part=part, counts=True)
-    if in_step and any(dealt):
-        longest = max(sum(1 for _ in cut(rows)) for rows in dealt)
-        shortest = min((row for rows in dealt for row in rows), key=lambda row: row.input_length)
+    rows = [row for family in whole for row in family.rows]
+    if in_step and rows:
+        longest = max(sum(1 for family in part for _ in cut(family)) for part in dealt)
+        shortest = min(rows, key=lambda row: row.input_length)
         for _ in range(longest - len(mine)):
             yield Share(part=Family(rows=(shortest,), shared=0), counts=False)
 

@@ -129,22 +129,16 @@ class Policy:
         self._model.train(mode)
 
     def passes(self, rows: Sequence[Row]) -> Iterator[Pass]:
-        """``rows``, those of this rank, as forward passes within the limits of rows and tokens."""
+        """This rank's share of ``rows`` as forward passes within the limits of rows and tokens."""
         tokens = sum(row.input_length for row in rows)
         packed = self._packs and tokens >= self._packs_from * len(rows)
+        alone = [Family(rows=tuple(rows), shared=0)]
+        whole = families(rows) if packed and self._shares else alone
 
-        def related(some: Sequence[Row]) -> list[Family]:
-            if packed and self._shares:
-                return families(some)
-            return [Family(rows=tuple(some), shared=0)]
+        def cut(family: Family) -> Iterator[Family]:
+            return parts(family, self._max_rows, self._max_tokens, packed=packed)
 
-        def cut(mine: Sequence[Row]) -> Iterator[Family]:
-            for family in related(mine):
-                yield from parts(family, self._max_rows, self._max_tokens, packed=packed)
-
-        for share in shares(
-            related(rows), self._ranks.rank, self._ranks.size, cut, in_step=self._spread
-        ):
+        for share in shares(whole, self._ranks.rank, self._ranks.size, cut, in_step=self._spread):
             micro = collate(
                 share.part.rows,
                 self._pad_token_id,
