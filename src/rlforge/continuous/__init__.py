@@ -1,0 +1,1 @@
+"""Training for ever: windows of decisions, scored, learned from, deployed."""

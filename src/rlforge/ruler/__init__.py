@@ -1,0 +1,1 @@
+"""RULER: how good decisions were, relative to others of the same window."""

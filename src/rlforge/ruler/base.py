@@ -1,0 +1,35 @@
+"""The one interface behind which every scorer sits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from rlforge.trajectories.records import Decision
+from rlforge.types import value
+
+
+@value
+class Scores:
+    """Scores of decisions, in their order.
+
+    values: 0 to 1, or None where the scorer failed: that decision is kept unscored.
+    explanations: why, one per decision; empty strings where the scorer does not say.
+    metrics: what the scorer saw, e.g. ``pairs``, ``judge_calls``, ``unscored``.
+    """
+
+    values: tuple[float | None, ...]
+    explanations: tuple[str, ...]
+    metrics: Mapping[str, float]
+
+
+class Scorer(Protocol):
+    """Judges the decisions of one window against each other."""
+
+    async def score(self, decisions: Sequence[Decision]) -> Scores:
+        """A score for each; failures of one group leave that group unscored, and are logged."""
+        ...
+
+    async def close(self) -> None:
+        """Give back connections."""
+        ...

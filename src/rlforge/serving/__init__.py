@@ -1,0 +1,1 @@
+"""Serving a policy that changes: deployments, their validation, and the HTTP endpoint."""

@@ -1,0 +1,104 @@
+"""What an agent did, and the window of time in which it did so.
+
+``Decision`` is the document's ``Trajectory``: one choice with the state before and after it, and
+what came of it. The names of the document (``agentId``, ``nextState``, …) appear where decisions
+leave Python, in ``rlforge.trajectories.columns``; states and actions keep them inside, because they
+are JSON from their birth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlforge.types import Completion, value
+
+Json = Mapping[str, Any]
+"""A JSON object."""
+
+
+@value
+class Metadata:
+    """How a decision came about.
+
+    provider: who decided: ``scripted:NAME``, a model's name, or ``human``. reasoning: the agent's
+    own words. confidence: 0 to 1, as the agent said or as its probabilities say.
+    """
+
+    provider: str
+    reasoning: str = ""
+    confidence: float = 1.0
+
+
+@value
+class Result:
+    """What came of a decision, known once its position is closed or the window ends.
+
+    pnl, investment: in the market's currency. hold_time_minutes: of the market's clock.
+    win_rate: share of the agent's settled decisions so far, this one included, with pnl > 0.
+    """
+
+    pnl: float
+    investment: float
+    hold_time_minutes: float
+    win_rate: float
+
+
+@value
+class Decision:
+    """One choice of one agent.
+
+    id: unique, and in the order of the agent's decisions. window_id: of the window that holds
+    ``timestamp`` (seconds since 1970 UTC, of the wall or the simulated clock).
+    state, next_state: ``GameState`` as JSON. action: ``Action`` as JSON, its kind under ``type``.
+    reward, next_state and result are None until the decision's outcome is known.
+    observation, completion: what a language model read and answered, with tokens, log-probs and
+    the version that drew them; empty and None for scripted traders and people.
+    """
+
+    id: str
+    agent_id: str
+    window_id: str
+    state: Json
+    action: Json
+    timestamp: float
+    metadata: Metadata
+    reward: float | None = None
+    next_state: Json | None = None
+    result: Result | None = None
+    observation: str = ""
+    completion: Completion | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether its outcome is known."""
+        return self.reward is not None and self.next_state is not None
+
+
+@value
+class Outcome:
+    """What completes a decision that was written before."""
+
+    decision_id: str
+    reward: float
+    next_state: Json
+    result: Result
+
+
+@value
+class TrainingWindow:
+    """All that happened from ``start_time`` up to, not including, ``end_time`` (seconds UTC).
+
+    id: the start, as ``2024-11-13-10:00`` in UTC (with ``:SS`` where windows start between
+    minutes). agents: sorted. trajectories: in order of time. avg_reward: over those with a reward,
+    0 where there are none. ready: it may be trained on; otherwise ``reasons`` say what is missing.
+    """
+
+    id: str
+    start_time: float
+    end_time: float
+    agents: tuple[str, ...]
+    trajectories: tuple[Decision, ...]
+    avg_reward: float
+    ready: bool
+    reasons: tuple[str, ...] = ()
