@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from rlforge.clock import TimeLimit
 from rlforge.config.schema import CollectorConfig
 from rlforge.errors import RunError
 from rlforge.games.play import Answer, play_game
@@ -48,8 +49,16 @@ class Ports(Protocol):
 class Collector:
     """Keeps ``num_train_workers`` training and ``num_eval_workers`` evaluation games under way."""
 
-    def __init__(self, config: CollectorConfig, ports: Ports, make_answer: MakeAnswer) -> None:
+    def __init__(
+        self,
+        config: CollectorConfig,
+        ports: Ports,
+        make_answer: MakeAnswer,
+        time_limit: TimeLimit = asyncio.timeout,
+    ) -> None:
+        """time_limit: by whose clock games are given up after ``env.timeout_s``."""
         self._config = config
+        self._time_limit = time_limit
         self._ports = ports
         self._make_answer = make_answer
         self._eval_slots = asyncio.Semaphore(config.num_eval_workers)
@@ -86,16 +95,16 @@ class Collector:
 
     async def _evaluate_one(self, spec: GameSpec) -> GameRecord:
         async with self._eval_slots:
-            record = await play_game(spec, self._make_answer(spec))
+            record = await play_game(spec, self._make_answer(spec), self._time_limit)
             if record.error is not None:
-                record = await play_game(spec, self._make_answer(spec))
+                record = await play_game(spec, self._make_answer(spec), self._time_limit)
             return record
 
     async def _play_until_it_counts(self, spec: GameSpec) -> None:
         """Play ``spec``; a failure is recorded and its replacement played in the same slot."""
         attempt = 0
         while True:
-            record = await play_game(spec, self._make_answer(spec))
+            record = await play_game(spec, self._make_answer(spec), self._time_limit)
             self._finished.append(record)
             if record.error is None:
                 self._failures_in_a_row = 0

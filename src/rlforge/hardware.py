@@ -156,10 +156,13 @@ def resolve_hardware(
     """The profile with every ``auto`` and null decided for ``machine``.
 
     ``auto`` takes CUDA when a GPU is there: one GPU is shared by learner and engines, with more
-    each learner rank has one of its own. A remote cluster (``ray_address``) is left as it is
-    described. Raises ConfigError when the profile asks for GPUs that the machine does not have, or
-    lets several ranks share one.
+    each learner rank has one of its own, and with ``alternate`` one is all there is. A remote
+    cluster (``ray_address``) is left as it is described. Raises ConfigError when the profile asks
+    for GPUs that the machine does not have, lets several ranks share one, or alternates on more
+    than one.
     """
+    if config.alternate:
+        _check_one_place(config, num_learners)
     cpus = config.num_cpus if config.num_cpus is not None else machine.cpus
     gpus = config.num_gpus if config.num_gpus is not None else machine.gpus
     device = config.device
@@ -174,6 +177,8 @@ def resolve_hardware(
         )
     if device == "auto":
         device = "cuda" if gpus else "cpu"
+    if config.alternate:
+        gpus = min(gpus, 1)  # so that Ray puts all of them there
     learner_gpus, engine_gpus = config.learner_gpus, config.engine_gpus
     if device == "cpu":
         learner_gpus = engine_gpus = 0.0
@@ -181,16 +186,20 @@ def resolve_hardware(
         learner_gpus, engine_gpus = _share_gpus(gpus, num_engines, num_learners)
     wanted = num_learners * learner_gpus + num_engines * engine_gpus
     if wanted > gpus + 1e-9:
+        there, mend = f"this machine shows {gpus}", ""
+        if config.alternate:
+            there, mend = "hardware.alternate is for one", ", or switch hardware.alternate off"
         raise ConfigError(
             f"hardware={config.name} wants {wanted:g} GPUs ({num_learners} learners x "
-            f"{learner_gpus:g}, {num_engines} engines x {engine_gpus:g}) and this machine shows "
-            f"{gpus}; lower learner.num_learners, engine.num_engines, hardware.learner_gpus or "
-            "hardware.engine_gpus"
+            f"{learner_gpus:g}, {num_engines} engines x {engine_gpus:g}) and {there}; lower "
+            "learner.num_learners, engine.num_engines, hardware.learner_gpus or "
+            f"hardware.engine_gpus{mend}"
         )
     if device == "cuda":
         _check_whole_gpus(config, learner_gpus, num_learners)
-    # Compute actors share the cores: more threads than that fight each other on a CPU.
-    workers = num_learners + num_engines
+    # Compute actors share the cores: more threads than that fight each other on a CPU. Where they
+    # take turns only the engines do.
+    workers = num_engines if config.alternate else num_learners + num_engines
     threads = config.threads or (max(1, cpus // workers) if device == "cpu" else None)
     return dataclasses.replace(
         config,
@@ -201,6 +210,22 @@ def resolve_hardware(
         engine_gpus=engine_gpus,
         threads=threads,
     )
+
+
+def _check_one_place(config: HardwareConfig, num_learners: int) -> None:
+    """Raise ConfigError where engines and learner cannot take turns."""
+    if num_learners > 1:
+        raise ConfigError(
+            f"hardware.alternate=true (hardware={config.name}): one learner rank takes turns with "
+            f"the engines on its GPU, not learner.num_learners={num_learners}; switch it off, or "
+            "set learner.num_learners=1"
+        )
+    if config.ray_address is not None:
+        raise ConfigError(
+            f"hardware.alternate=true (hardware={config.name}): engines and learner take turns on "
+            f"a GPU of this machine, and hardware.ray_address={config.ray_address} may place them "
+            "on others; switch it off, or set hardware.ray_address=null"
+        )
 
 
 def _share_gpus(gpus: int, num_engines: int, num_learners: int) -> tuple[float, float]:

@@ -15,6 +15,7 @@ import logging
 import signal
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import ray
 
 from rlforge.actors.cast import Cast, explained, ray_started, start_actors
 from rlforge.actors.process import enter, restarted
+from rlforge.actors.turns import update_in_turn
 from rlforge.checkpoint import latest_checkpoint, prune
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.evaluation import plan_evaluation, summarise
@@ -154,13 +156,16 @@ class Run:
     async def _learn(self) -> None:
         """Draw, update, save, publish: one round is one policy version."""
         learner, every = self._config.learner, self._config.eval.every
+        update = self._cast.learner.update
+        if self._hardware.alternate:
+            update = partial(update_in_turn, self._cast, self._surviving)
         while self._version < learner.total_updates and not self._interrupted:
             # The batch goes from the buffer to the learner; only its reference passes here.
-            batch = self._cast.buffer.next_batch.remote(self._version)
-            answer = await self._cast.learner.update(batch)
-            if answer is None:  # the buffer was stopped
+            next_batch = self._cast.buffer.next_batch.options(num_returns=2)
+            batch, drawn = next_batch.remote(self._version)
+            if not await drawn:  # the buffer was stopped
                 return
-            result, span = answer
+            result, span = await update(batch)
             self._version = result.version
             self._utilisation.learner_worked(span)
             beside = {

@@ -61,7 +61,7 @@ def test_requests_go_in_order_of_arrival_whatever_their_version() -> None:
     assert _ids(room.admit(3, 1000)) == [1, 2, 3]
     assert len(room) == 1
     assert _ids(room.admit(3, 1000)) == [4]
-    assert room.is_empty
+    assert not room.has_work
 
 
 def test_prompt_tokens_bound_what_goes_at_once() -> None:
@@ -91,7 +91,7 @@ def test_a_load_is_answered_once_its_version_is_there() -> None:
     assert room.place_policies([]) == []
     room.admit(1, 1000)
     assert [(a.id, a.completion, a.error) for a in room.place_policies([])] == [(2, None, None)]
-    assert room.is_empty
+    assert not room.has_work
 
 
 def test_a_version_that_does_not_load_ends_those_who_wait_for_it_and_nobody_else() -> None:
@@ -113,8 +113,8 @@ def test_who_cancels_is_forgotten() -> None:
     room.cancel({1, 3, 4})
     assert room.place_policies([]) == []
     assert _ids(room.admit(10, 1000)) == [2]
-    assert room.is_empty
+    assert not room.has_work
     room.add(A, Request(id=5))
     room.add_load(B, 6)
     assert sorted(room.clear()) == [5, 6]
-    assert room.is_empty
+    assert not room.has_work

@@ -142,13 +142,17 @@ class BufferActor:
             self._buffer.release(ended)
             self._changed.notify_all()
 
-    async def next_batch(self, version: int) -> TrainBatch | None:
-        """The batch for the update that makes ``version`` + 1; waits for it. None: stopped."""
+    async def next_batch(self, version: int) -> tuple[TrainBatch | None, bool]:
+        """The batch for the update that makes ``version`` + 1, and that there is one; waits for it.
+
+        Two values, so that who asks can wait for the second without being sent the first. Without
+        a batch the buffer was stopped.
+        """
         async with self._changed:
             drawn = None
             while drawn is None:
                 if self._stopped:
-                    return None
+                    return None, False
                 if self._buffer.ready():
                     drawn = self._buffer.draw(self._batch_size, version)
                     # Stale samples may have gone, drawn or not: there may be room for games.
@@ -167,7 +171,7 @@ class BufferActor:
             await asyncio.to_thread(
                 write_batch, self._batches / f"batch-{version + 1:06d}.parquet", batch
             )
-        return batch
+        return batch, True
 
     async def set_version(self, version: int) -> None:
         """A new version is out: too old samples go, room for new games appears."""

@@ -84,7 +84,8 @@ async def start_actors(
 ) -> Cast:
     """Start everything; engines and learner load the model side by side.
 
-    part: how often the run was taken up again, which keeps its game ids apart.
+    part: how often the run was taken up again, which keeps its game ids apart. Where they share a
+    card in turns, the learner loads alone, and rests when the engines come.
     Raises what an actor's constructor raised, wrapped by Ray (see ``reason``).
     """
     about = {"seed": config.seed, "versions": versions(), "experiment": config.name}
@@ -92,6 +93,9 @@ async def start_actors(
     pool = _actor(PoolActor, "pool", num_cpus=0).remote(config, run_dir, part)
     buffer = _actor(BufferActor, "buffer", num_cpus=0).remote(config, run_dir)
     learner = await _learner_group(config, hardware, run_dir)
+    learning = asyncio.ensure_future(learner.start())
+    if hardware.alternate:
+        await learning
     engines = tuple(
         _actor(
             EngineActor,
@@ -114,7 +118,7 @@ async def start_actors(
         for index in range(config.collector.num_collectors)
     )
     everyone = (tracker, pool, buffer, *engines, *collectors)
-    await asyncio.gather(learner.start(), *(actor.__ray_ready__.remote() for actor in everyone))
+    await asyncio.gather(learning, *(actor.__ray_ready__.remote() for actor in everyone))
     return Cast(
         tracker=tracker,
         pool=pool,

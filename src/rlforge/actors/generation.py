@@ -6,13 +6,15 @@ Requests and answers travel in bundles: one remote call for all games that ask a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import ray
 
-from rlforge.actors.process import end, enter, restarted
+from rlforge.actors.process import card_lock, end, enter, restarted
+from rlforge.clock import TimeLimit
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.engines.base import EngineStats
 from rlforge.engines.registry import make_engine
@@ -43,9 +45,10 @@ class EngineActor:
         self, config: RunConfig, hardware: HardwareConfig, name: str, run_dir: str
     ) -> None:
         enter(name, run_dir)
-        self._engine = make_engine(
-            config, device=hardware.device, threads=hardware.threads, gpus=hardware.engine_gpus
-        )
+        with card_lock(run_dir) if hardware.alternate else contextlib.nullcontext():
+            self._engine = make_engine(
+                config, device=hardware.device, threads=hardware.threads, gpus=hardware.engine_gpus
+            )
         self._outbox: dict[str, list[Answered]] = {}
         self._filled: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -79,10 +82,13 @@ class EngineActor:
         return self._filled.setdefault(client, asyncio.Event())
 
     async def load(self, policy: PolicyRef) -> None:
-        try:
-            await self._engine.load(policy)
-        except EngineDeadError as error:
-            end(error)
+        await _unless_dead(self._engine.load(policy))
+
+    async def sleep(self) -> None:
+        await _unless_dead(self._engine.sleep())
+
+    async def wake(self) -> None:
+        await _unless_dead(self._engine.wake())
 
     async def stats(self) -> tuple[EngineStats, list[Span]]:
         """Counters since the start, and the spans of work since the last call."""
@@ -92,18 +98,34 @@ class EngineActor:
         await self._engine.close()
 
 
+async def _unless_dead(call: Awaitable[None]) -> None:
+    try:
+        await call
+    except EngineDeadError as error:
+        end(error)
+
+
 class RemoteEngine:
     """The engine protocol over engine actors: least-loaded routing, bundles, and second tries.
 
     A request whose engine died is asked again once Ray has brought the actor back, ``retries``
-    times at most.
+    times at most. time_limit: by whose clock ``timeout_s`` passes.
     """
 
-    def __init__(self, engines: Sequence[Any], client: str, *, timeout_s: float, retries: int):
+    def __init__(
+        self,
+        engines: Sequence[Any],
+        client: str,
+        *,
+        timeout_s: float,
+        retries: int,
+        time_limit: TimeLimit = asyncio.timeout,
+    ) -> None:
         self._engines = list(engines)
         self._client = client
         self._timeout_s = timeout_s
         self._retries = retries
+        self._time_limit = time_limit
         self._tickets = 0
         self._unsent: list[list[Request]] = [[] for _ in engines]
         self._pending: list[dict[int, asyncio.Future[Completion]]] = [{} for _ in engines]
@@ -120,7 +142,7 @@ class RemoteEngine:
             except ray.exceptions.RayActorError as error:
                 last = error
             try:
-                await restarted(self._engines[index])
+                await restarted(self._engines[index], self._time_limit)
             except (ray.exceptions.RayActorError, TimeoutError):
                 break
         raise EngineError(f"the engine died while answering, and is not back: {last}")
@@ -151,7 +173,7 @@ class RemoteEngine:
             self._flush_planned = True
             loop.call_soon(self._flush)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with self._time_limit(self._timeout_s):
                 return await future
         except TimeoutError:
             raise EngineError(

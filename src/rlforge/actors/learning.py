@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from rlforge.actors.process import enter, limit_threads
+from rlforge.actors.process import card_lock, enter, limit_threads
 from rlforge.checkpoint import extend_checkpoint, write_checkpoint
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.learner import Learner
@@ -25,7 +26,10 @@ DEATH_TOLD_S = 5.0
 
 
 class LearnerActor:
-    """One rank of the learner; rank 0 writes the checkpoints."""
+    """One rank of the learner; rank 0 writes the checkpoints.
+
+    Where it takes turns with the engines (``hardware.alternate``), it rests but for its updates.
+    """
 
     _learner: Learner
 
@@ -35,6 +39,7 @@ class LearnerActor:
         enter(rank_name(rank), run_dir)
         limit_threads(hardware.threads)
         self._checkpoints = Path(run_dir) / "checkpoints"
+        self._card = card_lock(run_dir)
         self._config, self._hardware, self._rank = config, hardware, rank
 
     def host(self) -> tuple[str, int]:
@@ -53,13 +58,22 @@ class LearnerActor:
             store = join(*meeting, size) if self._rank else self._meeting_point
             ranks = ConnectedRanks(store, self._rank, size, device)
         self._learner = make_learner(self._config, device, ranks)
+        if self._hardware.alternate:
+            self._learner.rest(offload=self._hardware.offload_learner)
 
-    def update(self, batch: TrainBatch | None) -> tuple[UpdateResult, Span] | None:
-        """Learn from ``batch``; also says when. None in, None out: the buffer was stopped."""
-        if batch is None:
-            return None
-        started = time.time()
-        return self._learner.update(batch), (started, time.time())
+    def update(self, batch: TrainBatch) -> tuple[UpdateResult, Span]:
+        """Learn from ``batch``; also says when."""
+        with self._turn() if self._hardware.alternate else contextlib.nullcontext():
+            started = time.time()
+            return self._learner.update(batch), (started, time.time())
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The card for the learner alone."""
+        with self._card:
+            self._learner.wake()
+            yield
+            self._learner.rest(offload=self._hardware.offload_learner)
 
     def save(self, version: int, parent_uid: str | None) -> Checkpoint | None:
         """Write version ``version`` as it is now; None from a rank that only helped."""
@@ -118,9 +132,9 @@ class LearnerGroup:
         several = len(self._actors) > 1
         await self._all("start", await self._actors[0].host.remote() if several else None)
 
-    async def update(self, batch: Any) -> tuple[UpdateResult, Span] | None:
+    async def update(self, batch: Any) -> tuple[UpdateResult, Span]:
         """``batch``: reference to what the buffer gives, which goes straight to the ranks."""
-        answer: tuple[UpdateResult, Span] | None = await self._all("update", batch)
+        answer: tuple[UpdateResult, Span] = await self._all("update", batch)
         return answer
 
     async def save(self, version: int, parent_uid: str | None) -> Checkpoint:

@@ -13,6 +13,7 @@ import ray
 
 from rlforge.actors.generation import RemoteEngine
 from rlforge.actors.process import enter
+from rlforge.clock import Clock
 from rlforge.collector import Collector, Delivery
 from rlforge.config.schema import RunConfig
 from rlforge.models.load import load_tokenizer, stop_token_ids
@@ -40,6 +41,7 @@ class CollectorActor:
         self._buffer: Any = ray.get_actor("buffer")
         self._tracker: Any = ray.get_actor("tracker")
         engines = [ray.get_actor(f"engine-{i}") for i in range(config.engine.num_engines)]
+        clock = self._clock = Clock()
         # A restarted collector must not read the answers meant for its predecessor.
         client = f"{name}-{os.getpid()}-{time.monotonic_ns()}"
         self._engine = RemoteEngine(
@@ -47,13 +49,16 @@ class CollectorActor:
             client,
             timeout_s=config.engine.request_timeout_s,
             retries=REQUEST_RETRIES,
+            time_limit=clock.timeout,
         )
         tokenizer = load_tokenizer(config.model)
         self._answers = SeatAnswers(
             config, tokenizer, self._engine, stop_token_ids(config.model, tokenizer)
         )
         self._writer = GameWriter(Path(run_dir), name) if config.collector.save_games else None
-        self._collector = Collector(config.collector, self, self._answers.for_game)
+        self._collector = Collector(
+            config.collector, self, self._answers.for_game, time_limit=clock.timeout
+        )
 
     async def train(self) -> None:
         try:
@@ -64,6 +69,13 @@ class CollectorActor:
 
     def learned(self, policy: PolicyRef) -> None:
         self._answers.learned(policy)
+
+    async def engines_sleep(self) -> None:
+        """From now on no time passes for requests and games."""
+        self._clock.stop()
+
+    async def engines_wake(self) -> None:
+        self._clock.go_on()
 
     async def evaluate(self, specs: Sequence[GameSpec]) -> list[GameRecord]:
         records = await self._collector.evaluate(specs)

@@ -259,6 +259,11 @@ class HardwareConfig:
     learner_gpus: float = 0.0
     #: GPUs of each engine; fractions share a card.
     engine_gpus: float = 0.0
+    #: Engines and one learner rank share one GPU in turns: engines sleep while the learner updates.
+    #: On a CPU they take turns, too, but keep their memory.
+    alternate: bool = False
+    #: With ``alternate``: weights and optimizer state of the learner rest on the host meanwhile.
+    offload_learner: bool = True
     #: GiB of memory on each GPU, as its name says (24 of a 24 GB card); null: ask the machine.
     memory_gb: float | None = None
     #: OpenMP threads in each engine and learner rank; null lets torch choose.

@@ -82,6 +82,7 @@ def examine(composed: Composed, gpu_memory_gb: float | None = None) -> Report:
             findings.append(_unplanned("no GPU memory to read; give --gpu-memory GB"))
         else:
             memory = _memory(config, located, hardware, capacity, found)
+            findings += _host(memory)
     return Report(findings=tuple(findings), memory=memory)
 
 
@@ -104,10 +105,11 @@ def check_memory(config: RunConfig) -> None:
     card = max(plan.cards, key=lambda card: plan.need(card) - card.usable)
     saving = ", ".join(f"{option.key} ({_gib(option.saves)})" for option in memory.options[:4])
     change = f"these fit: {' '.join(memory.mend)}" if memory.mend else f"largest savings: {saving}"
+    turns = " in turns" if plan.alternate else ""
     room = f"{memory.device} of {_gib(card.capacity)} ({_gib(card.usable)} usable)"
     raise ConfigError(
         f"{config.model.name or config.model.kind} does not fit {room} with "
-        f"hardware={config.hardware.name}: {_who(card.learners, card.engines)} need "
+        f"hardware={config.hardware.name}: {_who(card.learners, card.engines)} need{turns} "
         f"{_gib(plan.need(card))}, {_gib(plan.excess)} too much; {change}; "
         "rlforge doctor shows each part"
     )
@@ -171,6 +173,15 @@ def _memory(
 
 def _unplanned(why: str) -> Finding:
     return Finding(what="memory", state="note", detail=f"not planned: {why}")
+
+
+def _host(memory: Memory) -> list[Finding]:
+    """What is wrong with the host as the place for what leaves the card in turns."""
+    size, wanted = ram(), memory.plan.on_host
+    if size is None or wanted <= size:
+        return []
+    detail = f"hardware.alternate moves up to {_gib(wanted)} to the host, which has {_gib(size)}"
+    return [Finding(what="RAM", state="problem", detail=detail)]
 
 
 def _configuration(composed: Composed) -> Finding:

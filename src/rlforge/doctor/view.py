@@ -43,6 +43,10 @@ def to_values(report: Report) -> dict[str, Any]:
             "parameters": plan.shape.parameters,
             "learner": {part.name: part.bytes for part in plan.learner.parts},
             "engine": {part.name: part.bytes for part in plan.engine.parts},
+            "alternate": plan.alternate,
+            "learner_idle": {part.name: part.bytes for part in plan.learner_idle.parts},
+            "engine_idle": {part.name: part.bytes for part in plan.engine_idle.parts},
+            "on_host": plan.on_host,
             "engine_with_one_sequence": {part.name: part.bytes for part in plan.least.parts},
             "cards": [
                 dataclasses.asdict(card) | {"usable": card.usable, "least": plan.need(card)}
@@ -88,6 +92,9 @@ def _needs(memory: Memory) -> Table:
         cells = [[part.bytes for part in need.parts if part.name == name] for need in needs]
         table.add_row(name, *(f"{sum(cell) / size:.1f}" if cell else "–" for cell in cells))
     table.add_row("together", *(f"{need.total / size:.1f}" for need in needs), style="bold")
+    if plan.alternate:
+        idle = (plan.learner_idle, plan.engine_idle, plan.engine_idle)[: len(needs)]
+        table.add_row("in the other's turn", *(f"{need.total / size:.1f}" for need in idle))
     return table
 
 
@@ -98,6 +105,13 @@ def _cards(memory: Memory) -> list[RenderableType]:
         f"{_gib(card.capacity)} GiB ({_gib(card.usable)} usable)"
         for card in plan.cards
     ]
+    if plan.alternate:
+        card = plan.cards[0]
+        lines.append(
+            f"in turns (hardware.alternate): {_gib(plan.learning(card))} GiB while it learns, "
+            f"{_gib(plan.playing(card))} GiB while it plays; {_gib(plan.on_host)} GiB of RAM for "
+            "what waits"
+        )
     color = _VERDICTS[plan.verdict]
     more = f", {_gib(plan.excess)} GiB too much" if plan.excess else ""
     lines.append(f"[bold {color}]{plan.verdict}[/]{more}")
@@ -110,7 +124,8 @@ def _cards(memory: Memory) -> list[RenderableType]:
         )
         if plan.least == plan.engine and memory.device == "GPU":
             lines.append(
-                f"beside the learner it can have {plan.left:.2f} of its card "
+                f"{'in its turn' if plan.alternate else 'beside the learner'} it can have "
+                f"{plan.left:.2f} of its card "
                 "(engine.vllm.gpu_memory_utilization)"
             )
         if plan.verdict == "tight":

@@ -47,6 +47,17 @@ class Engine(Generator, Protocol):
         """Make ``policy`` resident ahead of its first request."""
         ...
 
+    async def sleep(self) -> None:
+        """Give the device's memory back until ``wake``.
+
+        What is being generated is finished first; all else that is asked for waits.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Go on with what waits; nothing happens in an engine that is awake."""
+        ...
+
     def stats(self) -> EngineStats:
         """Counters since the start."""
         ...

@@ -61,6 +61,7 @@ class BatchGenerator:
         self._decode = decode
         self._vocab_size = vocab_size
         self._pad_id = pad_id
+        self._device = next(policies.base.parameters()).device
         self._seeds = np.random.default_rng(seed)
         self._next_id = 0
         self._waiting: WaitingRoom[Generation] = WaitingRoom(policies)
@@ -119,7 +120,7 @@ class BatchGenerator:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has something to do."""
-        return bool(self._groups) or not self._waiting.is_empty
+        return bool(self._groups) or self._waiting.has_work
 
     @property
     def progress(self) -> int:
@@ -171,6 +172,19 @@ class BatchGenerator:
         self._busy_s += ended - started
         self._work.add((started, ended))
         return answers
+
+    def drain(self) -> None:
+        """Begins no request until ``wake``; what runs goes on."""
+        self._waiting.close()
+
+    def sleep(self) -> None:
+        """Puts all weights on the host, once nothing runs; caches went with what ran."""
+        self._policies.move_to(torch.device("cpu"))
+
+    def wake(self) -> None:
+        """Puts the weights back where they were, and begins requests again."""
+        self._policies.move_to(self._device)
+        self._waiting.open()
 
     def close(self) -> None:
         """Forgets models and caches."""

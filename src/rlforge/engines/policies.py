@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from rlforge.errors import EngineError
+from rlforge.models.moving import give_back, move
 from rlforge.models.quiet import no_progress_bars
 from rlforge.types import PolicyRef
 
@@ -92,6 +93,13 @@ class PolicyStore:
         if victim is not None:
             del self._models[victim]
         return True
+
+    def move_to(self, device: torch.device) -> None:
+        """Moves all weights, and gives back the memory that they leave behind."""
+        models = (self.base, *self._models.values())
+        origin = next(self.base.parameters()).device
+        move((t for m in models for t in (*m.parameters(), *m.buffers())), device)
+        give_back(origin)
 
 
 def load_policy(base: nn.Module, path: str, uid: str) -> nn.Module:

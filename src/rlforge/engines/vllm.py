@@ -133,7 +133,7 @@ class VllmGenerator:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has something to do."""
-        return bool(self._under_way) or not self._waiting.is_empty
+        return bool(self._under_way) or self._waiting.has_work
 
     @property
     def progress(self) -> int:
@@ -182,6 +182,23 @@ class VllmGenerator:
         self._busy_s += ended - started
         self._work.add((started, ended))
         return answers
+
+    def drain(self) -> None:
+        """Begins no request until ``wake``; what runs goes on."""
+        self._waiting.close()
+
+    def sleep(self) -> None:
+        """vLLM's sleep of level 1: weights and adapters to the host, and no KV cache.
+
+        vLLM forgets which prompts were cached. On a CPU it keeps its memory.
+        """
+        self._llm.sleep(level=1)
+
+    def wake(self) -> None:
+        """Brings weights and adapters back, and begins requests again."""
+        if self._llm.is_sleeping():
+            self._llm.wake_up()
+        self._waiting.open()
 
     def close(self) -> None:
         """Gives the memory of weights, adapters and KV cache back."""

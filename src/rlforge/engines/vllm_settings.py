@@ -24,6 +24,9 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: Share of a GPU that an engine takes of what is its own; the rest is room for activations.
 _GPU_SHARE = 0.9
 
+#: The same where it takes turns with the learner: of the whole card, beside the learner's context.
+_TURN_SHARE = 0.85
+
 #: GiB of the KV cache on a CPU, where vLLM would take most of the memory.
 _CPU_KV_CACHE_GB = 1.0
 
@@ -133,8 +136,13 @@ def vllm_arguments(
         arguments["max_num_batched_tokens"] = engine.vllm.max_num_batched_tokens
     cache_gb = engine.vllm.kv_cache_gb
     if device == "cuda":
-        share = engine.vllm.gpu_memory_utilization
-        arguments["gpu_memory_utilization"] = _GPU_SHARE * min(gpus, 1) if share is None else share
+        share = _GPU_SHARE * min(gpus, 1)
+        if config.hardware.alternate:
+            share = _TURN_SHARE / engine.num_engines
+            # Whatever it takes comes from an allocator that can give it back.
+            arguments |= {"enable_sleep_mode": True, "sleep_mode_offload_cudagraph": True}
+        given = engine.vllm.gpu_memory_utilization
+        arguments["gpu_memory_utilization"] = share if given is None else given
     elif cache_gb is None:
         cache_gb = _CPU_KV_CACHE_GB
     if cache_gb is not None:

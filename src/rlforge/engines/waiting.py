@@ -47,7 +47,8 @@ R = TypeVar("R", bound=Waiting)
 class WaitingRoom(Generic[R]):
     """Waiting requests and loads, by policy version; first come, first served.
 
-    One thread calls its methods; ``len`` (the requests that wait) may be asked from any.
+    One thread calls its methods; ``len`` (the requests that wait) may be asked from any. While it
+    is closed requests come in, but none is let through.
     """
 
     def __init__(self, policies: Residents) -> None:
@@ -55,14 +56,23 @@ class WaitingRoom(Generic[R]):
         self._requests: dict[PolicyKey, deque[R]] = {}
         self._loads: dict[PolicyKey, list[int]] = {}
         self._leaving: set[PolicyKey] = set()
+        self._closed = False
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in list(self._requests.values()))
 
     @property
-    def is_empty(self) -> bool:
-        """Whether neither a request nor a load waits."""
-        return not self._requests and not self._loads
+    def has_work(self) -> bool:
+        """Whether a request or a load waits that may be let through."""
+        return not self._closed and bool(self._requests or self._loads)
+
+    def close(self) -> None:
+        """Lets nobody through until ``open``."""
+        self._closed = True
+
+    def open(self) -> None:
+        """Lets requests through again."""
+        self._closed = False
 
     def add(self, key: PolicyKey, request: R) -> None:
         """``request`` waits for ``key``."""
@@ -93,6 +103,8 @@ class WaitingRoom(Generic[R]):
         its ``running`` ones are done; then it leaves. So no policy waits for ever. Returns the
         loads that are done, and what ends because its policy does not load.
         """
+        if self._closed:
+            return []
         asked = {key: tickets[0] for key, tickets in self._loads.items()}
         for key, queue in self._requests.items():
             asked[key] = min(queue[0].id, asked.get(key, queue[0].id))
@@ -120,6 +132,8 @@ class WaitingRoom(Generic[R]):
         At most ``room`` of them, and none after the one that brings the tokens of all their
         prompts to ``prompt_tokens``.
         """
+        if self._closed:
+            return []
         ready = {
             key: queue
             for key, queue in self._requests.items()

@@ -1,4 +1,7 @@
-"""A generator in a thread of its own, behind the engine protocol, and a watch over it."""
+"""A generator in a thread of its own, behind the engine protocol, and a watch over it.
+
+awake ─ sleep() ─▶ draining ─ nothing runs ─▶ asleep ─ wake() ─▶ awake
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 from rlforge.engines.base import EngineStats
 from rlforge.engines.requests import Answer
@@ -61,6 +64,18 @@ class StepGenerator(Protocol):
         """One round of computing; returns what ended."""
         ...
 
+    def drain(self) -> None:
+        """Begins no request until ``wake``; those under way go on, and count as work."""
+        ...
+
+    def sleep(self) -> None:
+        """Gives the device's memory back; called after ``drain``, without work."""
+        ...
+
+    def wake(self) -> None:
+        """Undoes ``drain`` and ``sleep``."""
+        ...
+
     def stats(self) -> EngineStats:
         """Counters since the start."""
         ...
@@ -77,9 +92,9 @@ class StepGenerator(Protocol):
 class ThreadedEngine:
     """Runs ``core`` in one worker thread (see ``rlforge.engines.base``).
 
-    ``generate`` and ``load`` are called from any event loop, also from several; a cancelled call
-    takes its request out of the batch. stuck_after_s: seconds without progress on work under way
-    after which the engine counts as dead.
+    Its coroutines are called from any event loop, also from several; a cancelled ``generate`` or
+    ``load`` takes its request out of the batch. stuck_after_s: seconds without progress on work
+    under way, or on the way to sleep and back, after which the engine counts as dead.
     """
 
     def __init__(self, core: StepGenerator, *, stuck_after_s: float) -> None:
@@ -90,6 +105,10 @@ class ThreadedEngine:
         self._cancelled: set[_Future] = set()
         self._end: EngineError | None = None
         self._pending: dict[int, _Future] = {}
+        # Whether it is to sleep, who waits until it does (or is awake again), and how far it is.
+        self._rest = False
+        self._turn_callers: list[_Future] = []
+        self._state: Literal["awake", "draining", "asleep"] = "awake"
         # Progress so far and when it last grew; None while there is nothing to do.
         self._seen: tuple[int, float] | None = None
         self._over = threading.Event()
@@ -117,6 +136,26 @@ class ThreadedEngine:
         """Make ``policy`` resident ahead of its first request. Raises EngineError as above."""
         await self._ask(partial(self._core.load, policy))
 
+    async def sleep(self) -> None:
+        """Finish what is being generated, then give memory back; what else is asked for waits.
+
+        Raises EngineError as above. A ``wake`` meanwhile ends the wait.
+        """
+        await self._take_turn(rest=True)
+
+    async def wake(self) -> None:
+        """Go on with what waits. Raises EngineError as above."""
+        await self._take_turn(rest=False)
+
+    async def _take_turn(self, *, rest: bool) -> None:
+        future: _Future = asyncio.get_running_loop().create_future()
+        with self._wake:
+            self._check_alive()
+            self._rest = rest
+            self._turn_callers.append(future)
+            self._wake.notify()
+        await future
+
     def stats(self) -> EngineStats:
         """Counters since the start."""
         return self._core.stats()
@@ -134,8 +173,7 @@ class ThreadedEngine:
     async def _ask(self, submit: Callable[[], int]) -> Completion | None:
         future: _Future = asyncio.get_running_loop().create_future()
         with self._wake:
-            if self._end is not None:
-                raise type(self._end)(str(self._end))
+            self._check_alive()
             self._inbox.append((submit, future))
             self._wake.notify()
         try:
@@ -144,6 +182,10 @@ class ThreadedEngine:
             with self._wake:
                 self._cancelled.add(future)
             raise
+
+    def _check_alive(self) -> None:
+        if self._end is not None:
+            raise type(self._end)(str(self._end))
 
     # ------------------------------------------------------------ the worker thread
 
@@ -170,19 +212,25 @@ class ThreadedEngine:
             assert self._end is not None
             kind, reason = type(self._end), str(self._end)
             left = [*self._pending.values(), *(future for _, future in self._inbox)]
+            left += self._turn_callers
         _deliver([(future, None, kind(reason)) for future in left])
 
     def _round(self) -> bool:
         """Takes what came in and makes one step; False when the engine is to stop."""
         self._note_progress()
         with self._wake:
-            self._wake.wait_for(lambda: self._inbox or self._end or self._core.has_work)
+            self._wake.wait_for(self._is_called)
             if self._end is not None:
                 return False
-            inbox, self._inbox = self._inbox, []
+            rest = self._rest
+            inbox: list[_Call] = []
+            if not rest:
+                inbox, self._inbox = self._inbox, []
             cancelled, self._cancelled = self._cancelled, set()
         done: list[_Result] = []
         for submit, future in inbox:
+            if future.cancelled():  # while the engine slept
+                continue
             try:
                 self._pending[submit()] = future
             except EngineError as error:
@@ -192,11 +240,38 @@ class ThreadedEngine:
             self._core.cancel(gone)
             for i in gone:
                 del self._pending[i]
-        self._note_progress()
-        for answer in self._core.step():
-            done.append((self._pending.pop(answer.id), answer.completion, answer.error))
+        self._turn(rest)
+        if self._state != "asleep":
+            self._note_progress()
+            for answer in self._core.step():
+                done.append((self._pending.pop(answer.id), answer.completion, answer.error))
         _deliver(done)
         return True
+
+    def _is_called(self) -> bool:
+        """Whether there is something to do. Until a change of turns is over, its callers call."""
+        work = self._state == "awake" and (self._inbox or self._core.has_work)
+        return bool(self._end or self._turn_callers or work)
+
+    def _turn(self, rest: bool) -> None:
+        """One step on the way to sleep, or all of the way back."""
+        if rest and self._state == "awake":
+            self._core.drain()
+            self._state = "draining"
+        if rest and self._state == "draining" and not self._core.has_work:
+            self._seen = (self._core.progress, time.monotonic())
+            self._core.sleep()
+            self._state = "asleep"
+        if not rest and self._state != "awake":
+            self._seen = (self._core.progress, time.monotonic())
+            self._core.wake()
+            self._state = "awake"
+        self._note_progress()
+        with self._wake:
+            if self._rest != rest or self._state == "draining":
+                return
+            callers, self._turn_callers = self._turn_callers, []
+        _deliver([(future, None, None) for future in callers])
 
     # ------------------------------------------------------------ the watch
 

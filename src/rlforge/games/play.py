@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from rlforge.clock import TimeLimit
 from rlforge.errors import RlforgeError
 from rlforge.games.actions import Extraction, extract
 from rlforge.games.base import Game, View, make_game
@@ -18,13 +19,16 @@ Answer = Callable[[Seat, View, int], Awaitable[Completion]]
 """What the policy at a seat says to a view; the third argument is the seed of its draw."""
 
 
-async def play_game(spec: GameSpec, answer: Answer) -> GameRecord:
+async def play_game(
+    spec: GameSpec, answer: Answer, time_limit: TimeLimit = asyncio.timeout
+) -> GameRecord:
     """Play one game to its end; many may run at a time, each as a coroutine.
 
     A game that fails is data: errors of the game, the engine or an API (``RlforgeError``,
     ``TimeoutError``) and running over ``env.timeout_s`` end up in ``GameRecord.error``, with the
     turns until then and without rewards. Other exceptions and cancellation propagate. Raises
-    ``ValueError`` when the seats do not match the number of players.
+    ``ValueError`` when the seats do not match the number of players. time_limit: by whose clock
+    ``env.timeout_s`` passes.
     """
     if [seat.player_id for seat in spec.seats] != list(range(spec.env.num_players)):
         raise ValueError(f"{spec.game_id}: seats must be players 0 to {spec.env.num_players - 1}")
@@ -41,7 +45,7 @@ async def play_game(spec: GameSpec, answer: Answer) -> GameRecord:
         )
 
     try:
-        async with asyncio.timeout(spec.env.timeout_s) as limit:
+        async with time_limit(spec.env.timeout_s) as limit:
             game = make_game(spec.env, spec.seed)
             while not game.done:
                 turns.append(await _play_turn(spec, game, turns, answer))

@@ -35,6 +35,7 @@ from rlforge.learner.policy import Policy
 from rlforge.learner.ranks import Ranks
 from rlforge.learner.sharding import clip_gradient, cpu_copy, spread_optimizer_state
 from rlforge.learner.speed import Operations, Stopwatch
+from rlforge.models.moving import give_back, move
 from rlforge.types import Step, TrainBatch, UpdateResult, value
 
 STATE_FILE = "learner.pt"
@@ -173,6 +174,25 @@ class Learner:
                 ),
             },
         )
+
+    def rest(self, *, offload: bool = True) -> None:
+        """Leave the device's memory to others until ``wake``; the next ``update`` needs that.
+
+        offload: weights and optimizer state go to the host, and not only what an update leaves
+        unused is given back. Saving and loading work at rest, too.
+        """
+        if offload:
+            move(self._tensors(), torch.device("cpu"))
+        give_back(self._device)
+
+    def wake(self) -> None:
+        """Have everything back on the device; nothing happens where it is there."""
+        move(self._tensors(), self._device)
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from self._policy.tensors()
+        for state in self._optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def save(self, directory: Path | None) -> None:
         """Write what the engine loads: adapter or full weights, and the critic if there is one.

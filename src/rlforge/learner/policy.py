@@ -108,6 +108,7 @@ class Policy:
             )
 
         self._scorer = scorer(model, self.value_head)
+        self._frozen = frozen
         self._reference = None if frozen is None else scorer(frozen.eval(), None)
         scorers = [s for s in (self._scorer, self._reference) if s is not None]
         wanted = config.packing != "off" and not config.use_trainer_cache
@@ -209,6 +210,13 @@ class Policy:
         check_fit(state, trained, "learner state")
         for name, parameter in trained.items():
             parameter.copy_(spread_like(state[name], parameter))
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Everything on the device: weights and buffers, the critic's and the reference's too."""
+        for module in (self._model, self.value_head, self._frozen):
+            if module is not None:
+                yield from module.parameters()
+                yield from module.buffers()
 
     def _trained(self) -> dict[str, nn.Parameter]:
         trained = self.parameters()

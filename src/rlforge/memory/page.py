@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.memory.plan import GIB, PROCESS_BYTES, USABLE, make_plan
-from rlforge.memory.remedies import largest_pass, with_engine, with_learner
+from rlforge.memory.remedies import largest_pass, with_engine, with_learner, with_turns
 from rlforge.memory.shape import KNOWN, ModelShape
 
 CARDS = (12, 16, 24, 32, 48, 80)
@@ -65,7 +65,9 @@ Truncation (`learner.max_train_len`) drops the ends of longer answers from train
 TOGETHER = """## One card for learner and engine
 
 The engine is the embedded one. Longest answers with gradient checkpointing, and how many sequences
-of that length the rest of the card holds.
+of that length the card holds: with both at work at the same time, and in turns
+(`hardware.alternate=true`), where each has the card but for the other's process. The weights of the
+one that waits are on the host then.
 """
 
 
@@ -119,27 +121,29 @@ def _alone(shape: ModelShape) -> list[str]:
 
 def _shared(shape: ModelShape) -> list[str]:
     lines = [
-        "| VRAM | `engine.max_model_len`, `learner.max_train_len` | full-length sequences |",
-        "|---|--:|--:|",
+        "| VRAM | `engine.max_model_len`, `learner.max_train_len` | full-length sequences "
+        "| in turns: the same length | full-length sequences |",
+        "|---|--:|--:|--:|--:|",
     ]
     for card in CARDS:
-        found = (
-            (length, sequences)
-            for length in LENGTHS
-            if (sequences := _sequences(shape, card, length)) >= LEAST_SEQUENCES
-        )
-        length, sequences = next(found, (0, 0))
-        lines.append(
-            f"| {card} GB | {length:,} | {sequences} |"
-            if length
-            else f"| {card} GB | does not fit | |"
-        )
+        cells = (_longest_answers(shape, card, alternate=turns) for turns in (False, True))
+        lines.append(f"| {card} GB | {' | '.join(cells)} |")
     return lines
 
 
-def _sequences(shape: ModelShape, card: int, length: int) -> int:
+def _longest_answers(shape: ModelShape, card: int, *, alternate: bool) -> str:
+    """Cells for the longest answers and how many of them run at once."""
+    for length in LENGTHS:
+        sequences = _sequences(shape, card, length, alternate=alternate)
+        if sequences >= LEAST_SEQUENCES:
+            return f"{length:,} | {sequences}"
+    return "does not fit | "
+
+
+def _sequences(shape: ModelShape, card: int, length: int, *, alternate: bool) -> int:
     config = with_engine(RunConfig(), max_model_len=length)
     config = with_learner(config, gradient_checkpointing=True, micro_batch_tokens=length)
+    config = with_turns(config) if alternate else config
     return make_plan(config, shape, SHARED, card * GIB, bf16=True).sequences
 
 

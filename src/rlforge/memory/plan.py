@@ -22,9 +22,10 @@ USABLE = 0.95
 #: figure that is not measured here. cpu: Python with torch, transformers and Ray, measured.
 PROCESS_BYTES = {"cuda": 640 * 2**20, "cpu": 420 * 2**20}
 
-#: What vLLM takes where nothing is said: of an engine's share of a card, tokens read in a step, and
-#: GiB of cache on a CPU.
+#: What vLLM takes where nothing is said: of an engine's share of a card, of the whole card where
+#: engines have it in turns with the learner, tokens read in a step, and GiB of cache on a CPU.
 VLLM_SHARE = 0.9
+VLLM_TURN_SHARE = 0.85
 VLLM_STEP_TOKENS = 8192
 VLLM_CPU_CACHE_GB = 1.0
 
@@ -51,6 +52,16 @@ class Need:
         return sum(part.bytes for part in self.parts)
 
 
+#: What outlasts an engine's or learner's turn, and can wait on the host for the next one.
+LASTING = frozenset({"weights", "versions", "adapter", "AdamW states"})
+
+
+def _stored(need: Need, idle: Need) -> int:
+    """Bytes that wait on the host: what lasts, and is not kept on the card."""
+    kept = {part.name for part in idle.parts}
+    return sum(part.bytes for part in need.parts if part.name in LASTING - kept)
+
+
 @value
 class Card:
     """One kind of card and what shares it. learners: ranks. count: cards alike.
@@ -73,15 +84,20 @@ class Card:
 class Plan:
     """A run's memory. least: an engine with one running sequence of full length.
 
-    sequences: full-length sequences that each engine has room for on its card, on the fullest one.
-    wanted: those it may have to run at once. shortage: bytes that a cache of fixed size lacks for
-    one sequence. left: share of its card that each engine can have beside the learner.
+    learner_idle, engine_idle: what the one keeps while the other works, where they take turns
+    (``alternate``). sequences: full-length sequences that each engine has room for on its card, on
+    the fullest one. wanted: those it may have to run at once. shortage: bytes that a cache of fixed
+    size lacks for one sequence. left: share of its card that each engine can have beside the
+    learner, at work or at rest.
     """
 
     shape: ModelShape
     learner: Need
     least: Need
     engine: Need
+    learner_idle: Need
+    engine_idle: Need
+    alternate: bool
     cards: tuple[Card, ...]
     sequences: int
     wanted: int
@@ -91,7 +107,34 @@ class Plan:
 
     def need(self, card: Card) -> int:
         """The least that works on ``card``, in bytes."""
+        if self.alternate:
+            return max(self.learning(card), self.playing(card))
         return self.learner.total * card.learners + self.least.total * card.engines
+
+    def learning(self, card: Card) -> int:
+        """Bytes on ``card`` while the learner has its turn."""
+        return self.learner.total * card.learners + self.engine_idle.total * card.engines
+
+    def playing(self, card: Card) -> int:
+        """The least bytes on ``card`` while the engines have theirs."""
+        return self.learner_idle.total * card.learners + self.least.total * card.engines
+
+    @property
+    def gained_by_turns(self) -> int:
+        """Bytes of the learner's card that turns save, or would; 0 where it has it for itself.
+
+        Of engines as they are: those of vLLM fill what they are given.
+        """
+        card = self.cards[0]
+        together = self.learner.total * card.learners + self.least.total * card.engines
+        return together - max(self.learning(card), self.playing(card)) if card.engines else 0
+
+    @property
+    def on_host(self) -> int:
+        """Bytes of host memory for what leaves the card in turns, at most at one time."""
+        card = self.cards[0]
+        engines = _stored(self.engine, self.engine_idle) * card.engines
+        return max(engines, _stored(self.learner, self.learner_idle)) if self.alternate else 0
 
     @property
     def excess(self) -> int:
@@ -118,9 +161,12 @@ def make_plan(
     learner = learner_need(learner_job(config, shape, bf16=bf16), process)
     job = engine_job(config, shape, device, bf16=bf16)
     cards = place(hardware, config.learner.num_learners, config.engine.num_engines, capacity)
+    alternate = config.hardware.alternate
+    idle = learner_idle(learner, device, offload=config.hardware.offload_learner)
+    beside = idle if alternate else learner
     per_sequence = engine_memory.sequence_bytes(job)
     room = min(
-        (card.usable - learner.total * card.learners) // card.engines
+        (card.usable - beside.total * card.learners) // card.engines
         for card in cards
         if card.engines
     )
@@ -138,6 +184,9 @@ def make_plan(
         learner=learner,
         least=least,
         engine=engine,
+        learner_idle=idle,
+        engine_idle=engine_idle(least, device, paged=job.paged),
+        alternate=alternate,
         cards=cards,
         sequences=sequences,
         wanted=1 if job.paged else job.sequences,
@@ -227,6 +276,28 @@ def engine_need(job: EngineJob, process: Part) -> Need:
     )
 
 
+def learner_idle(need: Need, device: str, *, offload: bool) -> Need:
+    """What the learner keeps in the engines' turn: weights and states, unless a GPU is rid of them.
+
+    Gradients and activations are gone by then.
+    """
+    kept = {"process"}
+    if device != "cuda" or not offload:
+        kept |= LASTING
+    return Need(parts=tuple(part for part in need.parts if part.name in kept))
+
+
+def engine_idle(need: Need, device: str, *, paged: bool) -> Need:
+    """What an engine keeps asleep: on a GPU its process, on a CPU all but what sequences need.
+
+    Caches go with the sequences, but for the one that vLLM divides among them.
+    """
+    kept = {"process"}
+    if device != "cuda":
+        kept |= LASTING | ({"KV cache"} if paged else set())
+    return Need(parts=tuple(part for part in need.parts if part.name in kept))
+
+
 def reserved_need(
     config: RunConfig, job: EngineJob, process: Part, hardware: HardwareConfig, capacity: int
 ) -> Need:
@@ -238,7 +309,9 @@ def reserved_need(
     vllm, none = config.engine.vllm, dataclasses.replace(job, sequences=0)
     parts = [part for part in engine_need(none, process).parts if part.name != "KV cache"]
     share = vllm.gpu_memory_utilization
-    if share is None:
+    if share is None and config.hardware.alternate:
+        share = VLLM_TURN_SHARE / config.engine.num_engines
+    elif share is None:
         share = VLLM_SHARE * min(hardware.engine_gpus, 1.0)
     if vllm.kv_cache_gb is not None:
         cache = int(vllm.kv_cache_gb * GIB)

@@ -16,7 +16,10 @@ Replan = Callable[[RunConfig], Plan]
 
 @value
 class Option:
-    """A change of one key, and the bytes that it saves of the learner or of one full engine."""
+    """A change of one key, and the bytes that it saves of the learner or of one full engine.
+
+    Of ``hardware.alternate`` it is what the card that they share has more room for.
+    """
 
     key: str
     value: str
@@ -35,18 +38,35 @@ def with_engine(config: RunConfig, **changes: object) -> RunConfig:
     return dataclasses.replace(config, engine=engine)
 
 
+def with_turns(config: RunConfig) -> RunConfig:
+    """``config`` with engines and learner taking turns, and nothing kept beside the other."""
+    hardware = dataclasses.replace(config.hardware, alternate=True, offload_learner=True)
+    return dataclasses.replace(config, hardware=hardware)
+
+
+def can_take_turns(config: RunConfig, plan: Plan) -> bool:
+    """Whether engines and the learner share one card of this machine, at the same time so far."""
+    alone = len(plan.cards) == plan.cards[0].count == plan.cards[0].learners == 1
+    here = config.hardware.ray_address is None
+    return alone and here and not plan.alternate and plan.gained_by_turns > 0
+
+
 def options(config: RunConfig, replan: Replan) -> tuple[Option, ...]:
     """Changes of one key each that save memory, the most first."""
     now = replan(config)
     found = []
+    if can_take_turns(config, now):
+        found.append(Option(key="hardware.alternate", value="true", saves=now.gained_by_turns))
+    if now.alternate:
+        saved = now.learner_idle.total - replan(with_turns(config)).learner_idle.total
+        found.append(Option(key="hardware.offload_learner", value="true", saves=saved))
     for key, text, changed in _changes(config):
         then = replan(changed)
         saved = now.learner.total - then.learner.total
         if key.startswith(("engine.", "model.")):
             saved += now.engine.total - then.engine.total
-        if saved > 0:
-            found.append(Option(key=key, value=text, saves=saved))
-    return tuple(sorted(found, key=lambda option: -option.saves))
+        found.append(Option(key=key, value=text, saves=saved))
+    return tuple(sorted((o for o in found if o.saves > 0), key=lambda option: -option.saves))
 
 
 def _changes(config: RunConfig) -> list[tuple[str, str, RunConfig]]:
@@ -98,15 +118,25 @@ def _most(holds: Callable[[int], bool], limit: int) -> int:
 def mend(config: RunConfig, replan: Replan) -> tuple[str, ...]:
     """Overrides (``key=value``) with which the plan fits, the cheapest changes first; () if none.
 
-    The division of a card between learner and vLLM first, then checkpoints, since they change no
-    result; then the length of answers.
+    The division of a card between learner and vLLM first, then checkpoints and turns, since they
+    change no result; then the length of answers.
     """
     changed, overrides = config, []
     if (share := share_that_fits(changed, replan)) is not None:
         return share
+    if config.hardware.alternate and not config.hardware.offload_learner:
+        changed = with_turns(changed)
+        overrides.append("hardware.offload_learner=true")
+        if (share := share_that_fits(changed, replan)) is not None:
+            return (*overrides, *share)
     if not config.learner.gradient_checkpointing:
         changed = with_learner(changed, gradient_checkpointing=True)
         overrides.append("learner.gradient_checkpointing=true")
+        if (share := share_that_fits(changed, replan)) is not None:
+            return (*overrides, *share)
+    if can_take_turns(changed, replan(changed)):
+        changed = with_turns(changed)
+        overrides.append("hardware.alternate=true")
         if (share := share_that_fits(changed, replan)) is not None:
             return (*overrides, *share)
     for longest in (config.engine.max_model_len, 4096, 2048, 1024):
