@@ -118,6 +118,36 @@ def test_cores_are_shared_between_engine_and_learner_on_a_cpu() -> None:
     assert resolve_hardware(config, Machine(cpus=12, gpus=0), 2, num_learners=4).threads == 2
 
 
+@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize("engines", [1, 3])
+def test_engines_and_learner_in_turns_have_one_gpu_whatever_there_is(
+    gpus: int, engines: int
+) -> None:
+    config = compose(["hardware.alternate=true"]).config.hardware
+    hardware = resolve_hardware(config, Machine(cpus=8, gpus=gpus), engines)
+    assert hardware.num_gpus == 1
+    assert hardware.learner_gpus + engines * hardware.engine_gpus == pytest.approx(1.0)
+
+
+def test_in_turns_the_learner_has_all_cores_of_a_cpu() -> None:
+    config = compose(["hardware.alternate=true"]).config.hardware
+    assert resolve_hardware(config, Machine(cpus=12, gpus=0), 1).threads == 12
+    assert resolve_hardware(config, Machine(cpus=12, gpus=0), 3).threads == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["learner.num_learners=2"], r"alternate=true.*learner\.num_learners=2; switch it off"),
+        (["hardware=cluster"], r"hardware\.ray_address=auto may place.*switch it off"),
+        (["hardware=multi_gpu"], r"wants 3 GPUs.*alternate is for one; lower.*alternate off"),
+    ],
+)
+def test_turns_on_more_than_one_card_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_graph(compose([*overrides, "hardware.alternate=true"]).config, SERVER)
+
+
 def test_json_and_mermaid_hold_the_same_nodes() -> None:
     graph = build_graph(compose([]).config, LAPTOP)
     loaded = json.loads(to_json(graph))

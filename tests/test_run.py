@@ -186,6 +186,39 @@ def test_dead_engine_and_collector_are_restarted(small_model: Path) -> None:
     _, stderr = process.communicate(timeout=200)
     assert process.returncode == 0, stderr
     assert [row["step"] for row in rows("metrics.jsonl")] == list(range(1, 61))
+    assert overlap() > 1e-3
+
+
+def test_engine_and_learner_take_turns_and_a_death_in_the_others_turn_changes_nothing(
+    small_model: Path,
+) -> None:
+    process = start(small_model, "hardware.alternate=true", "learner.total_updates=12")
+    wait_for(lambda: len(rows("metrics.jsonl")) >= 2, process)
+    learner = actor_pids("learner")[-1]
+    os.kill(learner, signal.SIGSTOP)  # its next turn lasts until it goes on
+    try:
+        wait_for((Path("run") / "learning").exists, process)
+        os.kill(actor_pids("engine-0")[-1], signal.SIGKILL)
+        wait_for(lambda: len(actor_pids("engine-0")) == 2, process)
+        time.sleep(1.0)
+        assert Path("run/logs/engine-0.log").read_text().count("the engine is loaded") == 1
+    finally:
+        os.kill(learner, signal.SIGCONT)
+    _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    metrics = rows("metrics.jsonl")
+    assert [row["step"] for row in metrics] == list(range(1, 13))
+    assert all(row["seconds_switch"] > 0 for row in metrics)
+    assert Path("run/logs/engine-0.log").read_text().count("the engine is loaded") == 2
+    # Shares of the union of all work and of each one's add up only where nothing overlaps.
+    assert overlap() < 1e-6
+    assert not (Path("run") / "learning").exists()
+
+
+def overlap() -> float:
+    """Share of the run's time in which engines and learner both worked."""
+    summary = json.loads(Path("run/summary.json").read_text())
+    return summary["engine_share"] + summary["learner_share"] + summary["idle_share"] - 1
 
 
 def test_a_dead_learner_ends_the_run_with_its_cause_and_resume_works(small_model: Path) -> None:

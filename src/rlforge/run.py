@@ -14,7 +14,7 @@ import dataclasses
 import logging
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -156,9 +156,9 @@ class Run:
     async def _learn(self) -> None:
         """Draw, update, save, publish: one round is one policy version."""
         learner, every = self._config.learner, self._config.eval.every
-        update = self._cast.learner.update
+        update: Callable[[Any], Any] = self._cast.learner.update
         if self._hardware.alternate:
-            update = partial(update_in_turn, self._cast, self._surviving)
+            update = partial(update_in_turn, self._cast, self._surviving, self._run_dir)
         while self._version < learner.total_updates and not self._interrupted:
             # The batch goes from the buffer to the learner; only its reference passes here.
             next_batch = self._cast.buffer.next_batch.options(num_returns=2)

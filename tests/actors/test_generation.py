@@ -14,6 +14,8 @@ import ray
 
 import rlforge.actors.cast  # noqa: F401  # configures Ray before its first import
 from rlforge.actors.generation import EngineActor, RemoteEngine
+from rlforge.actors.process import turn_file
+from rlforge.clock import Clock
 from rlforge.config.schema import EngineConfig, HardwareConfig, ModelConfig, RunConfig
 from rlforge.errors import EngineError
 from rlforge.types import PolicyRef, SamplingParams
@@ -66,6 +68,41 @@ async def test_a_stuck_engine_is_restarted_and_its_requests_are_asked_again(
     assert log.count("started as process") == 2
     assert "this process ends: the engine is stuck" in log
     assert f"process {os.getpid()}" not in log
+    ray.kill(actor)
+
+
+async def test_an_engine_that_comes_in_the_learners_turn_waits_for_its_own(
+    small_model: Path, tmp_path: Path
+) -> None:
+    turn_file(tmp_path).touch()
+    made: Any = ray.remote(EngineActor)
+    hardware = HardwareConfig(device="cpu", threads=1, alternate=True)
+    actor = made.options(max_concurrency=100).remote(
+        _config(small_model), hardware, "engine-0", str(tmp_path)
+    )
+    await actor.sleep.remote()
+    clock = Clock()
+    client = RemoteEngine([actor], "client", timeout_s=0.5, retries=0, time_limit=clock.timeout)
+    params, base = SamplingParams(max_tokens=3, seed=0), PolicyRef(uid="b", kind="checkpoint")
+    clock.stop()
+    answer = asyncio.create_task(client.generate([5, 7], params, base))
+    await asyncio.sleep(1.0)
+    log = tmp_path / "logs" / "engine-0.log"
+    assert "the engine is loaded" not in log.read_text()
+    await actor.wake.remote()
+    assert len((await answer).token_ids) == 3  # after more than its 0.5 seconds
+    assert "the engine is loaded" in log.read_text()
+
+    await actor.sleep.remote()
+    held = asyncio.create_task(client.generate([5, 7], params, base))
+    await asyncio.sleep(0.2)
+    assert not held.done()
+    await actor.wake.remote()
+    assert (await held).token_ids == (await answer).token_ids
+    await actor.sleep.remote()
+    clock.go_on()
+    with pytest.raises(EngineError, match="request_timeout_s"):
+        await client.generate([5, 7], params, base)
     ray.kill(actor)
 
 

@@ -182,3 +182,46 @@ def test_a_cluster_that_says_its_memory_is_checked(machine):
     machine()
     with pytest.raises(ConfigError, match=r"2 engines|the learner"):
         check_memory(compose([QUICK_START, "hardware=cluster", "hardware.memory_gb=8"]).config)
+
+
+FOUR_B = ("model.name=Qwen/Qwen3-4B", "hardware=gpu_1", "learner.gradient_checkpointing=true")
+SHORT = ("engine.max_model_len=2048", "learner.micro_batch_tokens=2048")
+
+
+def test_turns_are_proposed_where_they_make_a_model_fit(machine):
+    machine(dataclasses.replace(ADA, memory=16 * GIB))
+    with pytest.raises(ConfigError, match=r"these fit: hardware\.alternate=true;"):
+        check_memory(compose([QUICK_START, *FOUR_B, *SHORT]).config)
+
+    check_memory(compose([QUICK_START, *FOUR_B, *SHORT, "hardware.alternate=true"]).config)
+
+
+def test_both_turns_are_shown_with_what_waits_on_the_host(machine):
+    machine(dataclasses.replace(ADA, memory=16 * GIB))
+    overrides = [QUICK_START, *FOUR_B, *SHORT]
+    apart = examine(compose([*overrides, "hardware.alternate=true"]))
+    together = examine(compose(overrides))
+    printed = {}
+    for name, report in (("apart", apart), ("together", together)):
+        console = Console(width=80, file=io.StringIO())
+        console.print(render(report))
+        printed[name] = console.file.getvalue()
+        assert max(map(len, printed[name].splitlines())) <= 80
+
+    assert apart.memory.plan.excess == 0
+    assert "in turns (hardware.alternate)" in printed["apart"]
+    assert "in the other's turn" in printed["apart"]
+    assert "hardware.alternate=true" in printed["together"].split("what buys memory")[1]
+    values = to_values(apart)["memory"]
+    assert values["alternate"]
+    assert values["on_host"] == apart.memory.plan.on_host > 7 * GIB
+    assert values["learner_idle"] == values["engine_idle"]
+
+
+def test_a_host_without_room_for_what_waits_is_a_problem(machine, monkeypatch):
+    machine(dataclasses.replace(ADA, memory=16 * GIB))
+    monkeypatch.setattr(examined, "ram", lambda: 4 * GIB)
+    report = examine(compose([QUICK_START, *FOUR_B, *SHORT, "hardware.alternate=true"]))
+
+    assert not report.healthy
+    assert "which has 4.0 GiB" in finding(report, "RAM", "problem").detail

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from rlforge.config.schema import EngineConfig, LoraConfig, ModelConfig, RunConfig, VllmConfig
+from rlforge.config.schema import (
+    EngineConfig,
+    HardwareConfig,
+    LoraConfig,
+    ModelConfig,
+    RunConfig,
+    VllmConfig,
+)
 from rlforge.engines import vllm_settings
 from rlforge.engines.vllm_settings import (
     VLLM_VERSION,
@@ -19,12 +26,18 @@ from rlforge.errors import ConfigError
 
 
 def _arguments(
-    engine: EngineConfig | None = None, *, device: str = "cuda", gpus: float = 1.0, rank: int = 32
+    engine: EngineConfig | None = None,
+    *,
+    device: str = "cuda",
+    gpus: float = 1.0,
+    rank: int = 32,
+    alternate: bool = False,
 ) -> dict[str, Any]:
     config = RunConfig(
         seed=2**31 + 5,
         engine=engine or EngineConfig(),
         model=ModelConfig(lora=LoraConfig(rank=rank)),
+        hardware=HardwareConfig(alternate=alternate),
     )
     return vllm_arguments(
         config, model="a/model", device=device, dtype="bfloat16", positions=4096, gpus=gpus
@@ -78,6 +91,19 @@ def test_null_leaves_the_choice_to_vllm() -> None:
 @pytest.mark.parametrize(("gpus", "share"), [(1.0, 0.9), (0.5, 0.45), (2.0, 0.9)])
 def test_an_engine_takes_its_own_share_of_the_card(gpus: float, share: float) -> None:
     assert _arguments(gpus=gpus)["gpu_memory_utilization"] == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("engines", "share"), [(1, 0.85), (2, 0.425)])
+def test_in_turns_engines_take_the_card_and_can_give_it_back(engines: int, share: float) -> None:
+    engine = EngineConfig(num_engines=engines)
+    arguments = _arguments(engine, gpus=0.5, alternate=True)
+    assert arguments["gpu_memory_utilization"] == pytest.approx(share)
+    assert arguments["enable_sleep_mode"] is arguments["sleep_mode_offload_cudagraph"] is True
+    engine.vllm.gpu_memory_utilization = 0.6
+    assert _arguments(engine, alternate=True)["gpu_memory_utilization"] == 0.6
+    # vLLM refuses to start with it where it has no such allocator.
+    assert "enable_sleep_mode" not in _arguments(device="cpu", alternate=True)
+    assert "enable_sleep_mode" not in _arguments()
 
 
 def test_on_a_cpu_nothing_is_compiled_and_the_cache_is_small() -> None:

@@ -118,3 +118,27 @@ def test_who_cancels_is_forgotten() -> None:
     room.add_load(B, 6)
     assert sorted(room.clear()) == [5, 6]
     assert not room.has_work
+
+
+def test_a_closed_room_takes_requests_in_and_lets_none_through() -> None:
+    room = _room(1, (A, 1))
+    room.close()
+    room.add(A, Request(id=2))
+    room.add_load(B, 3)
+    assert not room.has_work
+    assert room.place_policies([]) == []
+    assert room.admit(9, 1000) == []
+    assert len(room) == 2
+    room.open()
+    assert room.has_work
+    room.place_policies([])
+    assert _ids(room.admit(9, 1000)) == [1, 2]
+
+
+def test_what_is_cancelled_in_a_closed_room_is_forgotten() -> None:
+    room = _room(1, (A, 1), (A, 2))
+    room.close()
+    room.cancel({1})
+    room.open()
+    room.place_policies([])
+    assert _ids(room.admit(9, 1000)) == [2]

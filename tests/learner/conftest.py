@@ -147,6 +147,7 @@ def make_learner(
     value_learning_rate: float | None = None,
     initial_value_head: dict[str, torch.Tensor] | None = None,
     max_nonfinite: int = 5,
+    device: str = "cpu",
     **config: Any,
 ) -> Learner:
     settings = {"mini_batch_size": 4, "learning_rate": 1e-2, "grad_clip": 1e9}
@@ -157,7 +158,7 @@ def make_learner(
         algorithm or PolicyGradient(),
         temperature=temperature,
         pad_token_id=PAD,
-        device="cpu",
+        device=device,
         seed=seed,
         ranks=ranks,
         value_learning_rate=value_learning_rate,

@@ -14,7 +14,14 @@ from rlforge.engines import vllm_settings
 from rlforge.hardware import Machine, resolve_hardware
 from rlforge.memory import plan as plan_module
 from rlforge.memory.plan import GIB, Card, Plan, make_plan, place
-from rlforge.memory.remedies import largest_pass, mend, options, with_engine, with_learner
+from rlforge.memory.remedies import (
+    largest_pass,
+    mend,
+    options,
+    with_engine,
+    with_learner,
+    with_turns,
+)
 from rlforge.memory.shape import KNOWN, known_shape
 
 QUICK_START = "+experiment=qwen3_1p7b_simpletak"
@@ -182,6 +189,10 @@ def test_what_is_proposed_fits_and_nothing_longer_does(shape, gb):
     for override in mend(config, replan):
         group, key = override.split("=")[0].split(".")
         value = override.split("=")[1]
+        if group == "hardware":
+            assert override == "hardware.alternate=true"
+            changed = with_turns(changed)
+            continue
         number = True if value == "true" else int(value)
         change = with_learner if group == "learner" else with_engine
         changed = change(changed, **{key: number})
@@ -237,4 +248,125 @@ def test_learner_and_vllm_divide_a_card_as_the_plan_proposes():
 
 def test_what_is_said_of_vllm_is_what_its_settings_say():
     assert plan_module.VLLM_SHARE == vllm_settings._GPU_SHARE
+    assert plan_module.VLLM_TURN_SHARE == vllm_settings._TURN_SHARE
     assert plan_module.VLLM_CPU_CACHE_GB == vllm_settings._CPU_KV_CACHE_GB
+
+
+# ---------------------------------------------------------------- in turns
+
+TURNS = "hardware.alternate=true"
+CHECKPOINTS = "learner.gradient_checkpointing=true"
+
+
+def test_in_turns_a_card_holds_the_larger_of_the_two_and_what_the_other_keeps():
+    made = plan(TURNS, CHECKPOINTS)
+    (card,) = made.cards
+    process = plan_module.PROCESS_BYTES["cuda"]
+
+    assert made.learner_idle.total == made.engine_idle.total == process
+    assert made.learning(card) == made.learner.total + process
+    assert made.playing(card) == made.least.total + process
+    assert made.need(card) == max(made.learning(card), made.playing(card))
+    assert made.need(card) < plan(CHECKPOINTS).need(card) - 3 * GIB
+
+
+def test_sequences_of_an_engine_in_turns_fill_the_card_and_one_more_would_not_fit():
+    made = plan(TURNS, CHECKPOINTS, gb=16)
+    config = compose([QUICK_START, TURNS, CHECKPOINTS]).config
+    (card,) = made.cards
+
+    def playing(sequences: int) -> int:
+        changed = with_engine(config, max_parallel_seq=sequences)
+        whole = make_plan(changed, KNOWN[0], cuda(0.5, 0.5), card.capacity, bf16=True)
+        return whole.engine.total + whole.learner_idle.total
+
+    assert playing(made.sequences) <= card.usable < playing(made.sequences + 1)
+    assert made.sequences > plan(CHECKPOINTS, gb=16).sequences
+
+
+def test_a_learner_that_stays_on_the_card_keeps_weights_and_states_but_no_activations():
+    made = plan(TURNS, "hardware.offload_learner=false")
+    states = {"weights", "adapter", "AdamW states", "process"}
+
+    assert {part.name for part in made.learner_idle.parts} == states
+    assert made.learner_idle.total == sum(part(made.learner, name) for name in states)
+    assert made.learner_idle.total > plan(TURNS).learner_idle.total
+
+
+def test_on_a_cpu_nothing_but_passing_tensors_makes_room():
+    cpu = HardwareConfig(device="cpu")
+    made = plan(TURNS, hardware=cpu)
+    vllm = plan(TURNS, *VLLM, hardware=cpu)
+
+    assert {"weights", "AdamW states"} <= {p.name for p in made.learner_idle.parts}
+    assert {p.name for p in made.engine_idle.parts} == {"weights", "versions", "process"}
+    assert "KV cache" in {p.name for p in vllm.engine_idle.parts}
+    assert made.on_host == vllm.on_host == 0
+
+
+def test_the_host_has_room_for_the_larger_of_what_waits():
+    made = plan(TURNS)
+    engine = part(made.engine, "weights") + part(made.engine, "versions")
+    learner = sum(part(made.learner, name) for name in ("weights", "adapter", "AdamW states"))
+
+    assert made.on_host == max(engine, learner)
+    assert plan(TURNS, "hardware.offload_learner=false").on_host == engine
+    assert plan().on_host == 0
+
+
+def test_vllm_has_the_card_in_its_turn():
+    made = plan(*VLLM, TURNS, gb=24)
+
+    assert made.engine.total == pytest.approx(0.85 * 24 * GIB, rel=1e-6)
+    assert made.verdict == "fits"
+    assert made.sequences > plan(*VLLM, gb=24).sequences
+
+
+def test_turns_are_named_with_what_they_buy_and_only_where_a_card_is_shared():
+    config = compose([QUICK_START, CHECKPOINTS]).config
+
+    def found(hardware, config=config):
+        def replan(changed):
+            return make_plan(changed, KNOWN[0], hardware, 24 * GIB, bf16=True)
+
+        return {option.key: option.saves for option in options(config, replan)}
+
+    shared = plan(CHECKPOINTS)
+    (card,) = shared.cards
+    saves = shared.need(card) - plan(CHECKPOINTS, TURNS).need(card)
+    assert found(cuda(0.5, 0.5))["hardware.alternate"] == saves > 0
+    assert "hardware.alternate" not in found(cuda(1, 1))
+    turns = with_turns(config)
+    assert "hardware.alternate" not in found(cuda(0.5, 0.5), turns)
+    cluster = dataclasses.replace(config.hardware, ray_address="auto")
+    assert "hardware.alternate" not in found(
+        cuda(0.5, 0.5), dataclasses.replace(config, hardware=cluster)
+    )
+    kept = dataclasses.replace(turns.hardware, offload_learner=False)
+    offload = found(cuda(0.5, 0.5), dataclasses.replace(turns, hardware=kept))
+    assert offload["hardware.offload_learner"] == (
+        part(shared.learner, "weights")
+        + part(shared.learner, "adapter")
+        + part(shared.learner, "AdamW states")
+    )
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_a_model_that_fits_a_card_only_in_turns_is_mended_by_turns(engine):
+    """Two copies of 8 GiB of weights are more than a card of 16 GB holds, one is not."""
+    config = compose(
+        [QUICK_START, CHECKPOINTS, f"engine.name={engine}", "engine.max_model_len=2048"]
+    ).config
+    config = with_learner(config, micro_batch_tokens=2048)
+    shape = known_shape("Qwen/Qwen3-4B")
+
+    def replan(changed):
+        return make_plan(changed, shape, cuda(0.5, 0.5), 16 * GIB, bf16=True)
+
+    assert replan(config).excess > 0
+    assert mend(config, replan) == ("hardware.alternate=true",)
+    assert replan(with_turns(config)).excess == 0
+    kept = dataclasses.replace(with_turns(config).hardware, offload_learner=False)
+    kept_config = dataclasses.replace(config, hardware=kept)
+    assert replan(kept_config).excess > 0
+    assert mend(kept_config, replan) == ("hardware.offload_learner=true",)

@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from rlforge.checkpoint import list_checkpoints
-from rlforge.config.schema import EngineConfig, RunConfig, VllmConfig
+from rlforge.config.schema import EngineConfig, HardwareConfig, RunConfig, VllmConfig
 from rlforge.engines.vllm_settings import LORA_RANKS, vllm_arguments
 from rlforge.models.tiny.create import create_tiny
 from rlforge.models.tiny.recipe import TINY
@@ -73,15 +73,35 @@ def test_a_run_trains_on_vllm(player: Path) -> None:
     assert {"inference/engine-0/queued", "inference/engine-0/running"} < set(seen)
 
 
+def test_a_run_in_turns_trains_on_vllm(player: Path) -> None:
+    command = [*RLFORGE, "train", "+experiment=tictactoe_mirror", *SETTINGS]
+    command += [f"model.name={player}", "run_dir=run", "hardware.alternate=true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    metrics = rows("metrics.jsonl")
+    assert [row["step"] for row in metrics] == [1, 2, 3]
+    assert all(row["seconds_switch"] > 0 for row in metrics)
+    gaps = [row["logprob_gap_mean"] for row in metrics if "logprob_gap_mean" in row]
+    assert max(gaps) < 1e-4
+    shares = json.loads(Path("run/summary.json").read_text())
+    # Shares of the union of all work and of each one's add up only where nothing overlaps.
+    together = shares["engine_share"] + shares["learner_share"] + shares["idle_share"]
+    assert together == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("alternate", [False, True])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_vllm_takes_every_argument(device: str) -> None:
+def test_vllm_takes_every_argument(device: str, alternate: bool) -> None:
     from vllm.config.lora import MaxLoRARanks
     from vllm.engine.arg_utils import EngineArgs
 
     settings = VllmConfig(
         gpu_memory_utilization=0.4, kv_cache_gb=2, enforce_eager=True, max_num_batched_tokens=512
     )
-    config = RunConfig(engine=EngineConfig(name="vllm", vllm=settings))
+    config = RunConfig(
+        engine=EngineConfig(name="vllm", vllm=settings),
+        hardware=HardwareConfig(alternate=alternate),
+    )
     arguments = vllm_arguments(
         config, model="m", device=device, dtype="bfloat16", positions=4096, gpus=0.5
     )

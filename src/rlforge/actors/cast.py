@@ -19,6 +19,7 @@ from rlforge.actors.bookkeeping import BufferActor, PoolActor, TrackerActor
 from rlforge.actors.generation import EngineActor
 from rlforge.actors.learning import LearnerActor, LearnerGroup, rank_name
 from rlforge.actors.play import CollectorActor
+from rlforge.actors.process import turn_file
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.errors import RlforgeError, RunError
 from rlforge.graph import RunGraph
@@ -93,6 +94,7 @@ async def start_actors(
     pool = _actor(PoolActor, "pool", num_cpus=0).remote(config, run_dir, part)
     buffer = _actor(BufferActor, "buffer", num_cpus=0).remote(config, run_dir)
     learner = await _learner_group(config, hardware, run_dir)
+    turn_file(run_dir).unlink(missing_ok=True)  # of a part of the run that was killed in its turn
     learning = asyncio.ensure_future(learner.start())
     if hardware.alternate:
         await learning

@@ -6,17 +6,16 @@ Requests and answers travel in bundles: one remote call for all games that ask a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import ray
 
-from rlforge.actors.process import card_lock, end, enter, restarted
+from rlforge.actors.process import end, enter, restarted, turn_file
 from rlforge.clock import TimeLimit
 from rlforge.config.schema import HardwareConfig, RunConfig
-from rlforge.engines.base import EngineStats
+from rlforge.engines.base import Engine, EngineStats
 from rlforge.engines.registry import make_engine
 from rlforge.errors import EngineDeadError, EngineError
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
@@ -39,19 +38,36 @@ Answered = tuple[int, Completion | EngineError]
 
 
 class EngineActor:
-    """A generator behind a mailbox: requests come in bundles, answers leave in bundles."""
+    """A generator behind a mailbox: requests come in bundles, answers leave in bundles.
+
+    Restarted in the learner's turn (``hardware.alternate``) it is as good as asleep, and loads its
+    model at ``wake``.
+    """
+
+    _engine: Engine
 
     def __init__(
         self, config: RunConfig, hardware: HardwareConfig, name: str, run_dir: str
     ) -> None:
         enter(name, run_dir)
-        with card_lock(run_dir) if hardware.alternate else contextlib.nullcontext():
-            self._engine = make_engine(
-                config, device=hardware.device, threads=hardware.threads, gpus=hardware.engine_gpus
-            )
+        self._config, self._hardware = config, hardware
+        self._loaded = asyncio.Event()
+        if not turn_file(run_dir).exists():
+            self._load_model()
         self._outbox: dict[str, list[Answered]] = {}
         self._filled: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def _load_model(self) -> None:
+        hardware = self._hardware
+        self._engine = make_engine(
+            self._config,
+            device=hardware.device,
+            threads=hardware.threads,
+            gpus=hardware.engine_gpus,
+        )
+        log.info("the engine is loaded")
+        self._loaded.set()
 
     async def submit(self, client: str, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -60,6 +76,7 @@ class EngineActor:
             task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, client: str, request: Request) -> None:
+        await self._loaded.wait()
         try:
             answer: Completion | EngineError = await self._engine.generate(
                 request.prompt_token_ids, request.params, request.policy
@@ -82,20 +99,27 @@ class EngineActor:
         return self._filled.setdefault(client, asyncio.Event())
 
     async def load(self, policy: PolicyRef) -> None:
+        await self._loaded.wait()
         await _unless_dead(self._engine.load(policy))
 
     async def sleep(self) -> None:
-        await _unless_dead(self._engine.sleep())
+        if self._loaded.is_set():
+            await _unless_dead(self._engine.sleep())
 
     async def wake(self) -> None:
-        await _unless_dead(self._engine.wake())
+        if self._loaded.is_set():
+            await _unless_dead(self._engine.wake())
+        else:
+            self._load_model()
 
     async def stats(self) -> tuple[EngineStats, list[Span]]:
         """Counters since the start, and the spans of work since the last call."""
+        await self._loaded.wait()
         return self._engine.stats(), self._engine.take_busy_spans()
 
     async def close(self) -> None:
-        await self._engine.close()
+        if self._loaded.is_set():
+            await self._engine.close()
 
 
 async def _unless_dead(call: Awaitable[None]) -> None:
@@ -142,7 +166,7 @@ class RemoteEngine:
             except ray.exceptions.RayActorError as error:
                 last = error
             try:
-                await restarted(self._engines[index], self._time_limit)
+                await restarted(self._engines[index])
             except (ray.exceptions.RayActorError, TimeoutError):
                 break
         raise EngineError(f"the engine died while answering, and is not back: {last}")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from rlforge.actors.process import card_lock, enter, limit_threads
+from rlforge.actors.process import enter, limit_threads
 from rlforge.checkpoint import extend_checkpoint, write_checkpoint
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.learner import Learner
@@ -39,7 +38,6 @@ class LearnerActor:
         enter(rank_name(rank), run_dir)
         limit_threads(hardware.threads)
         self._checkpoints = Path(run_dir) / "checkpoints"
-        self._card = card_lock(run_dir)
         self._config, self._hardware, self._rank = config, hardware, rank
 
     def host(self) -> tuple[str, int]:
@@ -63,17 +61,14 @@ class LearnerActor:
 
     def update(self, batch: TrainBatch) -> tuple[UpdateResult, Span]:
         """Learn from ``batch``; also says when."""
-        with self._turn() if self._hardware.alternate else contextlib.nullcontext():
-            started = time.time()
-            return self._learner.update(batch), (started, time.time())
-
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """The card for the learner alone."""
-        with self._card:
+        alternate = self._hardware.alternate
+        if alternate:
             self._learner.wake()
-            yield
+        started = time.time()
+        result, ended = self._learner.update(batch), time.time()
+        if alternate:
             self._learner.rest(offload=self._hardware.offload_learner)
+        return result, (started, ended)
 
     def save(self, version: int, parent_uid: str | None) -> Checkpoint | None:
         """Write version ``version`` as it is now; None from a rank that only helped."""

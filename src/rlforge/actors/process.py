@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import ray
-from filelock import FileLock
-
-from rlforge.clock import TimeLimit
 
 RESTART_PATIENCE_S = 300.0
 """Seconds within which a restarted actor must be back: it loads and compiles the model again."""
@@ -50,17 +47,17 @@ def limit_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def card_lock(run_dir: str) -> FileLock:
-    """Held by the learner at work, and by an engine that loads, where they share a card in turns.
+def turn_file(run_dir: str | Path) -> Path:
+    """Is there while it is the learner's turn, where it shares a card in turns with the engines.
 
-    An engine that dies asleep is restarted at once: it must not load beside the learner.
+    An engine that dies in it is restarted at once, and must not load beside the learner.
     """
-    return FileLock(Path(run_dir) / "card.lock")
+    return Path(run_dir) / "learning"
 
 
-async def restarted(actor: Any, time_limit: TimeLimit = asyncio.timeout) -> None:
+async def restarted(actor: Any) -> None:
     """Wait until a dead ``actor`` is back; Ray's exception when Ray gives it up."""
-    async with time_limit(RESTART_PATIENCE_S):
+    async with asyncio.timeout(RESTART_PATIENCE_S):
         while True:
             try:
                 await actor.__ray_ready__.remote()

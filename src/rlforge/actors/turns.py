@@ -9,12 +9,15 @@ What games ask for meanwhile waits in the sleeping engines, and their clocks sta
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from rlforge.actors.cast import Cast
+from rlforge.actors.process import turn_file
 from rlforge.types import UpdateResult
 from rlforge.utilisation import Span
 
@@ -22,7 +25,9 @@ Surviving = Callable[..., Awaitable[Any]]
 """Calls an actor's method by the actor's name, again when its process died meanwhile."""
 
 
-async def update_in_turn(cast: Cast, surviving: Surviving, batch: Any) -> tuple[UpdateResult, Span]:
+async def update_in_turn(
+    cast: Cast, surviving: Surviving, run_dir: Path, batch: Any
+) -> tuple[UpdateResult, Span]:
     """The learner's update, with every engine asleep until it is over.
 
     ``seconds_switch`` among the metrics is the time around it: engines drain and sleep, weights
@@ -31,14 +36,25 @@ async def update_in_turn(cast: Cast, surviving: Surviving, batch: Any) -> tuple[
     started = time.time()
     for collector in cast.collectors:
         collector.engines_sleep.remote()
-    await _engines(cast, surviving, "sleep")
-    result, span = await cast.learner.update(batch)
+    with _learners_turn(run_dir):
+        await _engines(cast, surviving, "sleep")
+        result, span = await cast.learner.update(batch)
     await _engines(cast, surviving, "wake")
     for collector in cast.collectors:
         collector.engines_wake.remote()
     switch = time.time() - started - (span[1] - span[0])
     metrics = {**result.metrics, "seconds_switch": switch}
     return dataclasses.replace(result, metrics=metrics), span
+
+
+@contextlib.contextmanager
+def _learners_turn(run_dir: Path) -> Iterator[None]:
+    file = turn_file(run_dir)
+    file.touch()
+    try:
+        yield
+    finally:
+        file.unlink()
 
 
 async def _engines(cast: Cast, surviving: Surviving, method: str) -> None:

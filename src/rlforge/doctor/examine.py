@@ -224,6 +224,7 @@ def _hardware(config: RunConfig, *, assumed: bool) -> tuple[HardwareConfig | Non
     detail = (
         f"{wanted.name}: {_gpus_of(learners, 'learner', hardware.learner_gpus)}, "
         f"{_gpus_of(engines, 'engine', hardware.engine_gpus)}"
+        f"{', in turns' if hardware.alternate else ''}"
     )
     state: State = "note" if assumed else "ok"
     return hardware, Finding(what="hardware", state=state, detail=detail)

@@ -67,7 +67,7 @@ TOGETHER = """## One card for learner and engine
 The engine is the embedded one. Longest answers with gradient checkpointing, and how many sequences
 of that length the card holds: with both at work at the same time, and in turns
 (`hardware.alternate=true`), where each has the card but for the other's process. The weights of the
-one that waits are on the host then.
+one that waits are on the host then. That no more than the process is left is not measured yet.
 """
 
 
@@ -144,7 +144,8 @@ def _sequences(shape: ModelShape, card: int, length: int, *, alternate: bool) ->
     config = with_engine(RunConfig(), max_model_len=length)
     config = with_learner(config, gradient_checkpointing=True, micro_batch_tokens=length)
     config = with_turns(config) if alternate else config
-    return make_plan(config, shape, SHARED, card * GIB, bf16=True).sequences
+    plan = make_plan(config, shape, SHARED, card * GIB, bf16=True)
+    return 0 if plan.excess else plan.sequences
 
 
 def _tokens(number: int) -> str:

@@ -1,0 +1,126 @@
+"""A learner that rests between its updates makes the same ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import UntypedStorage
+
+from rlforge.models import moving
+
+CASES = {
+    "adapter": {},
+    "adapter with critic": {"values": True, "entropy": True},
+    "adapter with reference": {"reference": True},
+    "whole model": {"train": "full"},
+    "whole model with reference and critic": {"train": "full", "reference": True, "values": True},
+    "several steps": {"epochs": 2, "optimizer_steps": 2},
+}
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The host is another place than the CPU: what moves is copied, what is left is spoilt."""
+    moved: list[int] = []
+
+    def copied(storage: UntypedStorage, device: torch.device) -> UntypedStorage:
+        moved.append(storage.nbytes())
+        fresh = storage.clone()
+        storage.fill_(255)  # as float32 this is not a number
+        return fresh
+
+    monkeypatch.setattr(moving, "copied", copied)
+    return moved
+
+
+def three_updates(parts: Any, case: dict[str, Any], rests: bool) -> tuple[Any, list[Any]]:
+    options = dict(case)
+    needs = {name: options.pop(name, False) for name in ("reference", "values", "entropy")}
+    model = parts.model()
+    learner = parts.learner(model, parts.PolicyGradient(**needs), **options)
+    parts.randomise_adapter(model)
+    results = []
+    for seed in range(3):
+        if rests:
+            learner.rest()
+            learner.wake()
+        results.append(learner.update(parts.batch(parts.random_steps(8, seed=seed))))
+    return learner, results
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_updates_are_the_same_to_the_last_bit(
+    parts: Any, case: dict[str, Any], elsewhere: list[int]
+) -> None:
+    steady, expected = three_updates(parts, case, rests=False)
+    assert not elsewhere
+    resting, actual = three_updates(parts, case, rests=True)
+
+    for one, other in zip(expected, actual, strict=True):
+        assert one.samples == other.samples
+        for name, number in one.metrics.items():
+            if not parts.of_speed(name):
+                assert other.metrics[name] == number, name
+    one, other = steady.state_dict(), resting.state_dict()
+    for name, tensor in one["policy"].items():
+        assert torch.equal(tensor, other["policy"][name]), name
+    for index, state in one["optimizer"]["state"].items():
+        for name, tensor in state.items():
+            assert torch.equal(tensor, other["optimizer"]["state"][index][name]), name
+
+
+def test_weights_and_both_moments_move(parts: Any, elsewhere: list[int]) -> None:
+    model = parts.model()
+    learner = parts.learner(model)
+    learner.update(parts.batch(parts.random_steps(8)))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    learner.rest()
+    states = 2 * sum(p.nbytes for p in trained) + 4 * len(trained)  # moments and step counts
+    tensors = [*model.parameters(), *model.buffers()]
+    assert sum(elsewhere) == sum(tensor.nbytes for tensor in tensors) + states
+    assert all(p.grad is None for p in trained)
+
+
+def test_a_learner_at_rest_is_saved_and_loaded(
+    parts: Any, elsewhere: list[int], tmp_path: Path
+) -> None:
+    learner, _ = three_updates(parts, {}, rests=True)
+    learner.rest()
+    (tmp_path / "adapter").mkdir()
+    learner.save(tmp_path / "adapter")
+    learner.save_state(tmp_path)
+
+    other = parts.learner(parts.model())
+    other.rest()
+    other.load_state(tmp_path)
+    other.wake()
+    learner.wake()
+    batch = parts.batch(parts.random_steps(8, seed=9))
+    assert other.update(batch).metrics["loss"] == learner.update(batch).metrics["loss"]
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_weights_that_do_not_go_to_the_host_stay_where_they_are(
+    parts: Any, elsewhere: list[int]
+) -> None:
+    learner = parts.learner(parts.model())
+    learner.rest(offload=False)
+    assert not elsewhere
+    learner.update(parts.batch(parts.random_steps(8)))
+
+
+@pytest.mark.gpu
+def test_the_gpu_is_free_of_a_learner_at_rest(parts: Any) -> None:
+    model = parts.model(hidden_size=1024, intermediate_size=4096)
+    learner = parts.learner(model, device="cuda", train="full")
+    batch = parts.batch(parts.random_steps(8))
+    learner.update(batch)
+    learner.rest(offload=False)
+    kept = torch.cuda.memory_reserved()
+    learner.rest()
+    assert torch.cuda.memory_reserved() < kept / 10
+    learner.wake()
+    assert learner.update(batch).samples == 8

@@ -1,0 +1,137 @@
+"""vLLM takes turns: it drains, sleeps, and answers what waited with the right weights and no old
+cache. On a CPU it keeps its memory; the last test shows on a GPU that it gives it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlforge.config.schema import RunConfig
+from rlforge.engines.registry import make_engine
+from rlforge.errors import EngineError
+from rlforge.types import PolicyRef, SamplingParams
+
+from .conftest import logprob_gap
+
+pytestmark = pytest.mark.vllm
+
+Versions = tuple[tuple[PolicyRef, Any], ...]
+
+#: vLLM caches whole blocks of keys and values, of 128 tokens on a CPU.
+LONG_PROMPT = [index % 50 for index in range(300)]
+
+
+async def _running(engine: Any, number: int) -> None:
+    while engine.stats().running < number:  # noqa: ASYNC110  # the engine signals only answers
+        await asyncio.sleep(0.001)
+
+
+async def test_sleep_between_requests_changes_no_answer(
+    engine: Any, base: Any, base_policy: PolicyRef, versions: Versions
+) -> None:
+    asked = [(base_policy, base), *versions[:2]]
+
+    def ask(index: int) -> asyncio.Task[Any]:
+        params = SamplingParams(max_tokens=60, seed=index)
+        return asyncio.create_task(engine.generate([index, 7], params, asked[index % 3][0]))
+
+    steady = await asyncio.gather(*(ask(index) for index in range(12)))
+    early = [ask(index) for index in range(6)]
+    await _running(engine, 6)
+    falling_asleep = asyncio.create_task(engine.sleep())
+    await asyncio.sleep(0)
+    late = [ask(index) for index in range(6, 12)]
+    await falling_asleep
+    await asyncio.sleep(0.1)
+    assert engine._core._llm.is_sleeping()
+    assert all(task.done() for task in early)
+    assert not any(task.done() for task in late)
+    assert engine.stats().running == 0
+    await engine.wake()
+    assert not engine._core._llm.is_sleeping()
+    for index, answer in enumerate(await asyncio.gather(*early, *late)):
+        assert answer.token_ids == steady[index].token_ids
+        assert logprob_gap(asked[index % 3][1], answer) < 1e-4
+
+
+async def test_cached_prompts_do_not_outlast_a_sleep(
+    engine: Any, versions: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, cached = engine._core, []
+    answer = core._answer
+    monkeypatch.setattr(
+        core,
+        "_answer",
+        lambda output: (cached.append(output.num_cached_tokens), answer(output))[1],
+    )
+    for seed, rests in enumerate((False, False, True, False)):
+        if rests:
+            await engine.sleep()
+            await engine.wake()
+        completion = await engine.generate(
+            LONG_PROMPT, SamplingParams(max_tokens=10, seed=seed), versions[0][0]
+        )
+        assert logprob_gap(versions[0][1], completion) < 1e-4
+    assert cached[1] >= 256
+    assert cached[2] == 0
+    assert cached[3] >= 256
+
+
+async def test_a_version_asked_for_in_sleep_is_loaded_afterwards(
+    engine: Any, versions: Versions
+) -> None:
+    await engine.sleep()
+    policy, model = versions[2]
+    loading = asyncio.create_task(engine.load(policy))
+    asking = asyncio.create_task(
+        engine.generate([4, 5], SamplingParams(max_tokens=20, seed=1), policy)
+    )
+    doomed = asyncio.create_task(engine.generate([4], SamplingParams(max_tokens=400), policy))
+    await asyncio.sleep(0.1)
+    assert not loading.done()
+    doomed.cancel()
+    before = engine.stats().requests
+    await engine.wake()
+    await loading
+    assert logprob_gap(model, await asking) < 1e-4
+    assert engine.stats().requests == before + 1
+    assert engine.stats().running == engine.stats().queued == 0
+
+
+async def test_closing_in_sleep_ends_cleanly(
+    make_config: Callable[..., RunConfig], base_policy: PolicyRef
+) -> None:
+    engine = make_engine(make_config(), device="cpu", threads=1)
+    await engine.sleep()
+    held = asyncio.create_task(engine.generate([1], SamplingParams(max_tokens=5), base_policy))
+    await asyncio.sleep(0)
+    await engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        await held
+
+
+@pytest.mark.gpu
+async def test_the_gpu_is_free_of_an_engine_asleep(
+    make_config: Callable[..., RunConfig], versions: Versions
+) -> None:
+    import torch
+
+    config = make_config()
+    config.hardware.alternate = True
+    config.engine.vllm.gpu_memory_utilization = 0.5
+    engine = make_engine(config, device="cuda", gpus=0.5)
+    params = SamplingParams(max_tokens=20, seed=1)
+    expected = await engine.generate(LONG_PROMPT, params, versions[0][0])
+    free, total = torch.cuda.mem_get_info()
+    await engine.sleep()
+    gc.collect()
+    assert torch.cuda.mem_get_info()[0] - free > 0.4 * total
+    await engine.wake()
+    again = await engine.generate(LONG_PROMPT, params, versions[0][0])
+    assert again.token_ids == expected.token_ids
+    await engine.close()
