@@ -262,7 +262,7 @@ class HardwareConfig:
     #: Engines and one learner rank share one GPU in turns: engines sleep while the learner updates.
     #: On a CPU they take turns, too, but keep their memory.
     alternate: bool = False
-    #: With ``alternate``: weights and optimizer state of the learner rest on the host meanwhile.
+    #: With ``alternate``: the learner's weights and states are on the host while engines play.
     offload_learner: bool = True
     #: GiB of memory on each GPU, as its name says (24 of a 24 GB card); null: ask the machine.
     memory_gb: float | None = None

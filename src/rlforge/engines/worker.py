@@ -100,7 +100,7 @@ class ThreadedEngine:
     def __init__(self, core: StepGenerator, *, stuck_after_s: float) -> None:
         self._core = core
         self._stuck_after_s = stuck_after_s
-        self._wake = threading.Condition()
+        self._changed = threading.Condition()
         self._inbox: list[_Call] = []
         self._cancelled: set[_Future] = set()
         self._end: EngineError | None = None
@@ -149,11 +149,11 @@ class ThreadedEngine:
 
     async def _take_turn(self, *, rest: bool) -> None:
         future: _Future = asyncio.get_running_loop().create_future()
-        with self._wake:
+        with self._changed:
             self._check_alive()
             self._rest = rest
             self._turn_callers.append(future)
-            self._wake.notify()
+            self._changed.notify()
         await future
 
     def stats(self) -> EngineStats:
@@ -172,14 +172,14 @@ class ThreadedEngine:
 
     async def _ask(self, submit: Callable[[], int]) -> Completion | None:
         future: _Future = asyncio.get_running_loop().create_future()
-        with self._wake:
+        with self._changed:
             self._check_alive()
             self._inbox.append((submit, future))
-            self._wake.notify()
+            self._changed.notify()
         try:
             return await future
         except asyncio.CancelledError:
-            with self._wake:
+            with self._changed:
                 self._cancelled.add(future)
             raise
 
@@ -190,9 +190,9 @@ class ThreadedEngine:
     # ------------------------------------------------------------ the worker thread
 
     def _stop(self, reason: EngineError) -> None:
-        with self._wake:
+        with self._changed:
             self._end = self._end or reason
-            self._wake.notify()
+            self._changed.notify()
 
     def _work(self) -> None:
         try:
@@ -208,7 +208,7 @@ class ThreadedEngine:
             self._over.set()
 
     def _fail_all(self) -> None:
-        with self._wake:
+        with self._changed:
             assert self._end is not None
             kind, reason = type(self._end), str(self._end)
             left = [*self._pending.values(), *(future for _, future in self._inbox)]
@@ -218,8 +218,8 @@ class ThreadedEngine:
     def _round(self) -> bool:
         """Takes what came in and makes one step; False when the engine is to stop."""
         self._note_progress()
-        with self._wake:
-            self._wake.wait_for(self._is_called)
+        with self._changed:
+            self._changed.wait_for(self._is_called)
             if self._end is not None:
                 return False
             rest = self._rest
@@ -242,7 +242,6 @@ class ThreadedEngine:
                 del self._pending[i]
         self._turn(rest)
         if self._state != "asleep":
-            self._note_progress()
             for answer in self._core.step():
                 done.append((self._pending.pop(answer.id), answer.completion, answer.error))
         _deliver(done)
@@ -267,7 +266,7 @@ class ThreadedEngine:
             self._core.wake()
             self._state = "awake"
         self._note_progress()
-        with self._wake:
+        with self._changed:
             if self._rest != rest or self._state == "draining":
                 return
             callers, self._turn_callers = self._turn_callers, []
