@@ -1,11 +1,10 @@
 """vLLM takes turns: it drains, sleeps, and answers what waited with the right weights and no old
-cache. On a CPU it keeps its memory; the last test shows on a GPU that it gives it back.
+cache. On a CPU it keeps its memory; tests/engines/test_vllm_gpu.py is for what it gives back.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -113,25 +112,3 @@ async def test_closing_in_sleep_ends_cleanly(
     await engine.close()
     with pytest.raises(EngineError, match="closed"):
         await held
-
-
-@pytest.mark.gpu
-async def test_the_gpu_is_free_of_an_engine_asleep(
-    make_config: Callable[..., RunConfig], versions: Versions
-) -> None:
-    import torch
-
-    config = make_config()
-    config.hardware.alternate = True
-    config.engine.vllm.gpu_memory_utilization = 0.5
-    engine = make_engine(config, device="cuda", gpus=0.5)
-    params = SamplingParams(max_tokens=20, seed=1)
-    expected = await engine.generate(LONG_PROMPT, params, versions[0][0])
-    free, total = torch.cuda.mem_get_info()
-    await engine.sleep()
-    gc.collect()
-    assert torch.cuda.mem_get_info()[0] - free > 0.4 * total
-    await engine.wake()
-    again = await engine.generate(LONG_PROMPT, params, versions[0][0])
-    assert again.token_ids == expected.token_ids
-    await engine.close()
