@@ -214,6 +214,22 @@ def test_engine_and_learner_take_turns_and_a_death_in_the_others_turn_changes_no
     assert not (Path("run") / "learning").exists()
 
 
+def test_a_learner_that_dies_in_its_turn_ends_the_run_and_leaves_nobody_asleep(
+    small_model: Path,
+) -> None:
+    process = start(small_model, "hardware.alternate=true", "learner.total_updates=300")
+    wait_for(lambda: len(rows("metrics.jsonl")) >= 1, process)
+    learner = actor_pids("learner")[-1]
+    wait_for(lambda: stopped_in_its_turn(learner), process)
+    os.kill(learner, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "the learner died" in stderr.splitlines()[-1]
+    assert "Traceback" not in stderr
+    assert not any(map(alive, all_pids()))
+    assert not (Path("run") / "learning").exists()
+
+
 def stopped_in_its_turn(learner: int) -> bool:
     """Stop the learner's process while the engines wait for it; it goes on where that fails."""
     turn = Path("run") / "learning"

@@ -84,6 +84,16 @@ def test_weights_and_both_moments_move(parts: Any, elsewhere: list[int]) -> None
     assert all(p.grad is None for p in trained)
 
 
+def test_critic_and_reference_move_too(parts: Any, elsewhere: list[int]) -> None:
+    model = parts.model()
+    algorithm = parts.PolicyGradient(reference=True, values=True)
+    learner = parts.learner(model, algorithm, train="full")
+    learner.rest()
+    weights = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
+    critic = 4 * (model.config.hidden_size + 1)
+    assert sum(elsewhere) == 2 * weights + critic
+
+
 def test_a_learner_at_rest_is_saved_and_loaded(
     parts: Any, elsewhere: list[int], tmp_path: Path
 ) -> None:
