@@ -6,6 +6,7 @@ Amounts are in dollars, shares of something between 0 and 1, times in ticks of t
 from __future__ import annotations
 
 import functools
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -185,6 +186,14 @@ def check_market(config: MarketConfig) -> None:
         len(config.stakes) == 3
         and 0 < config.stakes[0] <= config.stakes[1] <= config.stakes[2] < 1,
         "must be three shares of the balance, from the smallest to the largest",
+    )
+    size = config.stakes[2] * config.starting_balance * config.compact_leverage
+    room = 1 / config.compact_leverage - config.maintenance_margin
+    _require(
+        config,
+        "depth",
+        math.expm1(min(size / config.depth, 100.0)) < room,
+        "is so shallow that the largest compact stake would be liquidated at once; raise it",
     )
     smallest = config.stakes[0] * config.starting_balance
     _require(config, "stakes", smallest >= 1, "must come to 1.00 or more of starting_balance")

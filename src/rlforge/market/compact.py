@@ -46,21 +46,6 @@ class Compact:
         self._fee = config.perpetual_fee
         self._tick_minutes = config.tick_minutes
 
-    def vocabulary(self) -> tuple[list[str], list[str]]:
-        """All words of prompts and all answers, each sorted."""
-        words = {"market", "bet", "perp", "open", "go"}
-        words |= {f"p{tenth}" for tenth in range(10)}
-        words |= {f"left{step}" for step in range(len(_LEFT) + 1)}
-        words |= {f"cash{step}" for step in range(len(_CASH) + 1)}
-        words |= {f"{what}_{how}" for what in ("move", "gain") for how in ("up", "flat", "down")}
-        words |= {f"prem_{how}" for how in ("up", "flat", "down")}
-        words |= {f"mine_{side}" for side in ("none", *_BETS, *_SIDES)}
-        for letter in _LETTERS[: len(self._accounts)]:
-            words |= {f"{letter}_{view}" for view in ("none", "yes", "no", "up", "down")}
-        answers = {f"[{verb}{size}]" for verb in (*_BETS, *_SIDES) for size in _SIZES}
-        answers |= {"[hold]", "[sell]", "[close]", "[follow]"}
-        return sorted(words), sorted(answers)
-
     def focus(self, state: Json) -> str:
         """The market or ticker to decide about, given what time it is.
 
@@ -160,6 +145,21 @@ class Compact:
         views, following = _views(state, focus), state["agent"]["following"]
         unknown = [name for name in self._accounts if name in views and name not in following]
         return unknown[0] if unknown else None
+
+
+def compact_vocabulary() -> tuple[list[str], list[str]]:
+    """All words of prompts and all answers, each sorted, whatever the market's settings."""
+    words = {"market", "bet", "perp", "open", "go"}
+    words |= {f"p{tenth}" for tenth in range(10)}
+    words |= {f"left{step}" for step in range(len(_LEFT) + 1)}
+    words |= {f"cash{step}" for step in range(len(_CASH) + 1)}
+    for what in ("move", "gain", "prem"):
+        words |= {f"{what}_{how}" for how in ("up", "flat", "down")}
+    words |= {f"mine_{side}" for side in ("none", *_BETS, *_SIDES)}
+    for letter in _LETTERS:
+        words |= {f"{letter}_{view}" for view in ("none", "yes", "no", "up", "down")}
+    answers = {f"[{verb}{size}]" for verb in (*_BETS, *_SIDES) for size in _SIZES}
+    return sorted(words), sorted(answers | {"[hold]", "[sell]", "[close]", "[follow]"})
 
 
 def is_compact(answer: str) -> bool:
