@@ -1,6 +1,7 @@
 """The market as agents meet it: states, the feed, tips, episodes, and what follows from a seed."""
 
 import json
+import pickle
 
 import pytest
 
@@ -69,6 +70,19 @@ def test_worlds_of_one_seed_are_alike_and_differ_between_seeds():
 
     assert run(3) == run(3)
     assert run(3) != run(4)
+
+
+def test_a_world_put_away_and_taken_out_again_goes_on_alike():
+    world = World(MarketConfig(), 7)
+    pair = world, Crowd(world, 7)
+
+    def go_on(world, crowd):
+        return [([c.action for c in crowd.act()], world.tick()) for _ in range(20)]
+
+    go_on(*pair)
+    kept = pickle.dumps(pair)
+    went_on = go_on(*pair)
+    assert go_on(*pickle.loads(kept)) == went_on
 
 
 def test_truth_news_and_indices_do_not_depend_on_what_agents_do(make_world):
