@@ -64,7 +64,7 @@ class Compact:
         free = [name for name in names if name not in held and known[name]]
         fresh = [name for name in free if known[name] > 1] or free
         kept = [name for name in names if name in held]
-        choice = (kept or fresh if turn % 4 == 3 else fresh or kept) or names
+        choice: list[str] = (kept or fresh if turn % 4 == 3 else fresh or kept) or names
         return choice[turn % len(choice)]
 
     def text(self, state: Json, focus: str) -> str:

@@ -66,7 +66,7 @@ class Feed:
         self._by_id[post["id"]] = post
         if len(self._posts) > _KEPT:
             del self._by_id[self._posts.popleft()["id"]]
-        replied = self._by_id[reply_to]["userId"] if reply_to in self._by_id else None
+        replied = self._by_id[reply_to]["userId"] if reply_to is not None else None
         for agent in agents:
             # Drawn for everybody, so that following changes nothing but what is followed.
             lucky = agent.rng.random() < self._config.visibility
