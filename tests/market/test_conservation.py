@@ -132,7 +132,11 @@ def check_money(world, issued):
 
 # No shrinking: a play of 200 steps takes minutes to shrink.
 @settings(
-    max_examples=25, phases=[Phase.generate], deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=40,
+    phases=[Phase.generate],
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True,
 )
 @given(st.integers(0, 1000), st.lists(step, min_size=100, max_size=250))
 def test_money_is_conserved_and_every_decision_settles_exactly_once(seed, steps):
