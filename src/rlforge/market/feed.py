@@ -54,7 +54,7 @@ class Feed:
         """Publish; ``about`` and ``stance`` say what a news account believes."""
         self._count += 1
         replied = self._by_id[reply_to]["userId"] if reply_to is not None else None
-        post = {
+        post: dict[str, Any] = {
             "id": f"post-{self._count}",
             "userId": author,
             "content": content,
