@@ -46,7 +46,7 @@ class Person:
         self._read = ""
 
     def act(self, view: View) -> str:
-        """The person's action; where the game lists its legal ones, one of them.
+        """The person's action; where the game lists its legal ones, one of them, or JSON at a market.
 
         A move may be typed without its brackets. Raises Leave on ``quit`` and at the end of input.
         """
@@ -66,7 +66,7 @@ class Person:
                 raise Leave from None
             if typed.lower() in ("quit", "exit"):
                 raise Leave
-            if not legal:
+            if not legal or (view.state is not None and typed.startswith("{")):
                 return typed
             for action in (typed, f"[{typed}]"):
                 if action in legal:
