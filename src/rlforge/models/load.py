@@ -36,7 +36,8 @@ def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.inf
     """The local directory or Hugging Face id of a model; makes what has to be made first.
 
     ``tiny`` and ``tiny_market`` are trained (a minute at most) and ``smollm2_135m`` is unpacked at
-    their first use, into ``rlforge.models.cachedir.cache_dir``. progress: told what takes time. Raises ConfigError.
+    their first use, into ``rlforge.models.cachedir.cache_dir``. progress: told what takes time.
+    Raises ConfigError.
     """
     if config.kind in RECIPES:
         recipe = RECIPES[config.kind]

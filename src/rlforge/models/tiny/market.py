@@ -47,7 +47,7 @@ def play_market(game: WarmupMarket, discount: float, seed: int) -> list[State]:
 def _episode(
     game: WarmupMarket, discount: float, rng: random.Random, words: list[str]
 ) -> list[State]:
-    config = _config(game.accounts, rng, noise=game.players)
+    config = _config(game.accounts, rng, noise=game.players // 2)
     world = World(config, seed=rng.randrange(2**32))
     players = [f"player-{number}" for number in range(game.players)]
     for player in players:

@@ -27,7 +27,7 @@ class WarmupGame:
 class WarmupMarket:
     """Markets of the warm-up with so many news accounts: one is made for each of the ``games``.
 
-    players: who pick legal actions at random there, beside as many noise traders.
+    players: who pick legal actions at random there, beside half as many noise traders.
     """
 
     accounts: int
@@ -91,13 +91,13 @@ TINY = TinyRecipe()
 #: The recipe behind ``model=tiny_market``. Markets with three news accounts are the usual ones.
 TINY_MARKET = TinyRecipe(
     games=(
-        WarmupMarket(accounts=3, games=60, batch_size=128),
-        WarmupMarket(accounts=1, games=10, batch_size=16),
-        WarmupMarket(accounts=2, games=10, batch_size=16),
-        WarmupMarket(accounts=4, games=10, batch_size=16),
-        WarmupMarket(accounts=5, games=10, batch_size=16),
+        WarmupMarket(accounts=3, games=32, batch_size=96),
+        WarmupMarket(accounts=1, games=6, batch_size=12),
+        WarmupMarket(accounts=2, games=6, batch_size=12),
+        WarmupMarket(accounts=4, games=6, batch_size=12),
+        WarmupMarket(accounts=5, games=6, batch_size=12),
     ),
-    steps=600,
+    steps=400,
     discount=0.99,
 )
 

@@ -1,7 +1,7 @@
 """Supervised training of a tiny model on random-legal play.
 
-Up to four losses at the last prompt token, whose hidden state h (after the final norm) also gives the
-next token:
+All losses are at the last prompt token, whose hidden state h (after the final norm) also gives
+the next token:
 
 * policy: cross-entropy to the uniform distribution over the legal actions;
 * value: squared error of a linear head to the discounted outcome of the game. The head is kept,
