@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
@@ -78,6 +79,8 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(0.05)
         if mood == "broken":
             return self._send(500, {"error": {"message": "boiler burst"}})
+        if mood == "too many":
+            return self._send(429, {"error": {"message": "slow down"}}, **{"Retry-After": "3"})
         if mood == "wrong key":
             return self._send(401, {"error": {"message": f"bad key {KEY}"}})
         if mood == "too long":
@@ -122,9 +125,11 @@ class Handler(BaseHTTPRequestHandler):
             "usage": {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1000},
         }
 
-    def _send(self, status: int, body: dict[str, Any]) -> None:
+    def _send(self, status: int, body: dict[str, Any], **headers: str) -> None:
         content = json.dumps(body).encode()
         self.send_response(status)
+        for name, text in headers.items():
+            self.send_header(name, text)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -263,6 +268,28 @@ async def test_a_server_without_an_answer_leaves_the_group_unscored(
     scores = await _score(config, make_window(0, each=2).trajectories)
     assert set(scores.values) == {None}
     assert scores.metrics["judge_calls"] == calls
+
+
+@pytest.mark.parametrize(
+    ("mood", "pauses"), [("broken", [2.0, 4.0, 8.0, 8.0]), ("too many", [3.0, 4.0, 8.0, 8.0])]
+)
+async def test_pauses_grow_and_heed_the_server(
+    server: Server,
+    make_window: Make,
+    mood: str,
+    pauses: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server.mood, taken, sleep = mood, [], asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        taken.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    config = _config(server, retries=4, backoff_s=2.0)
+    await _score(config, make_window(0, each=2).trajectories)
+    assert [seconds for seconds in taken if seconds] == pauses
 
 
 async def test_a_judge_that_is_down_is_not_asked_for_ever(

@@ -79,6 +79,12 @@ async def test_what_was_learned_is_there_in_the_next_process(
     assert [path.name for path in (tmp_path / "ruler").iterdir()] == [f"{method}.npz"]
 
 
+def test_its_memory_is_bounded(method: str, make_window: Make) -> None:
+    scorer = _scorer(method, memory_windows=2, memory_rows=10)
+    metrics = scorer.learn([make_window(n) for n in range(3)])
+    assert metrics == {"learned_windows": 2, "learned_decisions": 20, "newly_learned": 3}
+
+
 async def test_a_window_learned_again_changes_nothing(
     method: str, make_window: Make, tmp_path: Path
 ) -> None:

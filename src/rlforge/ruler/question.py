@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from rlforge.config.ruler import JudgeConfig
@@ -16,6 +17,9 @@ from rlforge.types import value
 Message = dict[str, str]
 
 _LETTERS = "bcdfghjkmnpqrstvwxz"
+
+#: Places of an answer in which an object is looked for: prose has few braces, nonsense has many.
+_MOST_BRACES = 100
 _TASK = """You compare decisions of agents in a market, and score each one.
 
 {rubric}
@@ -121,15 +125,14 @@ def _entries(text: str) -> list[Mapping[str, Any]]:
 
 def _objects(text: str) -> Iterator[Mapping[str, Any]]:
     """The JSON objects in a text, from the left."""
-    decoder, start = json.JSONDecoder(), text.find("{")
-    while start >= 0:
+    decoder = json.JSONDecoder()
+    braces = (place for place, letter in enumerate(text) if letter == "{")
+    for start in islice(braces, _MOST_BRACES):
         try:
             found, _ = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            pass  # a brace of prose
-        else:
-            yield found
-        start = text.find("{", start + 1)
+            continue  # a brace of prose
+        yield found
 
 
 def _ids(texts: Iterable[str], seed: int) -> tuple[str, ...]:
