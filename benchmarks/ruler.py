@@ -6,8 +6,8 @@ Scripted traders play the market; a window is a simulated hour. A scorer learns 
 and is then examined on later ones, whose outcomes it does not see (``forecast``), or does, as in
 training (``judgement``). Skill is the order noise < momentum < value < insider.
 
-pairwise accuracy, skill: pairs of agents of different kinds, ordered by their mean score over the
-held-out windows. one window: the same within each window. rewards: pairs of decisions of a window.
+skill: pairs of agents of different kinds, ordered by their mean score over the held-out windows;
+one_window: the same within each window alone. rewards: pairs of decisions of one window.
 """
 
 from __future__ import annotations
@@ -133,6 +133,11 @@ async def measure(
     }
 
 
+def unit(name: str) -> str:
+    """Of a figure, for the page of results."""
+    return "tau" if name.endswith("tau") else "share"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Agreement of RULER's learned scorers.")
     parser.add_argument("--seeds", type=int, default=5)
@@ -154,12 +159,12 @@ def main() -> None:
         )
     names = list(figures["preference"][0])
     rows = {
-        scorer: {name: spread([run[name] for run in runs], "value") for name in names}
+        scorer: {name: spread([run[name] for run in runs], unit(name)) for name in names}
         for scorer, runs in figures.items()
     }
     print(f"{'':32}" + "".join(f"{name:>28}" for name in SCORERS))
     for name in names:
-        cells = (shown(rows[scorer][name], "value", digits=3) for scorer in SCORERS)
+        cells = (shown(rows[scorer][name], unit(name), digits=3) for scorer in SCORERS)
         print(f"{name:32}" + "".join(f"{cell:>28}" for cell in cells))
     record(
         "ruler",
