@@ -131,17 +131,29 @@ def test_only_what_is_possible_is_listed():
         COMPACT.action("[sell]", view(), "market-1")
 
 
-def test_the_focus_goes_to_the_news_and_every_third_time_to_what_is_held():
-    post = {"userId": "wire", "about": "ACME", "stance": "UP"}
-    state = view(feed=[post], positions=[SHARES])
+def focuses(state):
     chosen = []
-    for tick in range(6):
+    for tick in range(8):
         state["agent"]["minute"] = tick * 5.0
         chosen.append(COMPACT.focus(state))
-    assert chosen == ["ACME", "ACME", "market-1"] * 2
-    nothing = view()
-    nothing["agent"]["minute"] = 5.0
-    assert COMPACT.focus(nothing) == "ACME"
+    return chosen
+
+
+def test_the_focus_goes_to_the_news_and_every_fourth_time_to_what_is_held():
+    post = {"userId": "wire", "about": "ACME", "stance": "UP"}
+    assert focuses(view(feed=[post])) == ["ACME"] * 8
+    assert focuses(view(feed=[post], positions=[SHARES])) == [*["ACME"] * 3, "market-1"] * 2
+    assert focuses(view()) == ["market-1", "ACME"] * 4
+
+
+def test_what_two_accounts_reported_on_comes_before_what_one_did():
+    posts = [
+        {"userId": "wire", "about": "ACME", "stance": "UP"},
+        {"userId": "wire", "about": "market-1", "stance": "NO"},
+        {"userId": "rumor", "about": "market-1", "stance": "YES"},
+    ]
+    assert focuses(view(feed=posts)) == ["market-1"] * 8
+    assert set(focuses(view(feed=posts[:2]))) == {"market-1", "ACME"}
 
 
 def test_words_and_json_are_told_apart():

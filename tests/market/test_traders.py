@@ -89,11 +89,11 @@ def decide(kind, seen):
 
 
 def test_value_traders_weigh_accounts_by_how_often_they_are_right():
-    # ln(.85/.15) = 1.73 for NO against ln(.7/.3) = 0.85 and ln(.55/.45) = 0.20 for YES.
+    # ln(.9/.1) = 2.20 for NO against ln(.7/.3) = 0.85 and ln(.55/.45) = 0.20 for YES.
     views = [post("daily", "YES"), post("rumor", "YES"), post("wire", "NO")]
     action = decide("value", state([market(0.5)], feed=views))
     assert (action["type"], action["outcome"]) == ("BUY_SHARES", "NO")
-    assert decide("value", state([market(0.33)], feed=views)) == {"type": "NO_OP"}
+    assert decide("value", state([market(0.24)], feed=views)) == {"type": "NO_OP"}
 
 
 def test_value_traders_leave_what_the_news_turned_against():

@@ -1,6 +1,7 @@
 """The market as agents meet it: states, the feed, tips, episodes, and what follows from a seed."""
 
 import json
+import pickle
 
 import pytest
 
@@ -71,6 +72,19 @@ def test_worlds_of_one_seed_are_alike_and_differ_between_seeds():
     assert run(3) != run(4)
 
 
+def test_a_world_put_away_and_taken_out_again_goes_on_alike():
+    world = World(MarketConfig(), 7)
+    pair = world, Crowd(world, 7)
+
+    def go_on(world, crowd):
+        return [([c.action for c in crowd.act()], world.tick()) for _ in range(20)]
+
+    go_on(*pair)
+    kept = pickle.dumps(pair)
+    went_on = go_on(*pair)
+    assert go_on(*pickle.loads(kept)) == went_on
+
+
 def test_truth_news_and_indices_do_not_depend_on_what_agents_do(make_world):
     def facts(trade):
         world = make_world(seed=5, volatility=0.02, drift=0.01, news_rate=0.5, visibility=1.0)
@@ -85,7 +99,7 @@ def test_truth_news_and_indices_do_not_depend_on_what_agents_do(make_world):
             state = world.state("bob")
             found.append([post["content"] for post in state["social"]["feed"]])
             found.append([m["indexPrice"] for m in state["markets"]["perpetuals"]])
-            found.append([(m.id, m.truth) for m in world._exchange.predictions.values()])
+            found.append([(m.id, m.truth) for m in world._books.predictions.values()])
         return found
 
     assert facts(trade=True) == facts(trade=False)
@@ -169,7 +183,7 @@ def test_each_belief_is_posted_once_and_accounts_are_right_as_often_as_the_confi
     world.join("ann")
     truths, views = {}, {}
     for _ in range(120):
-        truths |= {market.id: market.truth for market in world._exchange.predictions.values()}
+        truths |= {market.id: market.truth for market in world._books.predictions.values()}
         for post in feed(world, "ann"):
             views[post["id"]] = (post["userId"], post["about"], post["stance"])
         world.tick()
@@ -186,9 +200,9 @@ def test_insiders_are_told_the_truth_and_nobody_else_is():
     world.join("ann")
     for _ in range(30):
         tips = {note["about"]: note["stance"] for note in world.state("ivy")["agent"]["memory"]}
-        exchange = world._exchange
-        true = {market.id: market.truth for market in exchange.predictions.values()}
-        true |= {ticker: perp.trend for ticker, perp in exchange.perpetuals.items()}
+        books = world._books
+        true = {market.id: market.truth for market in books.predictions.values()}
+        true |= {ticker: perp.trend for ticker, perp in books.perpetuals.items()}
         assert tips == true
         assert world.state("ann")["agent"]["memory"] == []
         world.tick()

@@ -61,7 +61,7 @@ class MarketConfig:
     #: Longest life of a prediction market.
     max_lifetime: int = 14
     #: Liquidity b of the scoring rule: buying b shares moves a price of 0.50 to 0.73.
-    liquidity: float = 1000.0
+    liquidity: float = 4000.0
     #: Fee on buying and selling shares, of the amount.
     prediction_fee: float = 0.01
     #: Tickers of the perpetual futures.
@@ -94,7 +94,7 @@ class MarketConfig:
     vault: float = 100000.0
     #: News accounts: how often each is right. The first five letters name them in compact text.
     news: dict[str, float] = field(
-        default_factory=lambda: {"wire": 0.85, "daily": 0.7, "rumor": 0.55}
+        default_factory=lambda: {"wire": 0.9, "daily": 0.7, "rumor": 0.55}
     )
     #: Chance that an account posts what it believes about a market in a tick, until it has.
     news_rate: float = 0.3
@@ -109,7 +109,7 @@ class MarketConfig:
     #: Most characters in a post or comment.
     max_post_length: int = 280
     #: Chance that an insider is told how a market will end, or which way a ticker goes.
-    tip_chance: float = 0.5
+    tip_chance: float = 0.8
     #: Scripted traders of each kind that trade beside the agents.
     traders: dict[str, int] = field(
         default_factory=lambda: {"noise": 8, "momentum": 2, "value": 2, "insider": 1}
@@ -121,7 +121,7 @@ class MarketConfig:
     #: Ticks after which closing a perpetual position is judged against having kept it.
     hindsight_ticks: int = 6
     #: Profit, of the starting balance, that a game scores with tanh(1) = 0.76.
-    reward_scale: float = 0.5
+    reward_scale: float = 1.0
 
 
 def check_market(config: MarketConfig) -> None:

@@ -17,6 +17,7 @@ An answer is one word in brackets, of those that ``actions`` lists:
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 from rlforge.config.market import MarketConfig
@@ -49,19 +50,21 @@ class Compact:
     def focus(self, state: Json) -> str:
         """The market or ticker to decide about, given what time it is.
 
-        Two ticks of three it is one that news were seen of and nothing is held of, otherwise one
-        that something is held of; in turn, where there are several. Without any, all take turns.
+        Three ticks of four it is one that nothing is held of, of which the feed knows the views of
+        two accounts, or else of one; the fourth tick looks at one that something is held of. They
+        take turns where there are several, and all do where there are none.
         """
-        markets = state["markets"]
+        markets, own = state["markets"], state["portfolio"]["positions"]
         names = [market["id"] for market in markets["predictions"]]
         names += [market["ticker"] for market in markets["perpetuals"]]
-        own = state["portfolio"]["positions"]
         held = {position.get("marketId", position.get("ticker")) for position in own}
-        reported = {post["about"] for post in state["social"]["feed"]}
+        reports = {(post["about"], post["userId"]) for post in state["social"]["feed"]}
+        known = Counter(about for about, _ in reports)
         turn = round(state["agent"]["minute"] / self._tick_minutes)
-        fresh = [name for name in names if name in reported and name not in held]
+        free = [name for name in names if name not in held and known[name]]
+        fresh = [name for name in free if known[name] > 1] or free
         kept = [name for name in names if name in held]
-        choice = (kept or fresh if turn % 3 == 2 else fresh or kept) or names
+        choice = (kept or fresh if turn % 4 == 3 else fresh or kept) or names
         return choice[turn % len(choice)]
 
     def text(self, state: Json, focus: str) -> str:
