@@ -55,7 +55,7 @@ class Compact:
         take turns where there are several, and all do where there are none.
         """
         markets, own = state["markets"], state["portfolio"]["positions"]
-        names = [market["id"] for market in markets["predictions"]]
+        names: list[str] = [market["id"] for market in markets["predictions"]]
         names += [market["ticker"] for market in markets["perpetuals"]]
         held = {position.get("marketId", position.get("ticker")) for position in own}
         reports = {(post["about"], post["userId"]) for post in state["social"]["feed"]}
