@@ -10,6 +10,7 @@ import pytest
 
 from rlforge.config.ruler import JudgeConfig, RulerConfig
 from rlforge.errors import EngineDeadError, EngineError
+from rlforge.ruler.agreement import without_outcome
 from rlforge.ruler.judge import JudgeScorer
 from rlforge.ruler.registry import make_scorer
 from rlforge.ruler.voices import EngineVoice, LocalModel, VoiceError
@@ -18,6 +19,7 @@ from rlforge.types import Completion, PolicyRef, SamplingParams
 
 Make = Callable[..., TrainingWindow]
 POLICY = PolicyRef(uid="base", kind="checkpoint")
+BEGUN = '{"scores": [{"id": "'
 MESSAGES = [{"role": "system", "content": "Judge."}, {"role": "user", "content": "Which?"}]
 
 
@@ -54,19 +56,22 @@ class Model:
             raise self.failure
         ids = re.findall(r"Decision (\w+)\n", prompt)
         entries = [{"id": k, "explanation": "", "score": i / len(ids)} for i, k in enumerate(ids)]
-        return Completion(text=json.dumps({"scores": entries}), token_ids=(1, 2, 3))
+        whole = json.dumps({"scores": entries})
+        assert whole.startswith(BEGUN)
+        return Completion(text=whole.removeprefix(BEGUN), token_ids=(1, 2, 3))
 
 
 def _local(model: Model, chat: bool = True) -> LocalModel:
     return LocalModel(generator=model, tokenizer=Letters(chat), policy=POLICY, stop_token_ids=(7,))
 
 
-async def test_a_local_model_is_asked_in_its_own_markup() -> None:
+async def test_a_local_model_is_asked_in_its_own_markup_and_its_answer_is_begun() -> None:
     model = Model()
     voice = EngineVoice(JudgeConfig(max_answer_tokens=99), _local(model))
     reply = await voice.answer(MESSAGES, {})
     ((prompt, params),) = model.asked
-    assert prompt == "<system>Judge.<user>Which?<assistant>"
+    assert prompt == "<system>Judge.<user>Which?<assistant>" + BEGUN
+    assert reply.text.startswith(BEGUN)
     assert (params.temperature, params.max_tokens, params.stop_token_ids) == (0.0, 99, (7,))
     assert reply.tokens == len(prompt) + 3
 
@@ -74,7 +79,7 @@ async def test_a_local_model_is_asked_in_its_own_markup() -> None:
 async def test_a_model_without_markup_gets_plain_text() -> None:
     model = Model()
     await EngineVoice(JudgeConfig(), _local(model, chat=False)).answer(MESSAGES, {})
-    assert model.asked[0][0] == "Judge.\n\nWhich?\n\nAnswer:"
+    assert model.asked[0][0] == "Judge.\n\nWhich?\n\nAnswer:" + BEGUN
 
 
 @pytest.mark.parametrize(
@@ -147,8 +152,9 @@ async def test_smollm2_is_asked_and_its_answer_counts_or_is_left(make_window: Ma
     )
     config = RulerConfig(scoring_method="judge", judge=judge)
     window = make_window(0, each=1, agents=("expert", "noise"))
+    decisions = [without_outcome(decision) for decision in window.trajectories]
     try:
-        scores = await make_scorer(config, local=local).score(window.trajectories)
+        scores = await make_scorer(config, local=local).score(decisions)
     finally:
         await engine.close()
     assert scores.metrics["judge_calls"] in (1, 2)

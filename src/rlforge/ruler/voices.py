@@ -16,6 +16,9 @@ from rlforge.types import PolicyRef, SamplingParams, value
 #: Characters per token, where nobody counts: low, so that estimates are high.
 _CHARS_PER_TOKEN = 3
 
+#: How every answer of a local model begins: small models would rather talk about the question.
+_BEGUN = '{"scores": [{"id": "'
+
 #: again: another try may help. form: the form of answer asked for is not known there, and the next
 #: call asks for a simpler one. rejected: this question will not be answered. refused: none will be.
 Failure = Literal["again", "form", "rejected", "refused"]
@@ -89,7 +92,7 @@ class EngineVoice:
         return f"engine {policy.uid} {policy.path_or_name} {policy.version}"
 
     async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> Reply:
-        """See ``Voice``. The schema is not enforced: the question itself asks for the form."""
+        """See ``Voice``. The answer is begun for the model; nothing else enforces the schema."""
         prompt = self._encode(messages)
         generate = self._model.generator.generate
         try:
@@ -102,7 +105,8 @@ class EngineVoice:
             raise VoiceError(str(error), "refused") from error
         except EngineError as error:
             raise VoiceError(str(error), "rejected") from error
-        return Reply(text=completion.text, tokens=len(prompt) + len(completion.token_ids))
+        tokens = len(prompt) + len(completion.token_ids)
+        return Reply(text=_BEGUN + completion.text, tokens=tokens)
 
     async def close(self) -> None:
         """The engine belongs to whoever made it."""
@@ -115,4 +119,4 @@ class EngineVoice:
             )
         else:
             text = "\n\n".join(message["content"] for message in messages) + "\n\nAnswer:"
-        return tokenizer.encode(text, add_special_tokens=False)
+        return tokenizer.encode(text + _BEGUN, add_special_tokens=False)
