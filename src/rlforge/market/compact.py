@@ -60,7 +60,7 @@ class Compact:
         held = {position.get("marketId", position.get("ticker")) for position in own}
         reports = {(post["about"], post["userId"]) for post in state["social"]["feed"]}
         known = Counter(about for about, _ in reports)
-        turn = round(state["agent"]["minute"] / self._tick_minutes)
+        turn: int = round(state["agent"]["minute"] / self._tick_minutes)
         free = [name for name in names if name not in held and known[name]]
         fresh = [name for name in free if known[name] > 1] or free
         kept = [name for name in names if name in held]
