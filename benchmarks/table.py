@@ -65,6 +65,15 @@ def _games(game: str, concurrent: int) -> Callable[[Results], str]:
     return read
 
 
+def _market(agents: int) -> Callable[[Results], str]:
+    def read(results: Results) -> str:
+        found = next(row for row in results["markets"] if row["agents"] == agents)
+        clock, cpu = (spread_cell(found[key]) for key in ("decisions", "decisions_by_cpu_time"))
+        return f"{clock} by the clock, {cpu} by CPU time"
+
+    return read
+
+
 FIGURES = (
     *(
         Figure(
@@ -108,6 +117,20 @@ FIGURES = (
         "500/s",
         "games",
         _games("TicTacToe", 2000),
+    ),
+    Figure(
+        "preference scorer: agents of the market ordered by true skill, held-out windows",
+        "85 % of pairs",
+        "ruler",
+        lambda results: spread_cell(
+            results["scorers"]["preference"]["judgement_skill_pairwise_accuracy"]
+        ),
+    ),
+    Figure(
+        "market: decisions of 100 scripted agents, one core",
+        "5,000/s",
+        "market",
+        _market(100),
     ),
     Figure(
         "Qwen3-0.6B shape, LoRA r16, 16k packed tokens, one H200",
@@ -209,6 +232,8 @@ def spread_cell(spread: Mapping[str, float]) -> str:
         steps = ((1.0, 1.0, " s"), (1e-3, 1e3, " ms"), (0.0, 1e6, " µs"))
         scale, name = next((s, n) for floor, s, n in steps if median >= floor)
         digits = 1
+    elif unit == "tau":  # a rank correlation
+        digits, name = 2, ""
     elif unit == "share":
         scale, digits, name = 100.0, 1, " %"
     cells = [f"{scale * spread[f'{key}_{unit}']:,.{digits}f}" for key in ("median", "q1", "q3")]

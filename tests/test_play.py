@@ -52,6 +52,16 @@ async def test_a_person_who_plays_at_random_does_not_beat_minimax() -> None:
     assert verdict(record).startswith("over (finished): player 0 (you)")
 
 
+async def test_a_person_trades_with_words_and_with_json() -> None:
+    bought = '{"type": "BUY_SHARES", "marketId": "market-1", "outcome": "NO", "amount": 7}'
+    person = Person(typing(bought, "yes9", *["hold"] * 23), lambda text: None)
+    record = await game(person, env="market")
+    assert record.end_reason == "finished"
+    mine = [turn for turn in record.turns if turn.player_id == 0]
+    assert [turn.action for turn in mine] == [bought, *["[hold]"] * 23]
+    assert all(turn.legal for turn in mine)
+
+
 async def test_a_person_may_sit_at_the_second_seat() -> None:
     person = Person(typing(*[f"[{cell}]" for cell in range(9)] * 5), lambda text: None)
     record = await game(person, seat=1)

@@ -48,7 +48,8 @@ class Person:
     def act(self, view: View) -> str:
         """The person's action; where the game lists its legal ones, one of them.
 
-        A move may be typed without its brackets. Raises Leave on ``quit`` and at the end of input.
+        Markets take JSON, too. A move may be typed without its brackets. Raises Leave on ``quit``
+        and at the end of input.
         """
         # Most games repeat what was said before: only what is new is shown.
         new = view.observation.removeprefix(self._read)
@@ -66,7 +67,7 @@ class Person:
                 raise Leave from None
             if typed.lower() in ("quit", "exit"):
                 raise Leave
-            if not legal:
+            if not legal or (view.state is not None and typed.startswith("{")):
                 return typed
             for action in (typed, f"[{typed}]"):
                 if action in legal:
