@@ -34,6 +34,10 @@ class CheckpointError(RlforgeError):
     """A checkpoint is missing, incomplete, damaged or does not fit the model."""
 
 
+class StoreError(RlforgeError):
+    """A trajectory store is missing, damaged, of another version, or cannot be written."""
+
+
 class RunError(RlforgeError):
     """A run cannot go on: a component died for good, too many games failed, a lock is held."""
 
