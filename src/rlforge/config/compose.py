@@ -88,46 +88,57 @@ class Composed:
         return ConfigError(f"{key}={_show(current)} ({self.origin(key)}): {problem}")
 
 
-def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composed:
+def compose(
+    overrides: Sequence[str],
+    config_dir: Path | None = None,
+    *,
+    root: type[schema.RunConfig] = schema.RunConfig,
+    primary: str = "config",
+) -> Composed:
     """Compose and type-check; ``config_dir`` holds the user's own groups and experiments.
 
+    root: class of the whole configuration. primary: the YAML file that composition starts from;
+    any but ``config`` names ``PRIMARY_schema`` as the type behind it.
     Raises ConfigError: one message that names key, value, file and mend.
     """
     register_schemas()
+    if primary != "config":
+        ConfigStore.instance().store(name=f"{primary}_schema", node=root)
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(f"--config-dir {config_dir}: no such directory")
     dirs = (conf_dir(), *([config_dir.resolve()] if config_dir else []))
-    _check_overrides(overrides)
+    _check_overrides(overrides, root)
     search = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
             composed = hydra_compose(
-                "config", overrides=[*overrides, *search], return_hydra_config=True
+                primary, overrides=[*overrides, *search], return_hydra_config=True
             )
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise _explain(error, overrides, dirs) from None
+        raise _explain(error, overrides, dirs, root) from None
     finally:
         GlobalHydra.instance().clear()
-    return from_hydra(composed, overrides, dirs)
+    return from_hydra(composed, overrides, dirs, root)
 
 
-def from_hydra(composed: DictConfig, overrides: Sequence[str], dirs: Sequence[Path]) -> Composed:
+def from_hydra(
+    composed: DictConfig,
+    overrides: Sequence[str],
+    dirs: Sequence[Path],
+    root: type[schema.RunConfig] = schema.RunConfig,
+) -> Composed:
     """The typed configuration inside what Hydra composed (with its ``hydra`` node)."""
     choices = {
         group: option
         for group, option in composed.hydra.runtime.choices.items()
         if option is not None and not str(group).startswith("hydra/")
     }
-    values = OmegaConf.masked_copy(
-        composed, [field.name for field in dataclasses.fields(schema.RunConfig)]
-    )
+    values = OmegaConf.masked_copy(composed, [field.name for field in dataclasses.fields(root)])
     try:
-        config = OmegaConf.to_object(
-            OmegaConf.merge(OmegaConf.structured(schema.RunConfig), values)
-        )
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(root), values))
     except OmegaConfBaseException as error:
-        raise _explain(error, overrides, tuple(dirs)) from None
-    assert isinstance(config, schema.RunConfig)
+        raise _explain(error, overrides, tuple(dirs), root) from None
+    assert isinstance(config, root)
     return Composed(
         config=config, overrides=tuple(overrides), choices=choices, config_dirs=tuple(dirs)
     )
@@ -138,14 +149,17 @@ def to_yaml(config: schema.RunConfig) -> str:
     return str(OmegaConf.to_yaml(OmegaConf.structured(config)))
 
 
-def from_yaml(path: Path) -> schema.RunConfig:
-    """Read a run directory's ``config.yaml`` back; ConfigError when it is missing or damaged."""
+def from_yaml(path: Path, root: type[schema.RunConfig] = schema.RunConfig) -> schema.RunConfig:
+    """Read a run directory's ``config.yaml`` back as ``root``.
+
+    Raises ConfigError when it is missing or damaged.
+    """
     register_schemas()
     try:
         loaded = OmegaConf.load(path)
         if not isinstance(loaded, DictConfig):
             raise ConfigError(f"{path}: not a mapping of configuration keys")
-        base = OmegaConf.structured(schema.RunConfig)
+        base = OmegaConf.structured(root)
         name = OmegaConf.select(loaded, "algorithm.name", default="reinforce")
         if name not in ALGORITHMS:
             raise ConfigError(f"{path}: algorithm.name={name}{nearest(name, ALGORITHMS)}")
@@ -155,7 +169,7 @@ def from_yaml(path: Path) -> schema.RunConfig:
         raise ConfigError(f"{path}: not found; is this a run directory?") from None
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{path}: {_first_line(error)}") from None
-    assert isinstance(config, schema.RunConfig)
+    assert isinstance(config, root)
     return config
 
 
@@ -193,7 +207,7 @@ def _unreadable(override: str) -> str:
     return f"cannot read override {override!r}: write key=value, for example seed=1"
 
 
-def _check_overrides(overrides: Sequence[str]) -> None:
+def _check_overrides(overrides: Sequence[str], root: type) -> None:
     """Refuse what Hydra would read in a way that nobody means, or explain in its own terms.
 
     ``+key=value`` may add a group choice (``+experiment=``), never a key the schema lacks.
@@ -210,12 +224,14 @@ def _check_overrides(overrides: Sequence[str]) -> None:
         if name.startswith("+") and not (conf_dir() / name.lstrip("+").split("@")[0]).is_dir():
             plain = name.lstrip("+")
             if plain.split(".")[0] != "hydra":
-                known = all_keys()
+                known = all_keys(root)
                 mend = f"; write {plain}=… without +" if plain in known else nearest(plain, known)
                 raise ConfigError(f"{line} (command line): no such key{mend}")
 
 
-def _explain(error: Exception, overrides: Sequence[str], dirs: Sequence[Path]) -> ConfigError:
+def _explain(
+    error: Exception, overrides: Sequence[str], dirs: Sequence[Path], root: type
+) -> ConfigError:
     """Hydra's complaint in one or two lines: key, value, file, mend."""
     text = str(error)
     where = _place(text, dirs)
@@ -231,26 +247,26 @@ def _explain(error: Exception, overrides: Sequence[str], dirs: Sequence[Path]) -
             return ConfigError(f"{key}=… (command line): write +{key}=… to add it")
         cause = error.__cause__
         if cause is not None and "not in" in str(cause):
-            return _unknown_key(str(cause), key, "command line")
-        return ConfigError(f"{key} (command line): no such key{nearest(key, all_keys())}")
+            return _unknown_key(str(cause), key, "command line", root)
+        return ConfigError(f"{key} (command line): no such key{nearest(key, all_keys(root))}")
     if match := re.search(r"Error merging override (.+)", text):
         cause_text = _first_line(error.__cause__ or error)
         return ConfigError(f"{match.group(1)} (command line): {cause_text}")
     if "not in '" in text:
-        return _unknown_key(text, "", where)
+        return _unknown_key(text, "", where, root)
     key_match = re.search(r"full_key: (\S+)", text)
     reason = next((line for line in text.splitlines() if "alue" in line and "rror" not in line), "")
     key = f"{key_match.group(1)} " if key_match else ""
     return ConfigError(f"{key}({where}): {reason or _first_line(error)}")
 
 
-def _unknown_key(text: str, parent: str, where: str) -> ConfigError:
+def _unknown_key(text: str, parent: str, where: str, root: type) -> ConfigError:
     full = re.search(r"full_key: (\S+)", text)
     owner = re.search(r"not in '(\w+)'", text)
     key = full.group(1) if full else parent
     if parent and full and not key.startswith(parent):
         key = f"{parent}[].{key}"
-    known = all_keys()
+    known = all_keys(root)
     kind = ""
     if owner and hasattr(schema, owner.group(1)):
         cls = getattr(schema, owner.group(1))

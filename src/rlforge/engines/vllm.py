@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,6 +123,15 @@ class VllmGenerator:
         left = self._count_tokens()
         self._tokens_of_ended += self._tokens_under_way - left
         self._tokens_under_way = left
+
+    def drawn(self, ids: Collection[int]) -> Mapping[int, Sequence[int]]:
+        """Tokens so far of those of ``ids`` that are being generated."""
+        states = self._llm.output_processor.request_states
+        return {
+            asked.id: states[name].detokenizer.output_token_ids
+            for name, (_, asked) in self._under_way.items()
+            if asked.id in ids and name in states
+        }
 
     def _take_id(self) -> int:
         self._next_id += 1
