@@ -25,9 +25,10 @@ from rlforge.config.learner import LearnerConfig as LearnerConfig
 class EnvEntry:
     """One environment to train or evaluate in."""
 
-    #: TextArena id (``SimpleTak-v0-train``) or OpenSpiel name (``kuhn_poker``).
+    #: TextArena id (``SimpleTak-v0-train``), OpenSpiel name (``kuhn_poker``) or market preset
+    #: (``market-small``).
     id: str = "SimpleTak-v0-train"
-    #: Where the game comes from: ``textarena`` or ``openspiel``.
+    #: Where the game comes from: ``textarena``, ``openspiel`` or ``market``.
     source: str = "textarena"
     #: Number of seats.
     num_players: int = 2
