@@ -1,4 +1,4 @@
-"""From YAML groups and overrides to one typed ``RunConfig``, or to one readable error.
+"""From YAML groups and overrides to one typed configuration, or to one readable error.
 
 Hydra composes; this module names the files, translates Hydra's complaints into a sentence with key,
 value, file and mend, and remembers where each value came from so that later checks can say it too.
@@ -30,6 +30,7 @@ from rlforge.errors import ConfigError, nearest
 ALGORITHMS = {
     "reinforce": schema.ReinforceConfig,
     "grpo": schema.GrpoConfig,
+    "window_grpo": schema.WindowGrpoConfig,
     "a2c": schema.A2cConfig,
     "ppo": schema.PpoConfig,
 }
@@ -53,17 +54,19 @@ def register_schemas() -> None:
 class Composed:
     """A typed configuration and where its values came from.
 
-    overrides: as typed on the command line. choices: group -> chosen option.
+    overrides: as typed on the command line. choices: group -> chosen option. primary: the YAML
+    file in ``conf/`` that all else was composed onto.
     """
 
     config: schema.RunConfig
     overrides: tuple[str, ...]
     choices: dict[str, str]
     config_dirs: tuple[Path, ...]
+    primary: str = "config"
 
     def origin(self, key: str) -> str:
         """Where ``key`` (dotted) got its value: the command line, a YAML file, or the default."""
-        for override in _parse(self.overrides):
+        for override in parse_overrides(self.overrides):
             name = override.get_key_element().lstrip("+~").split("@")[0]
             if key == name or key.startswith(f"{name}."):
                 return f"command line, {override.input_line}"
@@ -73,7 +76,7 @@ class Composed:
         profile = self.choices.get("hardware")  # sets keys of other groups, too, for its card
         places += [(f"hardware/{profile}.yaml", key.split("."))] if profile else []
         places += [(f"{head}/{option}.yaml", rest)] if option else []
-        places += [("config.yaml", key.split("."))]
+        places += [(f"{self.primary}.yaml", key.split("."))]
         for name, path in places:
             for folder in self.config_dirs:
                 if (folder / name).is_file() and _holds(folder / name, path):
@@ -104,9 +107,7 @@ def compose(
     register_schemas()
     if primary != "config":
         ConfigStore.instance().store(name=f"{primary}_schema", node=root)
-    if config_dir is not None and not config_dir.is_dir():
-        raise ConfigError(f"--config-dir {config_dir}: no such directory")
-    dirs = (conf_dir(), *([config_dir.resolve()] if config_dir else []))
+    dirs = group_dirs(config_dir)
     _check_overrides(overrides, root)
     search = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
     try:
@@ -118,7 +119,14 @@ def compose(
         raise _explain(error, overrides, dirs, root) from None
     finally:
         GlobalHydra.instance().clear()
-    return from_hydra(composed, overrides, dirs, root)
+    return dataclasses.replace(from_hydra(composed, overrides, dirs, root), primary=primary)
+
+
+def group_dirs(config_dir: Path | None) -> tuple[Path, ...]:
+    """Folders with groups, the user's own last; ConfigError when that is not there."""
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigError(f"--config-dir {config_dir}: no such directory")
+    return (conf_dir(), *([config_dir.resolve()] if config_dir else []))
 
 
 def from_hydra(
@@ -195,7 +203,8 @@ def nested_class(field: dataclasses.Field[Any]) -> type | None:
     return factory if isinstance(factory, type) and dataclasses.is_dataclass(factory) else None
 
 
-def _parse(overrides: Sequence[str]) -> list[Override]:
+def parse_overrides(overrides: Sequence[str]) -> list[Override]:
+    """As Hydra reads them; ConfigError for the first that it cannot."""
     try:
         parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
     except OverrideParseException as error:
@@ -212,7 +221,7 @@ def _check_overrides(overrides: Sequence[str], root: type) -> None:
 
     ``+key=value`` may add a group choice (``+experiment=``), never a key the schema lacks.
     """
-    for override in _parse(overrides):
+    for override in parse_overrides(overrides):
         name, line = override.get_key_element(), override.input_line or ""
         if not name:
             raise ConfigError(_unreadable(line))

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlforge.config.market import MarketConfig
+from rlforge.config.ruler import RulerConfig
 from rlforge.config.schema import RunConfig
+from rlforge.config.serving import DeploymentConfig, ServeConfig
+from rlforge.config.windows import DecisionRewardConfig, StoreConfig, WindowConfig
 
 
 @dataclass
@@ -16,6 +20,10 @@ class ContinuousSettings:
 
     #: Windows until the run is done; null: for ever.
     windows: int | None = 8
+    #: Agents of the model that live in the market, beside the scripted ``market.traders``.
+    agents: int = 16
+    #: Window that simulated time begins with, in UTC.
+    start: str = "2024-11-13-10:00"
     #: Which decisions are learned from: those whose ``score``, or ``reward``, is above the
     #: threshold, or ``all``.
     select_by: str = "score"
@@ -29,8 +37,12 @@ class ContinuousSettings:
     score_weight: float = 0.5
     #: Most versions a decision may be behind the one that learns from it.
     max_staleness: int = 1
-    #: Windows of a market of its own in which the untrained and the last policy are compared.
-    compare_windows: int = 1
+    #: Reward of a decision whose action the market did not accept; null: that of doing nothing.
+    invalid_reward: float | None = -1.0
+    #: Episodes of markets of their own in which the policy before and after the run is compared.
+    compare_episodes: int = 4
+    #: Serve the current version over HTTP while the run lasts (group ``serve``).
+    http: bool = False
 
 
 @dataclass
@@ -38,8 +50,30 @@ class ContinuousConfig(RunConfig):
     """The whole continuous experiment."""
 
     name: str = "continuous"
+    market: MarketConfig = field(default_factory=MarketConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    window: WindowConfig = field(default_factory=WindowConfig)
+    decision_reward: DecisionRewardConfig = field(default_factory=DecisionRewardConfig)
+    ruler: RulerConfig = field(default_factory=RulerConfig)
+    deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
     continuous: ContinuousSettings = field(default_factory=ContinuousSettings)
 
 
 #: Groups of a game run that a continuous run has no use for.
 GAME_GROUPS = ("env", "pool", "rewards", "buffer", "collector", "eval")
+
+#: Keys of other groups that it has no use for, and what it has in their place.
+GAME_KEYS = {
+    "learner.total_updates": "continuous.windows",
+    "learner.batch_size": "a window's decisions, all at once",
+    "learner.batch_delay_buffer": "continuous.min_selected",
+    "learner.save_every": "one version per window",
+    "learner.state_every": "one version per window",
+    "learner.num_learners": "one learner in its own process",
+    "learner.shard_weights": "one learner in its own process",
+    "engine.num_engines": "one engine in its own process",
+    "engine.max_restarts": "rlforge continuous --resume",
+    "tracker.flush_every_s": "one step per window",
+    "tracker.window": "one step per window",
+}

@@ -1,4 +1,4 @@
-"""Which YAML an experiment is composed from: that of games, or that of continuous training.
+"""Which YAML an experiment is composed onto: that of games, or that of continuous training.
 
 An experiment belongs where the groups are that it names: ``override /market: default`` or
 ``market: {…}`` only mean something to a continuous run.
@@ -7,15 +7,15 @@ An experiment belongs where the groups are that it names: ``override /market: de
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from rlforge.config.compose import Composed, compose, from_yaml, group_dirs, parse_overrides
 from rlforge.config.continuous import GAME_GROUPS, ContinuousConfig
 from rlforge.config.schema import RunConfig
 from rlforge.errors import ConfigError
@@ -25,61 +25,83 @@ from rlforge.errors import ConfigError
 class Primary:
     """``conf/NAME.yaml``, the class it fills, and the command that runs what comes of it.
 
-    about: what such an experiment does, as the end of a sentence.
+    about: what such an experiment does. groups: what only such experiments name.
     """
 
     name: str
-    schema: type[RunConfig]
+    root: type[RunConfig]
     command: str
     about: str
-
-    @property
-    def groups(self) -> frozenset[str]:
-        """Keys and groups at the top level."""
-        return frozenset(field.name for field in dataclasses.fields(self.schema))
+    groups: frozenset[str]
 
 
-GAMES = Primary(name="config", schema=RunConfig, command="train", about="plays games")
+def _fields(cls: type[RunConfig]) -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(cls))
+
+
+GAMES = Primary(
+    name="config",
+    root=RunConfig,
+    command="train",
+    about="plays games",
+    groups=frozenset(GAME_GROUPS),
+)
 CONTINUOUS = Primary(
     name="continuous",
-    schema=ContinuousConfig,
+    root=ContinuousConfig,
     command="continuous",
     about="trains from window to window",
+    groups=_fields(ContinuousConfig) - _fields(RunConfig),
 )
 
-PRIMARIES = {primary.name: primary for primary in (GAMES, CONTINUOUS)}
 
+def compose_for(
+    overrides: Sequence[str], config_dir: Path | None = None, wanted: Primary | None = None
+) -> Composed:
+    """Compose what the overrides, and their experiment, are of; games where it may be either.
 
-def primary_of(overrides: Sequence[Override], dirs: Sequence[Path]) -> Primary | None:
-    """Where the groups that the command line and its experiment name belong; None: anywhere.
-
-    dirs: folders with groups, those of the user last.
+    wanted: what the command runs. Raises ConfigError when the experiment is of another, naming
+    the command that runs it, and as ``compose`` does.
     """
-    named = {_head(override.get_key_element()) for override in overrides}
-    for override in overrides:
-        if _head(override.get_key_element()) == "experiment":
+    found = _primary_of(overrides, group_dirs(config_dir))
+    if wanted is not None and found not in (None, wanted):
+        assert found is not None
+        raise ConfigError(_of_another(overrides, found))
+    primary = wanted or found or GAMES
+    return compose(overrides, config_dir, root=primary.root, primary=primary.name)
+
+
+def read_run(run_dir: Path, wanted: Primary) -> RunConfig:
+    """The configuration of a run; ConfigError when there is none, or it is of another kind."""
+    path = run_dir / "config.yaml"
+    try:
+        loaded = OmegaConf.load(path)
+    except (OmegaConfBaseException, YAMLError, OSError):
+        return from_yaml(path, wanted.root)  # which says what is wrong
+    keys = {str(key) for key in loaded} if isinstance(loaded, DictConfig) else set()
+    found = CONTINUOUS if keys & CONTINUOUS.groups else GAMES
+    if found is not wanted:
+        raise ConfigError(f"{run_dir}: that run {found.about}; this command is for others")
+    return from_yaml(path, wanted.root)
+
+
+def _primary_of(overrides: Sequence[str], dirs: Sequence[Path]) -> Primary | None:
+    """Where the groups belong that are named; None: anywhere. dirs: the user's own last."""
+    named: set[str] = set()
+    for override in parse_overrides(overrides):
+        head = _head(override.get_key_element())
+        named.add(head)
+        if head == "experiment":
             named |= _named_by(str(override.value()), dirs, frozenset())
-    if named & (CONTINUOUS.groups - GAMES.groups):
-        return CONTINUOUS
-    return GAMES if named & set(GAME_GROUPS) else None
+    return next((one for one in (CONTINUOUS, GAMES) if named & one.groups), None)
 
 
-def check_primary(overrides: Sequence[Override], dirs: Sequence[Path], wanted: Primary) -> None:
-    """Raises ConfigError when what is asked for belongs to another command than ``wanted``'s."""
-    found = primary_of(overrides, dirs)
-    if found in (None, wanted):
-        return
-    assert found is not None
-    experiments = [o for o in overrides if _head(o.get_key_element()) == "experiment"]
-    line = experiments[0].input_line if experiments else None
-    what = f"{line} {found.about}" if line else f"these settings are of a run that {found.about}"
-    raise ConfigError(f"{what}: start it with rlforge {found.command}{f' {line}' if line else ''}")
-
-
-def schema_of(values: DictConfig) -> type[RunConfig]:
-    """The class that fits a configuration with these keys."""
-    own = CONTINUOUS.groups - GAMES.groups
-    return CONTINUOUS.schema if own & {str(key) for key in values} else GAMES.schema
+def _of_another(overrides: Sequence[str], found: Primary) -> str:
+    for override in parse_overrides(overrides):
+        if _head(override.get_key_element()) == "experiment":
+            line = override.input_line
+            return f"{line} {found.about}: start it with rlforge {found.command} {line}"
+    return f"a run of such groups {found.about}: start it with rlforge {found.command}"
 
 
 def _head(key: str) -> str:
@@ -88,27 +110,23 @@ def _head(key: str) -> str:
 
 
 def _named_by(experiment: str, dirs: Sequence[Path], seen: frozenset[str]) -> set[str]:
-    """Groups and keys that an experiment sets, and those it builds on. Unreadable ones: none."""
+    """Groups that an experiment names, with those it builds on. Of unreadable ones: none."""
     paths = (folder / "experiment" / f"{experiment}.yaml" for folder in reversed(dirs))
     path = next((path for path in paths if path.is_file()), None)
     if path is None or experiment in seen:
         return set()
     try:
-        loaded = OmegaConf.load(path)
+        content: Any = OmegaConf.to_container(OmegaConf.load(path))
     except (OmegaConfBaseException, YAMLError, OSError):
         return set()  # Hydra will say what is wrong with it
-    if not isinstance(loaded, DictConfig):
+    if not isinstance(content, dict):
         return set()
-    named = {str(key) for key in loaded if key != "defaults"}
-    for entry in _entries(OmegaConf.to_container(loaded).get("defaults")):  # type: ignore[union-attr]
+    named = {str(key) for key in content if key != "defaults"}
+    defaults = content.get("defaults")
+    for entry in defaults if isinstance(defaults, list) else ():
         if isinstance(entry, str):
-            named |= _named_by(
-                entry.lstrip("/").removeprefix("experiment/"), dirs, seen | {experiment}
-            )
+            base = entry.lstrip("/").removeprefix("experiment/")
+            named |= _named_by(base, dirs, seen | {experiment})
         elif isinstance(entry, dict):
             named |= {_head(str(key).removeprefix("override ").strip()) for key in entry}
     return named
-
-
-def _entries(defaults: Any) -> Iterable[Any]:
-    return defaults if isinstance(defaults, list) else ()

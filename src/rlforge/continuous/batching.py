@@ -14,9 +14,34 @@ from rlforge.algorithms.base import Algorithm
 from rlforge.config.continuous import ContinuousSettings
 from rlforge.continuous.performance import is_ours
 from rlforge.trajectories.records import Decision
-from rlforge.types import Step, TrainBatch, value
+from rlforge.types import Completion, Step, TrainBatch, value
 
 ENV_ID = "market"
+
+
+@value
+class Scored:
+    """A decision with its score, None where the scorer failed, and its reward as it is learned."""
+
+    decision: Decision
+    score: float | None
+    reward: float
+
+    @property
+    def completion(self) -> Completion:
+        """The model's answer; only its own decisions have one."""
+        assert self.decision.completion is not None
+        return self.decision.completion
+
+    @property
+    def version(self) -> int:
+        """Version that took the decision."""
+        return self.completion.policy_version
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.completion.prompt_token_ids)
 
 
 @value
@@ -32,10 +57,10 @@ class Harvest:
 
     batch: TrainBatch | None
     reason: str
-    selected: int
-    unscored: int
-    stale: int
-    too_long: int
+    selected: int = 0
+    unscored: int = 0
+    stale: int = 0
+    too_long: int = 0
 
     def metrics(self) -> Mapping[str, float]:
         """Its counts, with how many decisions are learned from."""
@@ -52,22 +77,28 @@ def harvest(
     batch_id: str,
     decisions: Sequence[Decision],
     scores: Sequence[float | None],
+    rewards: Sequence[float],
     settings: ContinuousSettings,
     algorithm: Algorithm,
     *,
     version: int,
     max_length: int | None,
 ) -> Harvest:
-    """Select from ``decisions``, in order of time, with their ``scores``.
+    """Select from complete ``decisions``, in order of time, with their ``scores``.
 
-    version: of the policy that is about to be trained. max_length: most tokens of prompt and
-    answer. An agent's decisions of the batch are one episode: a critic sees them as consecutive,
-    and ``window_grpo`` as one group.
+    rewards: theirs as they are learned, normalised where that is wished for. version: of the
+    policy that is about to be trained. max_length: most tokens of prompt and answer. An agent's
+    decisions of the batch are one episode: a critic sees them as consecutive, and ``window_grpo``
+    as one group.
     """
-    own = [(d, s) for d, s in zip(decisions, scores, strict=True) if is_ours(d) and d.complete]
-    chosen = [(d, s) for d, s in own if _selected(d, s, settings)]
-    recent = [(d, s) for d, s in chosen if version - _version(d) <= settings.max_staleness]
-    fitting = [(d, s) for d, s in recent if max_length is None or _prompt_length(d) < max_length]
+    everybody = [
+        Scored(decision=decision, score=score, reward=reward)
+        for decision, score, reward in zip(decisions, scores, rewards, strict=True)
+    ]
+    own = [one for one in everybody if is_ours(one.decision)]
+    chosen = [one for one in own if _selected(one, settings)]
+    recent = [one for one in chosen if version - one.version <= settings.max_staleness]
+    fitting = [one for one in recent if max_length is None or one.prompt_length < max_length]
     steps = _steps(batch_id, fitting, settings)
     reason = _obstacle(len(own), steps, settings, algorithm)
     versions = [step.policy_version for step in steps]
@@ -82,31 +113,20 @@ def harvest(
         batch=None if reason else batch,
         reason=reason,
         selected=len(chosen),
-        unscored=sum(score is None for _, score in own),
+        unscored=sum(one.score is None for one in own),
         stale=len(chosen) - len(recent),
         too_long=len(recent) - len(fitting),
     )
 
 
-def _selected(decision: Decision, score: float | None, settings: ContinuousSettings) -> bool:
+def _selected(one: Scored, settings: ContinuousSettings) -> bool:
     """Above the threshold; what is learned as a score must have one."""
-    if score is None and (settings.select_by == "score" or settings.train_on != "reward"):
+    if one.score is None and (settings.select_by == "score" or settings.train_on != "reward"):
         return False
     if settings.select_by == "all":
         return True
-    measure = score if settings.select_by == "score" else decision.reward
-    assert measure is not None
-    return measure > settings.threshold
-
-
-def _version(decision: Decision) -> int:
-    assert decision.completion is not None
-    return decision.completion.policy_version
-
-
-def _prompt_length(decision: Decision) -> int:
-    assert decision.completion is not None
-    return len(decision.completion.prompt_token_ids)
+    measure = one.score if settings.select_by == "score" else one.reward
+    return measure is not None and measure > settings.threshold
 
 
 def trained_reward(reward: float, score: float | None, settings: ContinuousSettings) -> float:
@@ -120,33 +140,21 @@ def trained_reward(reward: float, score: float | None, settings: ContinuousSetti
     return (1 - weight) * reward + weight * (2 * score - 1)
 
 
-def _steps(
-    batch_id: str,
-    chosen: Sequence[tuple[Decision, float | None]],
-    settings: ContinuousSettings,
-) -> list[Step]:
+def _steps(batch_id: str, chosen: Sequence[Scored], settings: ContinuousSettings) -> list[Step]:
     """One step per decision, agent after agent, each agent's in order of time."""
-    by_agent: dict[str, list[tuple[Decision, float | None]]] = {}
-    for decision, score in chosen:
-        by_agent.setdefault(decision.agent_id, []).append((decision, score))
+    by_agent: dict[str, list[Scored]] = {}
+    for one in chosen:
+        by_agent.setdefault(one.decision.agent_id, []).append(one)
     return [
-        _step(batch_id, decision, score, settings, index, index == len(own) - 1)
+        _step(batch_id, one, settings, index, index == len(own) - 1)
         for _, own in sorted(by_agent.items())
-        for index, (decision, score) in enumerate(own)
+        for index, one in enumerate(own)
     ]
 
 
-def _step(
-    batch_id: str,
-    decision: Decision,
-    score: float | None,
-    settings: ContinuousSettings,
-    index: int,
-    last: bool,
-) -> Step:
-    completion, reward = decision.completion, decision.reward
-    assert completion is not None
-    assert reward is not None
+def _step(batch_id: str, one: Scored, settings: ContinuousSettings, index: int, last: bool) -> Step:
+    decision, completion = one.decision, one.completion
+    assert decision.reward is not None
     return Step(
         game_id=f"{batch_id}/{decision.agent_id}",
         env_id=ENV_ID,
@@ -159,11 +167,11 @@ def _step(
         prompt_token_ids=completion.prompt_token_ids,
         token_ids=completion.token_ids,
         logprobs=completion.logprobs,
-        raw_reward=reward,
-        reward=trained_reward(reward, score, settings),
+        raw_reward=decision.reward,
+        reward=trained_reward(one.reward, one.score, settings),
         policy_uid=completion.policy_uid,
         policy_version=completion.policy_version,
-        info={"decision_id": decision.id, "agent_id": decision.agent_id, "score": score},
+        info={"decision_id": decision.id, "agent_id": decision.agent_id, "score": one.score},
     )
 
 

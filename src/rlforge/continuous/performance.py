@@ -1,4 +1,4 @@
-"""How well agents did: the three numbers of every comparison, before and after and between kinds."""
+"""How well agents did: the three numbers of every comparison, over time and between kinds."""
 
 from __future__ import annotations
 
