@@ -33,18 +33,18 @@ class DeploymentConfig:
 
     #: ``replace`` (everybody at once) or ``ab_test`` (a share of the users first).
     strategy: str = "replace"
-    #: Prompts that a new version must answer; 0: none are asked.
+    #: Prompts that a new version must answer, at least 1.
     probes: int = 8
     #: Share of the probes whose answer must have the format of ``model.action_extraction``.
     min_format: float = 0.9
     #: Most tokens in the answer to a probe.
     probe_tokens: int = 256
-    #: Pairs of games played with the new and the current version; 0: versions are not compared.
-    holdout_games: int = 100
+    #: Games played with the new and with the current version; 0: versions are not compared.
+    holdout_games: int = 200
     #: Opponent in those games: a scripted player or ``base``.
     holdout_opponent: str = "random_legal"
     #: Loss of mean reward that is accepted.
-    margin: float = 0.2
+    margin: float = 0.25
     #: Chance of letting a version pass that is worse than that.
     alpha: float = 0.05
     #: Test of the paired differences: ``t``, ``wilcoxon`` or ``sign``.

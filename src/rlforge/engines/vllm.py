@@ -26,7 +26,7 @@ from rlforge.engines.requests import Answer, check_request, decoder
 from rlforge.engines.vllm_settings import check_installed, vllm_arguments, vllm_environment
 from rlforge.engines.waiting import WaitingRoom
 from rlforge.engines.worker import ThreadedEngine
-from rlforge.errors import ConfigError, EngineError
+from rlforge.errors import ConfigError, EngineError, PolicyLoadError
 from rlforge.types import Completion, FinishReason, PolicyRef, SamplingParams, value
 from rlforge.utilisation import Span, WorkLog
 
@@ -255,7 +255,7 @@ class VllmGenerator:
         except Exception as error:  # vLLM, safetensors and torch each have their own kinds
             reason = str(error).strip().splitlines() or [type(error).__name__]
             uid = adapter.name.rpartition("#")[0]
-            raise EngineError(
+            raise PolicyLoadError(
                 f"policy {uid!r} cannot be loaded from {adapter.path}: {reason[0]}; is it "
                 "complete, and an adapter of this base model within model.lora.rank?"
             ) from error
