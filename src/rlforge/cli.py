@@ -186,6 +186,34 @@ def _eval_table(measured: Measurement) -> Table:
 
 
 @app.command()
+def play(
+    overrides: Overrides = None,
+    opponent: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Scripted players at the other seats, in turn."),
+    ] = None,
+    seat: Annotated[int, typer.Option(help="Your seat, from 0.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the game's chance.")] = 0,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Play the first training environment yourself; Ctrl-C leaves.
+
+    [bold]Examples[/bold]
+
+      rlforge play env=market --opponent value_trader
+
+      rlforge play env=tictactoe --opponent minimax --seat 1
+    """
+    from rlforge import launch
+    from rlforge.games.terminal import play_at_terminal
+    from rlforge.validate import train_envs
+
+    composed, _ = launch.composed(overrides or [], config_dir, keys=False)
+    env = train_envs(composed.config)[0]
+    play_at_terminal(env, opponent or ["random_legal"], seat, seed, input, typer.echo)
+
+
+@app.command()
 def graph(
     overrides: Overrides = None,
     output: Annotated[GraphFormat, typer.Option("--format", help="How to print it.")] = (

@@ -101,7 +101,7 @@ class Exchange:
         if market is None:
             raise ActionError(f"no open prediction market {market_id!r}{_some(self.predictions)}")
         _check_funds(agent, amount)
-        fee = money.fee(amount, self._config.prediction_fee)
+        fee = money.part(amount, self._config.prediction_fee)
         units = market.units_for(outcome, amount - fee) if amount > fee else 0
         if not units:
             raise ActionError(f"an amount of {amount / 100:.2f} buys nothing")
@@ -125,7 +125,7 @@ class Exchange:
             )
         market = self.predictions[lot.market_id]
         gross = market.proceeds(lot.outcome, units)
-        received = gross - money.fee(gross, self._config.prediction_fee)
+        received = gross - money.part(gross, self._config.prediction_fee)
         if received <= 0:
             raise ActionError(f"{shares:g} shares of {position_id} would bring nothing")
         market.trade(lot.outcome, -units, -gross)
@@ -176,7 +176,9 @@ class Exchange:
         if not 1 <= leverage <= most:
             raise ActionError(f"leverage must be 1 to {most:g}, not {leverage:g}")
         sign = 1 if side == "long" else -1
-        margin, fee = money.charged(size / leverage), money.fee(size, self._config.perpetual_fee)
+        margin, fee = money.part(size, 1 / leverage), money.part(size, self._config.perpetual_fee)
+        if not size:
+            raise ActionError("a size of 0.00 opens nothing")
         _check_funds(agent, margin + fee, "margin and fee")
         entry = perpetual.mark(perpetual.skew + sign * size)
         position = self._new_position()
@@ -228,7 +230,7 @@ class Exchange:
             collected = 0
             for perp in held:
                 if perp.sign * rate > 0:
-                    paid = min(perp.margin, money.fee(perp.size, abs(rate)))
+                    paid = min(perp.margin, money.part(perp.size, abs(rate)))
                     perp.margin -= paid
                     collected += paid
             due = {
@@ -298,7 +300,7 @@ class Exchange:
         price = self._exit(perp)
         profit = max(-perp.margin, min(self.vault, perp.profit(price)))
         left = perp.margin + profit
-        fee = min(left, money.fee(perp.size, self._config.perpetual_fee + extra_fee))
+        fee = min(left, money.part(perp.size, self._config.perpetual_fee + extra_fee))
         self.vault -= profit
         self.fees += fee
         agent.balance += left - fee
@@ -315,7 +317,7 @@ class Exchange:
         return perpetual.mark(perpetual.skew - perp.sign * perp.size)
 
     def _maintenance(self, perp: Perp) -> int:
-        return money.fee(perp.size, self._config.maintenance_margin)
+        return money.part(perp.size, self._config.maintenance_margin)
 
     # ------------------------------------------------------------ outcomes
 
