@@ -107,6 +107,12 @@ FIGURES = (
         _games("TicTacToe", 2000),
     ),
     Figure(
+        "preference scorer: agents of the market ordered by true skill, held-out windows",
+        "85 % of pairs",
+        "ruler",
+        lambda results: spread_cell(results["scorers"]["preference"]["judgement_skill_accuracy"]),
+    ),
+    Figure(
         "Qwen3-0.6B shape, LoRA r16, 16k packed tokens, one H200",
         "60,000 tokens/s",
         "learner_qwen3-0.6b",
@@ -194,6 +200,8 @@ def spread_cell(spread: Mapping[str, float]) -> str:
         steps = ((1.0, 1.0, " s"), (1e-3, 1e3, " ms"), (0.0, 1e6, " µs"))
         scale, name = next((s, n) for floor, s, n in steps if median >= floor)
         digits = 1
+    elif unit == "tau":  # a rank correlation
+        digits, name = 2, ""
     elif unit == "share":
         scale, digits, name = 100.0, 1, " %"
     cells = [f"{scale * spread[f'{key}_{unit}']:,.{digits}f}" for key in ("median", "q1", "q3")]
