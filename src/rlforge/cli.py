@@ -116,6 +116,50 @@ def train(
         raise typer.Exit(130)
 
 
+@app.command()
+def continuous(
+    overrides: Overrides = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Go on with the run in this directory.",
+            callback=_must_be_run,
+        ),
+    ] = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Train from window to window of a market; the last line printed is the run directory.
+
+    Waits for a window, collects its decisions, scores them, trains on the good ones and deploys
+    what comes of it, again and again. Ctrl-C ends it after the phase it is in.
+
+    [bold]Examples[/bold]
+
+      rlforge continuous +experiment=market_continuous
+
+      rlforge continuous +experiment=market_continuous continuous.windows=20 seed=1
+
+      rlforge continuous --resume runs/market_continuous/2026-01-01_12-00-00
+    """
+    from rlforge import launch
+
+    if resume is not None and (overrides or config_dir):
+        raise ConfigError("--resume goes on with the run's own config; give it no other argument")
+    outcome = (
+        launch.resume_continuous(resume)
+        if resume is not None
+        else launch.train_continuously(overrides or [], config_dir)
+    )
+    if outcome.interrupted:
+        again = f"rlforge continuous --resume {outcome.run_dir}"
+        typer.echo(f"interrupted after {outcome.windows} windows; go on with: {again}", err=True)
+    typer.echo(str(outcome.run_dir))
+    if outcome.interrupted:
+        raise typer.Exit(130)
+
+
 @app.command("eval")
 def evaluate(
     run_dir: RunDir,
@@ -299,11 +343,12 @@ def doctor(
 
       rlforge doctor +experiment=qwen3_1p7b_simpletak --gpu-memory 48
     """
-    from rlforge.config.compose import compose
+    from rlforge import launch
+    from rlforge.config.primary import compose_for
     from rlforge.doctor.examine import examine
     from rlforge.doctor.view import render, to_values
 
-    report = examine(compose(overrides or [], config_dir), gpu_memory)
+    report = examine(compose_for(overrides or [], config_dir), gpu_memory, launch.check)
     Console().print(render(report))
     if json_file is not None:
         json_file.write_text(json.dumps(to_values(report), indent=2) + "\n")
