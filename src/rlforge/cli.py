@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from rlforge import windows_cli
 from rlforge.errors import ConfigError, RlforgeError, RunError
 
 if TYPE_CHECKING:
@@ -402,6 +403,9 @@ def report(run_dir: RunDir) -> None:
     from rlforge.tracking.report import write_report
 
     typer.echo(str(write_report(run_dir)))
+
+
+app.add_typer(windows_cli.app, name="windows")
 
 
 def main() -> NoReturn:
