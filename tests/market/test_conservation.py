@@ -110,20 +110,20 @@ def check_money(world, issued):
     assert sum(accounts.values()) == 0
     assert all(type(cents) is int for cents in accounts.values())
     assert all(cents >= 0 for kind, cents in accounts.items() if kind != "house")
-    exchange = world._exchange
-    assert all(agent.balance >= 0 for agent in exchange.agents.values())
-    for agent in exchange.agents.values():
+    books = world._books
+    assert all(agent.balance >= 0 for agent in books.agents.values())
+    for agent in books.agents.values():
         assert all(perp.margin >= 0 for perp in agent.perps.values())
         assert all(lot.units > 0 for lot in agent.shares.values())
-    for market in exchange.predictions.values():
+    for market in books.predictions.values():
         assert market.pool >= max(market.sold.values())
         for outcome, sold in market.sold.items():
-            lots = [lot for agent in exchange.agents.values() for lot in agent.shares.values()]
+            lots = [lot for agent in books.agents.values() for lot in agent.shares.values()]
             assert sold == sum(
                 lot.units for lot in lots if (lot.market_id, lot.outcome) == (market.id, outcome)
             )
-    for ticker, perpetual in exchange.perpetuals.items():
-        perps = [perp for agent in exchange.agents.values() for perp in agent.perps.values()]
+    for ticker, perpetual in books.perpetuals.items():
+        perps = [perp for agent in books.agents.values() for perp in agent.perps.values()]
         assert perpetual.skew == sum(p.sign * p.size for p in perps if p.ticker == ticker)
     if issued is not None:
         # Between two ticks the house neither gives nor takes: every cent is where it can be seen.

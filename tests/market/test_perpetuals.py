@@ -29,7 +29,7 @@ def balance(world, agent="ann"):
 
 
 def move_index(world, cents):
-    world._exchange.perpetuals["ACME"].index = cents
+    world._books.perpetuals["ACME"].index = cents
 
 
 def test_margin_is_size_over_leverage_and_the_price_moves_with_open_interest(make_world):

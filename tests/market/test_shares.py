@@ -19,7 +19,7 @@ def sell(world, agent, shares, position="position-1"):
 
 
 def truth(world, market="market-1"):
-    return world._exchange.predictions[market].truth
+    return world._books.predictions[market].truth
 
 
 def test_an_amount_buys_shares_at_the_scoring_rule_after_the_fee(make_world):

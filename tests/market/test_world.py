@@ -99,7 +99,7 @@ def test_truth_news_and_indices_do_not_depend_on_what_agents_do(make_world):
             state = world.state("bob")
             found.append([post["content"] for post in state["social"]["feed"]])
             found.append([m["indexPrice"] for m in state["markets"]["perpetuals"]])
-            found.append([(m.id, m.truth) for m in world._exchange.predictions.values()])
+            found.append([(m.id, m.truth) for m in world._books.predictions.values()])
         return found
 
     assert facts(trade=True) == facts(trade=False)
@@ -183,7 +183,7 @@ def test_each_belief_is_posted_once_and_accounts_are_right_as_often_as_the_confi
     world.join("ann")
     truths, views = {}, {}
     for _ in range(120):
-        truths |= {market.id: market.truth for market in world._exchange.predictions.values()}
+        truths |= {market.id: market.truth for market in world._books.predictions.values()}
         for post in feed(world, "ann"):
             views[post["id"]] = (post["userId"], post["about"], post["stance"])
         world.tick()
@@ -200,9 +200,9 @@ def test_insiders_are_told_the_truth_and_nobody_else_is():
     world.join("ann")
     for _ in range(30):
         tips = {note["about"]: note["stance"] for note in world.state("ivy")["agent"]["memory"]}
-        exchange = world._exchange
-        true = {market.id: market.truth for market in exchange.predictions.values()}
-        true |= {ticker: perp.trend for ticker, perp in exchange.perpetuals.items()}
+        books = world._books
+        true = {market.id: market.truth for market in books.predictions.values()}
+        true |= {ticker: perp.trend for ticker, perp in books.perpetuals.items()}
         assert tips == true
         assert world.state("ann")["agent"]["memory"] == []
         world.tick()
