@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlforge.errors import ConfigError, RlforgeError, RunError
+from rlforge.serving import commands as serving
 
 if TYPE_CHECKING:
     from rlforge.measure import Measurement
@@ -329,6 +330,9 @@ def report(run_dir: RunDir) -> None:
     from rlforge.tracking.report import write_report
 
     typer.echo(str(write_report(run_dir)))
+
+
+serving.register(app)
 
 
 def main() -> NoReturn:
