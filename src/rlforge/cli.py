@@ -14,6 +14,7 @@ from rich.table import Table
 
 from rlforge import windows_cli
 from rlforge.errors import ConfigError, RlforgeError, RunError
+from rlforge.serving import commands as serving
 
 if TYPE_CHECKING:
     from rlforge.measure import Measurement
@@ -406,6 +407,7 @@ def report(run_dir: RunDir) -> None:
 
 
 app.add_typer(windows_cli.app, name="windows")
+serving.register(app)
 
 
 def main() -> NoReturn:
