@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rlforge import windows_cli
+from rlforge import continuous_cli, windows_cli
 from rlforge.errors import ConfigError, RlforgeError, RunError
 from rlforge.serving import commands as serving
 
@@ -113,50 +113,6 @@ def train(
     )
     if outcome.interrupted:
         typer.echo(f"interrupted; go on with: rlforge train --resume {outcome.run_dir}", err=True)
-    typer.echo(str(outcome.run_dir))
-    if outcome.interrupted:
-        raise typer.Exit(130)
-
-
-@app.command()
-def continuous(
-    overrides: Overrides = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume",
-            metavar="RUN",
-            help="Go on with the run in this directory.",
-            callback=_must_be_run,
-        ),
-    ] = None,
-    config_dir: ConfigDir = None,
-) -> None:
-    """Train from window to window of a market; the last line printed is the run directory.
-
-    Waits for a window, collects its decisions, scores them, trains on the good ones and deploys
-    what comes of it, again and again. Ctrl-C ends it after the phase it is in.
-
-    [bold]Examples[/bold]
-
-      rlforge continuous +experiment=market_continuous
-
-      rlforge continuous +experiment=market_continuous continuous.windows=20 seed=1
-
-      rlforge continuous --resume runs/market_continuous/2026-01-01_12-00-00
-    """
-    from rlforge import launch
-
-    if resume is not None and (overrides or config_dir):
-        raise ConfigError("--resume goes on with the run's own config; give it no other argument")
-    outcome = (
-        launch.resume_continuous(resume)
-        if resume is not None
-        else launch.train_continuously(overrides or [], config_dir)
-    )
-    if outcome.interrupted:
-        again = f"rlforge continuous --resume {outcome.run_dir}"
-        typer.echo(f"interrupted after {outcome.windows} windows; go on with: {again}", err=True)
     typer.echo(str(outcome.run_dir))
     if outcome.interrupted:
         raise typer.Exit(130)
@@ -407,6 +363,7 @@ def report(run_dir: RunDir) -> None:
 
 
 app.add_typer(windows_cli.app, name="windows")
+app.command("continuous")(continuous_cli.continuous)
 serving.register(app)
 
 
