@@ -17,7 +17,7 @@ import torch
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.market import MarketConfig
 from rlforge.config.primary import CONTINUOUS, compose_for
-from rlforge.market.compact import Compact
+from rlforge.market.compact import Compact, compact_vocabulary
 from rlforge.market.crowd import Crowd
 from rlforge.market.world import World
 from rlforge.trajectories.records import Decision, Metadata, Result
@@ -66,7 +66,7 @@ def market_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("models") / "market"
     market = MarketConfig()
-    words, answers = Compact(market).vocabulary()
+    words, answers = compact_vocabulary()
     vocabulary = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *words, *answers])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()

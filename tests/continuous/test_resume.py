@@ -17,14 +17,23 @@ from rlforge.trajectories.reader import StoreReader
 
 Run = Callable[..., int]
 
-#: What two runs of one seed may differ in.
-_TIMES = ("duration_minutes", "seconds", "tokens_per_s", "tflops", "memory_peak_gb")
+#: What two runs of one seed may differ in: times, and whether the scorer had learned a window
+#: already when it was killed before it was put on record.
+_MAY_DIFFER = (
+    "duration_minutes",
+    "seconds",
+    "tokens_per_s",
+    "tflops",
+    "memory_peak_gb",
+    "scorer/newly_learned",
+)
 
 
 def rows(run_dir: Path, name: str) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (run_dir / name).read_text().splitlines()]
     return [
-        {key: value for key, value in row.items() if not key.startswith(_TIMES)} for row in found
+        {key: value for key, value in row.items() if not key.startswith(_MAY_DIFFER)}
+        for row in found
     ]
 
 
@@ -46,7 +55,7 @@ def test_a_run_that_is_killed_again_and_again_ends_like_one_that_is_not(
     run_continuous: Run, small: Sequence[str], whole: Path
 ) -> None:
     """Around every phase of the first window: nothing is done twice, nothing is left out."""
-    run_dir = Path("run")
+    run_dir = Path("run").absolute()
     deaths = [
         (1, phase, when)
         for phase in ("collected", "scored", "trained", "deployed", "done")

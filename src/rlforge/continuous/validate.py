@@ -50,7 +50,9 @@ def _check_unused(composed: Composed) -> None:
 
 def _refuse(composed: Composed, key: str, why: str) -> None:
     origin = composed.origin(key)
-    if origin.startswith("command line") or "experiment/" in origin:
+    # An option of a whole group (learner=…) may well bring keys along that are not for here.
+    typed = origin.startswith("command line") and "." in origin.partition("=")[0]
+    if typed or "experiment/" in origin:
         raise composed.error(key, f"a continuous run has no use for it: {why}")
 
 
