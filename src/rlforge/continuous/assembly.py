@@ -35,6 +35,7 @@ from rlforge.learner.ranks import Ranks
 from rlforge.market.settlement import Settled
 from rlforge.models.load import load_tokenizer, resolve_device, stop_token_ids
 from rlforge.ruler.registry import make_scorer
+from rlforge.serving.metrics import Metrics
 from rlforge.serving.service import DeploymentService
 from rlforge.tracking.files import RunPaths
 from rlforge.trajectories.clock import WallClock
@@ -54,6 +55,8 @@ class Assembly:
 
     parts: Parts
     service: DeploymentService
+    service_folder: Path
+    metrics: Metrics
     trials: MarketTrials
     engine: Engine
 
@@ -108,13 +111,15 @@ async def assembled(
             return reward(_result(settled)).reward
 
         trials = MarketTrials(config, engine, speech, params, rewarded)
+        service_folder, metrics = paths.root / "deployments", Metrics()
         service = await DeploymentService.open(
-            Path(config.serve.state_dir or paths.root / "deployments"),
+            service_folder,
             engine,
             config.deployment,
             config.model,
             market_probes(config, speech, params),
             holdout=trials.holdout if config.deployment.holdout_games else None,
+            on_phase=metrics.on_phase,
         )
         stack.push_async_callback(service.close)
 
@@ -174,7 +179,14 @@ async def assembled(
             records=Records(paths, config.tracker, config.name, config.continuous.windows, about),
             scorebook=Scorebook(paths.root / "scores"),
         )
-        yield Assembly(parts=parts, service=service, trials=trials, engine=engine)
+        yield Assembly(
+            parts=parts,
+            service=service,
+            service_folder=service_folder,
+            metrics=metrics,
+            trials=trials,
+            engine=engine,
+        )
 
 
 class _StoreLedger:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import HardwareConfig
 from rlforge.continuous.assembly import Assembly, assembled
 from rlforge.continuous.comparison import compare_once, in_words
+from rlforge.continuous.endpoint import endpoint
 from rlforge.continuous.trainer import ContinuousTrainer
 from rlforge.errors import RlforgeError, RunError
 from rlforge.hardware import versions
@@ -47,9 +46,10 @@ class ContinuousRun:
 
     def execute(self) -> ContinuousOutcome:
         """Begin, or go on with what is there, to the end or to the first signal."""
-        return asyncio.run(self._main())
+        return asyncio.run(self.main())
 
-    async def _main(self) -> ContinuousOutcome:
+    async def main(self) -> ContinuousOutcome:
+        """The same inside an event loop; its signals are caught."""
         enter("continuous", str(self._paths.root))
         stop = asyncio.Event()
         self._catch_signals(stop)
@@ -67,7 +67,7 @@ class ContinuousRun:
         parts.records.take_up(parts.journal.entries(), display.note)
         try:
             await self._take_up(assembly)
-            async with self._endpoint(assembly, display):
+            async with endpoint(self._config, assembly, stop, display.note):
                 await compare_once("before", assembly, self._config, self._paths, display.note)
                 trainer = ContinuousTrainer(self._config, parts, self._paths.root, stop)
                 done = await trainer.run()
@@ -99,10 +99,6 @@ class ContinuousRun:
             if not deployed.success:
                 raise RunError(f"learner.initial_adapter does not serve: {deployed.reason}")
         await asyncio.to_thread(parts.learner.restore, parts.deployments.serving())
-
-    @contextlib.asynccontextmanager
-    async def _endpoint(self, assembly: Assembly, display: Display) -> AsyncIterator[None]:
-        yield
 
     def _catch_signals(self, stop: asyncio.Event) -> None:
         """First Ctrl-C or SIGTERM: end after this phase. Second: end at once."""

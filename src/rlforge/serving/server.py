@@ -9,10 +9,11 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlforge.config.compose import to_yaml
-from rlforge.config.schema import HardwareConfig
-from rlforge.config.serving import ServingConfig
+from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.serving import ServeConfig, ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError, RunError
 from rlforge.graph import build_graph
@@ -23,6 +24,9 @@ from rlforge.serving.guard import App, is_loopback, make_token
 from rlforge.serving.listener import answer_requests, listen, url_of
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.service import DeploymentService
+
+if TYPE_CHECKING:
+    from rlforge.serving.answering import Answering
 
 ADDRESS_FILE = "service.json"
 """Where a running service can be found; gone when it has stopped."""
@@ -92,7 +96,7 @@ async def _serve(
             say(f"serving {service.current.uid} at {url_of(listener)}/v1, state in {state_dir}")
             if config.serve.require_token or not is_loopback(config.serve.host):
                 say("every request needs the token: see rlforge serve --help")
-            with _found_at(state_dir, url_of(listener)):
+            with found_at(state_dir, url_of(listener)):
                 told = await answer_requests(
                     app, listener, drain_s=config.serve.drain_s, failed=engine.gone()
                 )
@@ -119,15 +123,13 @@ async def assembled(
 
     ready: whether the engine answers. Raises as ``DeploymentService.open`` does.
     """
-    from rlforge.models.load import load_model_config, load_tokenizer, stop_token_ids
-    from rlforge.serving.answering import Answering, Limits
+    from rlforge.models.load import load_tokenizer, stop_token_ids
     from rlforge.serving.app import make_app
     from rlforge.serving.holdout import GameHoldout
     from rlforge.serving.probes import game_probes
 
     tokenizer = load_tokenizer(config.model)
     stops = stop_token_ids(config.model, tokenizer)
-    described = load_model_config(config.model).get_text_config()
     settings, metrics = config.deployment, Metrics()
     service = await DeploymentService.open(
         state_dir,
@@ -140,16 +142,7 @@ async def assembled(
         holdout=GameHoldout(config, engine, tokenizer, stops) if settings.holdout_games else None,
         on_phase=metrics.on_phase,
     )
-    positions = getattr(described, "max_position_embeddings", None) or config.engine.max_model_len
-    limits = Limits(
-        model_len=min(config.engine.max_model_len, positions),
-        vocab_size=described.vocab_size,
-        default_max_tokens=min(config.serve.default_max_tokens, config.engine.max_tokens),
-        temperature=config.engine.temperature,
-        top_p=config.engine.top_p,
-    )
-    name = config.serve.model_name or config.name
-    answering = Answering(service, tokenizer, stops, limits, name)
+    answering = make_answering(config, config.serve, service)
     try:
         yield (
             service,
@@ -157,6 +150,25 @@ async def assembled(
         )
     finally:
         await service.close()
+
+
+def make_answering(config: RunConfig, serve: ServeConfig, service: DeploymentService) -> Answering:
+    """What reads requests and has ``service`` answer them, for the model of ``config``."""
+    from rlforge.models.load import load_model_config, load_tokenizer, stop_token_ids
+    from rlforge.serving.answering import Answering, Limits
+
+    tokenizer = load_tokenizer(config.model)
+    described = load_model_config(config.model).get_text_config()
+    positions = getattr(described, "max_position_embeddings", None) or config.engine.max_model_len
+    limits = Limits(
+        model_len=min(config.engine.max_model_len, positions),
+        vocab_size=described.vocab_size,
+        default_max_tokens=min(serve.default_max_tokens, config.engine.max_tokens),
+        temperature=config.engine.temperature,
+        top_p=config.engine.top_p,
+    )
+    name = serve.model_name or config.name
+    return Answering(service, tokenizer, stop_token_ids(config.model, tokenizer), limits, name)
 
 
 async def _begin(service: DeploymentService, source: Path | None, say: Say) -> None:
@@ -172,7 +184,8 @@ async def _begin(service: DeploymentService, source: Path | None, say: Say) -> N
 
 
 @contextlib.contextmanager
-def _found_at(state_dir: Path, url: str) -> Iterator[None]:
+def found_at(state_dir: Path, url: str) -> Iterator[None]:
+    """Tell clients in ``state_dir`` where the service is, for as long as it is there."""
     address = state_dir / ADDRESS_FILE
     address.write_text(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
     try:

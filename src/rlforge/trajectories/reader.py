@@ -75,7 +75,7 @@ class StoreReader:
     def window_ids(self) -> list[str]:
         """Windows that hold decisions, in order of time."""
         # The log first: what leaves it meanwhile has a folder by then.
-        contents = [self._segment(number) for number in self.layout.segments()]
+        contents = [self._read_log(number) for number in self.layout.segments()]
         fresh = {
             window_id
             for content in contents
@@ -171,7 +171,7 @@ class StoreReader:
     def _look(self, window_ids: Collection[str] | None) -> _View:
         """What there is now. Raises FileNotFoundError when a merge came between."""
         # The log first: a segment that is gone by the time it is opened is in the windows then.
-        segments = [(number, self._segment(number)) for number in self.layout.segments()]
+        segments = [(number, self._read_log(number)) for number in self.layout.segments()]
         known = self.layout.window_ids()
         wanted = known if window_ids is None else [w for w in known if w in window_ids]
         files = {w: [f for f in self.layout.files(w) if self._is_sound(f)] for w in wanted}
@@ -189,7 +189,7 @@ class StoreReader:
         }
         return _View(log=logs, files=by_kind)
 
-    def _segment(self, number: int) -> SegmentContent | None:
+    def _read_log(self, number: int) -> SegmentContent | None:
         path = self.layout.segment(number)
         try:
             content = read_segment(path)
