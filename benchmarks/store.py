@@ -78,9 +78,12 @@ def make_state(draw: random.Random) -> dict[str, Any]:
     }
 
 
+#: As many as a window has decisions: no parquet file sees one twice as a state.
+STATES = [make_state(random.Random(number)) for number in range(PER_WINDOW)]
+
+
 def make_decisions(first: int, count: int, whole: bool = True) -> list[Decision]:
     """Decisions ``first`` and on, of all agents in turn, ``PER_WINDOW`` to a window."""
-    draw = random.Random(first)
     decisions = []
     for number in range(first, first + count):
         timestamp = START + number * WINDOW_S / PER_WINDOW
@@ -89,12 +92,12 @@ def make_decisions(first: int, count: int, whole: bool = True) -> list[Decision]
                 id=f"agent-{number % AGENTS}-{number:09d}",
                 agent_id=f"agent-{number % AGENTS}",
                 window_id=GRID.id_of(timestamp),
-                state=make_state(draw),
+                state=STATES[number % PER_WINDOW],
                 action={"type": "BUY_SHARES", "marketId": "m-1", "outcome": "YES", "amount": 5.0},
                 timestamp=timestamp,
                 metadata=Metadata(provider="scripted:value", reasoning=" ".join(WORDS)),
-                reward=draw.random() if whole else None,
-                next_state=make_state(draw) if whole else None,
+                reward=number % 97 / 97 if whole else None,
+                next_state=STATES[(number + AGENTS) % PER_WINDOW] if whole else None,
                 result=RESULT if whole else None,
             )
         )

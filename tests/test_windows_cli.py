@@ -120,7 +120,7 @@ def test_a_run_that_wrote_nothing_and_one_without_windows(
     code, _, err = windows("list", tmp_path)
     assert (code, "a run without windows" in err) == (2, True)
     TrajectoryStore(tmp_path / "empty" / "store").close()
-    code, out, _ = windows("list", tmp_path / "empty" / "store")
+    code, out, _ = windows("list", Path("empty") / "store")
     assert (code, "holds no decisions yet" in out) == (0, True)
 
 

@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from rlforge.trajectories.windows import WindowSummary
 
 app = typer.Typer(
-    help="Look at windows of decisions; export and import them as datasets.",
+    help="""Look at windows of decisions; export and import them as datasets.
+
+    [bold]Examples[/bold]
+
+      rlforge windows list RUN
+
+      rlforge windows show RUN 2024-11-13-10:00
+
+      rlforge windows export RUN market-data
+    """,
     no_args_is_help=True,
     rich_markup_mode="rich",
 )

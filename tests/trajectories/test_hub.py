@@ -95,9 +95,10 @@ def test_an_export_never_touches_what_is_there_nor_leaves_half(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
-    with pytest.raises(StoreError, match=r"no space on disk for .*out"):
-        export_dataset(store, tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(pq.ParquetWriter, "write_table", full)
+        with pytest.raises(StoreError, match=r"no space on disk for .*out"):
+            export_dataset(store, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store", "taken"]
 
 

@@ -61,7 +61,8 @@ def test_cut_at_any_byte_it_keeps_all_whole_frames(
     ends = [len(data) - sum(map(len, frames[n:])) for n in range(len(frames) + 1)]
     known = [[], 2, 2, 4, 5]
     cut = tmp_path / "cut.log"
-    for length in range(0, len(data), 7):
+    beside = {end + step for end in ends for step in (-1, 0, 1)}
+    for length in sorted({*range(0, len(data), 101), *beside} & {*range(len(data))}):
         cut.write_bytes(data[:length])
         content = read_segment(cut)
         whole = sum(length >= end for end in ends)

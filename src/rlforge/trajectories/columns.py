@@ -6,9 +6,11 @@ type. Floats keep 64 bits, so that what is read is what was written.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -126,7 +128,8 @@ def to_decisions(table: pa.Table) -> list[Decision]:
 
     Columns that an older file lacks are null here and take the defaults of their fields.
     """
-    return [to_decision(row) for row in _rows(table)]
+    with _collector_paused():
+        return [to_decision(row) for row in _rows(table)]
 
 
 def to_decision(row: Mapping[str, Any]) -> Decision:
@@ -150,6 +153,22 @@ def to_decision(row: Mapping[str, Any]) -> Decision:
         observation=row.get("observation") or "",
         completion=_to_completion(row.get("completion")),
     )
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Thousands of states are a million small objects, none of them garbage.
+
+    The collector would walk them again and again while they are made, for as long as the parsing
+    itself takes.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _rows(table: pa.Table) -> Iterable[dict[str, Any]]:
@@ -224,7 +243,7 @@ def _text(text: str) -> str:
 
 def _json(who: str, field: str, content: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(content, separators=(",", ":"), allow_nan=False, default=_plain)
+        return _ENCODER.encode(content)
     except (TypeError, ValueError) as error:
         raise RlforgeError(f"{who}: {field} is not JSON: {error}") from error
 
@@ -235,6 +254,9 @@ def _plain(content: Any) -> Any:
     if hasattr(content, "item"):  # a numpy scalar
         return content.item()
     raise TypeError(f"a {type(content).__name__} has no place in it")
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain)
 
 
 def _parsed(content: Any) -> Any:

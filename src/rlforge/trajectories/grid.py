@@ -66,4 +66,5 @@ class WindowGrid:
 
     def closed_by(self, now: float, grace_seconds: float = 0.0) -> str:
         """The newest window that is over at ``now``, its time of grace included."""
-        return self.id_of(now - grace_seconds - self.seconds)
+        open_since, _ = self.span(self.id_of(now - grace_seconds))
+        return self.id_of(open_since - self.seconds)

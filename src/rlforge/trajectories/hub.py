@@ -116,7 +116,8 @@ def import_dataset(folder: Path, store: TrajectoryStore, *, skip_bad: bool = Fal
 
 def _write_files(reader: StoreReader, folder: Path, window_ids: Collection[str] | None) -> int:
     """Files of some ``_FILE_ROWS`` rows each, windows in order of time; returns all their rows."""
-    rows, sizes = 0, []
+    rows = 0
+    sizes: list[int] = []
     writer = None
     for window_id in reader.window_ids():
         if window_ids is not None and window_id not in window_ids:
