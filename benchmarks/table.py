@@ -92,7 +92,10 @@ FIGURES = (
         "share of the engine's own throughput that reaches games, 256 concurrent games",
         "95 %",
         "collector",
-        lambda results: f"{100 * results['share']:.1f} %",
+        lambda results: ", ".join(
+            f"{100 * row['share']:.0f} % of {row['alone']['median_per_s']:,.0f} answers/s"
+            for row in results["layers"].values()
+        ),
     ),
     Figure(
         "adapter publication to first token of the new version, tiny, vLLM on a CPU, 64 under way",

@@ -8,6 +8,7 @@ from rlforge.market.world import World
 #: Quiet enough that a test can say what a price will be: an index that stands still, no news.
 STILL = MarketConfig(
     predictions=2,
+    liquidity=1000.0,
     tickers=["ACME"],
     episode_ticks=20,
     min_lifetime=5,

@@ -127,6 +127,15 @@ def test_a_comment_reaches_whom_it_answers(make_world):
     assert "no post 'post-9'" in world.decide("bob", {**comment, "postId": "post-9"}).problem
 
 
+def test_old_posts_can_be_answered_until_they_are_forgotten(make_world):
+    world = make_world(agents=("ann",))
+    comment = {"type": "CREATE_COMMENT", "postId": "post-1", "content": "why?"}
+    for _ in range(2000):
+        say(world, "ann")
+    assert world.decide("ann", comment).accepted
+    assert "no post 'post-1'" in world.decide("ann", comment).problem
+
+
 def test_unread_posts_are_counted_until_the_next_decision(make_world):
     world = make_world(visibility=1.0)
     say(world, "ann")

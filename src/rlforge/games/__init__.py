@@ -10,5 +10,4 @@ prompts    templates: from a view to token ids or messages
 actions    extraction: from an answer to an action
 players    scripted opponents
 play       one game from its spec to its record
-terminal   one game with a person at a seat
 """

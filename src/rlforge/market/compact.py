@@ -55,12 +55,12 @@ class Compact:
         take turns where there are several, and all do where there are none.
         """
         markets, own = state["markets"], state["portfolio"]["positions"]
-        names = [market["id"] for market in markets["predictions"]]
+        names: list[str] = [market["id"] for market in markets["predictions"]]
         names += [market["ticker"] for market in markets["perpetuals"]]
         held = {position.get("marketId", position.get("ticker")) for position in own}
         reports = {(post["about"], post["userId"]) for post in state["social"]["feed"]}
         known = Counter(about for about, _ in reports)
-        turn = round(state["agent"]["minute"] / self._tick_minutes)
+        turn: int = round(state["agent"]["minute"] / self._tick_minutes)
         free = [name for name in names if name not in held and known[name]]
         fresh = [name for name in free if known[name] > 1] or free
         kept = [name for name in names if name in held]
