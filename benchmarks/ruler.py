@@ -2,9 +2,10 @@
 
     python benchmarks/ruler.py [--seeds N]
 
-Scripted traders play the market; a window is a simulated hour. A scorer learns the first windows
-and is then examined on later ones, whose outcomes it does not see (``forecast``), or does, as in
-training (``judgement``). Skill is the order noise < momentum < value < insider.
+Scripted traders play the market; a window is a simulated hour. A scorer learns the windows of one
+market and is then examined on another, with other agents, whose outcomes it does not see
+(``forecast``), or does, as in training (``judgement``). Skill is the order noise < momentum < value
+< insider. ``rewards themselves``: the mean reward of each agent in place of a score.
 
 skill: pairs of agents of different kinds, ordered by their mean score over the held-out windows;
 one_window: the same within each window alone. rewards: pairs of decisions of one window.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
@@ -27,7 +28,8 @@ from rlforge.config.ruler import RegressionConfig, RulerConfig
 from rlforge.market.crowd import Choice, Crowd
 from rlforge.market.settlement import Settled
 from rlforge.market.world import World
-from rlforge.ruler.agreement import agent_means, agreement, examine
+from rlforge.ruler.agreement import Agreement, agent_means, agreement, examine
+from rlforge.ruler.features import STATE_ACTION
 from rlforge.ruler.registry import make_scorer
 from rlforge.trajectories.records import Decision, Metadata, Result, TrainingWindow
 
@@ -44,6 +46,9 @@ SCORERS = {
     ),
     "preference, with_outcome": RulerConfig(features="with_outcome"),
 }
+
+
+REWARDS = "rewards themselves"
 
 
 def play(seed: int, windows: int) -> tuple[list[TrainingWindow], dict[str, float]]:
@@ -107,29 +112,42 @@ def window(decisions: list[Decision]) -> TrainingWindow:
 
 
 async def measure(
-    config: RulerConfig, windows: list[TrainingWindow], skill: Mapping[str, float]
+    config: RulerConfig,
+    learned: list[TrainingWindow],
+    held_out: list[TrainingWindow],
+    skill: Mapping[str, float],
 ) -> dict[str, float]:
     """All figures of one scorer on one market."""
     scorer = make_scorer(config)
-    learned, held_out = windows[:LEARNED], windows[LEARNED : LEARNED + HELD_OUT]
     scorer.learn(learned)
-    forecast = await examine(scorer, held_out, skill=skill)
-    judgement = await examine(scorer, held_out, skill=skill, hide_outcomes=False)
-    single = []
-    for one in held_out:
-        means = agent_means(one.trajectories, (await scorer.score(one.trajectories)).values)
-        found = agreement(list(means.values()), [skill[agent] for agent in means])
-        single.append(found.pairwise_accuracy or 0.0)
-    assert forecast.agents is not None
-    assert judgement.agents is not None
+    figures = {}
+    if config.features == STATE_ACTION:  # others have nothing to go by without outcomes
+        report = await examine(scorer, held_out, skill=skill)
+        figures = {f"forecast_{name}": value for name, value in report.metrics().items()}
+    scores = [(await scorer.score(one.trajectories)).values for one in held_out]
+    return figures | against_skill(held_out, scores, skill)
+
+
+def against_skill(
+    windows: list[TrainingWindow],
+    scores: Sequence[Sequence[float | None]],
+    skill: Mapping[str, float],
+) -> dict[str, float]:
+    """Each agent's mean score against its skill, over all windows and in each of them."""
+
+    def compare(some: list[TrainingWindow], given: Sequence[Sequence[float | None]]) -> Agreement:
+        decisions = [one for window in some for one in window.trajectories]
+        means = agent_means(decisions, [score for own in given for score in own])
+        return agreement(list(means.values()), [skill[agent] for agent in means])
+
+    overall = compare(windows, scores)
+    single = [compare([one], [own]) for one, own in zip(windows, scores, strict=True)]
     return {
-        "forecast_rewards_tau": forecast.decisions.kendall_tau or 0.0,
-        "forecast_rewards_accuracy": forecast.decisions.pairwise_accuracy or 0.0,
-        "forecast_skill_accuracy": forecast.agents.pairwise_accuracy or 0.0,
-        "forecast_skill_tau": forecast.agents.kendall_tau or 0.0,
-        "judgement_skill_accuracy": judgement.agents.pairwise_accuracy or 0.0,
-        "judgement_skill_tau": judgement.agents.kendall_tau or 0.0,
-        "judgement_one_window_accuracy": statistics.fmean(single),
+        "judgement_skill_pairwise_accuracy": overall.pairwise_accuracy or 0.0,
+        "judgement_skill_kendall_tau": overall.kendall_tau or 0.0,
+        "judgement_one_window_accuracy": statistics.fmean(
+            one.pairwise_accuracy or 0.0 for one in single
+        ),
     }
 
 
@@ -142,30 +160,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Agreement of RULER's learned scorers.")
     parser.add_argument("--seeds", type=int, default=5)
     seeds = parser.parse_args().seeds
-    figures: dict[str, list[dict[str, float]]] = {name: [] for name in SCORERS}
+    figures: dict[str, list[dict[str, float]]] = {name: [] for name in (*SCORERS, REWARDS)}
     learn_s: list[float] = []
     score_s: list[float] = []
     decisions: list[float] = []
     for seed in range(seeds):
-        windows, skill = play(seed, LEARNED + HELD_OUT)
-        decisions += [float(len(one.trajectories)) for one in windows]
+        learned, _ = play(2 * seed, LEARNED)
+        held_out, skill = play(2 * seed + 1, HELD_OUT)
+        decisions += [float(len(one.trajectories)) for one in held_out]
         for name, config in SCORERS.items():
-            figures[name].append(asyncio.run(measure(config, windows, skill)))
-        scorer = make_scorer(RulerConfig())
-        learn_s.append(seconds(lambda s=scorer, w=windows: s.learn(w[:LEARNED])))
-        asyncio.run(scorer.score(windows[LEARNED].trajectories))  # fits the model
-        score_s.append(
-            seconds(lambda s=scorer, w=windows: asyncio.run(s.score(w[LEARNED].trajectories)))
-        )
-    names = list(figures["preference"][0])
+            figures[name].append(asyncio.run(measure(config, learned, held_out, skill)))
+        rewards = [[one.reward for one in window.trajectories] for window in held_out]
+        figures[REWARDS].append(against_skill(held_out, rewards, skill))
+        scorer, shown_window = make_scorer(RulerConfig()), held_out[0].trajectories
+        learn_s.append(seconds(lambda s=scorer, w=learned: s.learn(w)))
+        asyncio.run(scorer.score(shown_window))  # fits the model
+        score_s.append(seconds(lambda s=scorer, w=shown_window: asyncio.run(s.score(w))))
     rows = {
-        scorer: {name: spread([run[name] for run in runs], unit(name)) for name in names}
+        scorer: {
+            name: spread([run[name] for run in runs], unit(name))
+            for name in runs[0]
+            if name.endswith(("tau", "accuracy"))
+        }
         for scorer, runs in figures.items()
     }
-    print(f"{'':32}" + "".join(f"{name:>28}" for name in SCORERS))
-    for name in names:
-        cells = (shown(rows[scorer][name], unit(name), digits=3) for scorer in SCORERS)
-        print(f"{name:32}" + "".join(f"{cell:>28}" for cell in cells))
+    print(f"{'':36}" + "".join(f"{name:>26}" for name in rows))
+    for name in rows["preference"]:
+        cells = (
+            shown(row[name], unit(name), digits=3) if name in row else "" for row in rows.values()
+        )
+        print(f"{name:36}" + "".join(f"{cell:>26}" for cell in cells))
     record(
         "ruler",
         {

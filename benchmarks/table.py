@@ -113,7 +113,9 @@ FIGURES = (
         "preference scorer: agents of the market ordered by true skill, held-out windows",
         "85 % of pairs",
         "ruler",
-        lambda results: spread_cell(results["scorers"]["preference"]["judgement_skill_accuracy"]),
+        lambda results: spread_cell(
+            results["scorers"]["preference"]["judgement_skill_pairwise_accuracy"]
+        ),
     ),
     Figure(
         "Qwen3-0.6B shape, LoRA r16, 16k packed tokens, one H200",

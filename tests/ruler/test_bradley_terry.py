@@ -31,7 +31,9 @@ def test_strengths_maximise_the_likelihood(prior_games: float) -> None:
         return -(games + prior_games / 2 * drawn)
 
     best = minimize(loss, np.zeros(n), tol=1e-12).x
-    found = fit_strengths(pairs, prior, prior_games=prior_games, tolerance=1e-10)
+    found = fit_strengths(
+        pairs, prior, prior_games=prior_games, tolerance=1e-12, max_iterations=20_000
+    )
     np.testing.assert_allclose(found, best, atol=1e-4)
 
 

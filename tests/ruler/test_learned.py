@@ -34,8 +34,8 @@ async def test_it_forecasts_windows_that_it_has_not_seen(
 ) -> None:
     scorer = _scorer(method)
     scorer.learn([make_window(n) for n in range(8)])
-    report = await examine(scorer, [make_window(n) for n in range(8, 12)], skill=skill)
-    assert report.windows == 4
+    report = await examine(scorer, [make_window(n) for n in range(8, 20)], skill=skill)
+    assert report.windows == 12
     assert report.unscored == 0
     assert report.decisions.pairwise_accuracy > 0.6
     assert report.decisions.kendall_tau > 0.15
@@ -64,7 +64,7 @@ async def test_a_low_temperature_parts_scores(method: str, make_window: Make) ->
         values = (await scorer.score(make_window(0).trajectories)).values
         spreads.append(max(values) - min(values))
     assert spreads == sorted(spreads, reverse=True)
-    assert spreads[-1] < spreads[0] / 3
+    assert spreads[-1] < spreads[0] / 2
 
 
 async def test_what_was_learned_is_there_in_the_next_process(

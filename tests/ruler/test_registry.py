@@ -54,8 +54,8 @@ def test_defaults_are_the_document_s() -> None:
         (RulerConfig(temperature=float("nan")), r"ruler\.temperature=nan: must be above 0"),
         (RulerConfig(memory_windows=0), r"ruler\.memory_windows=0: must be 1 or more"),
         (
-            RulerConfig(preference=PreferenceConfig(prior_games=0)),
-            r"ruler\.preference\.prior_games=0: must be above 0",
+            RulerConfig(preference=PreferenceConfig(model_weight=0)),
+            r"ruler\.preference\.model_weight=0: must be above 0",
         ),
         (
             RulerConfig(regression=RegressionConfig(model="forest")),

@@ -25,9 +25,9 @@ class PreferenceConfig:
     l2: float = 1.0
     #: Let the outcomes of the scored window speak, too, as pairs beside the learned model.
     window_pairs: bool = True
-    #: How many drawn games against a decision of its predicted strength each decision starts
-    #: with: more trusts the learned model, fewer the window's own outcomes.
-    prior_games: float = 20.0
+    #: Weight of the learned model beside those pairs: with 1 it counts as much as all pairs that
+    #: a decision is in on average.
+    model_weight: float = 2.0
 
 
 @dataclass

@@ -63,7 +63,10 @@ class PreferenceScorer(LearnedScorer):
             return None
         contributions = self._contributions(features)
         learned = contributions.sum(axis=1)
-        strengths = fit_strengths(pairs, learned, prior_games=self.config.preference.prior_games)
+        games = 2 * len(pairs) / len(learned)  # of a decision, on average
+        strengths = fit_strengths(
+            pairs, learned, prior_games=games * self.config.preference.model_weight
+        )
         won, lost = (
             np.bincount(side, minlength=len(learned)) for side in (pairs.better, pairs.worse)
         )

@@ -103,7 +103,7 @@ def read(text: str, ids: Sequence[str]) -> dict[str, Verdict]:
     verdicts: dict[str, Verdict] = {}
     for entry in _entries(text):
         name, score = entry.get("id"), entry.get("score")
-        if name not in ids:
+        if not isinstance(name, str) or name not in ids:
             raise UnusableAnswerError(f"there is no decision with the id {name!r}")
         if name in verdicts:
             raise UnusableAnswerError(f"{name} is scored twice")

@@ -68,7 +68,7 @@ def check_ruler(config: RulerConfig, *, keys: bool = True) -> None:
     for key, number in (
         ("temperature", config.temperature),
         ("preference.l2", config.preference.l2),
-        ("preference.prior_games", config.preference.prior_games),
+        ("preference.model_weight", config.preference.model_weight),
         ("regression.l2", config.regression.l2),
         ("judge.timeout_s", judge.timeout_s),
     ):
