@@ -66,6 +66,7 @@ def test_the_default_is_the_documents_configuration() -> None:
         (["learner.train=full"], r"learner\.train=full .*adapter"),
         (["learner.batch_size=4"], r"learner\.batch_size=4 .*no use for it: there is a window's"),
         (["pool.mode=lagged"], r"pool\.mode=lagged .*live in the market"),
+        (["+collector=tiny"], r"\+collector=tiny: .*live in the market"),
         (["engine.num_engines=2"], r"engine\.num_engines=2 .*one engine"),
         (["serve.state_dir=x"], r"serve\.state_dir=x .*keeps its versions"),
         (["learner.schedule=linear", "continuous.windows=null"], r"learner\.schedule=linear"),

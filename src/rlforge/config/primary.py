@@ -63,10 +63,13 @@ def compose_for(
     wanted: what the command runs. Raises ConfigError when the experiment is of another, naming
     the command that runs it, and as ``compose`` does.
     """
-    found = _primary_of(overrides, group_dirs(config_dir))
-    if wanted is not None and found not in (None, wanted):
-        assert found is not None
-        raise ConfigError(_of_another(overrides, found))
+    dirs = group_dirs(config_dir)
+    line, named = _experiment(overrides, dirs)
+    if wanted is None:
+        named |= {_head(o.get_key_element()) for o in parse_overrides(overrides)}
+    found = next((one for one in (CONTINUOUS, GAMES) if named & one.groups), None)
+    if wanted is not None and found is not None and found is not wanted:
+        raise ConfigError(f"{line} {found.about}: start it with rlforge {found.command} {line}")
     primary = wanted or found or GAMES
     return compose(overrides, config_dir, root=primary.root, primary=primary.name)
 
@@ -85,23 +88,12 @@ def read_run(run_dir: Path, wanted: Primary) -> RunConfig:
     return from_yaml(path, wanted.root)
 
 
-def _primary_of(overrides: Sequence[str], dirs: Sequence[Path]) -> Primary | None:
-    """Where the groups belong that are named; None: anywhere. dirs: the user's own last."""
-    named: set[str] = set()
-    for override in parse_overrides(overrides):
-        head = _head(override.get_key_element())
-        named.add(head)
-        if head == "experiment":
-            named |= _named_by(str(override.value()), dirs, frozenset())
-    return next((one for one in (CONTINUOUS, GAMES) if named & one.groups), None)
-
-
-def _of_another(overrides: Sequence[str], found: Primary) -> str:
+def _experiment(overrides: Sequence[str], dirs: Sequence[Path]) -> tuple[str, set[str]]:
+    """The override that picks an experiment, as typed, and the groups that it names."""
     for override in parse_overrides(overrides):
         if _head(override.get_key_element()) == "experiment":
-            line = override.input_line
-            return f"{line} {found.about}: start it with rlforge {found.command} {line}"
-    return f"a run of such groups {found.about}: start it with rlforge {found.command}"
+            return str(override.input_line), _named_by(str(override.value()), dirs, frozenset())
+    return "", set()
 
 
 def _head(key: str) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 from rlforge.config.compose import Composed
 from rlforge.config.continuous import GAME_GROUPS, GAME_KEYS, ContinuousConfig
 from rlforge.config.market import check_market
-from rlforge.errors import RlforgeError, nearest
+from rlforge.errors import ConfigError, RlforgeError, nearest
 from rlforge.ruler.registry import check_ruler
 from rlforge.serving.checks import check_deployment
 from rlforge.tracking.sinks import check_sinks
@@ -42,6 +42,11 @@ def check_continuous(composed: Composed, *, keys: bool = True) -> None:
 def _check_unused(composed: Composed) -> None:
     """What only a game run reads must not be set in the belief that it does something."""
     for group in GAME_GROUPS:
+        if group in composed.choices:
+            raise ConfigError(
+                f"+{group}={composed.choices[group]}: a continuous run has no use for it: the "
+                "agents live in the market"
+            )
         for field in dataclasses.fields(getattr(composed.config, group)):
             _refuse(composed, f"{group}.{field.name}", "the agents live in the market")
     for key, instead in GAME_KEYS.items():
