@@ -90,7 +90,7 @@ def _spec(entry: EnvEntry, model: ModelConfig) -> EnvSpec:
 def _check_choices(composed: Composed) -> None:
     config = composed.config
     for key, value, choices in (
-        ("model.kind", config.model.kind, ("tiny", "smollm2_135m", "hf")),
+        ("model.kind", config.model.kind, ("tiny", "tiny_market", "smollm2_135m", "hf")),
         ("model.dtype", config.model.dtype, ("auto", "float32", "bfloat16")),
         ("engine.name", config.engine.name, ("transformers", "vllm")),
         ("pool.mode", config.pool.mode, tuple(mode_names())),

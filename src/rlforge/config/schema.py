@@ -87,7 +87,8 @@ class LoraConfig:
 class ModelConfig:
     """The language model that plays (group ``model``)."""
 
-    #: ``tiny`` (made here on first use), ``smollm2_135m`` (from a package) or ``hf``.
+    #: ``tiny`` (for games) and ``tiny_market``, made here on first use, ``smollm2_135m`` (from a
+    #: package) or ``hf``.
     kind: str = "hf"
     #: Hugging Face id or local directory; only for ``kind: hf``.
     name: str | None = None
