@@ -278,7 +278,7 @@ def make_app(
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
     _explain_errors(app)
     _count_requests(app, metrics)
-    return Guard(app, config, token)  # type: ignore[arg-type]  # Starlette's own names for the same
+    return Guard(app, config, token)
 
 
 def _explain_errors(app: FastAPI) -> None:

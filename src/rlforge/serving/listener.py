@@ -49,7 +49,7 @@ async def answer_requests(
     """
     server = _Server(
         uvicorn.Config(
-            app,  # type: ignore[arg-type]  # uvicorn has names of its own for ASGI's types
+            app,
             log_config=None,
             access_log=False,
             server_header=False,
