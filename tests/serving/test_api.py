@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -136,23 +137,31 @@ async def test_streams_and_whole_answers_have_the_same_text(serving: Serving) ->
         assert "".join([p.choices[0].text async for p in pieces]) == completed.choices[0].text
 
 
-async def test_tokens_are_streamed_while_others_are_drawn(serving: Serving, engine: Engine) -> None:
-    """The first piece is there while the engine still works on the request."""
-    async with (
-        serving() as served,
-        served.http.stream(
-            "POST",
-            "/v1/completions",
-            json={"model": "small", "prompt": "go", "max_tokens": 100, "stream": True, "seed": 3},
-        ) as answer,
-    ):
-        lines = answer.aiter_lines()
-        async for line in lines:
-            if line.startswith("data: "):
-                break
-        assert engine.stats().running == 1
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        assert [line async for line in lines if line][-1] == "data: [DONE]"
+async def test_the_first_tokens_are_there_while_the_engine_draws_more(
+    serving: Serving, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without stop tokens every answer is as long as it may be.
+    monkeypatch.setattr("rlforge.models.load.stop_token_ids", lambda *_: ())
+    step = engine._core.step
+
+    def slow() -> Any:
+        time.sleep(0.02)
+        return step()
+
+    body = {"model": "small", "prompt": "go", "max_tokens": 100, "seed": 0}
+    async with serving() as served:
+        monkeypatch.setattr(engine._core, "step", slow)
+        async with served.http.stream(
+            "POST", "/v1/completions", json=body | {"stream": True}
+        ) as stream:
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith("data: ")
+            assert engine.stats().running == 1
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            assert stream.headers["x-rlforge-version"] == "version-0"
+            rest = [line async for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert len(rest) > 10
 
 
 async def test_a_prompt_may_be_token_ids_and_logprobs_are_those_of_the_engine(
@@ -469,9 +478,11 @@ async def test_metrics_count_requests_tokens_and_deployments(
         assert [piece async for piece in stream]
         await served.service.deploy(make_adapter(1))
         await served.http.get("/nowhere")
+        await served.http.get("/admin/deployments")
         page = (await served.http.get("/metrics")).text
     assert 'rlforge_requests_total{path="/v1/completions",status="200"} 2.0' in page
     assert 'rlforge_requests_total{path="other",status="404"} 1.0' in page
+    assert 'rlforge_requests_total{path="other",status="401"} 1.0' in page
     assert 'rlforge_deployments_total{end="live"} 2.0' in page  # the base model's, too
     assert "rlforge_current_version 1.0" in page
     assert "rlforge_first_token_seconds_count 1.0" in page
