@@ -61,7 +61,10 @@ class EngineActor:
         for request in requests:
             key = (client, request.ticket)
             self._tasks[key] = asyncio.create_task(self._serve(client, request))
-            self._tasks[key].add_done_callback(lambda _, key=key: self._tasks.pop(key, None))
+            self._tasks[key].add_done_callback(partial(self._forget, key))
+
+    def _forget(self, key: tuple[str, int], task: asyncio.Task[None]) -> None:
+        self._tasks.pop(key, None)
 
     async def cancel(self, client: str, tickets: Sequence[int]) -> None:
         """Nobody waits for these any more."""

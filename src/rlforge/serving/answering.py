@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from rlforge.engines.requests import check_request, decoder
@@ -145,7 +145,7 @@ class Answering:
         """The text of each token of an answer, special ones included."""
         return [self._tokenizer.decode([token]) for token in completion.token_ids]
 
-    async def pieces(self, asked: Asked, *, stream: bool) -> AsyncIterator[Piece | End]:
+    async def pieces(self, asked: Asked, *, stream: bool) -> AsyncGenerator[Piece | End, None]:
         """The answer as it comes, ``End`` last; without ``stream`` only that.
 
         Closing the iterator, or a stop string, takes the request out of the engine. Raises

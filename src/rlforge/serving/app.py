@@ -9,7 +9,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -208,7 +208,7 @@ class Api:
         self,
         envelope: Envelope,
         first: Piece | End,
-        pieces: AsyncIterator[Piece | End],
+        pieces: AsyncGenerator[Piece | End, None],
         deadline: float,
         prompt: int | None,
     ) -> AsyncIterator[dict[str, Any]]:
@@ -277,8 +277,7 @@ def make_app(
     ):
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
     _explain_errors(app)
-    _count_requests(app, metrics)
-    return Guard(app, config, token)  # type: ignore[arg-type]  # Starlette's own names for the same
+    return Guard(app, config, token, metrics.count_request)
 
 
 def _explain_errors(app: FastAPI) -> None:
@@ -322,18 +321,6 @@ def _explain_errors(app: FastAPI) -> None:
     async def _(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return said(500, "the service failed; its log says why")
-
-
-def _count_requests(app: FastAPI, metrics: Metrics) -> None:
-    @app.middleware("http")
-    async def _(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
-        started = time.perf_counter()
-        response = await go_on(request)
-        route = request.scope.get("route")
-        path = getattr(route, "path", "other")  # of no endpoint: whatever it was
-        metrics.requests.labels(path, str(response.status_code)).inc()
-        metrics.seconds.labels(path).observe(time.perf_counter() - started)
-        return response
 
 
 async def _unless_disconnected(request: Request, work: Awaitable[End]) -> End:

@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import stat
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ _ADMIN = "/admin/"
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+Scope = MutableMapping[str, Any]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def is_loopback(host: str) -> bool:
@@ -82,16 +84,35 @@ class Guard:
     listens beyond loopback, or ``serve.require_token`` is set. On loopback the ``Host`` header must
     name this machine, so that no web page can reach it through a name of its own. Bodies are read
     within ``serve.max_body_bytes`` and ``serve.body_timeout_s``.
+    count: told path, status and seconds of every request, refused ones among them.
     """
 
-    def __init__(self, app: App, config: ServeConfig, token: str) -> None:
+    def __init__(
+        self, app: App, config: ServeConfig, token: str, count: Callable[[str, int, float], None]
+    ) -> None:
         self._app, self._config, self._token = app, config, token.encode()
+        self._count = count
         self._loopback = is_loopback(config.host)
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        started, status = time.perf_counter(), 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._let_in(scope, receive, noting)
+        finally:
+            # Paths of no endpoint are whatever somebody made up.
+            path = getattr(scope.get("route"), "path", "other")
+            self._count(path, status, time.perf_counter() - started)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.lower(): content for name, content in scope["headers"]}
         refused = self._refuse(scope["path"], headers)
         if refused is None and scope["method"] in ("POST", "PUT", "PATCH"):

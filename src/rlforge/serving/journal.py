@@ -189,7 +189,8 @@ class Journal:
                 os.fsync(file.fileno())
             temporary.replace(self._folder / BACKUP)
         except (OSError, sqlite3.Error) as error:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             log.warning("no copy of %s was made: %s", self._folder / FILE, error)
 
     def close(self) -> None:

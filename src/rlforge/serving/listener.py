@@ -16,13 +16,14 @@ from rlforge.serving.guard import App
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; ConfigError where the address is taken or not one of this machine."""
+    """A socket that takes connections; ConfigError where the address is taken or not ours."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            listener.listen()
         except OSError:
             listener.close()
             raise
@@ -49,7 +50,7 @@ async def answer_requests(
     """
     server = _Server(
         uvicorn.Config(
-            app,  # type: ignore[arg-type]  # uvicorn has names of its own for ASGI's types
+            app,
             log_config=None,
             access_log=False,
             server_header=False,

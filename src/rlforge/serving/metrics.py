@@ -16,10 +16,10 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
-        self.requests = Counter(
+        self._requests = Counter(
             "rlforge_requests", "Requests by path and status", ["path", "status"], registry=registry
         )
-        self.seconds = Histogram(
+        self._seconds = Histogram(
             "rlforge_request_seconds",
             "Seconds from request to end of answer",
             ["path"],
@@ -62,6 +62,11 @@ class Metrics:
         self._engine = Gauge(
             "rlforge_engine", "Counters of the engine since its start", ["what"], registry=registry
         )
+
+    def count_request(self, path: str, status: int, seconds: float) -> None:
+        """A request has ended; status 0: without an answer."""
+        self._requests.labels(path, str(status)).inc()
+        self._seconds.labels(path).observe(seconds)
 
     def on_phase(self, deployment: Deployment) -> None:
         """Counts deployments that ended."""
