@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     record(
         "store",
         {
+            "packages": {name: version(name) for name in ("duckdb", "pyarrow")},
             "state_bytes": len(row["state"]),
             "decisions_per_window": PER_WINDOW,
             "agents": AGENTS,

@@ -129,6 +129,18 @@ FIGURES = (
         "learner_qwen3-1.7b",
         lambda results: spread_cell(results["mfu"]) if "mfu" in results else "*unmeasured*",
     ),
+    Figure(
+        "store: decisions appended, durable, 100 at a time",
+        "5,000/s",
+        "store",
+        lambda results: spread_cell(results["append"]["batches_of_100"]),
+    ),
+    Figure(
+        "store: query of one window over 1,000,000 decisions",
+        "at most 1 s",
+        "store",
+        lambda results: spread_cell(results["queries"]["window_cold"]),
+    ),
 )
 
 
