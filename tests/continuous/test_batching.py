@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -116,6 +117,7 @@ def test_old_and_overlong_decisions_are_left_out_and_counted(make_decision: Make
     assert (found.batch.min_version, found.batch.max_version) == (4, 5)
     assert found.metrics() == {
         "trained_decisions": 2.0,
+        "refused": 0.0,
         "unscored": 0.0,
         "stale": 1.0,
         "too_long": 1.0,
@@ -150,12 +152,35 @@ def test_agents_that_are_each_constant_have_no_relative_advantage(make_decision:
     assert gather(decisions, [0.9] * 4).batch is not None
 
 
+@pytest.mark.parametrize("train_on", ["reward", "score"])
+def test_answers_that_are_no_action_are_always_learned_from(
+    make_decision: Make, train_on: str
+) -> None:
+    """The filter would keep the model from ever hearing that the market refused it."""
+    good = [make_decision(i, reward=i / 10) for i in range(2)]
+    action = {"type": "SELL_SHARES", "problem": "you have no shares"}
+    wrong = dataclasses.replace(make_decision(2, reward=-1.0), action=action)
+    found = gather([*good, wrong], [0.9, 0.8, None], train_on=train_on)
+    assert found.batch is not None
+    assert [step.reward for step in found.batch.steps][-1] == -1.0
+    assert (found.selected, found.refused) == (2, 1)
+    as_others = gather([*good, wrong], [0.9, 0.8, 0.1], train_on=train_on, invalid_reward=None)
+    assert as_others.batch is not None
+    assert len(as_others.batch.steps) == 2
+
+
+def test_only_old_decisions_train_nothing(make_decision: Make) -> None:
+    decisions = [make_decision(i, reward=i / 10) for i in range(3)]
+    found = gather(decisions, [0.9] * 3, version=9)
+    assert found.reason == "all 3 selected decisions are too old or too long"
+
+
 def test_too_few_good_ones_train_nothing(make_decision: Make) -> None:
     decisions = [make_decision(i, reward=i / 10) for i in range(6)]
     found = gather(decisions, [0.9] * 4 + [0.1, None], min_selected=5)
     assert found.batch is None
     assert found.reason == (
-        "4 of the model's 6 decisions can be learned from, and continuous.min_selected is 5"
+        "4 of the model's 6 decisions are selected, and continuous.min_selected is 5"
     )
 
 

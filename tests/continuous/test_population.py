@@ -109,7 +109,8 @@ async def test_an_episode_settles_every_decision(inhabited: Callable[..., Popula
     invalid = [d.id for d in mine if d.metadata.reasoning == "nonsense"]
     assert invalid
     assert all(notes.outcomes[key].reward == -1.0 for key in invalid)
-    assert all(notes.decisions[key].action == {"type": "NO_OP"} for key in invalid)
+    refused = [notes.decisions[key].action for key in invalid]
+    assert all(action["type"] == "NO_OP" and "no action" in action["problem"] for action in refused)
 
 
 async def test_the_next_state_is_what_the_agent_sees_next(

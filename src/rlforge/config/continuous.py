@@ -31,13 +31,15 @@ class ContinuousSettings:
     threshold: float = 0.5
     #: Selected decisions below which a window trains nothing.
     min_selected: int = 5
-    #: What is learned: ``reward``, ``score``, or ``mix``, (1 - w) reward + w (2 score - 1).
+    #: What is learned: ``reward``, ``score``, or ``mix``, (1 - w) reward + w (2 score - 1); of
+    #: refused actions ``invalid_reward``, always.
     train_on: str = "reward"
     #: w of ``mix``.
     score_weight: float = 0.5
     #: Most versions a decision may be behind the one that learns from it.
     max_staleness: int = 1
-    #: Reward of a decision whose action the market did not accept; null: that of doing nothing.
+    #: Reward of an answer that is no action, or none that the market accepts. It is learned from
+    #: whatever its score. null: it is a decision like others, which does nothing.
     invalid_reward: float | None = -1.0
     #: Episodes of markets of their own in which the policy before and after the run is compared.
     compare_episodes: int = 4

@@ -108,10 +108,10 @@ def render() -> str:
         if field.name == "rewards":
             lines += ["", *_transforms()]
     lines += ["", *CONTINUOUS.strip().splitlines()]
-    shared = {field.name for field in dataclasses.fields(schema.RunConfig)}
+    above = {field.name for field in dataclasses.fields(schema.RunConfig)}
     for field in dataclasses.fields(ContinuousConfig):
         group = nested_class(field)
-        if group is not None and field.name not in shared:
+        if group is not None and field.name not in above:
             options = [_options(field.name), ""] if (conf_dir() / field.name).is_dir() else []
             lines += ["", f"## `{field.name}`", "", _summary(group), "", *options, *HEAD[1:]]
             lines += _table(group, field.name)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from rlforge.algorithms.advantages import is_constant
 from rlforge.algorithms.base import Algorithm
 from rlforge.config.continuous import ContinuousSettings
-from rlforge.continuous.performance import is_ours
+from rlforge.continuous.performance import is_ours, is_refused
 from rlforge.trajectories.records import Decision
 from rlforge.types import Completion, Step, TrainBatch, value
 
@@ -50,14 +50,16 @@ class Harvest:
 
     batch: None where nothing is trained; ``reason`` says why, and is empty otherwise. selected:
     decisions of the model above the threshold (the document's high scores), those left out for
-    their age or length included. unscored, stale, too_long: decisions of the model that are left
-    out because the scorer failed on them, they are of a version too old, or their prompt leaves no
-    room for an answer.
+    their age or length included. refused: answers that are no action, or none that was accepted,
+    and that are learned from as such. unscored, stale, too_long: decisions of the model that are
+    left out because the scorer failed on them, they are of a version too old, or their prompt
+    leaves no room for an answer.
     """
 
     batch: TrainBatch | None
     reason: str
     selected: int = 0
+    refused: int = 0
     unscored: int = 0
     stale: int = 0
     too_long: int = 0
@@ -67,6 +69,7 @@ class Harvest:
         steps = self.batch.steps if self.batch is not None else ()
         return {
             "trained_decisions": float(len(steps)),
+            "refused": float(self.refused),
             "unscored": float(self.unscored),
             "stale": float(self.stale),
             "too_long": float(self.too_long),
@@ -96,11 +99,15 @@ def harvest(
         for decision, score, reward in zip(decisions, scores, rewards, strict=True)
     ]
     own = [one for one in everybody if is_ours(one.decision)]
-    chosen = [one for one in own if _selected(one, settings)]
+    lesson = settings.invalid_reward is not None
+    refused = [lesson and is_refused(one.decision) for one in own]
+    marked = list(zip(own, refused, strict=True))
+    selected = [one for one, wrong in marked if not wrong and _selected(one, settings)]
+    chosen = [one for one, wrong in marked if wrong or _selected(one, settings)]
     recent = [one for one in chosen if version - one.version <= settings.max_staleness]
     fitting = [one for one in recent if max_length is None or one.prompt_length < max_length]
     steps = _steps(batch_id, fitting, settings)
-    reason = _obstacle(len(own), steps, settings, algorithm)
+    reason = _obstacle(len(own), len(selected), steps, settings, algorithm)
     versions = [step.policy_version for step in steps]
     batch = TrainBatch(
         steps=tuple(steps),
@@ -112,7 +119,8 @@ def harvest(
     return Harvest(
         batch=None if reason else batch,
         reason=reason,
-        selected=len(chosen),
+        selected=len(selected),
+        refused=sum(refused),
         unscored=sum(one.score is None for one in own),
         stale=len(chosen) - len(recent),
         too_long=len(recent) - len(fitting),
@@ -129,15 +137,16 @@ def _selected(one: Scored, settings: ContinuousSettings) -> bool:
     return measure is not None and measure > settings.threshold
 
 
-def trained_reward(reward: float, score: float | None, settings: ContinuousSettings) -> float:
+def trained_reward(one: Scored, settings: ContinuousSettings) -> float:
     """What is learned for one decision; a mix brings scores to the rewards' range, -1 to 1."""
-    if settings.train_on == "reward":
-        return reward
-    assert score is not None
+    refused = settings.invalid_reward is not None and is_refused(one.decision)
+    if settings.train_on == "reward" or refused:
+        return one.reward
+    assert one.score is not None
     if settings.train_on == "score":
-        return score
+        return one.score
     weight = settings.score_weight
-    return (1 - weight) * reward + weight * (2 * score - 1)
+    return (1 - weight) * one.reward + weight * (2 * one.score - 1)
 
 
 def _steps(batch_id: str, chosen: Sequence[Scored], settings: ContinuousSettings) -> list[Step]:
@@ -168,7 +177,7 @@ def _step(batch_id: str, one: Scored, settings: ContinuousSettings, index: int, 
         token_ids=completion.token_ids,
         logprobs=completion.logprobs,
         raw_reward=decision.reward,
-        reward=trained_reward(one.reward, one.score, settings),
+        reward=trained_reward(one, settings),
         policy_uid=completion.policy_uid,
         policy_version=completion.policy_version,
         info={"decision_id": decision.id, "agent_id": decision.agent_id, "score": one.score},
@@ -176,16 +185,22 @@ def _step(batch_id: str, one: Scored, settings: ContinuousSettings, index: int, 
 
 
 def _obstacle(
-    own: int, steps: Sequence[Step], settings: ContinuousSettings, algorithm: Algorithm
+    own: int,
+    selected: int,
+    steps: Sequence[Step],
+    settings: ContinuousSettings,
+    algorithm: Algorithm,
 ) -> str:
     """Why ``steps`` are not trained on; empty when they are."""
     if not own:
         return "no decision of the trained model is in it"
-    if len(steps) < settings.min_selected:
+    if selected < settings.min_selected:
         return (
-            f"{len(steps)} of the model's {own} decisions can be learned from, and "
+            f"{selected} of the model's {own} decisions are selected, and "
             f"continuous.min_selected is {settings.min_selected}"
         )
+    if not steps:
+        return f"all {selected} selected decisions are too old or too long"
     if is_constant([step.reward for step in steps]):
         return f"all {len(steps)} decisions have the same {settings.train_on}: there is no gradient"
     # A critic's advantages differ where rewards do not, so only its rewards can be looked at.

@@ -10,13 +10,17 @@ from typing import Any
 from rlforge.trajectories.records import Decision
 from rlforge.types import value
 
+PROBLEM = "problem"
+"""Key of an action that the market did not accept: why not. Without an action it is a NO_OP."""
+
 POLICY = "policy"
 """Whom the trained model's decisions are counted for; scripted traders go by their own name."""
 
 
 @value
 class Performance:
-    """decisions: complete ones. trades: of those, the ones with money at stake.
+    """decisions: complete ones. trades: of those, the ones with money at stake. refused: those
+    whose action was not accepted.
 
     win_rate: share of trades with a profit. avg_reward: over decisions. avg_pnl: over trades, in
     the market's currency. nan where there is nothing to take a mean of.
@@ -24,6 +28,7 @@ class Performance:
 
     decisions: int
     trades: int
+    refused: int
     win_rate: float
     avg_reward: float
     avg_pnl: float
@@ -40,6 +45,7 @@ def performance(decisions: Iterable[Decision]) -> Performance:
     return Performance(
         decisions=len(complete),
         trades=len(results),
+        refused=sum(is_refused(decision) for decision in complete),
         win_rate=_mean([float(result.pnl > 0) for result in results]),
         avg_reward=_mean([d.reward for d in complete if d.reward is not None]),
         avg_pnl=_mean([result.pnl for result in results]),
@@ -54,6 +60,11 @@ def player(decision: Decision) -> str:
 def is_ours(decision: Decision) -> bool:
     """Whether the trained model took it: its tokens are there to learn from."""
     return decision.completion is not None and bool(decision.completion.token_ids)
+
+
+def is_refused(decision: Decision) -> bool:
+    """Whether its action is none, or one that the market did not accept."""
+    return PROBLEM in decision.action
 
 
 def by_player(decisions: Sequence[Decision]) -> Mapping[str, Performance]:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from rlforge.config.market import MarketConfig
+from rlforge.continuous.performance import PROBLEM
 from rlforge.continuous.speech import Question, Speech
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.market.actions import NO_OP
@@ -184,10 +185,13 @@ class Population:
         meta = Metadata(
             provider=self._provider, reasoning=answer.text, confidence=_confidence(answer)
         )
+        action: Json = reading.action or NO_OP
+        if not receipt.accepted:
+            action = {**action, PROBLEM: reading.problem or receipt.problem}
         return self._decision(
             receipt,
             question.state,
-            reading.action or NO_OP,
+            action,
             now,
             meta,
             observation=question.text,

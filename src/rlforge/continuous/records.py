@@ -45,7 +45,7 @@ def window_row(
     metrics = trained.metrics if trained else {}
     players = by_player(window.trajectories)
     policy = players.get(POLICY)
-    return json_ready(
+    row: Row = json_ready(
         {
             "window_id": window.id,
             "agents": len(window.agents),
@@ -68,6 +68,7 @@ def window_row(
             **{f"scorer/{name}": number for name, number in scorer.items()},
         }
     )
+    return row
 
 
 def reward_figures(reward: DecisionReward, decisions: Sequence[Decision]) -> Mapping[str, float]:

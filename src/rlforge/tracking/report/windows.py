@@ -74,28 +74,22 @@ def _change(first: float | None, last: float | None, key: str) -> Html | str:
 def learning_curves(run: RunData) -> Html | None:
     """Each figure over the windows, the policy first, a line for each kind of trader."""
     players = dict.fromkeys(player for row in run.windows for player in row["players"])
-    figures = [
-        line_chart(
-            label,
-            [
-                _series(
-                    run.windows,
-                    player,
-                    lambda row, player=player, key=key: row["players"].get(player, {}).get(key),
-                    index,
-                )
-                for index, player in enumerate(players)
-            ],
-            shares=key == "win_rate",
-            x_name="window",
-        )
-        for key, (label, _) in _FIGURES.items()
-    ]
+    figures = []
+    for key, (label, _) in _FIGURES.items():
+        lines = [
+            _series(run.windows, player, _of_player(run.windows, player, key), index)
+            for index, player in enumerate(players)
+        ]
+        figures.append(line_chart(label, lines, shares=key == "win_rate", x_name="window"))
     return section(
         "Learning curves",
         "The decisions of each window as they were made, by the versions that served then.",
         charts(figures),
     )
+
+
+def _of_player(rows: Sequence[Row], player: str, key: str) -> list[float | None]:
+    return [row["players"].get(player, {}).get(key) for row in rows]
 
 
 def listed(run: RunData) -> Html | None:
@@ -134,7 +128,7 @@ def scoring(run: RunData) -> Html | None:
     figures = [
         line_chart(
             name.replace("/", " ").replace("_", " "),
-            [_series(run.windows, name, lambda row, name=name: row.get(name))],
+            [_series(run.windows, name, [row.get(name) for row in run.windows])],
             x_name="window",
         )
         for name in names
@@ -145,11 +139,7 @@ def scoring(run: RunData) -> Html | None:
 
 
 def _series(
-    rows: Sequence[Row], name: str, read: Callable[[Row], float | None], index: int = 0
+    rows: Sequence[Row], name: str, figures: Sequence[float | None], index: int = 0
 ) -> Series:
-    return Series(
-        name=name,
-        xs=[row["window"] for row in rows],
-        ys=[read(row) for row in rows],
-        colour=f"c{index % COLOURS}",
-    )
+    xs = [row["window"] for row in rows]
+    return Series(name=name, xs=xs, ys=figures, colour=f"c{index % COLOURS}")
