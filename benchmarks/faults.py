@@ -60,6 +60,7 @@ class Faults:
         self.prompts = prompts(8)
         self.answers = [text for text, _ in expected([self.good], self.prompts)[0]]
         self.rows: list[dict[str, Any]] = []
+        self.services: list[ServiceProcess] = []
 
     def check(self, fault: str, service: ServiceProcess, version: str, said: str) -> None:
         """Ask, and note whether ``version`` answers as the good adapter does."""
@@ -93,7 +94,10 @@ class Faults:
             return spoil
 
         def fill(value: float) -> Callable[[Path], None]:
-            return weights(lambda held: held[min(held)].fill_(value) and None)
+            def spoil(held: dict[str, torch.Tensor]) -> None:
+                held[min(held)].fill_(value)
+
+            return weights(spoil)
 
         def layer(held: dict[str, torch.Tensor]) -> None:
             held[min(held).replace(".0.", ".9.")] = held[min(held)].clone()
@@ -159,6 +163,7 @@ class Faults:
             self.full_disk(service, state)
             assert service.stop() == 0
         finally:
+            service.end()
             subprocess.run(["umount", "-l", str(state)], check=False)
 
     def engine_killed_while_deploying(self, service: ServiceProcess, state: Path) -> None:
@@ -242,7 +247,9 @@ class Faults:
     def dying(self, state: Path, phase: str | None) -> ServiceProcess:
         """The HTTP service over an engine in its own process, which dies in ``phase``."""
         command = [sys.executable, __file__, "--serve", str(state)]
-        return ServiceProcess(state, [*command, *(["--die-in", phase] if phase else [])])
+        service = ServiceProcess(state, [*command, *(["--die-in", phase] if phase else [])])
+        self.services.append(service)
+        return service
 
 
 def _kill_engine(state: Path) -> str:
@@ -284,11 +291,13 @@ def main() -> None:
         return
     started = time.perf_counter()
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
+    faults = Faults(folder)
     try:
-        faults = Faults(folder)
         faults.against_rlforge_serve()
         faults.against_kill()
     finally:
+        for service in faults.services:
+            service.end()
         shutil.rmtree(folder, ignore_errors=True)
     good = sum(row["still_serving"] for row in faults.rows)
     print(f"previous version still serving: {good} of {len(faults.rows)}")

@@ -135,6 +135,11 @@ class ServiceProcess:
         assert self._process is not None
         return self._process.wait(120)
 
+    def end(self) -> None:
+        """Leave nothing behind, however it went."""
+        if self._process is not None and self._process.poll() is None:
+            self.signal(signal.SIGKILL)
+
     def stop(self) -> int:
         """As Ctrl-C or a supervisor does."""
         return self.signal(signal.SIGTERM)
