@@ -23,6 +23,7 @@ from rlforge.serving.checks import check_deployment, check_room, check_serve
 from rlforge.serving.guard import App, is_loopback, make_token
 from rlforge.serving.listener import answer_requests, listen, url_of
 from rlforge.serving.metrics import Metrics
+from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
 
 if TYPE_CHECKING:
@@ -118,10 +119,12 @@ async def assembled(
     engine: Engine,
     *,
     ready: Callable[[], bool] = lambda: True,
+    on_phase: Callable[[Deployment], None] = lambda deployment: None,
 ) -> AsyncIterator[tuple[DeploymentService, App]]:
     """The deployments in ``state_dir`` over ``engine``, and the HTTP application over them.
 
-    ready: whether the engine answers. Raises as ``DeploymentService.open`` does.
+    ready: whether the engine answers. on_phase: told of every step of a deployment.
+    Raises as ``DeploymentService.open`` does.
     """
     from rlforge.models.load import load_tokenizer, stop_token_ids
     from rlforge.serving.app import make_app
@@ -131,6 +134,11 @@ async def assembled(
     tokenizer = load_tokenizer(config.model)
     stops = stop_token_ids(config.model, tokenizer)
     settings, metrics = config.deployment, Metrics()
+
+    def tell(deployment: Deployment) -> None:
+        metrics.on_phase(deployment)
+        on_phase(deployment)
+
     service = await DeploymentService.open(
         state_dir,
         engine,
@@ -140,7 +148,7 @@ async def assembled(
             config, tokenizer, stops, number=settings.probes, max_tokens=settings.probe_tokens
         ),
         holdout=GameHoldout(config, engine, tokenizer, stops) if settings.holdout_games else None,
-        on_phase=metrics.on_phase,
+        on_phase=tell,
     )
     answering = make_answering(config, config.serve, service)
     try:
