@@ -33,7 +33,9 @@ from rlforge.trajectories.store import TrajectoryStore
 from rlforge.trajectories.windows import Windows
 
 START, AGENTS, WINDOW_S, PER_WINDOW = 1731492000.0, 100, 3600.0, 4000
-REPEATS, APPENDED, QUERIES = 5, 20_000, 15
+REPEATS, QUERIES = 5, 15
+#: Decisions appended in one turn, and in one of those that take them singly.
+APPENDED, SINGLY = 20_000, 2_000
 LEAST_PER_SECOND, MOST_QUERY_S = 5000.0, 1.0
 GRID = WindowGrid(WINDOW_S / 60)
 RESULT = Result(pnl=1.0, investment=10.0, hold_time_minutes=5.0, win_rate=0.5)
@@ -113,25 +115,27 @@ def measure_append() -> dict[str, dict[str, float]]:
         for n, d in enumerate(open_ones)
     ]
 
-    def in_batches(size: int) -> Callable[[TrajectoryStore], object]:
-        return lambda store: [
-            store.append(decisions[n : n + size]) for n in range(0, APPENDED, size)
-        ]
+    def in_batches(size: int, count: int = APPENDED) -> Callable[[TrajectoryStore], int]:
+        def way(store: TrajectoryStore) -> int:
+            return sum(store.append(decisions[n : n + size]) for n in range(0, count, size))
 
-    def completed(store: TrajectoryStore) -> None:
+        return way
+
+    def completed(store: TrajectoryStore) -> int:
         for n in range(0, APPENDED, AGENTS):
             store.append(open_ones[n : n + AGENTS])
             store.complete(outcomes[n : n + AGENTS])
+        return APPENDED
 
-    def by_threads(store: TrajectoryStore) -> None:
+    def by_threads(store: TrajectoryStore) -> int:
         with ThreadPoolExecutor(16) as threads:
-            list(threads.map(lambda decision: store.append([decision]), decisions))
+            return sum(threads.map(lambda decision: store.append([decision]), decisions[:SINGLY]))
 
     ways = {
         "batches_of_1000": in_batches(1000),
         "batches_of_100": in_batches(100),
         "batches_of_10": in_batches(10),
-        "one_by_one": in_batches(1),
+        "one_by_one": in_batches(1, SINGLY),
         "one_by_one_from_16_threads": by_threads,
         "batches_of_100_and_outcomes_later": completed,
     }
@@ -139,9 +143,11 @@ def measure_append() -> dict[str, dict[str, float]]:
     for _ in range(REPEATS):
         for name, way in ways.items():
             with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-                store = TrajectoryStore(Path(folder) / "store")
+                start = time.perf_counter()
                 # Closing moves what is left in the log: all of the work is paid for.
-                rates[name].append(APPENDED / seconds(lambda s=store, w=way: (w(s), s.close())))
+                with TrajectoryStore(Path(folder) / "store") as store:
+                    done = way(store)
+                rates[name].append(done / (time.perf_counter() - start))
     return {name: spread(values, "per_s") for name, values in rates.items()}
 
 

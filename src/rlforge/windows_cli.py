@@ -199,7 +199,9 @@ def _list_table(windows: list[WindowSummary]) -> Table:
             f"{window.decisions:,}",
             percent(window.complete / window.decisions if window.decisions else None),
             number(window.avg_reward, 3),
-            Text("yes", style="green") if window.ready else Text("\n".join(window.reasons)),
+            Text("yes", style="green")
+            if window.ready
+            else Text(f"no: {'; '.join(window.reasons)}"),
         )
     return table
 

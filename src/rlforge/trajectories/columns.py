@@ -126,21 +126,36 @@ def outcome_row(outcome: Outcome, agent_id: str, window_id: str) -> dict[str, An
 def to_decisions(table: pa.Table) -> list[Decision]:
     """The rows of a table of ``DECISIONS`` as they were written.
 
-    Columns that an older file lacks are null here and take the defaults of their fields.
+    Columns that an older file lacks are null here and take the defaults of their fields. Texts that
+    are equal, as one decision's next state and the state of the next, become one object.
     """
+    parsed = _Parser()
     with _collector_paused():
-        return [to_decision(row) for row in _rows(table)]
+        return [to_decision(row, parsed) for row in _rows(table)]
 
 
-def to_decision(row: Mapping[str, Any]) -> Decision:
+class _Parser(dict[str, Any]):
+    """JSON text to what it says, each text once."""
+
+    def __missing__(self, text: str) -> Any:
+        self[text] = content = json.loads(text)
+        return content
+
+
+def to_decision(row: Mapping[str, Any], parser: _Parser | None = None) -> Decision:
     """One row; states and actions may be JSON text or objects."""
+    parser = _Parser() if parser is None else parser
+
+    def parsed(content: Any) -> Any:
+        return parser[content] if isinstance(content, str) else content
+
     meta = row.get("metadata") or {}
     return Decision(
         id=row["id"],
         agent_id=row["agentId"],
         window_id=row["windowId"],
-        state=_parsed(row["state"]),
-        action=_parsed(row["action"]),
+        state=parsed(row["state"]),
+        action=parsed(row["action"]),
         timestamp=row["timestamp"],
         metadata=Metadata(
             provider=meta.get("provider") or "",
@@ -148,7 +163,7 @@ def to_decision(row: Mapping[str, Any]) -> Decision:
             confidence=1.0 if meta.get("confidence") is None else meta["confidence"],
         ),
         reward=row.get("reward"),
-        next_state=None if row.get("nextState") is None else _parsed(row["nextState"]),
+        next_state=None if row.get("nextState") is None else parsed(row["nextState"]),
         result=_to_result(row.get("result"), row.get("agentStats")),
         observation=row.get("observation") or "",
         completion=_to_completion(row.get("completion")),
@@ -257,7 +272,3 @@ def _plain(content: Any) -> Any:
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain)
-
-
-def _parsed(content: Any) -> Any:
-    return json.loads(content) if isinstance(content, str) else content
