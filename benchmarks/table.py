@@ -65,6 +65,15 @@ def _games(game: str, concurrent: int) -> Callable[[Results], str]:
     return read
 
 
+def _market(agents: int) -> Callable[[Results], str]:
+    def read(results: Results) -> str:
+        found = next(row for row in results["markets"] if row["agents"] == agents)
+        clock, cpu = (spread_cell(found[key]) for key in ("decisions", "decisions_by_cpu_time"))
+        return f"{clock} by the clock, {cpu} by CPU time"
+
+    return read
+
+
 FIGURES = (
     *(
         Figure(
@@ -116,6 +125,12 @@ FIGURES = (
         lambda results: spread_cell(
             results["scorers"]["preference"]["judgement_skill_pairwise_accuracy"]
         ),
+    ),
+    Figure(
+        "market: decisions of 100 scripted agents, one core",
+        "5,000/s",
+        "market",
+        _market(100),
     ),
     Figure(
         "Qwen3-0.6B shape, LoRA r16, 16k packed tokens, one H200",

@@ -47,9 +47,10 @@ class Person:
         self._read = ""
 
     def act(self, view: View) -> str:
-        """The person's action; where the game lists its legal ones, one of them, or JSON at a market.
+        """The person's action; where the game lists its legal ones, one of them.
 
-        A move may be typed without its brackets. Raises Leave on ``quit`` and at the end of input.
+        Markets take JSON, too. A move may be typed without its brackets. Raises Leave on ``quit``
+        and at the end of input.
         """
         # Most games repeat what was said before: only what is new is shown.
         new = view.observation.removeprefix(self._read)
