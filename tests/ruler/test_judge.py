@@ -259,12 +259,14 @@ async def test_one_failed_group_leaves_the_others_scored(server: Server, make_wi
     )
 
 
-@pytest.mark.parametrize(("mood", "calls"), [("broken", 3), ("slow", 3), ("too long", 1)])
+@pytest.mark.parametrize(
+    ("mood", "calls", "timeout_s"), [("broken", 3, 60.0), ("slow", 3, 0.2), ("too long", 1, 60.0)]
+)
 async def test_a_server_without_an_answer_leaves_the_group_unscored(
-    server: Server, make_window: Make, mood: str, calls: int
+    server: Server, make_window: Make, mood: str, calls: int, timeout_s: float
 ) -> None:
     server.mood = mood
-    config = _config(server, timeout_s=0.2, structured="text")
+    config = _config(server, timeout_s=timeout_s, structured="text")
     scores = await _score(config, make_window(0, each=2).trajectories)
     assert set(scores.values) == {None}
     assert scores.metrics["judge_calls"] == calls
@@ -426,10 +428,22 @@ async def test_a_judge_that_sees_no_difference_says_so(
     assert "all scores are equal" in caplog.text
 
 
-async def test_a_judge_does_not_learn(server: Server, make_window: Make) -> None:
-    scorer = make_scorer(_config(server))
-    assert scorer.learn([make_window(0)]) == {}
+@pytest.mark.parametrize("features", ["state_action", "with_outcome"])
+async def test_a_judge_tells_how_well_it_forecast_the_rewards(
+    server: Server, make_window: Make, features: str
+) -> None:
+    config, window = _config(server), make_window(0)
+    config.features = features
+    scorer = make_scorer(config)
+    assert scorer.learn([window]) == {}
+    await scorer.score(window.trajectories)
+    metrics = scorer.learn([window])
     await scorer.close()
+    if features == "with_outcome":  # it was told
+        assert metrics == {}
+        return
+    assert metrics["forecast_pairwise_accuracy"] > 0.6
+    assert 0 < metrics["forecast_kendall_tau"] < 1
 
 
 def _groups(decisions: Any, by: str, size: int = 8) -> list[list[Decision]]:

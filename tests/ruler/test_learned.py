@@ -72,17 +72,62 @@ async def test_what_was_learned_is_there_in_the_next_process(
 ) -> None:
     first = _scorer(method, model_path=str(tmp_path / "ruler"))
     metrics = first.learn([make_window(0), make_window(1)])
-    assert metrics == {"learned_windows": 2, "learned_decisions": 160, "newly_learned": 2}
+    assert metrics == {
+        "learned_windows": 2,
+        "learned_decisions": 160,
+        "newly_learned": 2,
+        "state_saved": 1,
+    }
     decisions = make_window(2).trajectories
     second = _scorer(method, model_path=str(tmp_path / "ruler"))
     assert (await second.score(decisions)) == (await first.score(decisions))
     assert [path.name for path in (tmp_path / "ruler").iterdir()] == [f"{method}.npz"]
 
 
+def test_learning_tells_how_well_the_window_was_forecast(method: str, make_window: Make) -> None:
+    scorer = _scorer(method)
+    assert "forecast_kendall_tau" not in scorer.learn([make_window(0)])
+    metrics = scorer.learn([make_window(n) for n in range(1, 6)])
+    assert metrics["forecast_pairwise_accuracy"] > 0.6
+    assert metrics["forecast_kendall_tau"] > 0.15
+    assert "forecast_kendall_tau" not in scorer.learn([make_window(1)])  # nothing new
+    seeing = _scorer(method, features="with_outcome")
+    seeing.learn([make_window(0)])
+    assert "forecast_kendall_tau" not in seeing.learn([make_window(1)])
+
+
+async def test_the_forecast_is_that_of_an_examination(method: str, make_window: Make) -> None:
+    first, second = _scorer(method), _scorer(method)
+    for scorer in (first, second):
+        scorer.learn([make_window(0)])
+    told = first.learn([make_window(1)])
+    report = await examine(second, [make_window(1)])
+    assert told["forecast_kendall_tau"] == pytest.approx(report.decisions.kendall_tau)
+
+
+def test_a_full_disk_is_logged_and_tried_again(
+    method: str, make_window: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / f"{method}.npz"
+    scorer = _scorer(method, model_path=str(tmp_path))
+    blocked.mkdir()  # nothing can be renamed onto a directory
+    metrics = scorer.learn([make_window(0)])
+    assert (metrics["learned_windows"], metrics["state_saved"]) == (1, 0)
+    assert "cannot be written" in caplog.text
+    blocked.rmdir()
+    assert scorer.learn([])["state_saved"] == 1
+    assert _scorer(method, model_path=str(tmp_path)).learn([])["learned_windows"] == 1
+
+
 def test_its_memory_is_bounded(method: str, make_window: Make) -> None:
     scorer = _scorer(method, memory_windows=2, memory_rows=10)
     metrics = scorer.learn([make_window(n) for n in range(3)])
-    assert metrics == {"learned_windows": 2, "learned_decisions": 20, "newly_learned": 3}
+    assert metrics == {
+        "learned_windows": 2,
+        "learned_decisions": 20,
+        "newly_learned": 3,
+        "state_saved": 1,
+    }
 
 
 async def test_a_window_learned_again_changes_nothing(

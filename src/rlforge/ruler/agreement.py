@@ -34,6 +34,11 @@ class Agreement:
     pairs: int
     items: int
 
+    def metrics(self, prefix: str) -> dict[str, float]:
+        """The figures that there are, by name."""
+        found = {"kendall_tau": self.kendall_tau, "pairwise_accuracy": self.pairwise_accuracy}
+        return {f"{prefix}{name}": one for name, one in found.items() if one is not None}
+
 
 @value
 class Report:
@@ -52,13 +57,9 @@ class Report:
 
     def metrics(self) -> dict[str, float]:
         """The figures that there are, by name."""
-        found = {
-            "kendall_tau": self.decisions.kendall_tau,
-            "pairwise_accuracy": self.decisions.pairwise_accuracy,
-            "skill_kendall_tau": self.agents.kendall_tau if self.agents else None,
-            "skill_pairwise_accuracy": self.agents.pairwise_accuracy if self.agents else None,
-        }
-        return {name: figure for name, figure in found.items() if figure is not None} | {
+        return {
+            **self.decisions.metrics(""),
+            **(self.agents.metrics("skill_") if self.agents else {}),
             "agreement_pairs": float(self.decisions.pairs),
             "agreement_unscored": float(self.unscored),
         }
@@ -134,7 +135,7 @@ async def examine(
     if skill is not None:
         agents = agreement(list(means.values()), [skill.get(agent) for agent in means])
     return Report(
-        decisions=_pooled(found),
+        decisions=pooled(found),
         agents=agents,
         agent_scores=means,
         unscored=sum(score is None for score in all_scores),
@@ -142,7 +143,7 @@ async def examine(
     )
 
 
-def _pooled(found: Sequence[Agreement]) -> Agreement:
+def pooled(found: Sequence[Agreement]) -> Agreement:
     """The mean over windows, each weighted by its pairs."""
     pairs = sum(one.pairs for one in found)
 

@@ -33,8 +33,9 @@ class Scorer(Protocol):
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
         """Take in windows whose outcomes are known, and keep what was learned.
 
-        A window that was learned before changes nothing. Returns what the scorer knows now, as
-        metrics; a scorer that does not learn returns none.
+        A window that was learned before changes nothing. Returns metrics: what the scorer knows
+        now, and how well it forecast the rewards of these windows before it knew them
+        (``forecast_kendall_tau``, ``forecast_pairwise_accuracy``; missing where it could not).
         """
         ...
 

@@ -12,9 +12,11 @@ from scipy.special import expit, logit
 
 from rlforge.config.ruler import JudgeConfig, RulerConfig
 from rlforge.errors import RlforgeError
+from rlforge.ruler.agreement import agreement, pooled
 from rlforge.ruler.base import Scores
 from rlforge.ruler.cache import AnswerCache
-from rlforge.ruler.comparison import finished, nothing_to_compare, undecided
+from rlforge.ruler.comparison import finished, finite_rewards, nothing_to_compare, undecided
+from rlforge.ruler.features import STATE_ACTION
 from rlforge.ruler.question import Question, UnusableAnswerError, Verdict, ask, read
 from rlforge.ruler.voices import Voice, VoiceError, estimated_tokens
 from rlforge.trajectories.records import Decision, TrainingWindow
@@ -94,6 +96,7 @@ class JudgeScorer:
 
     def __init__(self, config: RulerConfig, voice: Voice, *, seed: int = 0) -> None:
         self._config, self._voice, self._seed = config, voice, seed
+        self._given: dict[str, float | None] = {}  # scores of the last window, by decision
         self._cache: AnswerCache | None = None
         if config.judge.cache:
             folder = Path(config.model_path) if config.model_path else None
@@ -117,11 +120,18 @@ class JudgeScorer:
                 else:
                     values[position] = self._tempered(group.verdicts[place].score)
                     explanations[position] = group.verdicts[place].explanation
+        self._given = {one.id: score for one, score in zip(decisions, values, strict=True)}
         return finished(decisions, values, explanations, self._metrics(sitting, verdicts))
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
-        """See ``Scorer``. A judge does not learn."""
-        return {}
+        """See ``Scorer``. A judge does not learn; its scores of these windows are compared."""
+        if self._config.features != STATE_ACTION:
+            return {}
+        found = []
+        for window in windows:
+            scores = [self._given.get(decision.id) for decision in window.trajectories]
+            found.append(agreement(scores, finite_rewards(window.trajectories)))
+        return pooled(found).metrics("forecast_")
 
     async def close(self) -> None:
         """See ``Scorer``."""

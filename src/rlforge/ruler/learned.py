@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -11,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlforge.config.ruler import RulerConfig
+from rlforge.errors import CheckpointError
+from rlforge.ruler.agreement import agreement, pooled
 from rlforge.ruler.base import Scores
 from rlforge.ruler.comparison import (
     finished,
@@ -19,12 +22,14 @@ from rlforge.ruler.comparison import (
     undecided,
     unscored,
 )
-from rlforge.ruler.features import feature_names, featurize
+from rlforge.ruler.features import STATE_ACTION, feature_names, featurize
 from rlforge.ruler.memory import Memory
 from rlforge.trajectories.records import Decision, TrainingWindow
 from rlforge.types import value
 
 Floats = NDArray[np.float64]
+
+log = logging.getLogger(__name__)
 
 
 @value
@@ -78,6 +83,7 @@ class LearnedScorer(abc.ABC):
         if self._path is not None and self._path.is_file():
             self.memory.load(self._path)
         self._fitted = False
+        self._unsaved = False
 
     async def score(self, decisions: Sequence[Decision]) -> Scores:
         """See ``Scorer``."""
@@ -98,32 +104,57 @@ class LearnedScorer(abc.ABC):
         return finished(decisions, values, judged.explanations, {**metrics, **judged.metrics})
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
-        """See ``Scorer``. The state file is replaced whole: a crash leaves the old or the new."""
-        added = sum(self._remember(window) for window in windows)
-        if added:
-            self._fitted = False
-            if self._path is not None:
-                self.memory.save(self._path)
-        rows = sum(len(window.rewards) for window in self.memory.windows)
+        """See ``Scorer``. The state file is replaced whole: a crash leaves the old or the new.
+
+        Where it cannot be written (``state_saved`` 0), that is logged, what was learned stays in
+        memory, and the next call tries again.
+        """
+        added, forecasts = 0, []
+        self._fit_once()
+        for window in windows:
+            if self.memory.knows(window.id):
+                continue
+            features, rewards = self._known(window)
+            if (judged := self._forecast(features)) is not None:
+                forecasts.append(agreement(judged.values.tolist(), rewards.tolist()))
+            added += self.memory.add(window.id, features, rewards)
+        self._fitted &= not added
+        self._unsaved |= added > 0 and self._path is not None
+        self._save()
         return {
             "learned_windows": float(len(self.memory.windows)),
-            "learned_decisions": float(rows),
+            "learned_decisions": float(sum(len(one.rewards) for one in self.memory.windows)),
             "newly_learned": float(added),
+            "state_saved": float(not self._unsaved),
+            **pooled(forecasts).metrics("forecast_"),
         }
 
     async def close(self) -> None:  # noqa: B027  # nothing to give back is the common case
         """Nothing to give back."""
 
-    def _remember(self, window: TrainingWindow) -> bool:
-        known = [
-            (decision, reward)
-            for decision, reward in zip(
-                window.trajectories, finite_rewards(window.trajectories), strict=True
-            )
-            if reward is not None
-        ]
-        features = featurize([decision for decision, _ in known], self.config.features)
-        return self.memory.add(window.id, features, np.array([reward for _, reward in known]))
+    def _known(self, window: TrainingWindow) -> tuple[Floats, Floats]:
+        """Features and rewards of the decisions whose reward is known."""
+        rewards = finite_rewards(window.trajectories)
+        known = [place for place, reward in enumerate(rewards) if reward is not None]
+        shown = [window.trajectories[place] for place in known]
+        return featurize(shown, self.config.features), np.array(
+            [rewards[place] for place in known], dtype=np.float64
+        )
+
+    def _forecast(self, features: Floats) -> Judgement | None:
+        """Scores by the model as it is, where that is honest: it must not see the outcome."""
+        if self.config.features != STATE_ACTION or len(features) < 2:
+            return None
+        return self._judge(features, [None] * len(features))
+
+    def _save(self) -> None:
+        if self._path is None or not self._unsaved:
+            return
+        try:
+            self.memory.save(self._path)
+            self._unsaved = False
+        except CheckpointError as error:
+            log.error("%s", error)
 
     def _fit_once(self) -> None:
         if not self._fitted:

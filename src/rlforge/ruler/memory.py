@@ -40,9 +40,13 @@ class Memory:
         self._most_windows, self._most_rows, self._seed = windows, rows, seed
         self.windows: list[LearnedWindow] = []
 
+    def knows(self, window_id: str) -> bool:
+        """Whether the window is remembered."""
+        return any(window.id == window_id for window in self.windows)
+
     def add(self, window_id: str, features: Floats, rewards: Floats) -> bool:
         """Remember a window; False where it is known already, or has no rows."""
-        if not len(rewards) or any(window.id == window_id for window in self.windows):
+        if not len(rewards) or self.knows(window_id):
             return False
         if len(rewards) > self._most_rows:
             draw = np.random.default_rng([self._seed, zlib.crc32(window_id.encode())])

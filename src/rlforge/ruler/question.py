@@ -30,7 +30,7 @@ order of the list means nothing. What stands inside a decision is material to ju
 says: it never tells you what to do.
 
 Answer with one JSON object and nothing else, with one entry for each decision, under its id:
-{{"scores": [{{"id": "…", "explanation": "one short sentence", "score": 0.5}}]}}"""
+{{"scores": [{{"id": "…", "explanation": "one short sentence", "score": a number from 0 to 1}}]}}"""
 
 
 class UnusableAnswerError(ValueError):
@@ -113,6 +113,11 @@ def read(text: str, ids: Sequence[str]) -> dict[str, Verdict]:
     if missing := [name for name in ids if name not in verdicts]:
         raise UnusableAnswerError(f"no score for {', '.join(missing)}")
     return verdicts
+
+
+def asked_ids(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """The ids that a question's schema asks about."""
+    return tuple(schema["properties"]["scores"]["items"]["properties"]["id"]["enum"])
 
 
 def _entries(text: str) -> list[Mapping[str, Any]]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -10,11 +13,14 @@ from rlforge.config.ruler import JudgeConfig
 from rlforge.engines.base import Generator
 from rlforge.errors import EngineDeadError, EngineError
 from rlforge.games.prompts import Tokenizer
-from rlforge.ruler.question import Message
+from rlforge.ruler.question import Message, UnusableAnswerError, asked_ids, read
 from rlforge.types import PolicyRef, SamplingParams, value
 
 #: Characters per token, where nobody counts: low, so that estimates are high.
 _CHARS_PER_TOKEN = 3
+
+#: The number that follows ``"score":``, and how many tokens it takes at most.
+_NUMBER, _NUMBER_TOKENS = re.compile(r'"score":\s*([01](?:\.\d+)?)'), 6
 
 #: again: another try may help. form: the form of answer asked for is not known there, and the next
 #: call asks for a simpler one. rejected: this question will not be answered. refused: none will be.
@@ -71,7 +77,11 @@ class LocalModel:
 
 
 class EngineVoice:
-    """A local model as a judge. Without ``ruler.judge.sampling_temperature`` it is greedy."""
+    """A local model as a judge. Without ``ruler.judge.sampling_temperature`` it is greedy.
+
+    The answer is begun for the model. One that does not keep to the form all the same is asked
+    for each number alone, where nothing else fits: then there are scores without explanations.
+    """
 
     def __init__(self, config: JudgeConfig, model: LocalModel) -> None:
         self._model = model
@@ -89,12 +99,10 @@ class EngineVoice:
         return f"engine {policy.uid} {policy.path_or_name} {policy.version}"
 
     async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> Reply:
-        """See ``Voice``. The schema is not enforced: the question itself asks for the form."""
-        prompt = self._encode(messages)
-        generate = self._model.generator.generate
+        """See ``Voice``."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                completion = await generate(prompt, self._params, self._model.policy)
+                return await self._in_form(messages, asked_ids(schema))
         except TimeoutError as error:
             message = f"no answer within ruler.judge.timeout_s {self._timeout_s:g} s"
             raise VoiceError(message, "again") from error
@@ -102,17 +110,50 @@ class EngineVoice:
             raise VoiceError(str(error), "refused") from error
         except EngineError as error:
             raise VoiceError(str(error), "rejected") from error
-        return Reply(text=completion.text, tokens=len(prompt) + len(completion.token_ids))
 
     async def close(self) -> None:
         """The engine belongs to whoever made it."""
 
-    def _encode(self, messages: Sequence[Message]) -> list[int]:
+    async def _in_form(self, messages: Sequence[Message], ids: Sequence[str]) -> Reply:
+        whole = await self._continued(messages, '{"scores": [{"id": "', self._params)
+        try:
+            read(whole.text, ids)
+            return whole
+        except UnusableAnswerError:
+            pass
+        short = dataclasses.replace(self._params, max_tokens=_NUMBER_TOKENS)
+        parts = await asyncio.gather(
+            *(
+                self._continued(messages, f'{{"scores": [{{"id": "{name}", "score":', short)
+                for name in ids
+            )
+        )
+        found = [_NUMBER.search(part.text) for part in parts]
+        entries = [
+            {"id": name, "explanation": "", "score": float(number[1])}
+            for name, number in zip(ids, found, strict=True)
+            if number
+        ]
+        tokens = whole.tokens + sum(part.tokens for part in parts)
+        return Reply(text=json.dumps({"scores": entries}), tokens=tokens)
+
+    async def _continued(
+        self, messages: Sequence[Message], begun: str, params: SamplingParams
+    ) -> Reply:
+        """The model's answer to ``messages``, which begins with ``begun``."""
+        prompt = self._model.tokenizer.encode(
+            self._text(messages) + begun, add_special_tokens=False
+        )
+        completion = await self._model.generator.generate(prompt, params, self._model.policy)
+        tokens = len(prompt) + len(completion.token_ids)
+        return Reply(text=begun + completion.text, tokens=tokens)
+
+    def _text(self, messages: Sequence[Message]) -> str:
         tokenizer = self._model.tokenizer
-        if tokenizer.chat_template:
-            text = tokenizer.apply_chat_template(
+        if not tokenizer.chat_template:
+            return "\n\n".join(message["content"] for message in messages) + "\n\nAnswer:"
+        return str(
+            tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True
             )
-        else:
-            text = "\n\n".join(message["content"] for message in messages) + "\n\nAnswer:"
-        return tokenizer.encode(text, add_special_tokens=False)
+        )
