@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlforge.config import schema
+from rlforge.config.continuous import GAME_GROUPS, ContinuousConfig
 from rlforge.errors import ConfigError, nearest
 
 ALGORITHMS = {
@@ -153,20 +154,30 @@ def from_hydra(
 
 
 def to_yaml(config: schema.RunConfig) -> str:
-    """The resolved configuration as YAML; secrets live in the environment, so it holds none."""
-    return str(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    """The resolved configuration as YAML; secrets live in the environment, so it holds none.
+
+    Groups that a continuous run has no use for are left out of its own.
+    """
+    node = OmegaConf.structured(config)
+    if isinstance(config, ContinuousConfig):
+        node = OmegaConf.masked_copy(node, [key for key in node if key not in GAME_GROUPS])
+    return str(OmegaConf.to_yaml(node))
 
 
 def from_yaml(path: Path, root: type[schema.RunConfig] = schema.RunConfig) -> schema.RunConfig:
     """Read a run directory's ``config.yaml`` back as ``root``.
 
-    Raises ConfigError when it is missing or damaged.
+    What only a continuous run has is left out of any other ``root``. Raises ConfigError when it is
+    missing or damaged.
     """
     register_schemas()
     try:
         loaded = OmegaConf.load(path)
         if not isinstance(loaded, DictConfig):
             raise ConfigError(f"{path}: not a mapping of configuration keys")
+        own = {field.name for field in dataclasses.fields(root)}
+        others = {field.name for field in dataclasses.fields(ContinuousConfig)} - own
+        loaded = OmegaConf.masked_copy(loaded, [key for key in loaded if key not in others])
         base = OmegaConf.structured(root)
         name = OmegaConf.select(loaded, "algorithm.name", default="reinforce")
         if name not in ALGORITHMS:

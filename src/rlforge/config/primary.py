@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -51,7 +51,8 @@ CONTINUOUS = Primary(
     root=ContinuousConfig,
     command="continuous",
     about="trains from window to window",
-    groups=_fields(ContinuousConfig) - _fields(RunConfig),
+    # A service has deployments, too.
+    groups=_fields(ContinuousConfig) - _fields(RunConfig) - {"deployment", "serve"},
 )
 
 
@@ -76,16 +77,16 @@ def compose_for(
 
 def read_run(run_dir: Path, wanted: Primary) -> RunConfig:
     """The configuration of a run; ConfigError when there is none, or it is of another kind."""
-    path = run_dir / "config.yaml"
-    try:
-        loaded = OmegaConf.load(path)
-    except (OmegaConfBaseException, YAMLError, OSError):
-        return from_yaml(path, wanted.root)  # which says what is wrong
-    keys = {str(key) for key in loaded} if isinstance(loaded, DictConfig) else set()
-    found = CONTINUOUS if keys & CONTINUOUS.groups else GAMES
+    config = from_yaml(run_dir / "config.yaml", wanted.root)  # says what is wrong with the file
+    found = CONTINUOUS if is_continuous(run_dir) else GAMES
     if found is not wanted:
         raise ConfigError(f"{run_dir}: that run {found.about}; this command is for others")
-    return from_yaml(path, wanted.root)
+    return config
+
+
+def is_continuous(run_dir: Path) -> bool:
+    """Whether the run in ``run_dir``, whose configuration can be read, is a continuous one."""
+    return bool(CONTINUOUS.groups & {str(key) for key in OmegaConf.load(run_dir / "config.yaml")})
 
 
 def _experiment(overrides: Sequence[str], dirs: Sequence[Path]) -> tuple[str, set[str]]:

@@ -9,6 +9,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlforge.config.compose import compose, from_yaml
+from rlforge.config.primary import is_continuous
+from rlforge.config.schema import EnvEntry
 from rlforge.config.serving import ServingConfig
 from rlforge.errors import ConfigError, DeploymentError
 from rlforge.serving.adapter import find_source
@@ -76,6 +78,8 @@ def _of_run(run: Path, overrides: Sequence[str], config_dir: Path | None) -> Ser
             )
     config = from_yaml(run / "config.yaml", ServingConfig)
     assert isinstance(config, ServingConfig)
+    if is_continuous(run):  # new versions are asked about, and compared at, what they trade on
+        config.env.train = [EnvEntry(id="market", source="market", max_turns=100)]
     assert isinstance(service, ServingConfig)
     config.deployment, config.serve = service.deployment, service.serve
     if any(_head(o) == "hardware" for o in overrides):
