@@ -88,6 +88,7 @@ def _answered_by(url: str) -> str:
     return str(answer.headers["x-rlforge-version"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_service_is_deployed_to_killed_taken_up_again_and_stopped(
     start: Start, make_adapter: MakeAdapter, tmp_path: Path
