@@ -184,11 +184,10 @@ class Faults:
     def full_disk(self, service: ServiceProcess, state: Path) -> None:
         """Nothing can be written beside the running service."""
         filler = state / "filler"
-        with filler.open("wb") as file:
+        with filler.open("wb", buffering=0) as file:
             try:
                 while True:
                     file.write(b"x" * 4096)
-                    file.flush()
             except OSError as error:
                 full = error.strerror
         ended = service.admin("deploy", {"adapter": str(self.next)})

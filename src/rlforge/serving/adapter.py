@@ -13,7 +13,6 @@ from typing import Any
 from rlforge.checkpoint import MANIFEST, STATE, latest_checkpoint, list_checkpoints, read_manifest
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import CheckpointError, DeploymentError
-from rlforge.models.load import load_model_config, resolve_model
 from rlforge.types import Checkpoint
 
 _ADAPTER, _FULL = "adapter_config.json", "config.json"
@@ -109,6 +108,8 @@ class WeightCheck:
         import torch
         from transformers import AutoModelForCausalLM
 
+        from rlforge.models.load import load_model_config
+
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(load_model_config(self._config))
         return {name: tuple(p.shape) for name, p in model.state_dict().items()}
@@ -123,6 +124,8 @@ class WeightCheck:
                 raise DeploymentError(f"{path}: neither {_ADAPTER} nor {_FULL} in it")
             self._check_full(path)
             return "full weights of this model"
+        from rlforge.models.load import resolve_model
+
         described = _read_json(path / _ADAPTER)
         base, ours = str(described.get("base_model_name_or_path")), resolve_model(self._config)
         if _last(base) != _last(ours):

@@ -13,7 +13,9 @@ from rlforge.errors import ConfigError, DeploymentError, RunError
 from rlforge.runlock import RunLock
 from rlforge.serving.compose import STATE_DIR
 from rlforge.serving.guard import is_loopback, read_token
-from rlforge.serving.server import ADDRESS_FILE
+
+ADDRESS_FILE = "service.json"
+"""Where a running service can be found; gone when it has stopped."""
 
 #: Seconds to reach a service; a deployment takes as long as it takes.
 _CONNECT_S = 5.0

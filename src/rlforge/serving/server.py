@@ -20,18 +20,22 @@ from rlforge.graph import build_graph
 from rlforge.hardware import check_cluster, detect, resolve_hardware
 from rlforge.runlock import RunLock
 from rlforge.serving.checks import check_deployment, check_room, check_serve
+from rlforge.serving.client import ADDRESS_FILE
 from rlforge.serving.guard import App, is_loopback, make_token
 from rlforge.serving.listener import answer_requests, listen, url_of
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
 
+<<<<<<< HEAD
 if TYPE_CHECKING:
     from rlforge.serving.answering import Answering
 
 ADDRESS_FILE = "service.json"
 """Where a running service can be found; gone when it has stopped."""
 
+=======
+>>>>>>> serving
 Say = Callable[[str], None]
 
 _NEVER_SERVED = ("rejected", "failed", "interrupted")
@@ -195,7 +199,9 @@ async def _begin(service: DeploymentService, source: Path | None, say: Say) -> N
 def found_at(state_dir: Path, url: str) -> Iterator[None]:
     """Tell clients in ``state_dir`` where the service is, for as long as it is there."""
     address = state_dir / ADDRESS_FILE
-    address.write_text(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+    whole = address.with_suffix(".tmp")  # nobody finds half of it
+    whole.write_text(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+    whole.replace(address)
     try:
         yield
     finally:
