@@ -115,12 +115,13 @@ def test_old_and_overlong_decisions_are_left_out_and_counted(make_decision: Make
     assert [step.policy_version for step in found.batch.steps] == [5, 4]
     assert (found.selected, found.stale, found.too_long) == (4, 1, 1)
     assert (found.batch.min_version, found.batch.max_version) == (4, 5)
-    assert found.metrics() == {
-        "trained_decisions": 2.0,
-        "refused": 0.0,
-        "unscored": 0.0,
-        "stale": 1.0,
-        "too_long": 1.0,
+    assert found.figures() == {
+        "selected": 4,
+        "trained_decisions": 2,
+        "refused": 0,
+        "unscored": 0,
+        "stale": 1,
+        "too_long": 1,
     }
 
 

@@ -64,15 +64,16 @@ class Harvest:
     stale: int = 0
     too_long: int = 0
 
-    def metrics(self) -> Mapping[str, float]:
-        """Its counts, with how many decisions are learned from."""
+    def figures(self) -> Mapping[str, int]:
+        """Its counts, with how many decisions are learned from, ready for JSON."""
         steps = self.batch.steps if self.batch is not None else ()
         return {
-            "trained_decisions": float(len(steps)),
-            "refused": float(self.refused),
-            "unscored": float(self.unscored),
-            "stale": float(self.stale),
-            "too_long": float(self.too_long),
+            "selected": self.selected,
+            "trained_decisions": len(steps),
+            "refused": self.refused,
+            "unscored": self.unscored,
+            "stale": self.stale,
+            "too_long": self.too_long,
         }
 
 

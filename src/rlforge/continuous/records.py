@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlforge.config.schema import TrackerConfig
-from rlforge.continuous.batching import Harvest
 from rlforge.continuous.journal import Entry
 from rlforge.continuous.learning import Trained
 from rlforge.continuous.performance import POLICY, by_player
@@ -29,7 +28,7 @@ Row = dict[str, Any]
 def window_row(
     work: Entry,
     window: TrainingWindow,
-    gathered: Harvest,
+    gathered: Mapping[str, int],
     trained: Trained | None,
     deployed: bool | None,
     *,
@@ -40,6 +39,7 @@ def window_row(
 ) -> Row:
     """One line of ``windows.jsonl``: the document's metrics, then what else there is to know.
 
+    gathered: figures of its ``Harvest``.
     training_loss, kl_divergence and deployment_success are None where nothing was trained.
     """
     metrics = trained.metrics if trained else {}
@@ -51,7 +51,7 @@ def window_row(
             "agents": len(window.agents),
             "trajectories": len(window.trajectories),
             "avg_reward": window.avg_reward,
-            "high_score_count": gathered.selected,
+            "high_score_count": gathered["selected"],
             "training_loss": metrics.get("loss"),
             "kl_divergence": metrics.get("kl"),
             "deployment_success": deployed,
@@ -63,7 +63,7 @@ def window_row(
             "policy_reward": policy.avg_reward if policy else None,
             "avg_pnl": policy.avg_pnl if policy else None,
             "players": {name: one.to_json() for name, one in players.items()},
-            **{f"batch/{name}": number for name, number in gathered.metrics().items()},
+            **{f"batch/{name}": n for name, n in gathered.items() if name != "selected"},
             **{f"reward/{name}": number for name, number in rewards.items()},
             **{f"scorer/{name}": number for name, number in scorer.items()},
         }

@@ -123,7 +123,7 @@ class ContinuousTrainer:
                 gathered = self._filter(window, scores)
                 work, trained = await self._train(work, gathered)
                 work, deployed = await self._deploy(work, trained)
-                self._conclude(work, window, scores, gathered, trained, deployed)
+                self._conclude(work, window, scores, trained, deployed)
         except Stopped:
             return False
         return True
@@ -219,7 +219,9 @@ class ContinuousTrainer:
                 log.error("window %s: %s", work.window_id, error)
                 reason = str(error)
         uid = None if trained is None else trained.checkpoint.uid
-        return self._reach(work, "trained", uid=uid, reason=reason), trained
+        # What was gathered is noted too: by another version's lights it would be something else.
+        facts = {"uid": uid, "reason": reason, "gathered": gathered.figures()}
+        return self._reach(work, "trained", **facts), trained
 
     async def _deploy(self, work: Entry, trained: Trained | None) -> tuple[Entry, Deployed]:
         """Let the new version serve; if it may not, learning goes on from the one that does."""
@@ -242,7 +244,6 @@ class ContinuousTrainer:
         work: Entry,
         window: TrainingWindow,
         scores: Scores | None,
-        gathered: Harvest,
         trained: Trained | None,
         deployed: Deployed,
     ) -> None:
@@ -251,7 +252,7 @@ class ContinuousTrainer:
         row = window_row(
             work,
             window,
-            gathered,
+            work.facts["trained"]["gathered"],
             trained,
             deployed.success,
             reason=work.facts["trained"]["reason"] or deployed.reason,

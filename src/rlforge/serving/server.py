@@ -27,15 +27,9 @@ from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
 
-<<<<<<< HEAD
 if TYPE_CHECKING:
     from rlforge.serving.answering import Answering
 
-ADDRESS_FILE = "service.json"
-"""Where a running service can be found; gone when it has stopped."""
-
-=======
->>>>>>> serving
 Say = Callable[[str], None]
 
 _NEVER_SERVED = ("rejected", "failed", "interrupted")
