@@ -20,7 +20,7 @@ from rlforge.tracking.tracker import Tracker
 from rlforge.types import EvalResult, UpdateResult, value
 
 COMMANDS = (
-    *("train", "eval", "graph", "config", "doctor"),
+    *("train", "continuous", "eval", "graph", "config", "doctor"),
     *("play", "replay", "models", "monitor", "report", "windows"),
 )
 

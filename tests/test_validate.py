@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rlforge.config.compose import compose, conf_dir
+from rlforge.config.primary import compose_for
 from rlforge.errors import ConfigError
+from rlforge.launch import check
 from rlforge.validate import eval_envs, eval_opponents, train_envs, validate
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
@@ -15,7 +17,7 @@ TINY = "+experiment=simpletak_mirror"
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
-    validate(compose([f"+experiment={experiment}"]))
+    check(compose_for([f"+experiment={experiment}"]))
 
 
 @pytest.mark.parametrize(

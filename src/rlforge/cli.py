@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rlforge import windows_cli
+from rlforge import continuous_cli, windows_cli
 from rlforge.errors import ConfigError, RlforgeError, RunError
+from rlforge.serving import commands as serving
 
 if TYPE_CHECKING:
     from rlforge.measure import Measurement
@@ -272,11 +273,12 @@ def doctor(
 
       rlforge doctor +experiment=qwen3_1p7b_simpletak --gpu-memory 48
     """
-    from rlforge.config.compose import compose
+    from rlforge import launch
+    from rlforge.config.primary import compose_for
     from rlforge.doctor.examine import examine
     from rlforge.doctor.view import render, to_values
 
-    report = examine(compose(overrides or [], config_dir), gpu_memory)
+    report = examine(compose_for(overrides or [], config_dir), gpu_memory, launch.check)
     Console().print(render(report))
     if json_file is not None:
         json_file.write_text(json.dumps(to_values(report), indent=2) + "\n")
@@ -416,6 +418,8 @@ def report(run_dir: RunDir) -> None:
 
 
 app.add_typer(windows_cli.app, name="windows")
+app.command("continuous")(continuous_cli.continuous)
+serving.register(app)
 
 
 def main() -> NoReturn:

@@ -30,8 +30,16 @@ class EngineDeadError(EngineError):
     """The engine cannot go on, whatever is asked of it: only a new process helps."""
 
 
+class PolicyLoadError(EngineError):
+    """A policy version cannot be loaded: its files are missing, damaged or of another model."""
+
+
 class CheckpointError(RlforgeError):
     """A checkpoint is missing, incomplete, damaged or does not fit the model."""
+
+
+class DeploymentError(RlforgeError):
+    """A version cannot be deployed, or none is there to go back to; what was served still is."""
 
 
 class StoreError(RlforgeError):

@@ -13,7 +13,18 @@ from rlforge.config.schema import RunConfig
 from rlforge.hardware import Machine, resolve_hardware
 from rlforge.types import value
 
-NodeKind = Literal["tracker", "pool", "buffer", "engine", "collector", "learner"]
+NodeKind = Literal[
+    "tracker",
+    "pool",
+    "buffer",
+    "engine",
+    "collector",
+    "learner",
+    "market",
+    "store",
+    "scorer",
+    "deployment",
+]
 
 
 @value

@@ -5,10 +5,11 @@ Nothing is created before the whole configuration is known to be good.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,13 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from rlforge.checkpoint import latest_checkpoint, read_manifest
-from rlforge.config.compose import Composed, compose, conf_dir, from_hydra, from_yaml, to_yaml
-from rlforge.config.schema import RunConfig
+from rlforge.config.compose import Composed, conf_dir, from_hydra, to_yaml
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.primary import CONTINUOUS, GAMES, Primary, compose_for, read_run
+from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.continuous.graph import continuous_graph
+from rlforge.continuous.journal import Journal
+from rlforge.continuous.validate import check_continuous
 from rlforge.doctor.examine import check_memory
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
@@ -36,19 +42,57 @@ from rlforge.validate import validate
 
 
 def composed(
-    overrides: Sequence[str], config_dir: Path | None, *, keys: bool = True
+    overrides: Sequence[str],
+    config_dir: Path | None,
+    *,
+    keys: bool = True,
+    wanted: Primary | None = None,
 ) -> tuple[Composed, RunGraph]:
-    """The validated configuration and its graph; ConfigError says what is wrong."""
-    result = compose(overrides, config_dir)
-    validate(result, keys=keys)
+    """The validated configuration and its graph; ConfigError says what is wrong.
+
+    wanted: what the command runs; None takes what the experiment is of.
+    """
+    result = compose_for(overrides, config_dir, wanted)
+    check(result, keys=keys)
+    if isinstance(result.config, ContinuousConfig):
+        return result, continuous_graph(result.config, detect())
     return result, build_graph(result.config, detect())
+
+
+def check(result: Composed, *, keys: bool = True) -> None:
+    """Raise ConfigError for what cannot run; keys: also for what it needs and is not there."""
+    continuous = isinstance(result.config, ContinuousConfig)
+    (check_continuous if continuous else validate)(result, keys=keys)
 
 
 def train(overrides: Sequence[str], config_dir: Path | None) -> Any:
     """Validate and run one experiment; returns its ``Outcome``."""
-    result, graph = composed(overrides, config_dir)
+    result, graph = composed(overrides, config_dir, wanted=GAMES)
     check_memory(result.config)
     return _run(result.config, graph, new_run_dir(result.config))
+
+
+def train_continuously(overrides: Sequence[str], config_dir: Path | None) -> Any:
+    """Validate and run one continuous experiment; returns its ``ContinuousOutcome``."""
+    result, graph = composed(overrides, config_dir, wanted=CONTINUOUS)
+    check_memory(result.config)
+    return _run_continuously(result.config, graph, new_run_dir(result.config))
+
+
+def resume_continuous(run_dir: Path) -> Any:
+    """Go on with the continuous run in ``run_dir``, at the window and phase it had come to."""
+    config = read_run(run_dir, CONTINUOUS)
+    assert isinstance(config, ContinuousConfig)
+    check_memory(config)
+    journal = Journal(run_dir / "journal.sqlite")
+    done = sum(entry.phase == "done" for entry in journal.entries())
+    journal.close()
+    if config.continuous.windows is not None and done >= config.continuous.windows:
+        raise RunError(
+            f"{run_dir}: already finished its {done} windows; start a new run with "
+            "learner.initial_adapter to go further"
+        )
+    return _run_continuously(config, continuous_graph(config, detect()), run_dir, resume=True)
 
 
 def resume(run_dir: Path) -> Any:
@@ -56,7 +100,7 @@ def resume(run_dir: Path) -> Any:
 
     Raises CheckpointError naming the file when that state is damaged: nothing is started then.
     """
-    config = from_yaml(run_dir / "config.yaml")
+    config = read_run(run_dir, GAMES)
     graph = build_graph(config, detect())
     check_memory(config)
     checkpoints = run_dir / "checkpoints"
@@ -82,7 +126,7 @@ def sweep(overrides: Sequence[str], config_dir: Path | None) -> bool:
     """
     jobs = _grid(overrides)
     for job in jobs:
-        check_memory(composed(job, config_dir)[0].config)
+        check_memory(composed(job, config_dir, wanted=GAMES)[0].config)
     first, _ = composed(jobs[0], config_dir)
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     sweep_dir = Path("runs") / first.config.name / f"sweep_{stamp}"
@@ -163,7 +207,7 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = False) -> Any:
-    """Prepare and check the model, lock and fill the run directory, run, and leave the report."""
+    """Run in ``run_dir`` what ``train`` runs."""
     hardware = resolve_hardware(
         config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
     )
@@ -174,12 +218,34 @@ def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = Fa
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     else:
         check_cluster(hardware.ray_address)
+    with _prepared(config, graph, hardware, run_dir, resume=resume) as folder:
+        from rlforge.run import Run
+
+        return Run(config, graph, hardware, folder).execute(resume=resume)
+
+
+def _run_continuously(
+    config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = False
+) -> Any:
+    """Run in ``run_dir`` what ``continuous`` runs: one process, without Ray."""
+    assert isinstance(config, ContinuousConfig)
+    hardware = resolve_hardware(config.hardware, detect(), 1)
+    with _prepared(config, graph, hardware, run_dir, resume=resume) as folder:
+        from rlforge.continuous.run import ContinuousRun
+
+        return ContinuousRun(config, hardware, folder).execute()
+
+
+@contextlib.contextmanager
+def _prepared(
+    config: RunConfig, graph: RunGraph, hardware: HardwareConfig, run_dir: Path, *, resume: bool
+) -> Iterator[Path]:
+    """Prepare and check the model, lock and fill the run directory, and leave the report."""
     if config.engine.name == "vllm":
         check_installed(hardware.device)
     # Torch and Ray are imported late: composing, printing and validating do not pay for them.
     from rlforge.models.load import resolve_model
     from rlforge.models.lora import check_adapter
-    from rlforge.run import Run
 
     model = resolve_model(config.model, lambda text: print(text, file=sys.stderr, flush=True))
     if config.learner.initial_adapter is not None:
@@ -193,7 +259,7 @@ def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = Fa
         with (run_dir / "command.txt").open("a") as commands:
             commands.write(f"{shlex.join(['rlforge', *sys.argv[1:]])}\n")
         try:
-            return Run(config, graph, hardware, run_dir).execute(resume=resume)
+            yield run_dir
         finally:
             if config.tracker.report:
                 write_report(run_dir)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlforge.collector import Collector, Delivery
-from rlforge.config.compose import from_yaml
+from rlforge.config.primary import GAMES, read_run
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError
 from rlforge.evaluation import plan_evaluation, summarise
@@ -61,7 +61,7 @@ async def evaluate_run(
     Raises ConfigError for unknown names and numbers that cannot be, CheckpointError for missing or
     damaged versions. Failed games are part of the answer.
     """
-    config = from_yaml(run_dir / "config.yaml")
+    config = read_run(run_dir, GAMES)
     envs = eval_envs(config)
     if games is None:
         games = config.eval.final_games or config.eval.games

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlforge.config.compose import Composed
-from rlforge.config.schema import EnvEntry, GrpoConfig, ModelConfig, PpoConfig, RunConfig
+from rlforge.config.schema import (
+    EnvEntry,
+    GrpoConfig,
+    ModelConfig,
+    PpoConfig,
+    RunConfig,
+    WindowGrpoConfig,
+)
 from rlforge.engines.openai import check_api
 from rlforge.engines.vllm_settings import check_installed, lora_rank
 from rlforge.errors import ConfigError, nearest
@@ -49,23 +56,21 @@ def validate(composed: Composed, *, keys: bool = True) -> None:
     keys: also ask for the API keys and packages that a run would need; looking at a preset needs
     none.
     """
-    for check in (
-        _check_choices,
-        _check_numbers,
-        _check_envs,
-        _check_model,
-        _check_pool,
-        _check_algorithm,
-        _check_batches,
-        _check_vllm,
-    ):
+    check_policy(composed, keys=keys)
+    for check in (_check_envs, _check_pool, _check_algorithm, _check_batches):
         check(composed)
     if keys:
         _check_keys(composed)
-        if composed.config.engine.name == "vllm":
-            check_installed()
     RewardPipeline(composed.config.rewards)
     check_sinks(composed.config.tracker)
+
+
+def check_policy(composed: Composed, *, keys: bool = True) -> None:
+    """The part of ``validate`` about the policy: model, engine, algorithm and learner."""
+    for check in (_check_choices, _check_numbers, _check_model, _check_update, _check_vllm):
+        check(composed)
+    if keys and composed.config.engine.name == "vllm":
+        check_installed()
 
 
 def _spec(entry: EnvEntry, model: ModelConfig) -> EnvSpec:
@@ -95,6 +100,7 @@ def _check_choices(composed: Composed) -> None:
             ("token_mean", "sequence_mean", "constant"),
         ),
         ("algorithm.kl.estimator", config.algorithm.kl.estimator, ("k1", "k2", "k3")),
+        ("algorithm.kl.to", config.algorithm.kl.to, ("base", "previous")),
         ("hardware.device", config.hardware.device, ("auto", "cpu", "cuda")),
         ("buffer.kind", config.buffer.kind, ("step", "episode")),
         ("buffer.strategy", config.buffer.strategy, ("random",)),
@@ -117,6 +123,7 @@ def _check_numbers(composed: Composed) -> None:
         "learner.mini_batch_size",
         "learner.micro_batch_tokens",
         "learner.optimizer_steps",
+        "learner.gradient_accumulation_steps",
         "learner.epochs",
         "learner.learning_rate",
         "learner.grad_clip",
@@ -297,13 +304,42 @@ def _check_keys(composed: Composed) -> None:
                     raise composed.error(key, str(error)) from None
 
 
-def _check_batches(composed: Composed) -> None:
-    config = composed.config
-    learner, buffer = config.learner, config.buffer
+def _check_update(composed: Composed) -> None:
+    learner, algorithm = composed.config.learner, composed.config.algorithm
     if learner.packing == "on" and learner.use_trainer_cache:
         raise composed.error(
             "learner.packing", "keeps no cache; set learner.use_trainer_cache=false"
         )
+    passes = learner.gradient_accumulation_steps
+    if passes is not None and learner.mini_batch_size is None:
+        raise composed.error(
+            "learner.gradient_accumulation_steps",
+            "counts forward passes of learner.mini_batch_size steps; set that, too",
+        )
+    if passes is not None and learner.optimizer_steps != 1:
+        raise composed.error(
+            "learner.optimizer_steps", "follows from learner.gradient_accumulation_steps; drop one"
+        )
+    several = passes is not None or learner.epochs * learner.optimizer_steps > 1
+    if algorithm.kl.coef > 0 and algorithm.kl.to == "previous" and not several:
+        raise composed.error(
+            "algorithm.kl.to",
+            "an update of a single optimizer step has not moved from the previous policy when "
+            "its penalty is taken; raise learner.epochs, or use algorithm.kl.to=base",
+        )
+    for key in ("clip_low", "clip_high"):
+        clipped = isinstance(algorithm, GrpoConfig | WindowGrpoConfig | PpoConfig)
+        if clipped and getattr(algorithm, key) <= 0:
+            raise composed.error(f"algorithm.{key}", "must be above 0")
+    if algorithm.importance_cap is not None and algorithm.importance_cap <= 0:
+        raise composed.error(
+            "algorithm.importance_cap", "must be above 0, or null to switch it off"
+        )
+
+
+def _check_batches(composed: Composed) -> None:
+    config = composed.config
+    learner, buffer = config.learner, config.buffer
     rows = learner.mini_batch_size
     if config.buffer.kind == "step" and rows is not None and learner.batch_size % rows:
         raise composed.error(
@@ -362,10 +398,3 @@ def _check_algorithm(composed: Composed) -> None:
             )
     if algorithm.name in ("a2c", "ppo") and config.buffer.kind != "episode":
         raise composed.error("algorithm.name", "credits turns along a game; use buffer=episode")
-    for key in ("clip_low", "clip_high"):
-        if isinstance(algorithm, GrpoConfig | PpoConfig) and getattr(algorithm, key) <= 0:
-            raise composed.error(f"algorithm.{key}", "must be above 0")
-    if algorithm.importance_cap is not None and algorithm.importance_cap <= 0:
-        raise composed.error(
-            "algorithm.importance_cap", "must be above 0, or null to switch it off"
-        )

@@ -114,6 +114,19 @@ def test_grad_clip_bounds_the_gradient_but_not_the_reported_norm(parts):
     assert clipped == pytest.approx(1e-3, rel=1e-3)
 
 
+@pytest.mark.parametrize(("count", "sizes"), [(10, [4, 3, 3]), (4, [4]), (5, [3, 2]), (1, [1])])
+def test_accumulated_passes_make_as_many_optimizer_steps_as_a_batch_takes(parts, count, sizes):
+    algorithm = parts.PolicyGradient()
+    learner = parts.learner(
+        algorithm=algorithm, mini_batch_size=2, gradient_accumulation_steps=2, epochs=2
+    )
+    learner.update(parts.batch(parts.random_steps(count)))
+    passes = [-(-size // 2) for size in sizes]
+    expected = [size for size, often in zip(sizes, passes, strict=True) for _ in range(often)]
+    assert [inputs.total_sequences for inputs in algorithm.seen] == expected * 2
+    assert all(len(inputs.mask) <= 2 for inputs in algorithm.seen)
+
+
 @pytest.mark.parametrize(
     ("settings", "optimizer_steps"),
     [

@@ -28,7 +28,7 @@ from rlforge.models.tiny.vocabulary import build_tokenizer, closing_ids, spaced_
 from rlforge.models.tiny.warmup import lr_factor
 from rlforge.types import EnvSpec
 
-SIMPLETAK, TICTACTOE, KUHN = (game.env for game in TINY.games)
+SIMPLETAK, TICTACTOE, KUHN = (g.env for g in TINY.games if isinstance(g, WarmupGame))
 
 
 def _small(steps: int = 60) -> TinyRecipe:

@@ -6,8 +6,10 @@ Requests and answers travel in bundles: one remote call for all games that ask a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import ray
@@ -15,7 +17,7 @@ import ray
 from rlforge.actors.process import end, enter, restarted, turn_file
 from rlforge.clock import TimeLimit
 from rlforge.config.schema import HardwareConfig, RunConfig
-from rlforge.engines.base import Engine, EngineStats
+from rlforge.engines.base import Engine, EngineStats, OnTokens
 from rlforge.engines.registry import make_engine
 from rlforge.errors import EngineDeadError, EngineError
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
@@ -26,15 +28,20 @@ log = logging.getLogger(__name__)
 
 @value
 class Request:
-    """One generation on its way to an engine actor; ``ticket`` is unique for its client."""
+    """One generation on its way to an engine actor; ``ticket`` is unique for its client.
+
+    stream: its tokens are to be sent as they are drawn.
+    """
 
     ticket: int
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     policy: PolicyRef
+    stream: bool = False
 
 
-Answered = tuple[int, Completion | EngineError]
+#: A ticket with what came of it, or with the next of its tokens.
+Answered = tuple[int, Completion | EngineError | tuple[int, ...]]
 
 
 class EngineActor:
@@ -56,7 +63,7 @@ class EngineActor:
             self._load_model()
         self._outbox: dict[str, list[Answered]] = {}
         self._filled: dict[str, asyncio.Event] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
 
     def _load_model(self) -> None:
         hardware = self._hardware
@@ -71,25 +78,41 @@ class EngineActor:
 
     async def submit(self, client: str, requests: Sequence[Request]) -> None:
         for request in requests:
-            task = asyncio.create_task(self._serve(client, request))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            key = (client, request.ticket)
+            self._tasks[key] = asyncio.create_task(self._serve(client, request))
+            self._tasks[key].add_done_callback(partial(self._forget, key))
+
+    def _forget(self, key: tuple[str, int], task: asyncio.Task[None]) -> None:
+        self._tasks.pop(key, None)
+
+    async def cancel(self, client: str, tickets: Sequence[int]) -> None:
+        """Nobody waits for these any more."""
+        for ticket in tickets:
+            if (task := self._tasks.get((client, ticket))) is not None:
+                task.cancel()
 
     async def _serve(self, client: str, request: Request) -> None:
         await self._loaded.wait()
+        on_tokens = partial(self._put, client, request.ticket) if request.stream else None
         try:
             answer: Completion | EngineError = await self._engine.generate(
-                request.prompt_token_ids, request.params, request.policy
+                request.prompt_token_ids, request.params, request.policy, on_tokens
             )
         except EngineDeadError as error:  # Ray starts the process anew, and clients ask again
             end(error)
         except EngineError as error:
             answer = error
-        self._outbox.setdefault(client, []).append((request.ticket, answer))
+        self._put(client, request.ticket, answer)
+
+    def _put(
+        self, client: str, ticket: int, news: Completion | EngineError | Sequence[int]
+    ) -> None:
+        answer = news if isinstance(news, Completion | EngineError) else tuple(news)
+        self._outbox.setdefault(client, []).append((ticket, answer))
         self._event(client).set()
 
     async def collect(self, client: str) -> list[Answered]:
-        """Answers for ``client``, as soon as there is one."""
+        """Answers and tokens for ``client``, as soon as there are some."""
         event = self._event(client)
         await event.wait()
         event.clear()
@@ -153,16 +176,24 @@ class RemoteEngine:
         self._tickets = 0
         self._unsent: list[list[Request]] = [[] for _ in engines]
         self._pending: list[dict[int, asyncio.Future[Completion]]] = [{} for _ in engines]
+        self._streams: dict[int, OnTokens] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_planned = False
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        policy: PolicyRef,
+        on_tokens: OnTokens | None = None,
     ) -> Completion:
+        told = _Told(on_tokens) if on_tokens is not None else None
         for _ in range(self._retries + 1):
             index = self._least_loaded()
+            if told is not None:
+                told.begin()
             try:
-                return await self._ask(index, tuple(prompt_token_ids), params, policy)
+                return await self._ask(index, tuple(prompt_token_ids), params, policy, told)
             except ray.exceptions.RayActorError as error:
                 last = error
             try:
@@ -180,6 +211,7 @@ class RemoteEngine:
         prompt_token_ids: tuple[int, ...],
         params: SamplingParams,
         policy: PolicyRef,
+        on_tokens: OnTokens | None,
     ) -> Completion:
         loop = asyncio.get_running_loop()
         if not self._tasks:
@@ -187,8 +219,14 @@ class RemoteEngine:
                 self._start(self._pump(index))
         self._tickets += 1
         request = Request(
-            ticket=self._tickets, prompt_token_ids=prompt_token_ids, params=params, policy=policy
+            ticket=self._tickets,
+            prompt_token_ids=prompt_token_ids,
+            params=params,
+            policy=policy,
+            stream=on_tokens is not None,
         )
+        if on_tokens is not None:
+            self._streams[request.ticket] = on_tokens
         future: asyncio.Future[Completion] = loop.create_future()
         self._pending[target][request.ticket] = future
         self._unsent[target].append(request)
@@ -205,6 +243,14 @@ class RemoteEngine:
             ) from None
         finally:
             self._pending[target].pop(request.ticket, None)
+            self._streams.pop(request.ticket, None)
+            if future.cancelled():  # given up by the caller or the time limit
+                self._start(self._cancel(target, request.ticket))
+
+    async def _cancel(self, index: int, ticket: int) -> None:
+        # A dead engine has forgotten the request already.
+        with contextlib.suppress(ray.exceptions.RayActorError):
+            await self._engines[index].cancel.remote(self._client, [ticket])
 
     def _flush(self) -> None:
         self._flush_planned = False
@@ -244,7 +290,28 @@ class RemoteEngine:
                 waiting = self._pending[index].get(ticket)
                 if waiting is None or waiting.done():
                     continue
-                if isinstance(answer, EngineError):
+                if isinstance(answer, tuple):
+                    self._streams[ticket](answer)
+                elif isinstance(answer, EngineError):
                     waiting.set_exception(answer)
                 else:
                     waiting.set_result(answer)
+
+
+class _Told:
+    """Hands tokens on once: a request that is asked again repeats those it told before."""
+
+    def __init__(self, on_tokens: OnTokens) -> None:
+        self._on_tokens = on_tokens
+        self._handed_on = self._seen = 0
+
+    def begin(self) -> None:
+        """A try begins, with the first token."""
+        self._seen = 0
+
+    def __call__(self, tokens: Sequence[int]) -> None:
+        fresh = tokens[max(0, self._handed_on - self._seen) :]
+        self._seen += len(tokens)
+        self._handed_on = max(self._handed_on, self._seen)
+        if fresh:
+            self._on_tokens(fresh)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import logging
 import os
 from pathlib import Path
@@ -11,23 +10,10 @@ from typing import Any, NoReturn
 
 import ray
 
+from rlforge.tracking.logs import enter as enter
+
 RESTART_PATIENCE_S = 300.0
 """Seconds within which a restarted actor must be back: it loads and compiles the model again."""
-
-
-def enter(name: str, run_dir: str) -> None:
-    """What every actor process does first: its own log file, and tracebacks of hard crashes."""
-    logs = Path(run_dir) / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(logs / f"{name}.log")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger("rlforge")
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    root.propagate = False
-    crashes = (logs / f"{name}.crash.log").open("w")
-    faulthandler.enable(crashes)
-    root.info("%s started as process %d", name, os.getpid())
 
 
 def end(cause: Exception) -> NoReturn:

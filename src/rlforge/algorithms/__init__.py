@@ -13,8 +13,16 @@ from rlforge.algorithms.actor_critic import A2c, Ppo
 from rlforge.algorithms.base import Algorithm, LossInputs, LossOutput, Targets
 from rlforge.algorithms.grpo import Grpo
 from rlforge.algorithms.losses import AGGREGATIONS, KL_ESTIMATORS
+from rlforge.algorithms.policy_gradient import KL_TARGETS
 from rlforge.algorithms.reinforce import Reinforce
-from rlforge.config.schema import A2cConfig, AlgorithmConfig, GrpoConfig, PpoConfig
+from rlforge.algorithms.window_grpo import ADVANTAGES, WindowGrpo
+from rlforge.config.schema import (
+    A2cConfig,
+    AlgorithmConfig,
+    GrpoConfig,
+    PpoConfig,
+    WindowGrpoConfig,
+)
 from rlforge.errors import ConfigError, nearest
 
 __all__ = ["Algorithm", "LossInputs", "LossOutput", "Targets", "make_algorithm"]
@@ -23,6 +31,7 @@ __all__ = ["Algorithm", "LossInputs", "LossOutput", "Targets", "make_algorithm"]
 _ALGORITHMS: dict[str, tuple[type[AlgorithmConfig], Callable[[Any, int], Algorithm]]] = {
     "reinforce": (AlgorithmConfig, Reinforce),
     "grpo": (GrpoConfig, Grpo),
+    "window_grpo": (WindowGrpoConfig, WindowGrpo),
     "a2c": (A2cConfig, A2c),
     "ppo": (PpoConfig, Ppo),
 }
@@ -52,7 +61,10 @@ def _check(config: AlgorithmConfig) -> None:
     words = {
         "loss_aggregation": (config.loss_aggregation, AGGREGATIONS),
         "kl.estimator": (config.kl.estimator, KL_ESTIMATORS),
+        "kl.to": (config.kl.to, KL_TARGETS),
     }
+    if isinstance(config, WindowGrpoConfig):
+        words["advantage"] = (config.advantage, ADVANTAGES)
     for key, (word, known) in words.items():
         if word not in known:
             raise ConfigError(f"algorithm.{key}: {word!r} is none of {', '.join(known)}")
@@ -65,7 +77,7 @@ def _check(config: AlgorithmConfig) -> None:
         _require("gamma", config.gamma, lambda g: 0 <= g <= 1, "in [0, 1]")
         _require("gae_lambda", config.gae_lambda, lambda g: 0 <= g <= 1, "in [0, 1]")
         _require("value_coef", config.value_coef, lambda coef: coef >= 0, "at least 0")
-    if isinstance(config, GrpoConfig | PpoConfig):
+    if isinstance(config, GrpoConfig | WindowGrpoConfig | PpoConfig):
         _require("clip_low", config.clip_low, lambda clip: 0 <= clip <= 1, "in [0, 1]")
         _require("clip_high", config.clip_high, lambda clip: clip >= 0, "at least 0")
         _require("dual_clip", config.dual_clip, lambda clip: clip > 1, "above 1")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from rlforge.algorithms.base import LossInputs, LossOutput, Targets
@@ -12,12 +14,17 @@ from rlforge.algorithms.losses import TokenLoss, aggregate, kl_penalty, token_me
 from rlforge.config.schema import AlgorithmConfig
 from rlforge.types import Step
 
+#: Whom the penalty measures the distance from: the untrained model, the policy before the update.
+KL_TARGETS = ("base", "previous")
+
 
 class PolicyGradient(ABC):
     """loss = aggregate(policy loss + kl.coef * KL - entropy_coef * entropy), summed per token.
 
     A subclass gives the advantages and the policy loss. Metrics, all additive: ``policy_loss`` as
-    aggregated, ``kl`` and ``entropy`` as means over tokens, and those of the policy loss.
+    aggregated, ``kl`` and ``entropy`` as means over tokens, and those of the policy loss. The
+    distance from the previous policy (``kl.to``) is measured even where its weight is 0: the
+    log-probs it needs are there anyway.
 
     max_tokens: longest answer of the engine, the divisor of aggregation ``constant`` unless
     ``config.max_generation_len`` is set.
@@ -31,7 +38,7 @@ class PolicyGradient(ABC):
 
     @property
     def needs_reference(self) -> bool:
-        return self._config.kl.coef > 0
+        return self._config.kl.coef > 0 and self._config.kl.to == "base"
 
     @property
     def needs_entropy(self) -> bool:
@@ -53,9 +60,10 @@ class PolicyGradient(ABC):
             **policy.metrics,
             "policy_loss": float(self._aggregate(per_token, inputs).detach()),
         }
-        if self.needs_reference:
-            penalty = kl_penalty(inputs, config.kl.estimator, config.importance_cap)
-            per_token = per_token + config.kl.coef * penalty.loss
+        if self.needs_reference or config.kl.to == "previous":
+            penalty = self._penalty(inputs)
+            if config.kl.coef > 0:
+                per_token = per_token + config.kl.coef * penalty.loss
             metrics.update(penalty.metrics)
         if self.needs_entropy:
             if inputs.entropy is None:
@@ -64,6 +72,13 @@ class PolicyGradient(ABC):
         if inputs.entropy is not None:
             metrics["entropy"] = token_mean(inputs.entropy, inputs)
         return LossOutput(loss=self._aggregate(per_token, inputs), metrics=metrics)
+
+    def _penalty(self, inputs: LossInputs) -> TokenLoss:
+        kl = self._config.kl
+        if kl.to == "previous":
+            inputs = dataclasses.replace(inputs, ref_logprobs=inputs.old_logprobs)
+        with torch.set_grad_enabled(kl.coef > 0):
+            return kl_penalty(inputs, kl.estimator, self._config.importance_cap)
 
     def _aggregate(self, per_token: Tensor, inputs: LossInputs) -> Tensor:
         return aggregate(per_token, inputs, self._config.loss_aggregation, self._max_generation_len)

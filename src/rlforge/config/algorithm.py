@@ -7,19 +7,22 @@ from dataclasses import dataclass, field
 
 @dataclass
 class KlConfig:
-    """Penalty that holds the policy near the model it started from."""
+    """Penalty that holds the policy near an earlier one."""
 
     #: Weight of the penalty; 0 switches it, and the reference pass, off.
     coef: float = 0.0
     #: Estimator: k1, k2 or k3 (Schulman 2020, "Approximating KL divergence").
     estimator: str = "k3"
+    #: Near whom: ``base`` (the model before training) or ``previous`` (the policy as it was when
+    #: the update began, which costs no pass of its own).
+    to: str = "base"
 
 
 @dataclass
 class AlgorithmConfig:
     """What every algorithm has (group ``algorithm``)."""
 
-    #: Algorithm: reinforce, grpo, a2c or ppo.
+    #: Algorithm: reinforce, grpo, window_grpo, a2c or ppo.
     name: str = "reinforce"
     #: Cap of the truncated importance weight pi_learner / pi_engine per token; null: no correction.
     importance_cap: float | None = 2.0
@@ -27,7 +30,7 @@ class AlgorithmConfig:
     loss_aggregation: str = "token_mean"
     #: Divisor of ``constant``; null takes ``engine.max_tokens``.
     max_generation_len: int | None = None
-    #: Penalty towards the model before training.
+    #: Penalty on the distance from an earlier policy.
     kl: KlConfig = field(default_factory=KlConfig)
     #: Weight of the entropy bonus (over the whole vocabulary).
     entropy_coef: float = 0.0
@@ -49,6 +52,29 @@ class GrpoConfig(AlgorithmConfig):
     group_size: int = 8
     #: Divide by the group's standard deviation (Dr. GRPO: false).
     normalize_std: bool = True
+    #: Ratio clip below 1 - clip_low.
+    clip_low: float = 0.2
+    #: Ratio clip above 1 + clip_high.
+    clip_high: float = 0.2
+    #: Dual clip: bound of the ratio times a negative advantage; null: off.
+    dual_clip: float | None = None
+
+
+@dataclass
+class WindowGrpoConfig(AlgorithmConfig):
+    """GRPO on the decisions of a time window, grouped by agent.
+
+    With r a decision's reward, r_agent the mean over its agent's decisions of the batch and r_all
+    that over all of them, ``advantage: documented`` is ``r - r_agent + (r_agent - r_all)``. The
+    agent's mean cancels: it equals ``r - r_all``, the whole batch being the group.
+    ``group_relative`` is ``r - r_agent``, which compares each agent with itself alone.
+    """
+
+    name: str = "window_grpo"
+    #: ``documented`` or ``group_relative``.
+    advantage: str = "documented"
+    #: Divide by the standard deviation of those a reward is compared with.
+    normalize_std: bool = False
     #: Ratio clip below 1 - clip_low.
     clip_low: float = 0.2
     #: Ratio clip above 1 + clip_high.

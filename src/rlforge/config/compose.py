@@ -1,4 +1,4 @@
-"""From YAML groups and overrides to one typed ``RunConfig``, or to one readable error.
+"""From YAML groups and overrides to one typed configuration, or to one readable error.
 
 Hydra composes; this module names the files, translates Hydra's complaints into a sentence with key,
 value, file and mend, and remembers where each value came from so that later checks can say it too.
@@ -25,11 +25,13 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlforge.config import schema
+from rlforge.config.continuous import GAME_GROUPS, ContinuousConfig
 from rlforge.errors import ConfigError, nearest
 
 ALGORITHMS = {
     "reinforce": schema.ReinforceConfig,
     "grpo": schema.GrpoConfig,
+    "window_grpo": schema.WindowGrpoConfig,
     "a2c": schema.A2cConfig,
     "ppo": schema.PpoConfig,
 }
@@ -53,17 +55,19 @@ def register_schemas() -> None:
 class Composed:
     """A typed configuration and where its values came from.
 
-    overrides: as typed on the command line. choices: group -> chosen option.
+    overrides: as typed on the command line. choices: group -> chosen option. primary: the YAML
+    file in ``conf/`` that all else was composed onto.
     """
 
     config: schema.RunConfig
     overrides: tuple[str, ...]
     choices: dict[str, str]
     config_dirs: tuple[Path, ...]
+    primary: str = "config"
 
     def origin(self, key: str) -> str:
         """Where ``key`` (dotted) got its value: the command line, a YAML file, or the default."""
-        for override in _parse(self.overrides):
+        for override in parse_overrides(self.overrides):
             name = override.get_key_element().lstrip("+~").split("@")[0]
             if key == name or key.startswith(f"{name}."):
                 return f"command line, {override.input_line}"
@@ -73,7 +77,7 @@ class Composed:
         profile = self.choices.get("hardware")  # sets keys of other groups, too, for its card
         places += [(f"hardware/{profile}.yaml", key.split("."))] if profile else []
         places += [(f"{head}/{option}.yaml", rest)] if option else []
-        places += [("config.yaml", key.split("."))]
+        places += [(f"{self.primary}.yaml", key.split("."))]
         for name, path in places:
             for folder in self.config_dirs:
                 if (folder / name).is_file() and _holds(folder / name, path):
@@ -88,64 +92,93 @@ class Composed:
         return ConfigError(f"{key}={_show(current)} ({self.origin(key)}): {problem}")
 
 
-def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composed:
+def compose(
+    overrides: Sequence[str],
+    config_dir: Path | None = None,
+    *,
+    root: type[schema.RunConfig] = schema.RunConfig,
+    primary: str = "config",
+) -> Composed:
     """Compose and type-check; ``config_dir`` holds the user's own groups and experiments.
 
+    root: class of the whole configuration. primary: the YAML file that composition starts from;
+    any but ``config`` names ``PRIMARY_schema`` as the type behind it.
     Raises ConfigError: one message that names key, value, file and mend.
     """
     register_schemas()
-    if config_dir is not None and not config_dir.is_dir():
-        raise ConfigError(f"--config-dir {config_dir}: no such directory")
-    dirs = (conf_dir(), *([config_dir.resolve()] if config_dir else []))
-    _check_overrides(overrides)
+    if primary != "config":
+        ConfigStore.instance().store(name=f"{primary}_schema", node=root)
+    dirs = group_dirs(config_dir)
+    _check_overrides(overrides, root)
     search = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
             composed = hydra_compose(
-                "config", overrides=[*overrides, *search], return_hydra_config=True
+                primary, overrides=[*overrides, *search], return_hydra_config=True
             )
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise _explain(error, overrides, dirs) from None
+        raise _explain(error, overrides, dirs, root) from None
     finally:
         GlobalHydra.instance().clear()
-    return from_hydra(composed, overrides, dirs)
+    return dataclasses.replace(from_hydra(composed, overrides, dirs, root), primary=primary)
 
 
-def from_hydra(composed: DictConfig, overrides: Sequence[str], dirs: Sequence[Path]) -> Composed:
+def group_dirs(config_dir: Path | None) -> tuple[Path, ...]:
+    """Folders with groups, the user's own last; ConfigError when that is not there."""
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigError(f"--config-dir {config_dir}: no such directory")
+    return (conf_dir(), *([config_dir.resolve()] if config_dir else []))
+
+
+def from_hydra(
+    composed: DictConfig,
+    overrides: Sequence[str],
+    dirs: Sequence[Path],
+    root: type[schema.RunConfig] = schema.RunConfig,
+) -> Composed:
     """The typed configuration inside what Hydra composed (with its ``hydra`` node)."""
     choices = {
         group: option
         for group, option in composed.hydra.runtime.choices.items()
         if option is not None and not str(group).startswith("hydra/")
     }
-    values = OmegaConf.masked_copy(
-        composed, [field.name for field in dataclasses.fields(schema.RunConfig)]
-    )
+    values = OmegaConf.masked_copy(composed, [field.name for field in dataclasses.fields(root)])
     try:
-        config = OmegaConf.to_object(
-            OmegaConf.merge(OmegaConf.structured(schema.RunConfig), values)
-        )
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(root), values))
     except OmegaConfBaseException as error:
-        raise _explain(error, overrides, tuple(dirs)) from None
-    assert isinstance(config, schema.RunConfig)
+        raise _explain(error, overrides, tuple(dirs), root) from None
+    assert isinstance(config, root)
     return Composed(
         config=config, overrides=tuple(overrides), choices=choices, config_dirs=tuple(dirs)
     )
 
 
 def to_yaml(config: schema.RunConfig) -> str:
-    """The resolved configuration as YAML; secrets live in the environment, so it holds none."""
-    return str(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    """The resolved configuration as YAML; secrets live in the environment, so it holds none.
+
+    Groups that a continuous run has no use for are left out of its own.
+    """
+    node = OmegaConf.structured(config)
+    if isinstance(config, ContinuousConfig):
+        node = OmegaConf.masked_copy(node, [key for key in node if key not in GAME_GROUPS])
+    return str(OmegaConf.to_yaml(node))
 
 
-def from_yaml(path: Path) -> schema.RunConfig:
-    """Read a run directory's ``config.yaml`` back; ConfigError when it is missing or damaged."""
+def from_yaml(path: Path, root: type[schema.RunConfig] = schema.RunConfig) -> schema.RunConfig:
+    """Read a run directory's ``config.yaml`` back as ``root``.
+
+    What only a continuous run has is left out of any other ``root``. Raises ConfigError when it is
+    missing or damaged.
+    """
     register_schemas()
     try:
         loaded = OmegaConf.load(path)
         if not isinstance(loaded, DictConfig):
             raise ConfigError(f"{path}: not a mapping of configuration keys")
-        base = OmegaConf.structured(schema.RunConfig)
+        own = {field.name for field in dataclasses.fields(root)}
+        others = {field.name for field in dataclasses.fields(ContinuousConfig)} - own
+        loaded = OmegaConf.masked_copy(loaded, [key for key in loaded if key not in others])
+        base = OmegaConf.structured(root)
         name = OmegaConf.select(loaded, "algorithm.name", default="reinforce")
         if name not in ALGORITHMS:
             raise ConfigError(f"{path}: algorithm.name={name}{nearest(name, ALGORITHMS)}")
@@ -155,7 +188,7 @@ def from_yaml(path: Path) -> schema.RunConfig:
         raise ConfigError(f"{path}: not found; is this a run directory?") from None
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{path}: {_first_line(error)}") from None
-    assert isinstance(config, schema.RunConfig)
+    assert isinstance(config, root)
     return config
 
 
@@ -181,7 +214,8 @@ def nested_class(field: dataclasses.Field[Any]) -> type | None:
     return factory if isinstance(factory, type) and dataclasses.is_dataclass(factory) else None
 
 
-def _parse(overrides: Sequence[str]) -> list[Override]:
+def parse_overrides(overrides: Sequence[str]) -> list[Override]:
+    """As Hydra reads them; ConfigError for the first that it cannot."""
     try:
         parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
     except OverrideParseException as error:
@@ -193,12 +227,12 @@ def _unreadable(override: str) -> str:
     return f"cannot read override {override!r}: write key=value, for example seed=1"
 
 
-def _check_overrides(overrides: Sequence[str]) -> None:
+def _check_overrides(overrides: Sequence[str], root: type) -> None:
     """Refuse what Hydra would read in a way that nobody means, or explain in its own terms.
 
     ``+key=value`` may add a group choice (``+experiment=``), never a key the schema lacks.
     """
-    for override in _parse(overrides):
+    for override in parse_overrides(overrides):
         name, line = override.get_key_element(), override.input_line or ""
         if not name:
             raise ConfigError(_unreadable(line))
@@ -210,12 +244,14 @@ def _check_overrides(overrides: Sequence[str]) -> None:
         if name.startswith("+") and not (conf_dir() / name.lstrip("+").split("@")[0]).is_dir():
             plain = name.lstrip("+")
             if plain.split(".")[0] != "hydra":
-                known = all_keys()
+                known = all_keys(root)
                 mend = f"; write {plain}=… without +" if plain in known else nearest(plain, known)
                 raise ConfigError(f"{line} (command line): no such key{mend}")
 
 
-def _explain(error: Exception, overrides: Sequence[str], dirs: Sequence[Path]) -> ConfigError:
+def _explain(
+    error: Exception, overrides: Sequence[str], dirs: Sequence[Path], root: type
+) -> ConfigError:
     """Hydra's complaint in one or two lines: key, value, file, mend."""
     text = str(error)
     where = _place(text, dirs)
@@ -231,26 +267,26 @@ def _explain(error: Exception, overrides: Sequence[str], dirs: Sequence[Path]) -
             return ConfigError(f"{key}=… (command line): write +{key}=… to add it")
         cause = error.__cause__
         if cause is not None and "not in" in str(cause):
-            return _unknown_key(str(cause), key, "command line")
-        return ConfigError(f"{key} (command line): no such key{nearest(key, all_keys())}")
+            return _unknown_key(str(cause), key, "command line", root)
+        return ConfigError(f"{key} (command line): no such key{nearest(key, all_keys(root))}")
     if match := re.search(r"Error merging override (.+)", text):
         cause_text = _first_line(error.__cause__ or error)
         return ConfigError(f"{match.group(1)} (command line): {cause_text}")
     if "not in '" in text:
-        return _unknown_key(text, "", where)
+        return _unknown_key(text, "", where, root)
     key_match = re.search(r"full_key: (\S+)", text)
     reason = next((line for line in text.splitlines() if "alue" in line and "rror" not in line), "")
     key = f"{key_match.group(1)} " if key_match else ""
     return ConfigError(f"{key}({where}): {reason or _first_line(error)}")
 
 
-def _unknown_key(text: str, parent: str, where: str) -> ConfigError:
+def _unknown_key(text: str, parent: str, where: str, root: type) -> ConfigError:
     full = re.search(r"full_key: (\S+)", text)
     owner = re.search(r"not in '(\w+)'", text)
     key = full.group(1) if full else parent
     if parent and full and not key.startswith(parent):
         key = f"{parent}[].{key}"
-    known = all_keys()
+    known = all_keys(root)
     kind = ""
     if owner and hasattr(schema, owner.group(1)):
         cls = getattr(schema, owner.group(1))

@@ -29,6 +29,10 @@ class LearnerConfig:
     fp32_head: bool = False
     #: Optimizer steps per pass over a batch.
     optimizer_steps: int = 1
+    #: Forward passes of ``mini_batch_size`` steps behind each optimizer step, for batches whose
+    #: size varies, as windows do: a pass makes as many optimizer steps as that takes. null:
+    #: ``optimizer_steps`` says how many.
+    gradient_accumulation_steps: int | None = None
     #: Passes over each batch.
     epochs: int = 1
     #: AdamW learning rate.

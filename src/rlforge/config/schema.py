@@ -15,6 +15,7 @@ from rlforge.config.algorithm import GrpoConfig as GrpoConfig
 from rlforge.config.algorithm import KlConfig as KlConfig
 from rlforge.config.algorithm import PpoConfig as PpoConfig
 from rlforge.config.algorithm import ReinforceConfig as ReinforceConfig
+from rlforge.config.algorithm import WindowGrpoConfig as WindowGrpoConfig
 from rlforge.config.learner import LearnerConfig as LearnerConfig
 
 # ---------------------------------------------------------------- env

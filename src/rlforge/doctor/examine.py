@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
@@ -58,18 +59,22 @@ class Report:
         return not unfit and all(finding.state != "problem" for finding in self.findings)
 
 
-def examine(composed: Composed, gpu_memory_gb: float | None = None) -> Report:
+def examine(
+    composed: Composed,
+    gpu_memory_gb: float | None = None,
+    check: Callable[[Composed], None] = validate,
+) -> Report:
     """Everything about a run that can be known here.
 
-    gpu_memory_gb: plan for GPUs of so many GiB, whatever this machine has. Raises ConfigError for
-    that on a CPU run.
+    gpu_memory_gb: plan for GPUs of so many GiB, whatever this machine has. check: raises
+    ConfigError for a configuration that cannot run. Raises ConfigError for GPU memory on a CPU run.
     """
     config, found = composed.config, gpus()
     if gpu_memory_gb is not None:
         if config.hardware.device == "cpu":
             raise ConfigError("--gpu-memory: hardware.device=cpu uses none; choose another profile")
         config = _with_memory(config, gpu_memory_gb)
-    findings = [_configuration(composed), *_machine(found)]
+    findings = [_configuration(composed, check), *_machine(found)]
     hardware, finding = _hardware(config, assumed=gpu_memory_gb is not None)
     located = locate(config.model)
     findings += [finding, *_packages(config, hardware), _model(config, located)]
@@ -184,9 +189,9 @@ def _host(memory: Memory) -> list[Finding]:
     return [Finding(what="RAM", state="problem", detail=detail)]
 
 
-def _configuration(composed: Composed) -> Finding:
+def _configuration(composed: Composed, check: Callable[[Composed], None]) -> Finding:
     try:
-        validate(composed)
+        check(composed)
     except ConfigError as error:
         return Finding(what="configuration", state="problem", detail=str(error))
     return Finding(what="configuration", state="ok", detail="valid")

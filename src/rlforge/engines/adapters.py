@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from rlforge.engines.policies import PolicyKey
-from rlforge.errors import EngineError
+from rlforge.errors import PolicyLoadError
 from rlforge.types import value
 
 
@@ -77,7 +77,7 @@ class AdapterTable:
 
 
 def check_files(path: str, uid: str) -> None:
-    """Raises EngineError unless the directory ``path`` holds an adapter."""
+    """Raises PolicyLoadError unless the directory ``path`` holds an adapter."""
     folder = Path(path)
     if (folder / "adapter_config.json").is_file():
         return
@@ -85,4 +85,4 @@ def check_files(path: str, uid: str) -> None:
         found = "holds full weights; the vLLM engine plays adapters only: use engine=transformers"
     else:
         found = "has no adapter_config.json" if folder.is_dir() else "is missing"
-    raise EngineError(f"policy {uid!r} cannot be loaded: {path} {found}")
+    raise PolicyLoadError(f"policy {uid!r} cannot be loaded: {path} {found}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 from rlforge.utilisation import Span
+
+#: Told the token ids drawn since it was last told, in the event loop of whoever asks.
+OnTokens = Callable[[Sequence[int]], None]
 
 
 @value
@@ -42,6 +45,20 @@ class Generator(Protocol):
 
 class Engine(Generator, Protocol):
     """A generator with a life of its own: policies to hold, work to report, an end."""
+
+    async def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        policy: PolicyRef,
+        on_tokens: OnTokens | None = None,
+    ) -> Completion:
+        """As ``Generator.generate``; ``on_tokens`` hears of tokens while they are drawn.
+
+        The last ones come with the completion only, which holds them all. A request that is asked
+        again because its engine died begins anew; with ``params.seed`` it draws the same tokens.
+        """
+        ...
 
     async def load(self, policy: PolicyRef) -> None:
         """Make ``policy`` resident ahead of its first request."""

@@ -8,7 +8,7 @@ has its own running batch; they take turns within a step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -110,6 +110,15 @@ class BatchGenerator:
         self._waiting.cancel(gone)
         for group in self._groups.values():
             group.drop(gone)
+
+    def drawn(self, ids: Collection[int]) -> Mapping[int, Sequence[int]]:
+        """Tokens so far of those of ``ids`` that are being generated."""
+        return {
+            generation.id: generation.token_ids
+            for group in self._groups.values()
+            for generation in group.running
+            if generation.id in ids
+        }
 
     def _take_id(self) -> int:
         self._next_id += 1

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from rlforge.errors import EngineError
+from rlforge.errors import EngineError, PolicyLoadError
 from rlforge.models.moving import give_back, move
 from rlforge.models.quiet import no_progress_bars
 from rlforge.types import PolicyRef
@@ -105,8 +105,8 @@ class PolicyStore:
 def load_policy(base: nn.Module, path: str, uid: str) -> nn.Module:
     """The model of a checkpoint directory: a PEFT adapter over ``base``, or full weights.
 
-    ``base`` is left as it is. Raises EngineError naming ``path`` when there is nothing to load or
-    it does not fit the base model.
+    ``base`` is left as it is. Raises PolicyLoadError naming ``path`` when there is nothing to load
+    or it does not fit the base model.
     """
     directory = Path(path)
     if (directory / "adapter_config.json").is_file():
@@ -116,7 +116,7 @@ def load_policy(base: nn.Module, path: str, uid: str) -> nn.Module:
     found = (
         "has neither adapter_config.json nor config.json" if directory.is_dir() else "is missing"
     )
-    raise EngineError(f"policy {uid!r} cannot be loaded: {path} {found}")
+    raise PolicyLoadError(f"policy {uid!r} cannot be loaded: {path} {found}")
 
 
 def _with_adapter(base: nn.Module, path: str, uid: str) -> nn.Module:
@@ -135,7 +135,7 @@ def _with_adapter(base: nn.Module, path: str, uid: str) -> nn.Module:
     # PEFT only warns of these, and would leave them at their random first values.
     missing = set(get_peft_model_state_dict(wrapped, save_embedding_layers=False)) - saved
     if missing:
-        raise EngineError(
+        raise PolicyLoadError(
             f"policy {uid!r} cannot be loaded from {path}: its adapter has no weights for "
             f"{min(missing)}{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}"
         )
@@ -160,7 +160,7 @@ def _full_model(base: nn.Module, path: str, uid: str) -> nn.Module:
         raise _does_not_load(uid, path, error) from error
     ours: Any = base
     if model.config.vocab_size != ours.config.vocab_size:
-        raise EngineError(
+        raise PolicyLoadError(
             f"policy {uid!r} cannot be loaded from {path}: its vocabulary has "
             f"{model.config.vocab_size} tokens, the base model's {ours.config.vocab_size}"
         )
@@ -168,9 +168,9 @@ def _full_model(base: nn.Module, path: str, uid: str) -> nn.Module:
     return full.requires_grad_(False).eval()
 
 
-def _does_not_load(uid: str, path: str, error: Exception) -> EngineError:
+def _does_not_load(uid: str, path: str, error: Exception) -> PolicyLoadError:
     reason = str(error).strip().splitlines() or [type(error).__name__]
-    return EngineError(
+    return PolicyLoadError(
         f"policy {uid!r} cannot be loaded from {path}: {' '.join(reason[:3])}; "
         "is it complete, and an adapter of this base model?"
     )

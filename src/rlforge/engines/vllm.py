@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from rlforge.engines.requests import Answer, check_request, decoder
 from rlforge.engines.vllm_settings import check_installed, vllm_arguments, vllm_environment
 from rlforge.engines.waiting import WaitingRoom
 from rlforge.engines.worker import ThreadedEngine
-from rlforge.errors import ConfigError, EngineError
+from rlforge.errors import ConfigError, EngineError, PolicyLoadError
 from rlforge.types import Completion, FinishReason, PolicyRef, SamplingParams, value
 from rlforge.utilisation import Span, WorkLog
 
@@ -123,6 +123,15 @@ class VllmGenerator:
         left = self._count_tokens()
         self._tokens_of_ended += self._tokens_under_way - left
         self._tokens_under_way = left
+
+    def drawn(self, ids: Collection[int]) -> Mapping[int, Sequence[int]]:
+        """Tokens so far of those of ``ids`` that are being generated."""
+        states = self._llm.output_processor.request_states
+        return {
+            asked.id: states[name].detokenizer.output_token_ids
+            for name, (_, asked) in self._under_way.items()
+            if asked.id in ids and name in states
+        }
 
     def _take_id(self) -> int:
         self._next_id += 1
@@ -263,7 +272,7 @@ class VllmGenerator:
         except Exception as error:  # vLLM, safetensors and torch each have their own kinds
             reason = str(error).strip().splitlines() or [type(error).__name__]
             uid = adapter.name.rpartition("#")[0]
-            raise EngineError(
+            raise PolicyLoadError(
                 f"policy {uid!r} cannot be loaded from {adapter.path}: {reason[0]}; is it "
                 "complete, and an adapter of this base model within model.lora.rank?"
             ) from error

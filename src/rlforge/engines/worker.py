@@ -13,11 +13,12 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
-from rlforge.engines.base import EngineStats
+from rlforge.engines.base import EngineStats, OnTokens
 from rlforge.engines.requests import Answer
 from rlforge.errors import EngineDeadError, EngineError
 from rlforge.types import Completion, PolicyRef, SamplingParams
@@ -25,8 +26,9 @@ from rlforge.utilisation import Span
 
 #: A caller's future and the submission that the worker makes for it; returns the request's id.
 _Future = asyncio.Future[Completion | None]
-_Call = tuple[Callable[[], int], _Future]
+_Call = tuple[Callable[[], int], _Future, OnTokens | None]
 _Result = tuple[_Future, Completion | None, EngineError | None]
+_News = tuple[_Future, OnTokens, Sequence[int]]
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,10 @@ class StepGenerator(Protocol):
 
     def cancel(self, ids: Iterable[int]) -> None:
         """Forgets requests: they get no answer and take no more room."""
+        ...
+
+    def drawn(self, ids: Collection[int]) -> Mapping[int, Sequence[int]]:
+        """Tokens so far of those of ``ids`` that are being generated."""
         ...
 
     @property
@@ -89,6 +95,15 @@ class StepGenerator(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Stream:
+    """A caller that wants tokens as they come. sent: how many it has."""
+
+    future: _Future
+    on_tokens: OnTokens
+    sent: int = 0
+
+
 class ThreadedEngine:
     """Runs ``core`` in one worker thread (see ``rlforge.engines.base``).
 
@@ -109,6 +124,7 @@ class ThreadedEngine:
         self._rest = False
         self._turn_callers: list[_Future] = []
         self._state: Literal["awake", "draining", "asleep"] = "awake"
+        self._streams: dict[int, _Stream] = {}
         # Progress so far and when it last grew; None while there is nothing to do.
         self._seen: tuple[int, float] | None = None
         self._over = threading.Event()
@@ -120,15 +136,20 @@ class ThreadedEngine:
     # ------------------------------------------------------------ any event loop
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        policy: PolicyRef,
+        on_tokens: OnTokens | None = None,
     ) -> Completion:
         """Continue ``prompt_token_ids`` with ``policy``, which is loaded if it is not resident.
 
+        on_tokens: told of tokens after each step; those of the last step come with the completion.
         Raises EngineError for a prompt without room for an answer, a policy that does not load, a
         failed computation, and when the engine closes; EngineDeadError when it cannot go on.
         """
         submit = partial(self._core.submit, tuple(prompt_token_ids), params, policy)
-        completion = await self._ask(submit)
+        completion = await self._ask(submit, on_tokens)
         assert completion is not None
         return completion
 
@@ -170,11 +191,13 @@ class ThreadedEngine:
         # A worker that is stuck in a step never ends; it is left behind.
         await asyncio.to_thread(self._over.wait)
 
-    async def _ask(self, submit: Callable[[], int]) -> Completion | None:
+    async def _ask(
+        self, submit: Callable[[], int], on_tokens: OnTokens | None = None
+    ) -> Completion | None:
         future: _Future = asyncio.get_running_loop().create_future()
         with self._changed:
             self._check_alive()
-            self._inbox.append((submit, future))
+            self._inbox.append((submit, future, on_tokens))
             self._changed.notify()
         try:
             return await future
@@ -211,9 +234,9 @@ class ThreadedEngine:
         with self._changed:
             assert self._end is not None
             kind, reason = type(self._end), str(self._end)
-            left = [*self._pending.values(), *(future for _, future in self._inbox)]
+            left = [*self._pending.values(), *(future for _, future, _ in self._inbox)]
             left += self._turn_callers
-        _deliver([(future, None, kind(reason)) for future in left])
+        _deliver([(future, None, kind(reason)) for future in left], [])
 
     def _round(self) -> bool:
         """Takes what came in and makes one step; False when the engine is to stop."""
@@ -228,23 +251,29 @@ class ThreadedEngine:
                 inbox, self._inbox = self._inbox, []
             cancelled, self._cancelled = self._cancelled, set()
         done: list[_Result] = []
-        for submit, future in inbox:
+        for submit, future, on_tokens in inbox:
             if future.cancelled():  # while the engine slept
                 continue
             try:
-                self._pending[submit()] = future
+                number = submit()
             except EngineError as error:
                 done.append((future, None, error))
+                continue
+            self._pending[number] = future
+            if on_tokens is not None:
+                self._streams[number] = _Stream(future, on_tokens)
         if cancelled:
             gone = [i for i, future in self._pending.items() if future in cancelled]
             self._core.cancel(gone)
             for i in gone:
                 del self._pending[i]
+                self._streams.pop(i, None)
         self._turn(rest)
         if self._state != "asleep":
             for answer in self._core.step():
                 done.append((self._pending.pop(answer.id), answer.completion, answer.error))
-        _deliver(done)
+                self._streams.pop(answer.id, None)
+        _deliver(done, self._take_news() if self._streams else [])
         return True
 
     def _is_called(self) -> bool:
@@ -270,7 +299,17 @@ class ThreadedEngine:
             if self._rest != rest or self._state == "draining":
                 return
             callers, self._turn_callers = self._turn_callers, []
-        _deliver([(future, None, None) for future in callers])
+        _deliver([(future, None, None) for future in callers], [])
+
+    def _take_news(self) -> list[_News]:
+        """Tokens that streams do not have yet."""
+        news: list[_News] = []
+        for number, tokens in self._core.drawn(self._streams).items():
+            stream = self._streams[number]
+            if len(tokens) > stream.sent:
+                news.append((stream.future, stream.on_tokens, tuple(tokens[stream.sent :])))
+                stream.sent = len(tokens)
+        return news
 
     # ------------------------------------------------------------ the watch
 
@@ -299,18 +338,25 @@ class ThreadedEngine:
             self._over.set()
 
 
-def _deliver(results: list[_Result]) -> None:
-    """Hands results to the loops that wait for them: one wake-up per loop, not per request."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Result]] = defaultdict(list)
+def _deliver(results: list[_Result], news: list[_News]) -> None:
+    """Hands both to the loops that wait for them: one wake-up per loop, not per request."""
+    by_loop: dict[asyncio.AbstractEventLoop, tuple[list[_Result], list[_News]]] = defaultdict(
+        lambda: ([], [])
+    )
     for result in results:
-        by_loop[result[0].get_loop()].append(result)
+        by_loop[result[0].get_loop()][0].append(result)
+    for piece in news:
+        by_loop[piece[0].get_loop()][1].append(piece)
     for loop, batch in by_loop.items():
         # A loop that closed meanwhile has no callers left.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_settle, batch)
+            loop.call_soon_threadsafe(_settle, *batch)
 
 
-def _settle(results: list[_Result]) -> None:
+def _settle(results: list[_Result], news: list[_News]) -> None:
+    for future, on_tokens, tokens in news:
+        if not future.done():  # cancelled while the tokens were under way
+            on_tokens(tokens)
     for future, completion, error in results:
         if future.done():  # cancelled while the answer was under way
             continue

@@ -127,7 +127,8 @@ class Learner:
             self._policy.parameters().values(), self._policy.value_head, config, value_learning_rate
         )
         self._operations = Operations.of(model)
-        self._single_step = config.epochs * config.optimizer_steps == 1
+        fixed = config.gradient_accumulation_steps is None
+        self._single_step = fixed and config.epochs * config.optimizer_steps == 1
 
     def update(self, batch: TrainBatch) -> UpdateResult:
         """Learn from ``batch``; the metrics are listed in ``rlforge.learner.metrics``.
@@ -144,7 +145,7 @@ class Learner:
             done = [
                 self._optimizer_step(rows, evidence, watch)
                 for _ in range(config.epochs)
-                for rows in split_rows(selection.rows, config.optimizer_steps, generator)
+                for rows in split_rows(selection.rows, self._steps(selection), generator)
             ]
         if self._single_step:
             self._ranks.sum_(evidence.start)
@@ -238,6 +239,14 @@ class Learner:
         except FileNotFoundError:
             raise CheckpointError(f"{directory} holds no {STATE_FILE} to resume from") from None
         self.load_state_dict(state)
+
+    def _steps(self, selection: Selection) -> int:
+        """Optimizer steps of one pass over ``selection``."""
+        passes = self._config.gradient_accumulation_steps
+        if passes is None:
+            return self._config.optimizer_steps
+        together = passes * (self._config.mini_batch_size or 1)
+        return max(1, -(-len(selection.rows) // together))
 
     def _evidence(self, steps: Sequence[Step], selection: Selection, watch: Stopwatch) -> Evidence:
         """Everything that is fixed before the first optimizer step."""

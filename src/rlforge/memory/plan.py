@@ -216,7 +216,7 @@ def learner_job(config: RunConfig, shape: ModelShape, *, bf16: bool) -> LearnerJ
         bf16=bf16,
         layer_checkpoints=learner.gradient_checkpointing,
         module_checkpoints=learner.activation_checkpointing,
-        reference=copied and config.algorithm.kl.coef > 0,
+        reference=copied and config.algorithm.kl.coef > 0 and config.algorithm.kl.to == "base",
         fp32_head=learner.fp32_head,
         entropy=config.algorithm.entropy_coef != 0,
         ranks=learner.num_learners if learner.shard_weights else 1,

@@ -45,6 +45,16 @@ class RunPaths:
         return self.root / "metrics.jsonl"
 
     @property
+    def windows(self) -> Path:
+        """One object per window of a continuous run."""
+        return self.root / "windows.jsonl"
+
+    @property
+    def comparison(self) -> Path:
+        """How the policy of a continuous run did before and after it, beside scripted traders."""
+        return self.root / "comparison.json"
+
+    @property
     def evals(self) -> Path:
         """One object per evaluation of one opponent in one environment."""
         return self.root / "evals.jsonl"

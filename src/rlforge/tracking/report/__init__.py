@@ -1,7 +1,7 @@
 """``report.html``: what a run did and reached, in one file that opens offline.
 
-``data`` reads the run, ``curves``, ``tables`` and ``games`` make the sections, ``charts`` and
-``html`` the marks on the page.
+``data`` reads the run, ``curves``, ``tables``, ``games`` and, for continuous runs, ``windows`` make
+the sections, ``charts`` and ``html`` the marks on the page.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlforge.tracking.report import curves, tables
-from rlforge.tracking.report.data import load_run
+from rlforge.tracking.report import curves, tables, windows
+from rlforge.tracking.report.data import RunData, load_run
 from rlforge.tracking.report.games import sample_games
 from rlforge.tracking.report.html import Html, el
 from rlforge.tracking.report.style import CSS
@@ -25,20 +25,7 @@ def write_report(run_dir: Path | str) -> Path:
         RlforgeError: ``run_dir`` is not a run, or one of its JSON files is damaged.
     """
     run = load_run(run_dir)
-    body = el(
-        "body",
-        tables.head(run),
-        tables.reached(run),
-        curves.win_rates(run),
-        curves.learner(run),
-        curves.training_games(run),
-        curves.throughput(run),
-        curves.ratings(run),
-        tables.pool(run),
-        sample_games(run),
-        tables.failures(run),
-        tables.made_by(run),
-    )
+    body = el("body", *(_of_windows(run) if run.continuous else _of_games(run)))
     head = el(
         "head",
         Html('<meta charset="utf-8">'),
@@ -54,3 +41,31 @@ def write_report(run_dir: Path | str) -> Path:
     finally:
         fresh.unlink(missing_ok=True)
     return run.paths.report
+
+
+def _of_games(run: RunData) -> list[Html | None]:
+    return [
+        tables.head(run),
+        tables.reached(run),
+        curves.win_rates(run),
+        curves.learner(run),
+        curves.training_games(run),
+        curves.throughput(run),
+        curves.ratings(run),
+        tables.pool(run),
+        sample_games(run),
+        tables.failures(run),
+        tables.made_by(run),
+    ]
+
+
+def _of_windows(run: RunData) -> list[Html | None]:
+    return [
+        windows.head(run),
+        windows.before_and_after(run),
+        windows.learning_curves(run),
+        windows.listed(run),
+        curves.learner(run),
+        windows.scoring(run),
+        tables.made_by(run),
+    ]

@@ -24,6 +24,7 @@ _LEARNER_MORE = {
 #: What metrics.jsonl holds beside learner metrics, shown elsewhere in the report.
 _NOT_LEARNER = {
     "step",
+    "window_id",
     "time_s",
     "games",
     "failed_games",

@@ -22,6 +22,8 @@ class RunData:
 
     paths: RunPaths
     metrics: tuple[Row, ...]
+    windows: tuple[Row, ...]
+    comparison: Row
     evals: tuple[Row, ...]
     ratings: tuple[Row, ...]
     pool: Row
@@ -35,6 +37,11 @@ class RunData:
     def name(self) -> str:
         """The run's name, or its folder's."""
         return str(self.summary.get("run_name", self.paths.root.name))
+
+    @property
+    def continuous(self) -> bool:
+        """Whether it went from window to window of a market."""
+        return self.paths.windows.is_file()
 
 
 def load_run(run_dir: Path | str) -> RunData:
@@ -55,6 +62,8 @@ def load_run(run_dir: Path | str) -> RunData:
     return RunData(
         paths=paths,
         metrics=tuple(read_jsonl(paths.metrics)),
+        windows=tuple(read_jsonl(paths.windows)),
+        comparison=read_json(paths.comparison),
         evals=tuple(read_jsonl(paths.evals)),
         ratings=tuple(read_jsonl(paths.ratings)),
         pool=read_json(paths.pool),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from rlforge.tracking.formatting import count, duration, number, per_second, percent, points
 from rlforge.tracking.progress import match_rows
@@ -21,7 +22,6 @@ def head(run: RunData) -> Html:
     """Name, how it ended, and the figures of the whole run."""
     last = run.metrics[-1] if run.metrics else {}
     status = str(run.summary.get("status", "running"))
-    tone = {"done": "good", "failed": "bad", "interrupted": "bad"}.get(status, "soft")
     updates = run.summary.get("updates", 0) if status != "running" else last.get("step", 0)
     wall = run.summary.get("wall_time_s") if status != "running" else last.get("time_s")
     games = last.get("games", 0)
@@ -36,6 +36,13 @@ def head(run: RunData) -> Html:
         ("largest log-prob gap", number(_largest(run, "logprob_gap_max"), 3)),
         ("failed games", count(last.get("failed_games", 0))),
     ]
+    return titled(run, tiles)
+
+
+def titled(run: RunData, tiles: Sequence[tuple[str, str]]) -> Html:
+    """The name of a run, its state and its command, over tiles of (what, figure)."""
+    status = str(run.summary.get("status", "running"))
+    tone = {"done": "good", "failed": "bad", "interrupted": "bad"}.get(status, "soft")
     return el(
         "header",
         el("h1", f"{run.name} ", el("span", status, cls=f"badge {tone}")),

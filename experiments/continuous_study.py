@@ -1,0 +1,215 @@
+"""Runs continuous presets over seeds and records what came out: table, curves, versions, command.
+
+    python experiments/continuous_study.py market_continuous market_direct_reward --seeds 0 1 2
+
+Every preset is run with every seed, each in a process of its own. Writes results.json, README.md
+and curves.svg to experiments/NAME/; NAME is that of the first preset unless --name says another.
+Several presets stand beside each other in the table and in the curves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from rlforge.hardware import describe, versions
+
+ROOT = Path(__file__).resolve().parents[1]
+FIGURES = {"policy_reward": "mean reward", "win_rate": "trades with a profit", "avg_pnl": "profit"}
+#: Whom a policy that has learned must be above.
+MOMENTUM = "scripted:momentum"
+
+
+def run_seed(preset: str, seed: int, overrides: list[str], runs: Path) -> dict[str, Any]:
+    """One run in a process of its own; what its run directory says, and wall time."""
+    run_dir = runs / preset / f"seed-{seed}"
+    command = ["rlforge", "continuous", f"+experiment={preset}", f"seed={seed}", *overrides]
+    started = time.monotonic()
+    subprocess.run(
+        [str(Path(sys.executable).with_name("rlforge")), *command[1:], f"run_dir={run_dir}"],
+        check=True,
+        env=os.environ,
+        stdout=subprocess.DEVNULL,
+    )
+    lines = (run_dir / "windows.jsonl").read_text().splitlines()
+    comparison = run_dir / "comparison.json"
+    return {
+        "preset": preset,
+        "seed": seed,
+        "command": shlex.join(command),
+        "wall_s": round(time.monotonic() - started, 1),
+        "windows": [json.loads(line) for line in lines],
+        "comparison": json.loads(comparison.read_text()) if comparison.exists() else {},
+    }
+
+
+def reached(result: dict[str, Any]) -> dict[str, Any]:
+    """First and last window of one run, beside the momentum trader, and before and after."""
+    first, last = result["windows"][0], result["windows"][-1]
+    momentum = last["players"].get(MOMENTUM, {}).get("avg_reward")
+    found = {
+        "first": first["policy_reward"],
+        "last": last["policy_reward"],
+        "momentum": momentum,
+        "rises": last["policy_reward"] > first["policy_reward"],
+        "above_momentum": None if momentum is None else last["policy_reward"] > momentum,
+        "trained": sum(row["version"] is not None for row in result["windows"]),
+        "deployed": sum(row["deployment_success"] is True for row in result["windows"]),
+    }
+    if "after" in result["comparison"]:
+        for when in ("before", "after"):
+            found[when] = result["comparison"][when]["players"]["policy"]
+    return found
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """One row per preset and seed."""
+    lines = [
+        "| preset | seed | windows | trained | deployed | reward, first window | last window | "
+        "momentum, last window | before → after: reward | win rate | profit of a trade | wall s |",
+        "|" + "---|" * 12,
+    ]
+    for result in results:
+        found = reached(result)
+        changes = ["–"] * 3
+        if "after" in found:
+            before, after = found["before"], found["after"]
+            changes = [
+                f"{_say(before[key])} → {_say(after[key])}"
+                for key in ("avg_reward", "win_rate", "avg_pnl")
+            ]
+        lines.append(
+            f"| {result['preset']} | {result['seed']} | {len(result['windows'])} | "
+            f"{found['trained']} | {found['deployed']} | {_say(found['first'])} | "
+            f"{_say(found['last'])} | {_say(found['momentum'])} | {' | '.join(changes)} | "
+            f"{result['wall_s']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def _say(number: float | None) -> str:
+    return "–" if number is None else f"{number:.3f}"
+
+
+def plot(results: list[dict[str, Any]], path: Path) -> None:
+    """Each figure over the windows: a colour per preset, a line per seed, momentum dotted."""
+    presets = list(dict.fromkeys(result["preset"] for result in results))
+    figure, axes = plt.subplots(1, len(FIGURES), figsize=(4.2 * len(FIGURES), 3.4))
+    for axis, (key, title) in zip(axes, FIGURES.items(), strict=True):
+        for index, preset in enumerate(presets):
+            for number, result in enumerate(r for r in results if r["preset"] == preset):
+                rows = [row for row in result["windows"] if row[key] is not None]
+                axis.plot(
+                    [row["window"] for row in rows],
+                    [row[key] for row in rows],
+                    color=f"C{index}",
+                    alpha=0.8,
+                    label=preset if number == 0 else None,
+                )
+        if key == "policy_reward":
+            rows = results[0]["windows"]
+            axis.plot(
+                [row["window"] for row in rows],
+                [_mean_of(results, row["window"]) for row in rows],
+                ":",
+                color="gray",
+                label="momentum trader, mean",
+            )
+        axis.set(title=title, xlabel="window")
+        axis.grid(alpha=0.3)
+    axes[0].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def _mean_of(results: list[dict[str, Any]], window: int) -> float | None:
+    found = [
+        row["players"][MOMENTUM]["avg_reward"]
+        for result in results
+        for row in result["windows"]
+        if row["window"] == window and MOMENTUM in row["players"]
+    ]
+    found = [number for number in found if number is not None]
+    return statistics.fmean(found) if found else None
+
+
+def page(name: str, record: dict[str, Any]) -> str:
+    """The study as a page."""
+    results = record["results"]
+    walls = [result["wall_s"] for result in results]
+    verdicts = [reached(result) for result in results]
+    rises = sum(verdict["rises"] for verdict in verdicts)
+    above = sum(verdict["above_momentum"] is True for verdict in verdicts)
+    return "\n".join(
+        [
+            f"# {name}",
+            "",
+            f"`{record['command']}`, {record['date']}, {record['hardware']['processor']}, "
+            f"{record['hardware']['cores']} cores, no GPU, "
+            + ", ".join(f"{package} {number}" for package, number in record["versions"].items())
+            + ".",
+            "",
+            "Mean reward of the policy's decisions: higher in the last window than in the first in "
+            f"{rises} of {len(results)} runs, above the momentum trader in the last window in "
+            f"{above}. Median wall time {statistics.median(walls):.0f} s (from {min(walls):.0f} to "
+            f"{max(walls):.0f}).",
+            "",
+            table(results),
+            "",
+            "![reward, wins and profit over windows](curves.svg)",
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    """Run, record, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("presets", nargs="+")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("--name", help="folder of the study below experiments/")
+    parser.add_argument("--runs", type=Path, help="where the run directories go")
+    arguments = parser.parse_args()
+    name = arguments.name or arguments.presets[0]
+    runs = (arguments.runs or ROOT / "runs" / "studies" / name).absolute()
+    results: list[dict[str, Any]] = []
+    for preset in arguments.presets:
+        for seed in arguments.seeds:
+            results.append(run_seed(preset, seed, arguments.overrides, runs))
+            # After every run, so that a study that is stopped keeps what it has.
+            write(name, results)
+    print(table(results))
+
+
+def write(name: str, results: list[dict[str, Any]]) -> None:
+    """Write results.json, curves.svg and README.md of the study."""
+    out = ROOT / "experiments" / name
+    out.mkdir(parents=True, exist_ok=True)
+    record = {
+        "command": shlex.join(["python", "experiments/continuous_study.py", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "hardware": describe(),
+        "versions": versions(),
+        "results": results,
+    }
+    (out / "results.json").write_text(json.dumps(record, indent=1) + "\n")
+    plot(results, out / "curves.svg")
+    (out / "README.md").write_text(page(name, record))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""How well agents did: the three numbers of every comparison, over time and between kinds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rlforge.trajectories.records import Decision
+from rlforge.types import value
+
+PROBLEM = "problem"
+"""Key of an action that the market did not accept: why not. Without an action it is a NO_OP."""
+
+POLICY = "policy"
+"""Whom the trained model's decisions are counted for; scripted traders go by their own name."""
+
+
+@value
+class Performance:
+    """decisions: complete ones. trades: of those, the ones with money at stake. refused: those
+    whose action was not accepted.
+
+    win_rate: share of trades with a profit. avg_reward: over decisions. avg_pnl: over trades, in
+    the market's currency. nan where there is nothing to take a mean of.
+    """
+
+    decisions: int
+    trades: int
+    refused: int
+    win_rate: float
+    avg_reward: float
+    avg_pnl: float
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain object."""
+        return dataclasses.asdict(self)
+
+
+def performance(decisions: Iterable[Decision]) -> Performance:
+    """Of the complete ones among ``decisions``."""
+    complete = [decision for decision in decisions if decision.reward is not None]
+    results = [d.result for d in complete if d.result is not None and d.result.investment > 0]
+    return Performance(
+        decisions=len(complete),
+        trades=len(results),
+        refused=sum(is_refused(decision) for decision in complete),
+        win_rate=_mean([float(result.pnl > 0) for result in results]),
+        avg_reward=_mean([d.reward for d in complete if d.reward is not None]),
+        avg_pnl=_mean([result.pnl for result in results]),
+    )
+
+
+def player(decision: Decision) -> str:
+    """Who is to thank for a decision: ``policy``, or the provider that wrote it."""
+    return POLICY if is_ours(decision) else decision.metadata.provider
+
+
+def is_ours(decision: Decision) -> bool:
+    """Whether the trained model took it: its tokens are there to learn from."""
+    return decision.completion is not None and bool(decision.completion.token_ids)
+
+
+def is_refused(decision: Decision) -> bool:
+    """Whether its action is none, or one that the market did not accept."""
+    return PROBLEM in decision.action
+
+
+def by_player(decisions: Sequence[Decision]) -> Mapping[str, Performance]:
+    """The performance of each kind of player, the policy first."""
+    groups: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        groups.setdefault(player(decision), []).append(decision)
+    order = sorted(groups, key=lambda name: (name != POLICY, name))
+    return {name: performance(groups[name]) for name in order}
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return math.fsum(numbers) / len(numbers) if numbers else math.nan

@@ -1,0 +1,74 @@
+"""What a model's agent is asked in a market, and what its answer does there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlforge.config.market import MarketConfig
+from rlforge.games.actions import extract
+from rlforge.games.base import View
+from rlforge.games.prompts import Prompter, Tokenizer
+from rlforge.market.actions import ActionError, Json
+from rlforge.market.compact import Compact, is_compact
+from rlforge.market.text import prompt, read
+from rlforge.types import value
+
+
+@value
+class Question:
+    """A prompt about ``state``, whose compact form is about one market, the ``focus``.
+
+    legal: the compact answers that the market accepts.
+    """
+
+    state: Json
+    focus: str
+    legal: tuple[str, ...]
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@value
+class Reading:
+    """action: what the answer wants; None where it is none, and ``problem`` says why."""
+
+    action: Json | None
+    problem: str = ""
+
+
+class Speech:
+    """Prompts and answers in the template and extraction of a model.
+
+    ``board`` asks in the compact words of ``rlforge.market.compact``, every other template in
+    prose. Both kinds of answer are understood, whatever was asked.
+    """
+
+    def __init__(
+        self, market: MarketConfig, tokenizer: Tokenizer, *, template: str, extraction: str
+    ) -> None:
+        self._compact = Compact(market)
+        self._prompter = Prompter(tokenizer)
+        self._template, self._extraction = template, extraction
+
+    def ask(self, state: Json) -> Question:
+        """The prompt of an agent that sees ``state``."""
+        focus = self._compact.focus(state)
+        prose = "" if self._template == "board" else prompt(state)
+        view = View(player_id=0, observation=prose, board=self._compact.text(state, focus))
+        text, token_ids = self._prompter.encode(self._template, view, self._extraction)
+        legal = self._compact.actions(state, focus)
+        return Question(state=state, focus=focus, legal=legal, text=text, token_ids=token_ids)
+
+    def read(self, question: Question, answer: str) -> Reading:
+        """The action behind ``answer``; whether the market accepts it is the market's to say."""
+        found = extract(self._extraction, answer, question.legal)
+        if not found.well_formed:
+            return Reading(action=None, problem=found.feedback)
+        if not is_compact(found.action):
+            reading = read(found.action)
+            return Reading(action=reading.action, problem=reading.feedback)
+        try:
+            action: Any = self._compact.action(found.action, question.state, question.focus)
+        except ActionError as error:
+            return Reading(action=None, problem=str(error))
+        return Reading(action=action)

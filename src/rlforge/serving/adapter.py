@@ -1,0 +1,215 @@
+"""What is on disk under the name of an adapter: whole, of this model, and finite; or not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rlforge.checkpoint import MANIFEST, STATE, latest_checkpoint, list_checkpoints, read_manifest
+from rlforge.config.schema import ModelConfig
+from rlforge.errors import CheckpointError, DeploymentError
+from rlforge.types import Checkpoint
+
+_ADAPTER, _FULL = "adapter_config.json", "config.json"
+
+
+def find_source(path: Path, name: str = "latest") -> Path:
+    """The directory with weights that ``path`` names: itself, or a checkpoint of a run.
+
+    name: which checkpoint of a run, ``latest`` or its uid. Raises DeploymentError where there are
+    none.
+    """
+    if not path.is_dir():
+        raise DeploymentError(f"{path}: no such directory; give a run or an adapter")
+    if (path / _ADAPTER).is_file() or (path / _FULL).is_file():
+        return path
+    checkpoints = path / "checkpoints"
+    if not checkpoints.is_dir():
+        raise DeploymentError(
+            f"{path}: neither a run (checkpoints/), nor an adapter ({_ADAPTER}), nor a model "
+            f"({_FULL})"
+        )
+    if name != "latest":
+        if not (checkpoints / name).is_dir():
+            newest = ", ".join(p.name for p in list_checkpoints(checkpoints)[-3:])
+            raise DeploymentError(f"{checkpoints / name}: no such checkpoint; there are {newest}")
+        return checkpoints / name
+    newest_path = latest_checkpoint(checkpoints)
+    if newest_path is None:
+        raise DeploymentError(f"{checkpoints}: holds no checkpoint yet")
+    return newest_path
+
+
+def source_checkpoint(path: Path) -> Checkpoint:
+    """``path`` as a checkpoint: its version is that of its manifest, 0 where it has none."""
+    version = 0
+    if (path / MANIFEST).is_file():
+        version = int(read_manifest(path, verify=False).meta.get("version", 0))
+    return Checkpoint(uid=path.name, version=version, path=str(path))
+
+
+def fingerprint(path: Path) -> dict[str, str]:
+    """SHA-256 of every file that belongs to the policy, by name; a checkpoint's are verified.
+
+    What ``--resume`` needs is left out. Raises DeploymentError naming the file that is missing,
+    truncated or altered.
+    """
+    try:
+        if (path / MANIFEST).is_file():
+            files = read_manifest(path).files
+            return {n: e.sha256 for n, e in files.items() if not n.startswith(f"{STATE}/")}
+        if not path.is_dir():
+            raise DeploymentError(f"{path}: no such directory")
+        found = sorted(p for p in path.rglob("*") if p.is_file())
+        return {
+            p.relative_to(path).as_posix(): _digest(p)
+            for p in found
+            if not p.relative_to(path).as_posix().startswith((".", f"{STATE}/"))
+        }
+    except CheckpointError as error:
+        raise DeploymentError(str(error)) from error
+    except OSError as error:
+        raise DeploymentError(f"{error.filename}: {error.strerror}") from error
+
+
+def copy_files(source: Path, files: Mapping[str, str]) -> Callable[[Path], None]:
+    """Fills a checkpoint with ``files`` of ``source``, which must still be those fingerprinted."""
+
+    def fill(directory: Path) -> None:
+        for name, digest in files.items():
+            target = directory / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, target)
+            if _digest(target) != digest:
+                raise DeploymentError(f"{source / name} changed while it was being deployed")
+
+    return fill
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+class WeightCheck:
+    """Whether files on disk are weights for the model of ``config``; reads no base weights."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every parameter of the base model with its shape."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from rlforge.models.load import load_model_config
+
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(load_model_config(self._config))
+        return {name: tuple(p.shape) for name, p in model.state_dict().items()}
+
+    def check_fit(self, path: Path) -> str:
+        """Same base model, target modules and rank; returns what fits, in words.
+
+        Raises DeploymentError with the first difference.
+        """
+        if not (path / _ADAPTER).is_file():
+            if not (path / _FULL).is_file():
+                raise DeploymentError(f"{path}: neither {_ADAPTER} nor {_FULL} in it")
+            self._check_full(path)
+            return "full weights of this model"
+        from rlforge.models.load import resolve_model
+
+        described = _read_json(path / _ADAPTER)
+        base, ours = str(described.get("base_model_name_or_path")), resolve_model(self._config)
+        if _last(base) != _last(ours):
+            raise DeploymentError(
+                f"the adapter in {path} is for another base model: {base}; served is {ours}"
+            )
+        if described.get("peft_type") != "LORA":
+            raise DeploymentError(
+                f"the adapter in {path} is of kind {described.get('peft_type')}; LORA is served"
+            )
+        rank, most = int(described.get("r", 0)), self._config.lora.rank
+        if rank > most:
+            raise DeploymentError(
+                f"the adapter in {path} has rank {rank}; the service was started with "
+                f"model.lora.rank={most} at most"
+            )
+        targets = self._check_adapter(path)
+        return f"LoRA of rank {rank} on {', '.join(sorted(targets))}"
+
+    def _check_adapter(self, path: Path) -> set[str]:
+        targets = set()
+        for file, name, tensor in _tensors(path):
+            for part, axis in ((".lora_A.weight", 1), (".lora_B.weight", 0)):
+                if not name.endswith(part):
+                    continue
+                layer = name.removeprefix("base_model.model.").removesuffix(part)
+                weight = self._shapes.get(f"{layer}.weight")
+                if weight is None:
+                    raise DeploymentError(f"{file} changes {layer}, which the model does not have")
+                if tensor.shape[axis] != weight[axis]:
+                    raise DeploymentError(
+                        f"{file}: {name} is {tuple(tensor.shape)}, and does not fit the model's "
+                        f"{layer} of {weight}"
+                    )
+                targets.add(layer.rsplit(".", 1)[-1])
+        if not targets:
+            raise DeploymentError(f"{path}: no LoRA weights in it")
+        return targets
+
+    def _check_full(self, path: Path) -> None:
+        for file, name, tensor in _tensors(path):
+            ours = self._shapes.get(name)
+            if ours is not None and tuple(tensor.shape) != ours:
+                raise DeploymentError(
+                    f"{file}: {name} is {tuple(tensor.shape)}; the model's is {ours}"
+                )
+
+    def check_finite(self, path: Path) -> str:
+        """Every weight is a finite number. Raises DeploymentError naming the first that is not."""
+        tensors = numbers = 0
+        for file, name, tensor in _tensors(path):
+            if not bool(tensor.isfinite().all()):
+                bad = int((~tensor.isfinite()).sum())
+                raise DeploymentError(f"{file}: {name} holds {bad} numbers that are not finite")
+            tensors, numbers = tensors + 1, numbers + tensor.numel()
+        return f"{numbers:,} numbers in {tensors} tensors"
+
+
+def _tensors(path: Path) -> Iterator[tuple[Path, str, Any]]:
+    """File, name and tensor, one at a time. Raises DeploymentError for what cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise DeploymentError(f"{path}: no weights (*.safetensors) in it")
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118  # not a dictionary
+                    yield file, name, opened.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise DeploymentError(f"{file} is damaged or truncated: {error}") from error
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DeploymentError(f"{file} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise DeploymentError(f"{file} is not a JSON object")
+    return found
+
+
+def _last(model: str) -> str:
+    """The last part of an id or path: caches lie elsewhere on other machines."""
+    return model.rstrip("/").rsplit("/", 1)[-1]

@@ -1,0 +1,238 @@
+"""From a request to pieces of text: prompt, version, tokens as they come, stop strings, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+from rlforge.engines.requests import check_request, decoder
+from rlforge.errors import EngineError, RlforgeError
+from rlforge.serving.protocol import ChatRequest, CompletionRequest, Sampling
+from rlforge.serving.service import DeploymentService
+from rlforge.serving.text import TextStream
+from rlforge.types import Completion, PolicyRef, SamplingParams, value
+
+
+class BadRequestError(RlforgeError):
+    """A request that cannot be answered. param: which part of it; code: as OpenAI names it."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param, self.code = param, code
+
+
+class UnknownModelError(BadRequestError):
+    """A request for a model that is not served."""
+
+
+@value
+class Limits:
+    """model_len: tokens of prompt and answer. vocab_size: of the model. default_max_tokens: of
+    answers whose request names no limit; temperature, top_p: where it names none.
+    """
+
+    model_len: int
+    vocab_size: int
+    default_max_tokens: int
+    temperature: float
+    top_p: float
+
+
+@value
+class Asked:
+    """A request that can be answered. pinned: the version it names; None: the one of ``user``."""
+
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    stops: tuple[str, ...]
+    user: str | None
+    pinned: PolicyRef | None
+
+
+@value
+class Piece:
+    """The next text of an answer of version ``policy``."""
+
+    text: str
+    policy: PolicyRef
+
+
+@value
+class End:
+    """The end of an answer. completion: None where a stop string came before the engine's end.
+
+    text: the whole answer. tokens: generated until then.
+    """
+
+    text: str
+    tokens: int
+    finish_reason: str
+    policy: PolicyRef
+    completion: Completion | None
+
+
+class Answering:
+    """Reads requests with ``tokenizer`` and has them answered by ``service``.
+
+    model_name: what requests call the served model; ``NAME@version-3`` names one version of it.
+    """
+
+    def __init__(
+        self,
+        service: DeploymentService,
+        tokenizer: Any,
+        stop_token_ids: Sequence[int],
+        limits: Limits,
+        model_name: str,
+    ) -> None:
+        self._service, self._tokenizer, self._limits = service, tokenizer, limits
+        self._stop_token_ids = tuple(stop_token_ids)
+        self._decode = decoder(tokenizer)
+        self.model_name = model_name
+
+    def models(self) -> dict[str, int]:
+        """Names that requests may use, with the time of their deployment."""
+        served = self._service.served()
+        names = {self.model_name: int(served[0].changed_at)}
+        return names | {f"{self.model_name}@{d.uid}": int(d.changed_at) for d in served}
+
+    def read(self, request: Sampling) -> Asked:
+        """Raises BadRequestError, UnknownModelError for a name that is not in ``models``."""
+        limits = self._limits
+        pinned = self._pinned(request.model)
+        prompt = self._prompt(request)
+        temperature, top_p = request.temperature, request.top_p
+        params = SamplingParams(
+            temperature=limits.temperature if temperature is None else temperature,
+            top_p=limits.top_p if top_p is None else top_p,
+            max_tokens=request.limit() or limits.default_max_tokens,
+            stop_token_ids=self._stop_token_ids,
+            # A request that is asked again, as its engine died, must draw the same tokens.
+            seed=secrets.randbits(63) if request.seed is None else request.seed,
+        )
+        where = "messages" if isinstance(request, ChatRequest) else "prompt"
+        policy = pinned or self._service.current.policy()
+        try:
+            check_request(
+                prompt,
+                params,
+                policy,
+                max_model_len=limits.model_len,
+                vocab_size=limits.vocab_size,
+            )
+        except EngineError as error:
+            too_long = len(prompt) >= limits.model_len
+            code = "context_length_exceeded" if too_long else "invalid_value"
+            raise BadRequestError(str(error), param=where, code=code) from error
+        if request.wants_logprobs() and (request.stream or request.stop):
+            raise BadRequestError(
+                "log-probabilities come with whole answers only: not with stream or stop",
+                param="logprobs",
+                code="unsupported_value",
+            )
+        return Asked(
+            prompt_token_ids=prompt,
+            params=params,
+            stops=request.stops(),
+            user=request.user,
+            pinned=pinned,
+        )
+
+    def token_texts(self, completion: Completion) -> list[str]:
+        """The text of each token of an answer, special ones included."""
+        return [self._tokenizer.decode([token]) for token in completion.token_ids]
+
+    async def pieces(self, asked: Asked, *, stream: bool) -> AsyncGenerator[Piece | End, None]:
+        """The answer as it comes, ``End`` last; without ``stream`` only that.
+
+        Closing the iterator, or a stop string, takes the request out of the engine. Raises
+        EngineError when there is no answer.
+        """
+        text = TextStream(self._decode, asked.stops)
+        news: asyncio.Queue[Sequence[int] | None] = asyncio.Queue()
+        policies: list[PolicyRef] = []
+        listening: Callable[[Sequence[int]], None] | None = None
+        if stream or asked.stops:
+            listening = news.put_nowait
+        task = asyncio.create_task(
+            self._service.generate(
+                asked.prompt_token_ids,
+                asked.params,
+                user=asked.user,
+                policy=asked.pinned,
+                on_tokens=listening,
+                on_policy=policies.append,
+            )
+        )
+        task.add_done_callback(lambda _: news.put_nowait(None))
+        tokens = 0
+        try:
+            while not text.stopped and (ids := await news.get()) is not None:
+                tokens += len(ids)
+                piece = text.add(ids)
+                if stream and piece:
+                    yield Piece(text=piece, policy=policies[-1])
+            completion = None if text.stopped else await task
+            if completion is not None:
+                tokens = len(completion.token_ids)
+                piece = text.finish(completion.token_ids)
+                if stream and piece:
+                    yield Piece(text=piece, policy=policies[-1])
+            stopped = text.stopped or completion is None
+            yield End(
+                text=text.text,
+                tokens=tokens,
+                finish_reason="stop" if stopped else completion.finish_reason,  # type: ignore[union-attr]
+                policy=policies[-1],
+                completion=completion,
+            )
+        finally:
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    def _pinned(self, name: str) -> PolicyRef | None:
+        if name == self.model_name:
+            return None
+        for deployment in self._service.served():
+            if name == f"{self.model_name}@{deployment.uid}":
+                return deployment.policy()
+        raise UnknownModelError(
+            f"the model {name!r} is not served; there are {', '.join(self.models())}",
+            param="model",
+            code="model_not_found",
+        )
+
+    def _prompt(self, request: Sampling) -> tuple[int, ...]:
+        if isinstance(request, ChatRequest):
+            return self._chat_prompt(request)
+        assert isinstance(request, CompletionRequest)
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            return self._encode(prompt)
+        if prompt and isinstance(prompt[0], str):
+            return self._encode(prompt[0])
+        return tuple(token for token in prompt if isinstance(token, int))
+
+    def _chat_prompt(self, request: ChatRequest) -> tuple[int, ...]:
+        if not self._tokenizer.chat_template:
+            raise BadRequestError(
+                "this model has no chat template; use /v1/completions", param="messages"
+            )
+        conversation = [message.plain() for message in request.messages]
+        try:
+            text = self._tokenizer.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # templates refuse conversations with errors of their own
+            raise BadRequestError(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        return self._encode(str(text))
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -1,0 +1,361 @@
+"""The HTTP service: OpenAI's endpoints, outcomes, health, metrics, and the admin's calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from rlforge.config.serving import ServeConfig
+from rlforge.engines.base import Engine
+from rlforge.errors import DeploymentError, EngineError
+from rlforge.serving.adapter import find_source
+from rlforge.serving.answering import (
+    Answering,
+    Asked,
+    BadRequestError,
+    End,
+    Piece,
+    UnknownModelError,
+)
+from rlforge.serving.guard import App, Guard
+from rlforge.serving.metrics import Metrics
+from rlforge.serving.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DeployRequest,
+    Envelope,
+    OutcomeRequest,
+    Sampling,
+    error_body,
+    usage,
+)
+from rlforge.serving.service import DeploymentService
+from rlforge.types import PolicyRef
+
+log = logging.getLogger(__name__)
+
+_ANSWER_ID = re.compile(r"(?:chatcmpl|cmpl)-(version-\d+)-[0-9a-f]{24}")
+
+
+class Api:
+    """The endpoints over one service. ready: whether the engine answers."""
+
+    def __init__(
+        self,
+        service: DeploymentService,
+        engine: Engine,
+        answering: Answering,
+        config: ServeConfig,
+        metrics: Metrics,
+        ready: Callable[[], bool],
+    ) -> None:
+        self._service, self._engine, self._answering = service, engine, answering
+        self._config, self._metrics, self._ready = config, metrics, ready
+        self._under_way = 0
+
+    # ------------------------------------------------------------ OpenAI
+
+    async def chat(self, asked: ChatRequest, request: Request) -> Response:
+        """``POST /v1/chat/completions``."""
+        return await self._complete("chat", asked, request)
+
+    async def completions(self, asked: CompletionRequest, request: Request) -> Response:
+        """``POST /v1/completions``."""
+        return await self._complete("text", asked, request)
+
+    async def models(self) -> Response:
+        """``GET /v1/models``."""
+        rows = [_model(name, created) for name, created in self._answering.models().items()]
+        return JSONResponse({"object": "list", "data": rows})
+
+    async def model(self, name: str) -> Response:
+        """``GET /v1/models/NAME``."""
+        found = self._answering.models()
+        if name not in found:
+            raise UnknownModelError(f"the model {name!r} is not served", code="model_not_found")
+        return JSONResponse(_model(name, found[name]))
+
+    async def outcome(self, told: OutcomeRequest) -> Response:
+        """``POST /v1/outcomes``: how the answer ``id`` did, for the trial under way."""
+        answer = _ANSWER_ID.fullmatch(told.id)
+        if answer is None:
+            raise BadRequestError(f"{told.id!r} is no id of an answer of this service", param="id")
+        counted = await self._service.record_outcome(told.reward, uid=answer[1], key=told.id)
+        self._metrics.outcomes.labels(str(counted).lower()).inc()
+        return JSONResponse({"id": told.id, "version": answer[1], "counted": counted})
+
+    # ------------------------------------------------------------ operation
+
+    async def health(self) -> Response:
+        """``GET /health``: the process answers."""
+        return JSONResponse({"status": "ok"})
+
+    async def readiness(self) -> Response:
+        """``GET /ready``: requests would be answered."""
+        if self._ready():
+            return JSONResponse({"status": "ready", "version": self._service.current.uid})
+        return JSONResponse({"status": "the engine is not there"}, status_code=503)
+
+    async def metrics(self) -> Response:
+        """``GET /metrics``, for Prometheus."""
+        return PlainTextResponse(
+            self._metrics.render(self._service, self._engine),
+            media_type="text/plain; version=0.0.4; charset=utf-8",
+        )
+
+    async def deploy(self, asked: DeployRequest) -> Response:
+        """``POST /admin/deploy``: answers when the deployment has ended."""
+        source = await asyncio.to_thread(find_source, Path(asked.adapter), asked.checkpoint)
+        deployment = await self._service.deploy(source)
+        return JSONResponse(deployment.to_json(), status_code=200 if deployment.succeeded else 409)
+
+    async def rollback(self) -> Response:
+        """``POST /admin/rollback``."""
+        return JSONResponse((await self._service.rollback()).to_json())
+
+    async def deployments(self) -> Response:
+        """``GET /admin/deployments``: all of them, and the trial under way."""
+        trial = self._service.trial
+        about = None
+        if trial is not None:
+            about = {"version": trial.deployment.uid, "share": trial.share, "so_far": str(trial)}
+        history = [deployment.to_json() for deployment in self._service.history()]
+        return JSONResponse(
+            {"current": self._service.current.uid, "trial": about, "deployments": history}
+        )
+
+    # ------------------------------------------------------------ answers
+
+    async def _complete(
+        self, kind: Literal["chat", "text"], asked: Sampling, request: Request
+    ) -> Response:
+        ready_to_answer = self._answering.read(asked)
+        if self._under_way >= self._config.max_concurrent:
+            raise HTTPException(
+                429,
+                f"{self._config.max_concurrent} requests are being answered "
+                "(serve.max_concurrent); try again",
+                {"retry-after": "1"},
+            )
+        self._metrics.tokens.labels("prompt").inc(len(ready_to_answer.prompt_token_ids))
+        if asked.stream:
+            return await self._stream(kind, asked, ready_to_answer)
+        with self._counted():
+            end = await _unless_disconnected(request, self._whole(ready_to_answer))
+        self._count_tokens(end)
+        pieces = None
+        if asked.wants_logprobs() and end.completion is not None:
+            pieces = self._answering.token_texts(end.completion)
+        envelope = _envelope(kind, asked.model, end.policy)
+        answer = envelope.answer(end.text, end.finish_reason, end.completion, pieces)
+        counts = usage(len(ready_to_answer.prompt_token_ids), end.tokens)
+        return JSONResponse(answer | {"usage": counts}, headers=_version_header(end.policy))
+
+    async def _whole(self, asked: Asked) -> End:
+        async with asyncio.timeout(self._config.request_timeout_s):
+            async with contextlib.aclosing(self._answering.pieces(asked, stream=False)) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, End):
+                        return piece
+        raise AssertionError("an answer has an end")
+
+    async def _stream(
+        self, kind: Literal["chat", "text"], asked: Sampling, ready: Asked
+    ) -> Response:
+        """The status is that of the first piece: what fails before it fails as a whole."""
+        started = time.perf_counter()
+        deadline = asyncio.get_running_loop().time() + self._config.request_timeout_s
+        counted = contextlib.ExitStack()
+        counted.enter_context(self._counted())
+        pieces = self._answering.pieces(ready, stream=True)
+        try:
+            async with asyncio.timeout_at(deadline):
+                first = await anext(pieces)
+        except BaseException:
+            counted.close()
+            await pieces.aclose()
+            raise
+        self._metrics.first_token.observe(time.perf_counter() - started)
+        envelope = _envelope(kind, asked.model, first.policy)
+        usage_wanted = asked.stream_options is not None and asked.stream_options.include_usage
+        prompt = len(ready.prompt_token_ids) if usage_wanted else None
+
+        async def events() -> AsyncIterator[str]:
+            with counted:
+                async with contextlib.aclosing(pieces):
+                    async for event in self._events(envelope, first, pieces, deadline, prompt):
+                        yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+                yield "data: [DONE]\n\n"
+
+        return StreamingResponse(
+            events(), media_type="text/event-stream", headers=_version_header(first.policy)
+        )
+
+    async def _events(
+        self,
+        envelope: Envelope,
+        first: Piece | End,
+        pieces: AsyncGenerator[Piece | End, None],
+        deadline: float,
+        prompt: int | None,
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of a stream; prompt: its tokens, where the usage is asked for.
+
+        What fails now can only be said inside the stream, and ends it.
+        """
+        piece, is_first = first, True
+        try:
+            while isinstance(piece, Piece):
+                yield envelope.piece(piece.text, first=is_first, finish_reason=None)
+                is_first = False
+                async with asyncio.timeout_at(deadline):
+                    piece = await anext(pieces)
+        except (EngineError, TimeoutError) as error:
+            log.warning("a stream of %s ended early: %s", envelope.uid, error or "time is up")
+            yield error_body(str(error) or "time is up", "server_error", code="stream_broken")
+            return
+        self._count_tokens(piece)
+        yield envelope.piece(None, first=is_first, finish_reason=piece.finish_reason)
+        if prompt is not None:
+            yield envelope.usage_piece(prompt, piece.tokens)
+
+    def _count_tokens(self, end: End) -> None:
+        trial = self._service.trial
+        on_trial = trial is not None and trial.deployment.uid == end.policy.uid
+        self._metrics.answers.labels("trial" if on_trial else "current").inc()
+        self._metrics.tokens.labels("generated").inc(end.tokens)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._under_way += 1
+        self._metrics.under_way.inc()
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            self._metrics.under_way.dec()
+
+
+def make_app(
+    service: DeploymentService,
+    engine: Engine,
+    answering: Answering,
+    config: ServeConfig,
+    token: str,
+    metrics: Metrics,
+    *,
+    ready: Callable[[], bool] = lambda: True,
+) -> App:
+    """The whole service as an ASGI application behind its guard."""
+    api = Api(service, engine, answering, config, metrics, ready)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    for method, path, endpoint in (
+        ("POST", "/v1/chat/completions", api.chat),
+        ("POST", "/v1/completions", api.completions),
+        ("GET", "/v1/models", api.models),
+        ("GET", "/v1/models/{name:path}", api.model),
+        ("POST", "/v1/outcomes", api.outcome),
+        ("GET", "/health", api.health),
+        ("GET", "/ready", api.readiness),
+        ("GET", "/metrics", api.metrics),
+        ("POST", "/admin/deploy", api.deploy),
+        ("POST", "/admin/rollback", api.rollback),
+        ("GET", "/admin/deployments", api.deployments),
+    ):
+        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    _explain_errors(app)
+    return Guard(app, config, token, metrics.count_request)
+
+
+def _explain_errors(app: FastAPI) -> None:
+    """Every failure as OpenAI's clients read it, and none with a stack."""
+
+    def said(status: int, message: str, **facts: Any) -> JSONResponse:
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        return JSONResponse(error_body(message, kind, **facts), status_code=status)
+
+    @app.exception_handler(RequestValidationError)
+    async def _(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:])
+        return said(400, f"{where or 'body'}: {first['msg']}", param=where or None)
+
+    @app.exception_handler(BadRequestError)
+    async def _(_: Request, error: BadRequestError) -> Response:
+        status = 404 if isinstance(error, UnknownModelError) else 400
+        return said(status, str(error), param=error.param, code=error.code)
+
+    @app.exception_handler(DeploymentError)
+    async def _(_: Request, error: DeploymentError) -> Response:
+        return said(409, str(error), code="deployment")
+
+    @app.exception_handler(EngineError)
+    async def _(_: Request, error: EngineError) -> Response:
+        log.error("no answer: %s", error)
+        return said(503, str(error), code="engine")
+
+    @app.exception_handler(TimeoutError)
+    async def _(_: Request, error: TimeoutError) -> Response:
+        return said(504, "not answered within serve.request_timeout_s", code="timeout")
+
+    @app.exception_handler(HTTPException)
+    async def _(request: Request, error: HTTPException) -> Response:
+        answer = said(error.status_code, str(error.detail))
+        answer.headers.update(error.headers or {})
+        return answer
+
+    @app.exception_handler(Exception)
+    async def _(request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return said(500, "the service failed; its log says why")
+
+
+async def _unless_disconnected(request: Request, work: Awaitable[End]) -> End:
+    """What ``work`` gives; it is cancelled when the client goes away meanwhile."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answer, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((answer, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise HTTPException(499, "the client went away")
+        return answer.result()
+    finally:
+        for task in (answer, watch):
+            task.cancel()
+        await asyncio.gather(answer, watch, return_exceptions=True)
+
+
+def _envelope(kind: Literal["chat", "text"], model: str, policy: PolicyRef) -> Envelope:
+    prefix = "chatcmpl" if kind == "chat" else "cmpl"
+    return Envelope(
+        kind=kind,
+        id=f"{prefix}-{policy.uid}-{secrets.token_hex(12)}",
+        created=int(time.time()),
+        model=model,
+        uid=policy.uid,
+    )
+
+
+def _version_header(policy: PolicyRef) -> dict[str, str]:
+    return {"x-rlforge-version": policy.uid}
+
+
+def _model(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "rlforge"}

@@ -1,0 +1,96 @@
+"""Talking to a service: find it through its state folder, and make the admin's calls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from rlforge.errors import ConfigError, DeploymentError, RunError
+from rlforge.runlock import RunLock
+from rlforge.serving.compose import STATE_DIR
+from rlforge.serving.guard import is_loopback, read_token
+
+ADDRESS_FILE = "service.json"
+"""Where a running service can be found; gone when it has stopped."""
+
+#: Seconds to reach a service; a deployment takes as long as it takes.
+_CONNECT_S = 5.0
+
+
+def state_folder(given: Path | None, run: Path | None = None) -> Path:
+    """Where a service keeps its state: as given, below the run, or here."""
+    if given is not None:
+        return given
+    if run is not None and (run / STATE_DIR).is_dir():
+        return run / STATE_DIR
+    return Path(STATE_DIR)
+
+
+def running_at(state_dir: Path) -> str | None:
+    """The address of the service that owns ``state_dir`` now; None where none does.
+
+    Raises DeploymentError where no service was ever started, or one is not reachable yet.
+    """
+    if not (state_dir / RunLock.FILE).is_file():
+        raise DeploymentError(
+            f"{state_dir}: no service was ever started here; start one with rlforge serve, or name "
+            "its folder with --state or its address with --url"
+        )
+    lock = RunLock(state_dir)
+    try:
+        lock.acquire()
+    except RunError as owned:
+        try:
+            return str(json.loads((state_dir / ADDRESS_FILE).read_text())["url"])
+        except (OSError, ValueError, KeyError) as error:
+            raise DeploymentError(f"{owned}; it does not answer requests yet") from error
+    lock.release()
+    return None
+
+
+class AdminClient:
+    """The admin's calls to the service at ``url``, with the token of ``state_dir``."""
+
+    def __init__(self, url: str, state_dir: Path) -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._token = read_token(state_dir)
+
+    def deploy(self, adapter: Path, checkpoint: str) -> dict[str, Any]:
+        """The deployment, ended one way or the other."""
+        body = {"adapter": str(adapter.absolute()), "checkpoint": checkpoint}
+        return self._call("POST", "/admin/deploy", body)
+
+    def rollback(self) -> dict[str, Any]:
+        """The version that is served now."""
+        return self._call("POST", "/admin/rollback", {})
+
+    def deployments(self) -> dict[str, Any]:
+        """``current``, ``trial`` and all ``deployments``."""
+        return self._call("GET", "/admin/deployments", None)
+
+    def _call(self, method: str, path: str, body: dict[str, str] | None) -> dict[str, Any]:
+        try:
+            answer = httpx.request(
+                method,
+                f"{self._url}{path}",
+                json=body,
+                headers={"authorization": f"Bearer {self._token}"},
+                timeout=httpx.Timeout(None, connect=_CONNECT_S),
+                # Loopback is not reached through anybody's proxy.
+                trust_env=not is_loopback(urlsplit(self._url).hostname or ""),
+            )
+            told = answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise RunError(
+                f"no service answers at {self._url}: {error or type(error).__name__}"
+            ) from error
+        if "error" not in told:
+            return dict(told)
+        message = told["error"]["message"]
+        if answer.status_code == 401:
+            raise ConfigError(f"{self._url} refuses the token: {message}")
+        raise DeploymentError(message)

@@ -1,0 +1,190 @@
+"""``rlforge serve``, ``deploy``, ``rollback`` and ``deployments``."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rlforge.errors import ConfigError, DeploymentError
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        help="State folder of the service. Default: RUN/deployments, else deployments/.",
+    ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url", metavar="URL", help="Address of the service. Default: the state folder says."
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    for command in (serve, deploy, rollback, deployments):
+        app.command()(command)
+
+
+def serve(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN] KEY=VALUE",
+            help="A run whose newest version is served, or +experiment=NAME, and changes. "
+            "Keys: docs/config.md.",
+            show_default=False,
+        ),
+    ] = None,
+    config_dir: Annotated[
+        Path | None,
+        typer.Option("--config-dir", help="Folder with your own experiment/, env/ … YAML files."),
+    ] = None,
+) -> None:
+    """Serve a policy behind an OpenAI-compatible HTTP endpoint, and replace it while it serves.
+
+    Listens on loopback unless [bold]serve.host[/bold] says otherwise. Beyond loopback every
+    request, and everywhere every admin call, needs a token: that of the environment variable
+    RLFORGE_SERVE_TOKEN, or that of the file [bold]token[/bold] in the state folder, which the
+    first start makes.
+
+    [bold]Examples[/bold]
+
+      rlforge serve runs/simpletak_mirror/2026-01-01_12-00-00
+
+      rlforge serve model=tiny engine=tiny serve.port=8001
+
+      rlforge serve RUN deployment=ab_test deployment.ab.alpha=0.01
+    """
+    from rlforge.serving.compose import compose_service
+    from rlforge.serving.server import serve as serve_it
+
+    composed = compose_service(arguments or [], config_dir)
+    serve_it(
+        composed.config,
+        composed.state_dir,
+        composed.source,
+        lambda text: typer.echo(text, err=True),
+    )
+
+
+def deploy(
+    adapter: Annotated[
+        Path, typer.Argument(metavar="RUN|ADAPTER", help="A run, or a directory with an adapter.")
+    ],
+    checkpoint: Annotated[
+        str, typer.Option(metavar="UID", help="Which version of a run: latest, step-40, …")
+    ] = "latest",
+    state: StateDir = None,
+    url: Url = None,
+) -> None:
+    """Replace what a running service serves; where none runs, its next start does it.
+
+    Exit code 1 where the new version is not served; what was served before still is.
+
+    [bold]Examples[/bold]
+
+      rlforge deploy runs/simpletak_mirror/2026-01-01_12-00-00
+
+      rlforge deploy RUN --checkpoint step-40 --state deployments
+    """
+    from rlforge.serving.adapter import find_source
+    from rlforge.serving.client import AdminClient, running_at, state_folder
+    from rlforge.serving.service import stage
+
+    folder = state_folder(state, adapter)
+    address = url or running_at(folder)
+    if address is None:
+        staged = stage(folder, find_source(adapter, checkpoint), _strategy(folder))
+        typer.echo(
+            f"{staged.uid} is staged: no service runs in {folder}; its next start deploys it"
+        )
+        return
+    ended = AdminClient(address, folder).deploy(adapter, checkpoint)
+    for check in ended["checks"]:
+        typer.echo(f"{'ok  ' if check['passed'] else 'FAIL'} {check['name']}: {check['detail']}")
+    if ended["phase"] not in ("live", "trial"):
+        raise DeploymentError(f"{ended['uid']} is not served ({ended['phase']}): {ended['reason']}")
+    typer.echo(f"{ended['uid']} is {'on trial' if ended['phase'] == 'trial' else 'live'}")
+
+
+def rollback(state: StateDir = None, url: Url = None) -> None:
+    """End the trial under way, or serve the version before the current one again.
+
+    [bold]Example[/bold]
+
+      rlforge rollback
+    """
+    from rlforge.serving.client import AdminClient, running_at, state_folder
+
+    folder = state_folder(state)
+    address = url or running_at(folder)
+    if address is None:
+        raise DeploymentError(f"{folder}: no service runs here; start it with rlforge serve")
+    typer.echo(f"{AdminClient(address, folder).rollback()['uid']} is live")
+
+
+def deployments(
+    state: StateDir = None,
+    url: Url = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write them to this file, too.")
+    ] = None,
+) -> None:
+    """List the versions of a service, running or not, with what became of them.
+
+    [bold]Example[/bold]
+
+      rlforge deployments --state runs/simpletak_mirror/2026-01-01_12-00-00/deployments
+    """
+    from rlforge.serving.client import AdminClient, state_folder
+    from rlforge.serving.journal import read_history
+
+    folder = state_folder(state)
+    if url is not None:
+        told = AdminClient(url, folder).deployments()
+        rows, trial = told["deployments"], told["trial"]
+    else:
+        rows, trial = [deployment.to_json() for deployment in read_history(folder)], None
+    if not rows:
+        raise ConfigError(f"{folder}: holds no deployments; name the folder with --state")
+    Console().print(_table(rows))
+    if trial is not None:
+        typer.echo(f"trial of {trial['version']}, share {trial['share']:.0%}: {trial['so_far']}")
+    if json_file is not None:
+        json_file.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def _strategy(folder: Path) -> str:
+    """What the service in ``folder`` was last started with."""
+    from rlforge.config.compose import from_yaml
+    from rlforge.config.serving import ServingConfig
+
+    config = from_yaml(folder / "config.yaml", ServingConfig)
+    assert isinstance(config, ServingConfig)
+    return config.deployment.strategy
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    """Fits in 80 columns; long sources and reasons fold."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("version", "phase", "since"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("updates", justify="right", no_wrap=True)
+    table.add_column("source, and why not", overflow="fold")
+    for row in rows:
+        since = time.strftime("%m-%d %H:%M", time.localtime(row["changed_at"]))
+        about = escape(row["source"] + (f"\n{row['reason']}" if row["reason"] else ""))
+        phase = f"[bold]{row['phase']}[/bold]" if row["phase"] == "live" else row["phase"]
+        table.add_row(row["uid"], phase, since, str(row["version"]), about)
+    return table

@@ -1,0 +1,297 @@
+"""The service's memory: deployments, who is live, and outcomes of trials, in SQLite.
+
+Every change is one transaction that is on the disk before it counts (write-ahead log,
+``synchronous=FULL``). The table ``live`` is a stack: its top is served, what is below was served
+before it. Only a verified version is pushed, so that the top is the last verified version whatever
+happens to the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlforge.errors import DeploymentError
+from rlforge.serving.records import UNDER_WAY, Check, Deployment, Phase
+from rlforge.serving.sequential import Arm
+
+log = logging.getLogger(__name__)
+
+FILE = "state.sqlite"
+BACKUP = "state.backup.sqlite"
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS deployments (
+    number INTEGER PRIMARY KEY, phase TEXT NOT NULL, strategy TEXT NOT NULL, source TEXT NOT NULL,
+    path TEXT, version INTEGER NOT NULL, created_at REAL NOT NULL, changed_at REAL NOT NULL,
+    checks TEXT NOT NULL, reason TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS live (
+    place INTEGER PRIMARY KEY AUTOINCREMENT, number INTEGER NOT NULL REFERENCES deployments);
+CREATE TABLE IF NOT EXISTS outcomes (
+    place INTEGER PRIMARY KEY AUTOINCREMENT, trial INTEGER NOT NULL REFERENCES deployments,
+    arm TEXT NOT NULL, reward REAL NOT NULL, key TEXT UNIQUE, at REAL NOT NULL);
+"""
+
+
+class Journal:
+    """The state in ``folder``, which exists and is locked by the caller; any thread may call."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._database = _open(folder)
+
+    # ------------------------------------------------------------ deployments
+
+    def begin(
+        self,
+        source: str,
+        *,
+        strategy: str,
+        version: int = 0,
+        phase: Phase = "verifying",
+    ) -> Deployment:
+        """Write down a new deployment; the first has number 0."""
+        now = time.time()
+        with self._transaction() as database:
+            (number,) = database.execute(
+                "SELECT COALESCE(MAX(number) + 1, 0) FROM deployments"
+            ).fetchone()
+            database.execute(
+                "INSERT INTO deployments VALUES (?, ?, ?, ?, NULL, ?, ?, ?, '[]', '')",
+                (number, phase, strategy, source, version, now, now),
+            )
+        return self.deployment(number)
+
+    def advance(
+        self,
+        number: int,
+        phase: Phase,
+        *,
+        path: str | None = None,
+        checks: Sequence[Check] | None = None,
+        reason: str | None = None,
+    ) -> Deployment:
+        """Write down that a deployment is in ``phase``, and what became known."""
+        with self._transaction() as database:
+            database.execute(
+                "UPDATE deployments SET phase = ?, changed_at = ?, path = COALESCE(?, path), "
+                "checks = COALESCE(?, checks), reason = COALESCE(?, reason) WHERE number = ?",
+                (phase, time.time(), path, _checks_json(checks), reason, number),
+            )
+        return self.deployment(number)
+
+    def promote(self, number: int) -> Deployment:
+        """A verified version is live from now on; the one before it becomes a former one."""
+        with self._transaction() as database:
+            database.execute("UPDATE deployments SET phase = 'former' WHERE phase = 'live'")
+            database.execute(
+                "UPDATE deployments SET phase = 'live', changed_at = ? WHERE number = ?",
+                (time.time(), number),
+            )
+            database.execute("INSERT INTO live (number) VALUES (?)", (number,))
+        return self.deployment(number)
+
+    def go_back_to(self, number: int, reason: str) -> Deployment:
+        """The former version ``number`` is live again; those after it are rolled back."""
+        now = time.time()
+        with self._transaction() as database:
+            (place,) = database.execute(
+                "SELECT MAX(place) FROM live WHERE number = ?", (number,)
+            ).fetchone()
+            database.execute(
+                "UPDATE deployments SET phase = 'rolled_back', reason = ?, changed_at = ? "
+                "WHERE number IN (SELECT number FROM live WHERE place > ?)",
+                (reason, now, place),
+            )
+            database.execute("DELETE FROM live WHERE place > ?", (place,))
+            database.execute(
+                "UPDATE deployments SET phase = 'live', changed_at = ? WHERE number = ?",
+                (now, number),
+            )
+        return self.deployment(number)
+
+    def forget_former(self, keep: int) -> None:
+        """Only the ``keep`` former versions served last, and the base, can be gone back to."""
+        kept = [d.number for d in self.live()[: keep + 1]]
+        marks = ",".join("?" * len(kept))
+        with self._transaction() as database:
+            database.execute(
+                f"DELETE FROM live WHERE number != 0 AND number NOT IN ({marks})", kept
+            )
+
+    def interrupt(self) -> list[Deployment]:
+        """Close what a process left under way when it ended; returns those deployments."""
+        found = [d for d in self.history() if d.phase in UNDER_WAY]
+        return [
+            self.advance(d.number, "interrupted", reason=f"the service ended while {d.phase}")
+            for d in found
+        ]
+
+    def deployment(self, number: int) -> Deployment:
+        """One deployment. Raises DeploymentError for a number that was never given."""
+        found = [d for d in self.history() if d.number == number]
+        if not found:
+            raise DeploymentError(f"{self._folder / FILE} knows no deployment {number}")
+        return found[0]
+
+    def history(self) -> list[Deployment]:
+        """All deployments, oldest first."""
+        with self._lock:
+            rows = self._database.execute("SELECT * FROM deployments ORDER BY number").fetchall()
+        return [_deployment(row) for row in rows]
+
+    def live(self) -> list[Deployment]:
+        """What is served, then what was served before it, and so on."""
+        with self._lock:
+            rows = self._database.execute(
+                "SELECT d.* FROM live JOIN deployments d USING (number) ORDER BY place DESC"
+            ).fetchall()
+        return [_deployment(row) for row in rows]
+
+    # ------------------------------------------------------------ outcomes
+
+    def add_outcome(self, trial: int, arm: Arm, reward: float, key: str | None) -> bool:
+        """Write down an outcome; False where one with this ``key`` is there already."""
+        with self._transaction() as database:
+            added = database.execute(
+                "INSERT INTO outcomes (trial, arm, reward, key, at) VALUES (?, ?, ?, ?, ?) "
+                "ON CONFLICT (key) DO NOTHING",
+                (trial, arm, reward, key, time.time()),
+            )
+            return added.rowcount == 1
+
+    def outcomes(self, trial: int) -> list[tuple[Arm, float]]:
+        """Outcomes of a trial in order of their arrival."""
+        with self._lock:
+            rows = self._database.execute(
+                "SELECT arm, reward FROM outcomes WHERE trial = ? ORDER BY place", (trial,)
+            ).fetchall()
+        return [(row["arm"], row["reward"]) for row in rows]
+
+    # ------------------------------------------------------------ the file
+
+    def back_up(self) -> None:
+        """Keep a copy, for the day when the file is damaged; a full disk leaves the old one."""
+        temporary = self._folder / f".{BACKUP}"
+        try:
+            with self._lock, contextlib.closing(sqlite3.connect(temporary)) as copy:
+                self._database.backup(copy)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(self._folder / BACKUP)
+        except (OSError, sqlite3.Error) as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            log.warning("no copy of %s was made: %s", self._folder / FILE, error)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._database.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing, on disk at the end. Raises DeploymentError when it cannot be written."""
+        with self._lock:
+            try:
+                self._database.execute("BEGIN IMMEDIATE")
+                yield self._database
+                self._database.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise DeploymentError(
+                    f"{self._folder / FILE} cannot be written: {error}"
+                ) from error
+            finally:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+
+
+def read_history(folder: Path) -> list[Deployment]:
+    """The deployments of a service, running or not; empty where none ever ran.
+
+    Raises DeploymentError when the file cannot be read.
+    """
+    if not (folder / FILE).is_file():
+        return []
+    try:
+        with contextlib.closing(_connect(folder / FILE)) as database:
+            rows = database.execute("SELECT * FROM deployments ORDER BY number").fetchall()
+    except sqlite3.Error as error:
+        raise DeploymentError(
+            f"{folder / FILE} cannot be read: {error}; rlforge serve restores its copy"
+        ) from error
+    return [_deployment(row) for row in rows]
+
+
+def _open(folder: Path) -> sqlite3.Connection:
+    """The database; where its file is damaged, it is set aside and the copy takes its place."""
+    file, backup = folder / FILE, folder / BACKUP
+    try:
+        if backup.is_file() and not (file.is_file() and file.stat().st_size):
+            raise sqlite3.DatabaseError("it is empty")
+        return _checked(file)
+    except sqlite3.OperationalError as error:  # locked, no permission, a full disk
+        raise DeploymentError(f"{file} cannot be opened: {error}") from error
+    except sqlite3.DatabaseError as error:
+        if not backup.is_file():
+            raise DeploymentError(
+                f"{file} is damaged ({error}), and there is no copy of it; move it away to begin "
+                "anew"
+            ) from error
+        aside = file.with_name(f"{FILE}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+        log.error("%s is damaged: %s; it is now %s, and its copy is used", file, error, aside.name)
+        if file.exists():
+            file.replace(aside)
+        for suffix in ("-wal", "-shm"):
+            file.with_name(FILE + suffix).unlink(missing_ok=True)
+        file.write_bytes(backup.read_bytes())
+        return _checked(file)
+
+
+def _checked(file: Path) -> sqlite3.Connection:
+    database = _connect(file)
+    try:
+        (state,) = database.execute("PRAGMA quick_check").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(state)
+        database.executescript(_SCHEMA)
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
+
+
+def _connect(file: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=10)
+    try:
+        database.row_factory = sqlite3.Row
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
+
+
+def _checks_json(checks: Sequence[Check] | None) -> str | None:
+    if checks is None:
+        return None
+    return json.dumps([[check.name, check.passed, check.detail] for check in checks])
+
+
+def _deployment(row: Any) -> Deployment:
+    values = dict(row)
+    checks = tuple(
+        Check(name=name, passed=passed, detail=detail)
+        for name, passed, detail in json.loads(values.pop("checks"))
+    )
+    return Deployment(**values, checks=checks)

@@ -1,0 +1,108 @@
+"""What a deployment is, and how far it has come."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+from rlforge.types import PolicyRef, value
+
+Phase = Literal[
+    "staged",
+    "validating",
+    "checkpointing",
+    "swapping",
+    "verifying",
+    "trial",
+    "live",
+    "former",
+    "rejected",
+    "rolled_back",
+    "failed",
+    "interrupted",
+]
+
+#: Phases in which a deployment is at work; a process that begins finds none of its own in them.
+UNDER_WAY: tuple[Phase, ...] = ("validating", "checkpointing", "swapping", "verifying")
+
+
+@value
+class Check:
+    """One thing that was asked of a new version, and what came of it."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@value
+class Deployment:
+    """A version on its way to being served, or past it.
+
+    number: in order of their making; 0 is the base model. source: where the adapter came from.
+    path: the service's own copy; None for the base model, and before the copy is made.
+    version: learner updates behind it. created_at, changed_at: seconds since 1970 UTC.
+    reason: why it is not served, where it is not.
+    """
+
+    number: int
+    phase: Phase
+    strategy: str
+    source: str
+    path: str | None = None
+    version: int = 0
+    created_at: float = 0.0
+    changed_at: float = 0.0
+    checks: tuple[Check, ...] = ()
+    reason: str = ""
+
+    @property
+    def uid(self) -> str:
+        """Its name in completions, and that of its directory."""
+        return f"version-{self.number}"
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it is served, to everybody or in a trial."""
+        return self.phase in ("live", "trial")
+
+    def ended(self, phase: Phase, reason: str) -> Deployment:
+        """The same in another phase, for which ``reason`` is why."""
+        return dataclasses.replace(self, phase=phase, reason=reason)
+
+    def policy(self) -> PolicyRef:
+        """The reference under which an engine is asked for it."""
+        return PolicyRef(
+            uid=self.uid, kind="checkpoint", path_or_name=self.path, version=self.version
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """For HTTP and files."""
+        return {
+            "uid": self.uid,
+            "number": self.number,
+            "phase": self.phase,
+            "strategy": self.strategy,
+            "source": self.source,
+            "version": self.version,
+            "created_at": self.created_at,
+            "changed_at": self.changed_at,
+            "reason": self.reason,
+            "checks": [
+                {"name": check.name, "passed": check.passed, "detail": check.detail}
+                for check in self.checks
+            ],
+        }
+
+
+@value
+class PairedOutcomes:
+    """Rewards of a new and the current version on the same items, in the same order."""
+
+    candidate: tuple[float, ...]
+    current: tuple[float, ...]
+
+
+#: Measures a new version (first) beside the current one (second) on held-out items.
+Holdout = Callable[[PolicyRef, PolicyRef], Awaitable[PairedOutcomes]]

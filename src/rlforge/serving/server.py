@@ -1,0 +1,212 @@
+"""From a configuration to a running service, and back to nothing when it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlforge.config.compose import to_yaml
+from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.serving import ServeConfig, ServingConfig
+from rlforge.engines.base import Engine
+from rlforge.errors import DeploymentError, RunError
+from rlforge.graph import build_graph
+from rlforge.hardware import check_cluster, detect, resolve_hardware
+from rlforge.runlock import RunLock
+from rlforge.serving.checks import check_deployment, check_room, check_serve
+from rlforge.serving.client import ADDRESS_FILE
+from rlforge.serving.guard import App, is_loopback, make_token
+from rlforge.serving.listener import answer_requests, listen, url_of
+from rlforge.serving.metrics import Metrics
+from rlforge.serving.records import Deployment
+from rlforge.serving.service import DeploymentService
+
+if TYPE_CHECKING:
+    from rlforge.serving.answering import Answering
+
+Say = Callable[[str], None]
+
+_NEVER_SERVED = ("rejected", "failed", "interrupted")
+
+
+def serve(config: ServingConfig, state_dir: Path, source: Path | None, say: Say) -> None:
+    """Serve until SIGINT or SIGTERM; requests under way are finished then.
+
+    source: the run or adapter that a service without a past begins with; None: the base model.
+    say: told what takes time, and the address. Raises ConfigError before anything is started,
+    DeploymentError when there is nothing that can be served, and RunError when the engines are
+    dead for good.
+    """
+    check_serve(config.serve)
+    check_deployment(config.deployment)
+    check_room(config.engine, config.deployment)
+    hardware = resolve_hardware(
+        config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
+    )
+    _prepare_ray(hardware)
+    state_dir = state_dir.absolute()
+    state_dir.mkdir(parents=True, exist_ok=True)
+    with RunLock(state_dir):  # let go again at once: the service itself takes it
+        token = make_token(state_dir)
+        (state_dir / "config.yaml").write_text(to_yaml(config))
+    with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
+        # Ray is imported late: what can be wrong before does not wait for it.
+        from rlforge.actors.cast import ray_started
+        from rlforge.models.load import resolve_model
+
+        resolve_model(config.model, say)
+        with ray_started(hardware, build_graph(config, detect())):
+            asyncio.run(_serve(config, hardware, state_dir, token, listener, source, say))
+
+
+async def _serve(
+    config: ServingConfig,
+    hardware: HardwareConfig,
+    state_dir: Path,
+    token: str,
+    listener: socket.socket,
+    source: Path | None,
+    say: Say,
+) -> None:
+    """Start the engines, take up the state, answer until told to stop."""
+    from rlforge.actors.cast import reason
+    from rlforge.actors.process import enter
+    from rlforge.serving.engine import start_engine
+
+    enter("service", str(state_dir))
+    say("starting the engine")
+    restarts = config.serve.max_engine_restarts
+    try:
+        engine = await start_engine(config, hardware, str(state_dir), max_restarts=restarts)
+    except Exception as error:  # Ray wraps what a constructor raised
+        raise RunError(f"the engine could not be started: {reason(error)}") from error
+    try:
+        async with assembled(config, state_dir, token, engine, ready=lambda: engine.ready) as (
+            service,
+            app,
+        ):
+            await _begin(service, source, say)
+            say(f"serving {service.current.uid} at {url_of(listener)}/v1, state in {state_dir}")
+            if config.serve.require_token or not is_loopback(config.serve.host):
+                say("every request needs the token: see rlforge serve --help")
+            with found_at(state_dir, url_of(listener)):
+                told = await answer_requests(
+                    app, listener, drain_s=config.serve.drain_s, failed=engine.gone()
+                )
+    finally:
+        await engine.close()
+    if not told:
+        raise RunError(
+            f"an engine died more than serve.max_engine_restarts={restarts} times; see "
+            f"{state_dir}/logs"
+        )
+    say("stopped")
+
+
+@contextlib.asynccontextmanager
+async def assembled(
+    config: ServingConfig,
+    state_dir: Path,
+    token: str,
+    engine: Engine,
+    *,
+    ready: Callable[[], bool] = lambda: True,
+    on_phase: Callable[[Deployment], None] = lambda deployment: None,
+) -> AsyncIterator[tuple[DeploymentService, App]]:
+    """The deployments in ``state_dir`` over ``engine``, and the HTTP application over them.
+
+    ready: whether the engine answers. on_phase: told of every step of a deployment.
+    Raises as ``DeploymentService.open`` does.
+    """
+    from rlforge.models.load import load_tokenizer, stop_token_ids
+    from rlforge.serving.app import make_app
+    from rlforge.serving.holdout import GameHoldout
+    from rlforge.serving.probes import game_probes
+
+    tokenizer = load_tokenizer(config.model)
+    stops = stop_token_ids(config.model, tokenizer)
+    settings, metrics = config.deployment, Metrics()
+
+    def tell(deployment: Deployment) -> None:
+        metrics.on_phase(deployment)
+        on_phase(deployment)
+
+    service = await DeploymentService.open(
+        state_dir,
+        engine,
+        settings,
+        config.model,
+        game_probes(
+            config, tokenizer, stops, number=settings.probes, max_tokens=settings.probe_tokens
+        ),
+        holdout=GameHoldout(config, engine, tokenizer, stops) if settings.holdout_games else None,
+        on_phase=tell,
+    )
+    answering = make_answering(config, config.serve, service)
+    try:
+        yield (
+            service,
+            make_app(service, engine, answering, config.serve, token, metrics, ready=ready),
+        )
+    finally:
+        await service.close()
+
+
+def make_answering(config: RunConfig, serve: ServeConfig, service: DeploymentService) -> Answering:
+    """What reads requests and has ``service`` answer them, for the model of ``config``."""
+    from rlforge.models.load import load_model_config, load_tokenizer, stop_token_ids
+    from rlforge.serving.answering import Answering, Limits
+
+    tokenizer = load_tokenizer(config.model)
+    described = load_model_config(config.model).get_text_config()
+    positions = getattr(described, "max_position_embeddings", None) or config.engine.max_model_len
+    limits = Limits(
+        model_len=min(config.engine.max_model_len, positions),
+        vocab_size=described.vocab_size,
+        default_max_tokens=min(serve.default_max_tokens, config.engine.max_tokens),
+        temperature=config.engine.temperature,
+        top_p=config.engine.top_p,
+    )
+    name = serve.model_name or config.name
+    return Answering(service, tokenizer, stop_token_ids(config.model, tokenizer), limits, name)
+
+
+async def _begin(service: DeploymentService, source: Path | None, say: Say) -> None:
+    """The first start deploys ``source``; later ones go on with what they find."""
+    past = service.history()[1:]
+    if source is not None and all(d.phase in _NEVER_SERVED for d in past):
+        say(f"deploying {source}")
+        first = await service.deploy(source)
+        if not first.succeeded:
+            raise DeploymentError(f"{source} is not served: {first.reason}")
+    for staged in await service.deploy_staged():
+        say(f"staged {staged.source}: {staged.phase} {staged.reason}".rstrip())
+
+
+@contextlib.contextmanager
+def found_at(state_dir: Path, url: str) -> Iterator[None]:
+    """Tell clients in ``state_dir`` where the service is, for as long as it is there."""
+    address = state_dir / ADDRESS_FILE
+    whole = address.with_suffix(".tmp")  # nobody finds half of it
+    whole.write_text(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
+    whole.replace(address)
+    try:
+        yield
+    finally:
+        address.unlink(missing_ok=True)
+
+
+def _prepare_ray(hardware: HardwareConfig) -> None:
+    """Ray reads these when it is first imported."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if hardware.ray_address is None:
+        # A Ray of our own listens on the loopback interface only (the name is Ray's).
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    else:
+        check_cluster(hardware.ray_address)

@@ -1,0 +1,403 @@
+"""Versions are replaced while they are served.
+
+    deploy ─▶ validating ─▶ checkpointing ─▶ swapping ─▶ verifying ─▶ live          (replace)
+                  │               │              │            ├─────▶ trial ─▶ live  (ab_test)
+                  ▼               ▼              ▼            ▼         ▼
+              rejected          failed         failed    rolled_back  rolled_back
+
+``rollout`` carries a version through these phases, ``router`` sends requests to what is served,
+``journal`` remembers; this module is what callers see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from rlforge.config.schema import ModelConfig
+from rlforge.config.serving import DeploymentConfig
+from rlforge.engines.base import Engine, OnTokens
+from rlforge.errors import DeploymentError, PolicyLoadError
+from rlforge.runlock import RunLock
+from rlforge.serving.adapter import find_source, source_checkpoint
+from rlforge.serving.checks import check_deployment
+from rlforge.serving.journal import Journal
+from rlforge.serving.probes import Probe
+from rlforge.serving.records import Check, Deployment, Holdout
+from rlforge.serving.rollout import FAILURES, Rollout
+from rlforge.serving.router import Live, Router
+from rlforge.serving.sequential import Arm
+from rlforge.serving.traffic import Trial
+from rlforge.serving.validation import Validator
+from rlforge.types import Checkpoint, Completion, PolicyRef, SamplingParams
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class DeploymentService:
+    """Routes requests to versions on an engine, and replaces the versions (see the module).
+
+    Made by ``open``; one event loop calls it. All of its files are in one folder, which one
+    process at a time owns.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        engine: Engine,
+        config: DeploymentConfig,
+        model: ModelConfig,
+        probes: Sequence[Probe],
+        holdout: Holdout | None,
+        on_phase: Callable[[Deployment], None] | None,
+    ) -> None:
+        folder = folder.absolute()  # engines may run in another one
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._config, self._holdout = folder, config, holdout
+        self._lock = RunLock(folder)
+        self._lock.acquire()
+        try:
+            self._journal = Journal(folder)
+        except BaseException:
+            self._lock.release()
+            raise
+        self._router = Router(engine)
+        validator = Validator(engine, config, model, probes)
+        self._rollout = Rollout(
+            folder, self._router, self._journal, config, validator, probes[0], on_phase
+        )
+        self._changing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @classmethod
+    async def open(
+        cls,
+        folder: Path,
+        engine: Engine,
+        config: DeploymentConfig,
+        model: ModelConfig,
+        probes: Sequence[Probe],
+        *,
+        holdout: Holdout | None = None,
+        on_phase: Callable[[Deployment], None] | None = None,
+    ) -> Self:
+        """Take up what ``folder`` holds, or begin with the base model of ``engine`` in it.
+
+        model: what adapters must fit. probes: at least one. holdout: how new versions are
+        compared where ``deploy`` is given nothing else; None: they are not. on_phase: told of
+        every step.
+        Raises ConfigError for settings that cannot be, RunError when another process owns the
+        folder, DeploymentError when no version in it can be served, EngineError when the base
+        model does not answer.
+        """
+        check_deployment(config)
+        service = cls(folder, engine, config, model, probes, holdout, on_phase)
+        try:
+            await service._take_up()
+        except BaseException:
+            await service.close()
+            raise
+        return service
+
+    async def close(self) -> None:
+        """Stop what is under way and let go of the folder; the engine is the caller's."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._journal.close()
+        self._lock.release()
+
+    # ------------------------------------------------------------ requests
+
+    @property
+    def current(self) -> Deployment:
+        """The version that is served, beside the one on trial."""
+        return self._router.live.current
+
+    @property
+    def trial(self) -> Trial | None:
+        """The version on trial and how it does."""
+        return self._router.live.trial
+
+    def served(self) -> tuple[Deployment, ...]:
+        """The versions that requests may name: the current one, then the one on trial."""
+        return self._router.live.served()
+
+    def route(self, user: str | None = None) -> PolicyRef:
+        """The version that ``user`` gets now: in a trial the same one until its share grows."""
+        return self._router.route(user)
+
+    async def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        user: str | None = None,
+        policy: PolicyRef | None = None,
+        on_tokens: OnTokens | None = None,
+        on_policy: Callable[[PolicyRef], None] | None = None,
+    ) -> Completion:
+        """Continue a prompt with the version of ``user``, or with ``policy``, to the end.
+
+        on_tokens: as in ``Engine.generate``. on_policy: told which version answers, first of all.
+        A version whose files turn out to be damaged is rolled back, and the one before it
+        answers, unless ``policy`` was asked for. Raises EngineError as the engine does.
+        """
+        chosen = policy or self.route(user)
+        tell = on_policy or (lambda policy: None)
+        tell(chosen)
+        try:
+            return await self._router.answer(prompt_token_ids, params, chosen, on_tokens)
+        except PolicyLoadError as error:
+            if policy is not None:
+                raise
+            await self._to_its_end(self._set_aside(chosen, str(error)))
+        chosen = self.route(user)
+        tell(chosen)
+        return await self._router.answer(prompt_token_ids, params, chosen, on_tokens)
+
+    # ------------------------------------------------------------ deployments
+
+    def history(self) -> list[Deployment]:
+        """All deployments, oldest first."""
+        return self._journal.history()
+
+    async def deploy(
+        self, adapter: Checkpoint | Path | str, *, holdout: Holdout | None = None
+    ) -> Deployment:
+        """Serve ``adapter``: a checkpoint, an adapter's directory, or a run (its newest version).
+
+        One deployment at a time; others wait. holdout: measures the new version beside the
+        current one in place of the service's own. The answer's phase is ``live`` or ``trial``, or
+        else its ``reason`` says why what was served before still is: an adapter, an engine or a
+        disk that fails is an answer, never an exception. A caller that is cancelled leaves the
+        deployment to end by itself.
+        """
+        return await self._to_its_end(self._deploy(adapter, holdout, None))
+
+    async def deploy_staged(self) -> list[Deployment]:
+        """Deploy what was staged while no service ran, in that order."""
+        staged = [d for d in self.history() if d.phase == "staged"]
+        return [await self._to_its_end(self._deploy(d.source, None, d)) for d in staged]
+
+    async def rollback(self, reason: str = "asked for") -> Deployment:
+        """End the trial under way, or serve the version before the current one again.
+
+        Returns what is served now. Raises DeploymentError when no former version can be served.
+        """
+        if (trial := self.trial) is not None:
+            await self._to_its_end(self._conclude(trial, "roll_back", reason))
+            return self.current
+        return await self._to_its_end(self._go_back(self.current, reason))
+
+    async def record_outcome(self, reward: float, *, uid: str, key: str | None = None) -> bool:
+        """What came of an answer of version ``uid``: any finite number, more is better.
+
+        key: names the answer, so that it counts once. Returns whether it counts: only outcomes
+        of the two versions of a trial do. The one that decides a trial also ends it.
+        Raises ValueError for a reward that is not finite.
+        """
+        if not math.isfinite(reward):
+            raise ValueError(f"a reward must be a finite number, not {reward}")
+        trial = self.trial
+        if trial is None or uid not in (self.current.uid, trial.deployment.uid):
+            return False
+        arm: Arm = "new" if uid == trial.deployment.uid else "current"
+        number = trial.deployment.number
+        added = await self._rollout.noted(self._journal.add_outcome, number, arm, reward, key)
+        if not added:
+            return False
+        trial.test.add(arm, reward)
+        if (ending := trial.ending) is not None:
+            await self._to_its_end(self._conclude(trial, ending, str(trial)))
+        return True
+
+    # ------------------------------------------------------------ changes, one at a time
+
+    async def _deploy(
+        self, adapter: Checkpoint | Path | str, holdout: Holdout | None, row: Deployment | None
+    ) -> Deployment:
+        """Carry a deployment out; ``row`` where it was written down before."""
+        async with self._changing:
+            before = self._router.live
+            try:
+                if row is None:
+                    row = await self._written_down(adapter)
+                source = await asyncio.to_thread(_checkpoint, adapter)
+                return await self._rollout.carry_out(row.number, source, holdout or self._holdout)
+            except FAILURES as error:
+                self._router.live = before
+                return await self._rollout.give_up(row or self._unwritten(adapter), error)
+            except BaseException:
+                self._router.live = before
+                raise
+
+    async def _written_down(self, adapter: Checkpoint | Path | str) -> Deployment:
+        told = self._unwritten(adapter)
+        return await self._rollout.noted(
+            self._journal.begin,
+            told.source,
+            strategy=told.strategy,
+            version=told.version,
+            phase="validating",
+        )
+
+    def _unwritten(self, adapter: Checkpoint | Path | str) -> Deployment:
+        """A deployment that the journal does not know: its number is -1."""
+        path = adapter.path or adapter.uid if isinstance(adapter, Checkpoint) else adapter
+        return Deployment(
+            number=-1,
+            phase="validating",
+            strategy=self._config.strategy,
+            source=str(Path(path).absolute()),
+            version=_version(adapter),
+        )
+
+    async def _go_back(self, leaving: Deployment, reason: str) -> Deployment:
+        """Serve the newest former version that can be, unless ``leaving`` is left already."""
+        async with self._changing:
+            before = self._router.live
+            if before.current.uid != leaving.uid:
+                return before.current
+            for former in self._journal.live()[1:]:
+                if (problem := await self._rollout.problem_with(former)) is not None:
+                    log.error("%s cannot be served: %s", former.uid, problem)
+                    continue
+                try:
+                    self._router.live = Live(current=former)
+                    await self._rollout.verify()
+                    former = await self._rollout.noted(
+                        self._journal.go_back_to, former.number, reason
+                    )
+                except BaseException:
+                    self._router.live = before
+                    raise
+                self._router.live = Live(current=former)
+                log.warning("rolled back from %s to %s: %s", leaving.uid, former.uid, reason)
+                self._rollout.tell(former)
+                await self._rollout.tidy()
+                return former
+            raise DeploymentError(f"there is no version to go back to from {leaving.uid}")
+
+    async def _conclude(self, trial: Trial, ending: str, why: str) -> None:
+        """End a trial: its version is served to everybody, or to nobody."""
+        async with self._changing:
+            if self.trial is not trial:  # it was ended while this waited
+                return
+            tried = trial.deployment
+            log.warning("the trial of %s ends: %s, %s", tried.uid, ending, why)
+            if ending == "promote":
+                checks = (*tried.checks, Check(name="trial", passed=True, detail=why))
+                await self._rollout.advance(tried.number, "trial", checks=checks)
+                await self._rollout.promote(tried.number)
+            else:
+                await self._rollout.advance(tried.number, "rolled_back", reason=f"trial: {why}")
+                self._router.live = Live(current=self.current)
+            await self._rollout.tidy()
+
+    async def _set_aside(self, policy: PolicyRef, reason: str) -> None:
+        """A live version cannot be loaded any more: go on without it."""
+        trial = self.trial
+        if trial is not None and policy.uid == trial.deployment.uid:
+            await self._conclude(trial, "roll_back", reason)
+        elif policy.uid == self.current.uid:
+            await self._go_back(self.current, reason)
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Changes end by themselves when their caller goes away."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    # ------------------------------------------------------------ beginning
+
+    async def _take_up(self) -> None:
+        """Serve what was served last, or the base model where nothing ever was."""
+        for left in self._journal.interrupt():
+            log.warning("%s is not served: %s", left.uid, left.reason)
+        stack = self._journal.live()
+        if not stack:
+            await self._begin_with_base()
+            return
+        reason = ""
+        for deployment in stack:
+            problem = await self._rollout.problem_with(deployment)
+            if problem is None:
+                break
+            log.error("%s cannot be served: %s", deployment.uid, problem)
+            reason = reason or problem
+        else:
+            raise DeploymentError(f"no version in {self._folder} can be served: {reason}")
+        if reason:
+            deployment = await self._rollout.noted(
+                self._journal.go_back_to, deployment.number, reason
+            )
+        self._router.live = Live(current=deployment)
+        await self._take_up_trial()
+        await self._rollout.tidy()
+
+    async def _begin_with_base(self) -> None:
+        known = self._journal.history()
+        base = known[0] if known else self._journal.begin("base model", strategy="replace")
+        self._router.live = Live(current=base)
+        await self._rollout.verify()
+        await self._rollout.promote(base.number)
+        await self._rollout.tidy()
+
+    async def _take_up_trial(self) -> None:
+        for tried in [d for d in self._journal.history() if d.phase == "trial"]:
+            if (problem := await self._rollout.problem_with(tried)) is not None:
+                log.error("the trial of %s cannot go on: %s", tried.uid, problem)
+                await self._rollout.advance(tried.number, "rolled_back", reason=problem)
+                continue
+            trial = Trial(tried, self._config.ab)
+            for arm, reward in self._journal.outcomes(tried.number):
+                trial.test.add(arm, reward)
+            self._router.live = dataclasses.replace(self._router.live, trial=trial)
+
+
+def stage(folder: Path, source: Path, strategy: str) -> Deployment:
+    """Note an adapter for the service that will next own ``folder``.
+
+    Raises RunError when one owns it now, DeploymentError when none ever did, or ``source`` holds
+    no adapter.
+    """
+    checkpoint = _checkpoint(source)
+    with RunLock(folder):
+        journal = Journal(folder)
+        try:
+            if not journal.history():
+                raise DeploymentError(f"{folder}: no service was ever started here")
+            return journal.begin(
+                checkpoint.path or "",
+                strategy=strategy,
+                version=checkpoint.version,
+                phase="staged",
+            )
+        finally:
+            journal.close()
+
+
+def _checkpoint(adapter: Checkpoint | Path | str) -> Checkpoint:
+    """With an absolute path: engines may run in another folder."""
+    if not isinstance(adapter, Checkpoint):
+        return source_checkpoint(find_source(Path(adapter).absolute()))
+    if adapter.path is None:
+        return adapter
+    return dataclasses.replace(adapter, path=str(Path(adapter.path).absolute()))
+
+
+def _version(adapter: Checkpoint | Path | str) -> int:
+    """Learner updates behind it; 0 where there is nothing to read it from."""
+    try:
+        return _checkpoint(adapter).version
+    except FAILURES:
+        return 0

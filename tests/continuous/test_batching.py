@@ -1,0 +1,207 @@
+"""From scored decisions to a batch: who is learned from, as what, and when nobody is."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from rlforge.algorithms import make_algorithm
+from rlforge.algorithms.advantages import episodes_of
+from rlforge.config.continuous import ContinuousSettings
+from rlforge.config.schema import GrpoConfig, KlConfig, PpoConfig, WindowGrpoConfig
+from rlforge.continuous.batching import Harvest, harvest
+from rlforge.trajectories.records import Decision
+
+Make = Callable[..., Decision]
+
+
+def gather(
+    decisions: Sequence[Decision],
+    scores: Sequence[float | None],
+    *,
+    algorithm: Any = None,
+    version: int = 0,
+    max_length: int | None = None,
+    **settings: Any,
+) -> Harvest:
+    return harvest(
+        "w",
+        decisions,
+        scores,
+        [decision.reward or 0.0 for decision in decisions],
+        ContinuousSettings(**{"min_selected": 1, **settings}),
+        make_algorithm(algorithm or WindowGrpoConfig(kl=KlConfig(to="previous")), 16),
+        version=version,
+        max_length=max_length,
+    )
+
+
+def test_decisions_above_the_threshold_become_steps(make_decision: Make) -> None:
+    decisions = [make_decision(i, reward=i / 10) for i in range(4)]
+    found = gather(decisions, [0.5, 0.51, 0.2, 0.9])
+    assert found.batch is not None
+    assert [step.info["decision_id"] for step in found.batch.steps] == ["agent-1-1", "agent-1-3"]
+    assert found.selected == 2
+    step = found.batch.steps[1]
+    assert (step.prompt_token_ids, step.token_ids, step.logprobs) == ((1, 2, 3), (9,), (-0.5,))
+    assert (step.raw_reward, step.reward) == (0.3, 0.3)
+    assert step.policy_uid == "version-0"
+
+
+def test_agents_are_episodes_whose_turns_are_consecutive(make_decision: Make) -> None:
+    decisions = [make_decision(i, f"agent-{i % 2}", reward=i / 10) for i in range(6)]
+    found = gather(decisions, [0.9, 0.9, 0.1, 0.9, 0.9, 0.9], algorithm=PpoConfig())
+    assert found.batch is not None
+    assert found.batch.whole_episodes
+    steps = found.batch.steps
+    assert [steps[where][0].game_id for where in episodes_of(steps)] == ["w/agent-0", "w/agent-1"]
+    assert [step.turn_index for step in steps] == [0, 1, 0, 1, 2]
+
+
+def test_scripted_traders_are_never_learned_from(make_decision: Make) -> None:
+    scripted = make_decision(0, "noise-1", tokens=None, provider="scripted:noise")
+    found = gather([scripted, make_decision(1, reward=0.1), make_decision(2)], [0.9] * 3)
+    assert found.batch is not None
+    assert len(found.batch.steps) == found.selected == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"select_by": "score"}, [1]),
+        ({"select_by": "reward", "threshold": 0.3}, [1, 2]),
+        ({"select_by": "all"}, [0, 1, 2]),
+        ({"select_by": "all", "train_on": "score"}, [0, 1]),
+    ],
+)
+def test_what_is_selected_can_be_chosen(
+    make_decision: Make, settings: dict[str, Any], kept: list[int]
+) -> None:
+    decisions = [make_decision(0, reward=0.1), make_decision(1, reward=0.4), make_decision(2)]
+    found = gather([*decisions, make_decision(9, reward=-1.0)], [0.2, 0.8, None, 0.0], **settings)
+    assert found.unscored == 1
+    ids = [step.info["decision_id"] for step in found.batch.steps] if found.batch else []
+    chosen = {f"agent-1-{i}" for i in kept}
+    if settings["select_by"] == "all":
+        chosen.add("agent-1-9")
+    assert set(ids) == chosen or (not ids and found.selected == len(kept))
+
+
+@pytest.mark.parametrize(
+    ("train_on", "expected"),
+    [("reward", 0.4), ("score", 0.9), ("mix", 0.75 * 0.4 + 0.25 * 0.8)],
+)
+def test_what_is_learned_can_be_chosen(make_decision: Make, train_on: str, expected: float) -> None:
+    decisions = [make_decision(0, reward=0.4), make_decision(1, reward=-0.5)]
+    found = gather(decisions, [0.9, 0.6], train_on=train_on, score_weight=0.25)
+    assert found.batch is not None
+    assert found.batch.steps[0].reward == pytest.approx(expected)
+    assert found.batch.steps[0].raw_reward == 0.4
+
+
+def test_old_and_overlong_decisions_are_left_out_and_counted(make_decision: Make) -> None:
+    decisions = [
+        make_decision(0, reward=0.1, version=5),
+        make_decision(1, reward=0.2, version=4),
+        make_decision(2, reward=0.3, version=3),
+        make_decision(3, reward=0.4, version=5, prompt=range(20)),
+    ]
+    found = gather(decisions, [0.9] * 4, version=5, max_staleness=1, max_length=20)
+    assert found.batch is not None
+    assert [step.policy_version for step in found.batch.steps] == [5, 4]
+    assert (found.selected, found.stale, found.too_long) == (4, 1, 1)
+    assert (found.batch.min_version, found.batch.max_version) == (4, 5)
+    assert found.figures() == {
+        "selected": 4,
+        "trained_decisions": 2,
+        "refused": 0,
+        "unscored": 0,
+        "stale": 1,
+        "too_long": 1,
+    }
+
+
+def test_equal_rewards_train_nothing_and_say_so(make_decision: Make) -> None:
+    decisions = [make_decision(i, f"agent-{i}", reward=0.2) for i in range(4)]
+    found = gather(decisions, [0.9] * 4)
+    assert found.batch is None
+    assert found.reason == "all 4 decisions have the same reward: there is no gradient"
+
+
+def test_equal_scores_train_nothing_when_scores_are_learned(make_decision: Make) -> None:
+    decisions = [make_decision(i, reward=i / 10) for i in range(4)]
+    found = gather(decisions, [0.9] * 4, train_on="score")
+    assert found.reason == "all 4 decisions have the same score: there is no gradient"
+
+
+def test_one_agent_among_which_nothing_is_compared_trains_nothing(make_decision: Make) -> None:
+    """GRPO compares agents; a single one is equal to the mean of all."""
+    decisions = [make_decision(i, reward=i / 10) for i in range(4)]
+    found = gather(decisions, [0.9] * 4, algorithm=GrpoConfig())
+    assert found.batch is None
+    assert "no decision differs" in found.reason
+
+
+def test_agents_that_are_each_constant_have_no_relative_advantage(make_decision: Make) -> None:
+    decisions = [make_decision(i, f"agent-{i % 2}", reward=float(i % 2)) for i in range(4)]
+    config = WindowGrpoConfig(advantage="group_relative")
+    assert gather(decisions, [0.9] * 4, algorithm=config).batch is None
+    assert gather(decisions, [0.9] * 4).batch is not None
+
+
+@pytest.mark.parametrize("train_on", ["reward", "score"])
+def test_answers_that_are_no_action_are_always_learned_from(
+    make_decision: Make, train_on: str
+) -> None:
+    """The filter would keep the model from ever hearing that the market refused it."""
+    good = [make_decision(i, reward=i / 10) for i in range(2)]
+    action = {"type": "SELL_SHARES", "problem": "you have no shares"}
+    wrong = dataclasses.replace(make_decision(2, reward=-1.0), action=action)
+    found = gather([*good, wrong], [0.9, 0.8, None], train_on=train_on)
+    assert found.batch is not None
+    assert [step.reward for step in found.batch.steps][-1] == -1.0
+    assert (found.selected, found.refused) == (2, 1)
+    as_others = gather([*good, wrong], [0.9, 0.8, 0.1], train_on=train_on, invalid_reward=None)
+    assert as_others.batch is not None
+    assert len(as_others.batch.steps) == 2
+
+
+def test_only_old_decisions_train_nothing(make_decision: Make) -> None:
+    decisions = [make_decision(i, reward=i / 10) for i in range(3)]
+    found = gather(decisions, [0.9] * 3, version=9)
+    assert found.reason == "all 3 selected decisions are too old or too long"
+
+
+def test_too_few_good_ones_train_nothing(make_decision: Make) -> None:
+    decisions = [make_decision(i, reward=i / 10) for i in range(6)]
+    found = gather(decisions, [0.9] * 4 + [0.1, None], min_selected=5)
+    assert found.batch is None
+    assert found.reason == (
+        "4 of the model's 6 decisions are selected, and continuous.min_selected is 5"
+    )
+
+
+def test_a_window_without_the_model_trains_nothing(make_decision: Make) -> None:
+    found = gather([make_decision(tokens=None)], [0.9])
+    assert found.reason == "no decision of the trained model is in it"
+
+
+def test_normalised_rewards_are_learned_and_raw_ones_kept(make_decision: Make) -> None:
+    decisions = [make_decision(0, reward=1.0), make_decision(1, reward=3.0)]
+    found = harvest(
+        "w",
+        decisions,
+        [0.9, 0.9],
+        [-1.0, 1.0],
+        ContinuousSettings(min_selected=1),
+        make_algorithm(WindowGrpoConfig(), 16),
+        version=0,
+        max_length=None,
+    )
+    assert found.batch is not None
+    assert [(s.raw_reward, s.reward) for s in found.batch.steps] == [(1.0, -1.0), (3.0, 1.0)]
+    assert math.isclose(sum(step.reward for step in found.batch.steps), 0.0)

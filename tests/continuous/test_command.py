@@ -1,0 +1,171 @@
+"""``rlforge continuous`` as a user meets it: served, interrupted, looked at, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from rlforge.cli import main
+from rlforge.continuous.journal import Journal
+from rlforge.tracking.report import write_report
+
+RLFORGE = "import sys; sys.argv[0] = 'rlforge'; from rlforge.cli import main; main()"
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, f"the run ended early: {process.communicate()[1]}"
+        assert time.monotonic() < deadline, "nothing happened in two minutes"
+        time.sleep(0.1)
+
+
+def test_a_run_serves_over_http_and_ends_at_ctrl_c(small: Sequence[str]) -> None:
+    run_dir = Path("run")
+    arguments = [*small, "continuous.windows=null", "continuous.compare_episodes=0"]
+    arguments += ["continuous.http=true", "serve.port=0", f"run_dir={run_dir}"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", RLFORGE, "continuous", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    windows = run_dir / "windows.jsonl"
+    wait_for(lambda: windows.exists() and len(windows.read_text().splitlines()) >= 1, process)
+    url = json.loads((run_dir / "deployments" / "service.json").read_text())["url"]
+    answer = httpx.post(
+        f"{url}/v1/completions",
+        json={"model": "test", "prompt": "market bet p5", "max_tokens": 1, "user": "somebody"},
+        timeout=60,
+    )
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["text"]
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "interrupted after" in err
+    assert f"rlforge continuous --resume {run_dir.absolute()}" in err
+    assert out.splitlines()[-1] == str(run_dir.absolute())
+    assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
+    assert (run_dir / "report.html").is_file()
+    journal = Journal(run_dir / "journal.sqlite")
+    done = sum(entry.phase == "done" for entry in journal.entries())
+    assert done == len(windows.read_text().splitlines())
+
+
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str | Path
+) -> tuple[int, str, str]:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys, "argv", ["rlforge", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ending:
+        main()
+    out, err = capsys.readouterr()
+    assert isinstance(ending.value.code, int)
+    return ending.value.code, out, err
+
+
+def test_config_and_graph_show_a_continuous_experiment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = command(monkeypatch, capsys, "config", "+experiment=market_rolling")
+    assert code == 0
+    shown = yaml.safe_load(out)
+    assert shown["window"]["mode"] == "rolling"
+    assert not {"pool", "env", "buffer"} & shown.keys()
+    code, out, _ = command(
+        monkeypatch, capsys, "graph", "+experiment=market_rolling", "--format", "mermaid"
+    )
+    assert code == 0
+    assert "learner -->|Checkpoint| deployment" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["train", "+experiment=market_ppo"], 2, "rlforge continuous +experiment=market_ppo"),
+        (["continuous", "+experiment=kuhn_grpo"], 2, "rlforge train +experiment=kuhn_grpo"),
+        (["continuous", "continuous.agents=0"], 2, "continuous.agents=0"),
+        (["continuous", "--resume", "nowhere"], 2, "no run directory nowhere"),
+        (["continuous", "--resume", "x", "seed=1"], 2, "give it no other argument"),
+    ],
+)
+def test_slips_are_one_message(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    message: str,
+) -> None:
+    found, _, err = command(monkeypatch, capsys, *arguments)
+    assert found == code
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_commands_for_games_say_that_a_run_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = command(monkeypatch, capsys, "config", "+experiment=market_continuous")
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text(out)
+    for arguments in (["eval", "run"], ["train", "--resume", "run"]):
+        code, _, err = command(monkeypatch, capsys, *arguments)
+        assert code == 2
+        assert "run: that run trains from window to window" in err
+
+
+def row(number: int, **changes: Any) -> dict[str, Any]:
+    players = {
+        name: {"decisions": 9, "trades": 5, "win_rate": 0.5, "avg_reward": 0.1, "avg_pnl": 2.0}
+        for name in ("policy", "scripted:noise")
+    }
+    documented = {
+        "window_id": f"2024-11-13-1{number}:00",
+        "agents": 5,
+        "trajectories": 47,
+        "avg_reward": 0.73,
+        "high_score_count": 32,
+        "training_loss": 0.21,
+        "kl_divergence": 0.03,
+        "deployment_success": True,
+        "duration_minutes": 15.0,
+    }
+    others = {"window": number, "reason": "", "version": f"step-{number}", "players": players}
+    more = {"batch/trained_decisions": 32.0, "scorer/pairs": 3.0, "reward/pnl": 0.2}
+    return {**documented, **others, **more, **changes}
+
+
+def test_the_report_has_curves_a_comparison_and_a_row_per_window() -> None:
+    Path("run").mkdir()
+    rows = [
+        row(1),
+        row(2, version=None, training_loss=None, kl_divergence=None, reason="it is <not> ready"),
+    ]
+    Path("run/windows.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+    update = {"step": 1, "window_id": "2024-11-13-11:00", "loss": 0.21, "kl": 0.03}
+    Path("run/metrics.jsonl").write_text(f"{json.dumps(update)}\n")
+    players = rows[0]["players"]
+    better = {**players["policy"], "win_rate": 0.67}
+    Path("run/comparison.json").write_text(
+        json.dumps({"before": {"players": players}, "after": {"players": {"policy": better}}})
+    )
+    Path("run/summary.json").write_text(json.dumps({"status": "done", "total_windows": 2}))
+    page = write_report("run").read_text()
+    assert "+17.0 pts" in page
+    assert "2024-11-13-11:00" in page
+    assert "it is &lt;not&gt; ready" in page
+    assert page.count("<figure>") >= 5
+    assert "scripted:noise" in page

@@ -1,0 +1,230 @@
+"""The loop over real parts: market, store, scorer, learner, deployments and engine."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.continuous.assembly import Assembly, assembled
+from rlforge.continuous.run import ContinuousOutcome, ContinuousRun
+from rlforge.continuous.trainer import ContinuousTrainer
+from rlforge.hardware import detect, resolve_hardware
+from rlforge.serving.records import PairedOutcomes
+from rlforge.tracking.files import create_run
+from rlforge.trajectories.records import Decision
+from rlforge.types import PolicyRef
+
+Make = Callable[..., ContinuousConfig]
+
+RUN_DIR = Path("run")
+
+#: The metrics of the document, word for word.
+DOCUMENTED = (
+    "window_id",
+    "agents",
+    "trajectories",
+    "avg_reward",
+    "high_score_count",
+    "training_loss",
+    "kl_divergence",
+    "deployment_success",
+    "duration_minutes",
+)
+
+
+def rows(name: str = "windows.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path("run") / name).read_text().splitlines()]
+
+
+def content(name: str) -> Any:
+    return json.loads((Path("run") / name).read_text())
+
+
+def execute(config: ContinuousConfig) -> ContinuousOutcome:
+    hardware = resolve_hardware(config.hardware, detect(), 1)
+    Path("run").mkdir(exist_ok=True)
+    return ContinuousRun(config, hardware, Path("run").absolute()).execute()
+
+
+@asynccontextmanager
+async def ready(
+    config: ContinuousConfig, stop: asyncio.Event | None = None
+) -> AsyncIterator[Assembly]:
+    """The parts of a run that has begun."""
+    hardware = resolve_hardware(config.hardware, detect(), 1)
+    paths = create_run(RUN_DIR)
+    async with assembled(config, hardware, paths, stop or asyncio.Event(), {}) as assembly:
+        assembly.parts.records.take_up([], lambda text: None)
+        assembly.parts.learner.begin()
+        yield assembly
+
+
+def trainer(config: ContinuousConfig, assembly: Assembly) -> ContinuousTrainer:
+    return ContinuousTrainer(config, assembly.parts, RUN_DIR, asyncio.Event())
+
+
+def test_windows_are_trained_on_and_deployed(make_config: Make) -> None:
+    outcome = execute(make_config())
+    assert (outcome.windows, outcome.interrupted) == (2, False)
+    found = rows()
+    assert [row["window_id"] for row in found] == ["2024-11-13-10:00", "2024-11-13-10:30"]
+    for row in found:
+        assert tuple(row)[: len(DOCUMENTED)] == DOCUMENTED
+        assert row["deployment_success"] is True
+        assert row["high_score_count"] >= 5
+        assert row["agents"] == 11
+        assert row["trajectories"] == 66
+        assert row["kl_divergence"] > 0
+        assert {"scorer/pairs", "reward/pnl", "reward/return", "batch/stale"} <= row.keys()
+        assert row["players"]["policy"]["decisions"] == 24
+        assert row["players"]["scripted:noise"]["decisions"] == 24
+    assert [row["version"] for row in found] == ["step-1", "step-2"]
+    assert [row["step"] for row in rows("metrics.jsonl")] == [1, 2]
+    # The agents of the second window are those of the version that the first one made.
+    assert [row["lag_max"] for row in rows("metrics.jsonl")] == [0.0, 0.0]
+    assert all(row["logprob_gap_max"] < 1e-4 for row in rows("metrics.jsonl"))
+    summary = content("summary.json")
+    assert (summary["status"], summary["windows"], summary["serving"]) == ("done", 2, "step-2")
+    comparison = content("comparison.json")
+    for when, version in (("before", "step-0"), ("after", "step-2")):
+        assert comparison[when]["version"] == version
+        figures = comparison[when]["players"]["policy"]
+        assert {"win_rate", "avg_reward", "avg_pnl"} <= figures.keys()
+
+
+def test_a_window_that_is_not_ready_trains_nothing_and_the_run_goes_on(
+    make_config: Make,
+) -> None:
+    execute(make_config("window.min_agents=12", "continuous.compare_episodes=0"))
+    for row in rows():
+        assert "it is not ready" in row["reason"]
+        assert "12 agents" in row["reason"]
+        assert (row["training_loss"], row["deployment_success"]) == (None, None)
+        assert row["version"] is None
+    assert rows("metrics.jsonl") == []
+    assert not Path("run/comparison.json").exists()
+
+
+def test_a_window_of_one_agent_says_so(make_config: Make) -> None:
+    traders = "market.traders={noise: 0, momentum: 0, value: 0, insider: 0}"
+    execute(make_config(traders, "continuous.agents=1", "continuous.windows=1"))
+    (row,) = rows()
+    assert row["agents"] == 1
+    assert "of 3 agents" in row["reason"]
+
+
+def test_equal_rewards_train_and_deploy_nothing(make_config: Make) -> None:
+    weights = [f"decision_reward.{part}_weight=0" for part in ("pnl", "speed", "consistency")]
+    settings = ["continuous.select_by=all", "continuous.invalid_reward=null"]
+    execute(make_config(*weights, *settings, "continuous.windows=1"))
+    (row,) = rows()
+    assert "there is no gradient" in row["reason"]
+    assert row["deployment_success"] is None
+    assert not Path("run/checkpoints/step-1").exists()
+
+
+async def test_a_refused_version_does_not_serve_and_learning_goes_on_from_before(
+    make_config: Make,
+) -> None:
+    async def worse(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
+        return PairedOutcomes(candidate=(-1.0, -0.9) * 8, current=(1.0, 0.9) * 8)
+
+    config = make_config()
+    async with ready(config) as assembly:
+        assembly.service._holdout = worse
+        assert await trainer(config, assembly).run()
+        assert assembly.service.current.number == 0
+        assert assembly.parts.learner.standing == "step-0"
+    found = rows()
+    assert [row["version"] for row in found] == ["step-1", "step-2"]
+    assert [row["deployment_success"] for row in found] == [False, False]
+    assert all(row["reason"].startswith("holdout: ") for row in found)
+
+
+async def test_a_trial_is_waited_for_and_decided_by_live_outcomes(make_config: Make) -> None:
+    config = make_config(
+        "deployment=ab_test",
+        "deployment.ab.shares=[0.5]",
+        "deployment.ab.min_outcomes=4",
+        "deployment.ab.max_outcomes=8",
+        "deployment.ab.undecided=promote",
+        "continuous.windows=3",
+    )
+    async with ready(config) as assembly:
+        assert await trainer(config, assembly).run()
+        history = assembly.service.history()
+    found = rows()
+    assert found[0]["deployment_success"] is True
+    assert [row["version"] for row in found][:2] == ["step-1", None] or len(history) > 2
+    assert history[1].phase in ("live", "former", "rolled_back")
+    if found[1]["version"] is None:
+        assert "on trial" in found[1]["reason"]
+
+
+def test_rolling_batches_reach_back_over_windows(make_config: Make) -> None:
+    execute(
+        make_config(
+            "window.mode=rolling",
+            "window.rolling_decisions=90",
+            "continuous.windows=3",
+            "continuous.compare_episodes=0",
+        )
+    )
+    first, second, third = rows()
+    assert "66 of 90 complete decisions are there" in first["reason"]
+    assert second["trajectories"] == third["trajectories"] == 90
+    assert third["batch/stale"] == 0.0
+
+
+@pytest.mark.parametrize("algorithm", ["window_ppo", "window_a2c", "grpo"])
+def test_other_algorithms_learn_from_windows_too(make_config: Make, algorithm: str) -> None:
+    config = make_config(f"algorithm={algorithm}", "continuous.windows=1")
+    config.continuous = dataclasses.replace(config.continuous, compare_episodes=0)
+    execute(config)
+    (row,) = rows()
+    assert row["version"] == "step-1"
+    (update,) = rows("metrics.jsonl")
+    assert ("value_loss" in update) == (algorithm != "grpo")
+
+
+async def test_an_interrupted_run_ends_cleanly_between_phases(make_config: Make) -> None:
+    config, stop = make_config("continuous.windows=null"), asyncio.Event()
+    async with ready(config, stop) as assembly:
+        loop = ContinuousTrainer(config, assembly.parts, RUN_DIR, stop)
+        score = assembly.parts.scorer.score
+
+        async def stopping(decisions: list[Decision]) -> Any:
+            stop.set()
+            return await score(decisions)
+
+        assembly.parts.scorer.score = stopping  # type: ignore[method-assign, assignment]
+        assert not await loop.run()
+        entry = assembly.parts.journal.current()
+    assert entry is not None
+    assert (entry.number, entry.phase) == (1, "scored")
+
+
+def test_beside_the_clock_on_the_wall_windows_come_by_themselves(make_config: Make) -> None:
+    """Windows of one second in which a tick takes a hundredth."""
+    config = make_config(
+        "window.clock=wall",
+        "window.minutes=0.016666666666666666",
+        "market.tick_minutes=0.0005",
+        "window.completeness=0",
+        "window.min_agents=1",
+        "continuous.compare_episodes=0",
+        "continuous.max_staleness=5",
+    )
+    execute(config)
+    found = rows()
+    assert len(found) == 2
+    assert found[0]["window_id"] < found[1]["window_id"]
+    assert any(row["trajectories"] > 0 for row in found)

@@ -1,0 +1,142 @@
+"""Real engines over the small model, real adapters, and a service in a folder of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlforge.checkpoint import write_checkpoint
+from rlforge.config.schema import EngineConfig, EnvConfig, EnvEntry, LoraConfig, ModelConfig
+from rlforge.config.serving import DeploymentConfig, ServeConfig, ServingConfig
+from rlforge.engines.base import Engine
+from rlforge.engines.registry import make_engine
+from rlforge.models.load import (
+    load_base_model,
+    load_tokenizer,
+    resolve_device,
+    stop_token_ids,
+)
+from rlforge.models.lora import attach_lora
+from rlforge.serving.probes import Probe, game_probes
+from rlforge.serving.service import DeploymentService
+from rlforge.types import Checkpoint
+
+LORA = LoraConfig(rank=4, alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
+
+#: Random adapters of a barely warmed model: their answers need not be readable.
+SETTINGS = {"probes": 2, "min_format": 0.0, "holdout_games": 0, "timeout_s": 60.0}
+
+
+@pytest.fixture
+def config(small_model: Path) -> ServingConfig:
+    torch.set_num_threads(1)
+    return ServingConfig(
+        name="small",
+        model=ModelConfig(
+            kind="hf",
+            name=str(small_model),
+            dtype="float32",
+            prompt_template="board",
+            action_extraction="bracket",
+            lora=LORA,
+        ),
+        env=EnvConfig(train=[EnvEntry(id="TicTacToe-v0-train", max_turns=20)]),
+        engine=EngineConfig(max_tokens=16, max_model_len=128, max_loras=4, stuck_after_s=60),
+        deployment=DeploymentConfig(**SETTINGS),
+        serve=ServeConfig(port=0, default_max_tokens=8),
+    )
+
+
+@pytest.fixture
+def tokenizer(config: ServingConfig) -> Any:
+    return load_tokenizer(config.model)
+
+
+@pytest.fixture
+def probes(config: ServingConfig, tokenizer: Any) -> tuple[Probe, ...]:
+    stops = stop_token_ids(config.model, tokenizer)
+    return game_probes(config, tokenizer, stops, number=2, max_tokens=8)
+
+
+@pytest.fixture
+async def engine(config: ServingConfig) -> AsyncIterator[Engine]:
+    engine = make_engine(config, device="cpu", threads=1)
+    yield engine
+    await engine.close()
+
+
+MakeAdapter = Callable[..., Path]
+
+
+@pytest.fixture
+def make_adapter(config: ServingConfig, tmp_path: Path) -> MakeAdapter:
+    """A checkpoint as the learner writes it, whose greedy answers differ from the others'."""
+
+    def make(
+        seed: int, *, model: ModelConfig = config.model, lora: LoraConfig = LORA, scale: float = 0.5
+    ) -> Path:
+        base = load_base_model(model, resolve_device("cpu"), torch.float32)
+        wrapped = attach_lora(base, lora, seed)
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.data.normal_(0, scale, generator=generator)
+        root = tmp_path / f"adapters-{lora.rank}"
+        return write_checkpoint(
+            root, f"step-{seed}", lambda folder: wrapped.save_pretrained(folder), {"version": seed}
+        )
+
+    return make
+
+
+@pytest.fixture
+def adapter(make_adapter: MakeAdapter) -> Checkpoint:
+    path = make_adapter(1)
+    return Checkpoint(uid=path.name, version=1, path=str(path))
+
+
+Opened = Callable[..., contextlib.AbstractAsyncContextManager[DeploymentService]]
+
+
+@pytest.fixture
+def opened(
+    config: ServingConfig, engine: Engine, probes: tuple[Probe, ...], tmp_path: Path
+) -> Opened:
+    """``async with opened(…) as service``; settings of group deployment by name."""
+
+    @contextlib.asynccontextmanager
+    async def open_service(
+        folder: Path = tmp_path / "state",
+        holdout: Any = None,
+        on_phase: Any = None,
+        probes: tuple[Probe, ...] = probes,
+        **settings: Any,
+    ) -> AsyncIterator[DeploymentService]:
+        service = await DeploymentService.open(
+            folder,
+            engine,
+            DeploymentConfig(**SETTINGS | settings),
+            config.model,
+            probes,
+            holdout=holdout,
+            on_phase=on_phase,
+        )
+        try:
+            yield service
+        finally:
+            await service.close()
+
+    return open_service
+
+
+async def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for something that happens elsewhere."""
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110  # what holds has no event
+            await asyncio.sleep(0.01)

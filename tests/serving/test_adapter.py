@@ -1,0 +1,172 @@
+"""What on disk can be served, and the sentence for each thing that cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from rlforge.config.schema import LoraConfig
+from rlforge.config.serving import ServingConfig
+from rlforge.errors import DeploymentError
+from rlforge.serving.adapter import (
+    WeightCheck,
+    copy_files,
+    find_source,
+    fingerprint,
+    source_checkpoint,
+)
+
+MakeAdapter = Callable[..., Path]
+
+
+def _plain(checkpoint: Path, target: Path) -> Path:
+    """The same adapter as PEFT leaves it: without a manifest."""
+    target.mkdir()
+    copy_files(checkpoint, fingerprint(checkpoint))(target)
+    return target
+
+
+def _change(adapter: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    file = adapter / "adapter_model.safetensors"
+    weights = load_file(file)
+    change(weights)
+    save_file(weights, file)
+
+
+def test_an_adapter_of_this_model_fits_and_is_finite(
+    config: ServingConfig, make_adapter: MakeAdapter
+) -> None:
+    path, check = make_adapter(1), WeightCheck(config.model)
+    assert check.check_fit(path) == "LoRA of rank 4 on down_proj, q_proj, v_proj"
+    assert "tensors" in check.check_finite(path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_named(
+    config: ServingConfig, make_adapter: MakeAdapter, tmp_path: Path, value: float
+) -> None:
+    path = _plain(make_adapter(1), tmp_path / "bad")
+
+    def spoil(weights: dict[str, torch.Tensor]) -> None:
+        weights[min(weights)].view(-1)[3] = value
+
+    _change(path, spoil)
+    with pytest.raises(DeploymentError, match=r"lora_A.weight holds 1 numbers that are not finite"):
+        WeightCheck(config.model).check_finite(path)
+
+
+def test_a_truncated_file_is_named_with_and_without_a_manifest(
+    config: ServingConfig, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    path = make_adapter(1)
+    plain = _plain(path, tmp_path / "plain")
+    for folder in (path, plain):
+        file = folder / "adapter_model.safetensors"
+        file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DeploymentError, match=r"adapter_model.safetensors is truncated"):
+        fingerprint(path)
+    with pytest.raises(DeploymentError, match=r"adapter_model.safetensors is damaged or truncated"):
+        WeightCheck(config.model).check_finite(plain)
+
+
+def test_an_adapter_for_a_base_model_of_another_name_is_refused(
+    config: ServingConfig, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    path = _plain(make_adapter(1), tmp_path / "other")
+    described = json.loads((path / "adapter_config.json").read_text())
+    described["base_model_name_or_path"] = "Qwen/Qwen3-0.6B"
+    (path / "adapter_config.json").write_text(json.dumps(described))
+    with pytest.raises(DeploymentError, match=r"another base model: Qwen/Qwen3-0\.6B; served is"):
+        WeightCheck(config.model).check_fit(path)
+
+
+def test_weights_of_other_shapes_or_for_other_layers_are_refused(
+    config: ServingConfig, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    adapter = make_adapter(1)
+    wide, deep = (_plain(adapter, tmp_path / name) for name in ("wide", "deep"))
+
+    def widen(weights: dict[str, torch.Tensor]) -> None:
+        name = next(name for name in weights if "q_proj.lora_A" in name)
+        weights[name] = torch.zeros(4, 99)
+
+    def deepen(weights: dict[str, torch.Tensor]) -> None:
+        name = next(name for name in weights if ".0." in name)
+        weights[name.replace(".0.", ".17.")] = weights[name].clone()
+
+    _change(wide, widen)
+    _change(deep, deepen)
+    check = WeightCheck(config.model)
+    with pytest.raises(DeploymentError, match=r"is \(4, 99\), and does not fit.*q_proj"):
+        check.check_fit(wide)
+    with pytest.raises(DeploymentError, match=r"changes model\.layers\.17.*does not have"):
+        check.check_fit(deep)
+
+
+def test_a_rank_beyond_the_services_is_refused(
+    config: ServingConfig, make_adapter: MakeAdapter
+) -> None:
+    path = make_adapter(1, lora=LoraConfig(rank=8, alpha=8, target_modules=["q_proj"]))
+    with pytest.raises(DeploymentError, match=r"rank 8.*model\.lora\.rank=4 at most"):
+        WeightCheck(config.model).check_fit(path)
+
+
+def test_full_weights_fit_where_their_shapes_do(
+    config: ServingConfig, small_model: Path, tmp_path: Path
+) -> None:
+    check = WeightCheck(config.model)
+    assert check.check_fit(small_model) == "full weights of this model"
+    other = dataclasses.replace(config.model, lora=LoraConfig())
+    wide = AutoModelForCausalLM.from_pretrained(small_model)
+    wide.resize_token_embeddings(wide.config.vocab_size + 7)
+    wide.save_pretrained(tmp_path / "wide")
+    with pytest.raises(DeploymentError, match=r"embed_tokens.weight is \(\d+, 32\)"):
+        WeightCheck(other).check_fit(tmp_path / "wide")
+
+
+def test_a_run_stands_for_its_newest_checkpoint(make_adapter: MakeAdapter, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for seed in (1, 2):
+        path = make_adapter(seed)
+        (run / "checkpoints").mkdir(exist_ok=True)
+        path.rename(run / "checkpoints" / path.name)
+    assert source_checkpoint(find_source(run)).version == 2
+    assert source_checkpoint(find_source(run, "step-1")).version == 1
+    with pytest.raises(
+        DeploymentError, match=r"step-9: no such checkpoint; there are step-1, step"
+    ):
+        find_source(run, "step-9")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "no such directory; give a run or an adapter"),
+        (lambda path: path.mkdir(), "neither a run"),
+        (lambda path: (path / "checkpoints").mkdir(parents=True), "holds no checkpoint yet"),
+    ],
+)
+def test_what_is_neither_run_nor_adapter_is_said(
+    tmp_path: Path, make: Callable[[Path], None], message: str
+) -> None:
+    make(tmp_path / "thing")
+    with pytest.raises(DeploymentError, match=message):
+        find_source(tmp_path / "thing")
+
+
+def test_files_that_change_while_they_are_copied_are_noticed(
+    make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    path = make_adapter(1)
+    files = fingerprint(path)
+    (path / "adapter_config.json").write_text("{}")
+    with pytest.raises(DeploymentError, match=r"adapter_config.json changed while"):
+        copy_files(path, files)(tmp_path)

@@ -1,0 +1,564 @@
+"""The HTTP service as OpenAI's own client, a shell and an attacker meet it: over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServingConfig
+from rlforge.engines.base import Engine
+from rlforge.errors import ConfigError, EngineDeadError
+from rlforge.serving.guard import TOKEN_VARIABLE, make_token, read_token
+from rlforge.serving.listener import answer_requests, listen, url_of
+from rlforge.serving.server import assembled
+from rlforge.serving.service import DeploymentService
+from rlforge.types import PolicyRef, SamplingParams, value
+
+from .conftest import SETTINGS, MakeAdapter, until
+
+TOKEN = "a token for tests"
+PROMPT = "tic tac toe [0]"
+
+
+@value
+class Served:
+    """A service that listens. stop: makes it end as a signal would."""
+
+    service: DeploymentService
+    url: str
+    http: httpx.AsyncClient
+    openai: openai.AsyncOpenAI
+    stop: asyncio.Event
+    done: asyncio.Task[bool]
+
+
+Serving = Callable[..., contextlib.AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture
+def serving(config: ServingConfig, engine: Engine, tmp_path: Path) -> Serving:
+    """``async with serving(…) as served``; settings of group serve by name."""
+
+    @contextlib.asynccontextmanager
+    async def start(
+        engine: Engine = engine, deployment: Any = None, host: str = "127.0.0.1", **settings: Any
+    ) -> AsyncIterator[Served]:
+        config.deployment = DeploymentConfig(**SETTINGS | (deployment or {}))
+        for name, setting in settings.items():
+            setattr(config.serve, name, setting)
+        listener = listen("127.0.0.1", 0)
+        config.serve.host = host  # what the guard goes by; the socket stays on loopback
+        stop = asyncio.Event()
+
+        async def told() -> None:
+            await stop.wait()
+
+        async with assembled(config, tmp_path / "state", TOKEN, engine) as (service, app):
+            drain = config.serve.drain_s
+            done = asyncio.create_task(answer_requests(app, listener, drain_s=drain, failed=told()))
+            url = url_of(listener)
+            async with (
+                httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
+                openai.AsyncOpenAI(
+                    base_url=f"{url}/v1", api_key=TOKEN, max_retries=0, timeout=30
+                ) as client,
+            ):
+                yield Served(
+                    service=service, url=url, http=http, openai=client, stop=stop, done=done
+                )
+            stop.set()
+            await done
+
+    return start
+
+
+def _admin(token: str = TOKEN) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+# ---------------------------------------------------------------- OpenAI's client
+
+
+async def test_a_chat_is_answered_with_text_counts_and_version(serving: Serving) -> None:
+    async with serving() as served:
+        answer = await served.openai.chat.completions.create(
+            model="small",
+            messages=[
+                {"role": "system", "content": "Play."},
+                {"role": "user", "content": [{"type": "text", "text": PROMPT}]},
+            ],
+            temperature=0,
+            max_tokens=5,
+        )
+        choice = answer.choices[0]
+        assert answer.object == "chat.completion"
+        assert answer.model == "small"
+        assert answer.system_fingerprint == "version-0"
+        assert choice.message.role == "assistant"
+        assert choice.finish_reason in ("stop", "length")
+        assert answer.usage is not None
+        assert 1 <= answer.usage.completion_tokens <= 5
+        assert answer.usage.total_tokens == answer.usage.prompt_tokens + (
+            answer.usage.completion_tokens
+        )
+
+
+async def test_streams_and_whole_answers_have_the_same_text(serving: Serving) -> None:
+    async with serving() as served:
+        asked: dict[str, Any] = {"model": "small", "temperature": 1.0, "seed": 7, "max_tokens": 12}
+        messages: Any = [{"role": "user", "content": PROMPT}]
+        whole = await served.openai.chat.completions.create(messages=messages, **asked)
+        stream = await served.openai.chat.completions.create(
+            messages=messages, stream=True, stream_options={"include_usage": True}, **asked
+        )
+        chunks = [chunk async for chunk in stream]
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        assert text == whole.choices[0].message.content
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+        assert chunks[-1].usage == whole.usage
+        assert len({chunk.id for chunk in chunks}) == 1
+        assert {chunk.system_fingerprint for chunk in chunks} == {"version-0"}
+
+        completed = await served.openai.completions.create(prompt=PROMPT, **asked)
+        pieces = await served.openai.completions.create(prompt=PROMPT, stream=True, **asked)
+        assert "".join([p.choices[0].text async for p in pieces]) == completed.choices[0].text
+
+
+async def test_the_first_tokens_are_there_while_the_engine_draws_more(
+    serving: Serving, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without stop tokens every answer is as long as it may be.
+    monkeypatch.setattr("rlforge.models.load.stop_token_ids", lambda *_: ())
+    step = engine._core.step
+
+    def slow() -> Any:
+        time.sleep(0.02)
+        return step()
+
+    body = {"model": "small", "prompt": "go", "max_tokens": 100, "seed": 0}
+    async with serving() as served:
+        monkeypatch.setattr(engine._core, "step", slow)
+        async with served.http.stream(
+            "POST", "/v1/completions", json=body | {"stream": True}
+        ) as stream:
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith("data: ")
+            assert engine.stats().running == 1
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            assert stream.headers["x-rlforge-version"] == "version-0"
+            rest = [line async for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert len(rest) > 10
+
+
+async def test_a_prompt_may_be_token_ids_and_logprobs_are_those_of_the_engine(
+    serving: Serving, engine: Engine, tokenizer: Any
+) -> None:
+    ids = tokenizer.encode(PROMPT, add_special_tokens=False)
+    async with serving() as served:
+        answer = await served.openai.completions.create(
+            model="small", prompt=ids, max_tokens=4, seed=1, logprobs=0
+        )
+        chat = await served.openai.chat.completions.create(
+            model="small",
+            messages=[{"role": "user", "content": "go"}],
+            max_tokens=4,
+            seed=1,
+            logprobs=True,
+        )
+        listed = await served.openai.models.list()
+    policy = PolicyRef(uid="version-0", kind="checkpoint")
+    direct = await engine.generate(ids, SamplingParams(max_tokens=4, seed=1), policy)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs is not None
+    # The service stops at the model's stop tokens, too.
+    count = len(logprobs.token_logprobs)
+    assert logprobs.token_logprobs == pytest.approx(direct.logprobs[:count], abs=1e-5)
+    assert chat.choices[0].logprobs is not None
+    assert all(entry.logprob <= 0 for entry in chat.choices[0].logprobs.content or [])
+    assert [model.id for model in listed.data] == ["small", "small@version-0"]
+
+
+async def test_a_stop_string_ends_the_answer_before_it(serving: Serving) -> None:
+    async with serving() as served:
+        asked: dict[str, Any] = {"model": "small", "prompt": "go", "max_tokens": 60, "seed": 11}
+        whole = (await served.openai.completions.create(**asked)).choices[0].text
+        stop = whole[len(whole) // 2 :][:3]
+        assert stop
+        cut = await served.openai.completions.create(stop=[stop], **asked)
+        assert cut.choices[0].text == whole[: whole.index(stop)]
+        assert cut.choices[0].finish_reason == "stop"
+        pieces = await served.openai.completions.create(stop=stop, stream=True, **asked)
+        assert "".join([p.choices[0].text async for p in pieces]) == whole[: whole.index(stop)]
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"temperature": 3}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"n": 2}, "n"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "role"),
+        ({"messages": "hello"}, "messages"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"no_such_thing": 1}, "no_such_thing"),
+        ({"logprobs": True, "stream": True}, "log-probabilities"),
+        ({"messages": [{"role": "user", "content": "go " * 500}]}, "max_model_len"),
+    ],
+)
+async def test_what_cannot_be_answered_is_a_400_that_says_why(
+    serving: Serving, change: dict[str, Any], part: str
+) -> None:
+    body = {"model": "small", "messages": [{"role": "user", "content": "go"}]} | change
+    async with serving() as served:
+        answer = await served.http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert part in error["message"] or part in (error["param"] or "")
+        assert error["type"] == "invalid_request_error"
+
+
+async def test_unknown_models_paths_and_methods_are_said_in_openais_form(serving: Serving) -> None:
+    async with serving() as served:
+        with pytest.raises(openai.NotFoundError, match="'gpt-9' is not served; there are small"):
+            await served.openai.completions.create(model="gpt-9", prompt="go")
+        with pytest.raises(openai.NotFoundError):
+            await served.openai.models.retrieve("small@version-9")
+        assert (await served.openai.models.retrieve("small")).id == "small"
+        for method, path, status in (("GET", "/v2", 404), ("GET", "/v1/completions", 405)):
+            answer = await served.http.request(method, path)
+            assert answer.status_code == status
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+# ---------------------------------------------------------------- what must not come in
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "status"),
+    [
+        (b"{", {}, 400),
+        (b"\xff\xfe", {}, 400),
+        (b"[" * 100_000, {}, 400),
+        (b"null", {}, 400),
+        (b"{}", {"content-type": "text/plain"}, 415),
+        (b"x" * 5000, {}, 413),
+        (b"{}", {"host": "evil.example"}, 403),
+    ],
+)
+async def test_malformed_oversized_and_foreign_requests_are_refused(
+    serving: Serving, content: bytes, headers: dict[str, str], status: int
+) -> None:
+    async with serving(max_body_bytes=200_000 if content[:1] == b"[" else 4096) as served:
+        answer = await served.http.post(
+            "/v1/completions",
+            content=content,
+            headers={"content-type": "application/json"} | headers,
+        )
+        assert answer.status_code == status, answer.text
+        assert answer.json()["error"]["message"]
+        assert (await served.http.get("/health")).status_code == 200
+
+
+async def test_a_body_without_a_length_is_cut_off_where_it_grows_too_large(
+    serving: Serving,
+) -> None:
+    async def for_ever() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 1024
+            await asyncio.sleep(0)
+
+    async with serving(max_body_bytes=4096) as served:
+        with contextlib.suppress(httpx.TransportError):  # it may still be writing
+            answer = await served.http.post(
+                "/v1/completions",
+                content=for_ever(),
+                headers={"content-type": "application/json"},
+            )
+            assert answer.status_code == 413
+        assert (await served.http.get("/health")).status_code == 200
+
+
+async def test_a_body_that_does_not_come_is_given_up(serving: Serving) -> None:
+    async with serving(body_timeout_s=0.2) as served:
+        host, port = served.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+        )
+        answer = await reader.read(65536)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"did not arrive within 0.2 s" in answer
+        writer.close()
+
+
+async def test_beyond_loopback_every_request_needs_the_token(serving: Serving) -> None:
+    async with serving(host="0.0.0.0") as served:
+        for path in ("/v1/models", "/metrics", "/admin/deployments"):
+            for headers in ({}, _admin("wrong"), {"authorization": TOKEN}):
+                answer = await served.http.get(path, headers=headers)
+                assert answer.status_code == 401
+                assert answer.headers["www-authenticate"] == "Bearer"
+            assert (await served.http.get(path, headers=_admin())).status_code == 200
+        assert (await served.http.get("/health")).status_code == 200
+        assert (await served.http.get("/ready")).json() == {
+            "status": "ready",
+            "version": "version-0",
+        }
+        with pytest.raises(openai.AuthenticationError):
+            await served.openai.with_options(api_key="wrong").models.list()
+        assert (await served.openai.models.list()).data
+
+
+async def test_on_loopback_only_admin_calls_need_it_unless_told(serving: Serving) -> None:
+    async with serving() as served:
+        assert (await served.http.get("/v1/models")).status_code == 200
+        for method, path in (
+            ("POST", "/admin/deploy"),
+            ("POST", "/admin/rollback"),
+            ("GET", "/admin/deployments"),
+        ):
+            assert (await served.http.request(method, path)).status_code == 401
+    async with serving(require_token=True) as served:
+        assert (await served.http.get("/v1/models")).status_code == 401
+
+
+def test_the_token_is_made_once_and_kept_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match="no token"):
+        read_token(tmp_path)
+    token = make_token(tmp_path)
+    assert len(token) >= 32
+    assert make_token(tmp_path) == read_token(tmp_path) == token
+    file = tmp_path / "token"
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match=r"can be read by others.*chmod 600"):
+        make_token(tmp_path)
+    file.chmod(0o600)
+    file.write_text("\n")
+    with pytest.raises(ConfigError, match="is empty"):
+        read_token(tmp_path)
+    monkeypatch.setenv(TOKEN_VARIABLE, "from the environment")
+    assert make_token(tmp_path) == "from the environment"
+
+
+async def test_no_token_is_ever_logged(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        async with serving() as served:
+            await served.http.get("/admin/deployments", headers=_admin())
+            await served.http.get("/admin/deployments", headers=_admin("a wrong secret"))
+            await served.openai.models.list()
+    ours = [r for r in caplog.records if r.name.split(".")[0] in ("rlforge", "uvicorn")]
+    assert not any(TOKEN in r.getMessage() or "wrong secret" in r.getMessage() for r in ours)
+
+
+# ---------------------------------------------------------------- load, trouble, the end
+
+
+async def test_more_requests_than_places_are_told_to_try_again(serving: Serving) -> None:
+    body = {"model": "small", "prompt": "go", "max_tokens": 100, "seed": 3}
+    async with serving(max_concurrent=2) as served:
+        answers = await asyncio.gather(
+            *(served.http.post("/v1/completions", json=body) for _ in range(6))
+        )
+        codes = sorted(answer.status_code for answer in answers)
+        assert codes == [200, 200, 429, 429, 429, 429]
+        refused = next(answer for answer in answers if answer.status_code == 429)
+        assert refused.headers["retry-after"] == "1"
+        assert "serve.max_concurrent" in refused.json()["error"]["message"]
+        assert (await served.http.post("/v1/completions", json=body)).status_code == 200
+
+
+class Slow:
+    """The real engine, but for a while before each answer."""
+
+    def __init__(self, engine: Engine, seconds: float) -> None:
+        self._engine, self.seconds = engine, seconds
+        self.asked = self.given_up = 0
+
+    async def generate(self, *arguments: Any) -> Any:
+        self.asked += 1
+        try:
+            await asyncio.sleep(self.seconds)
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+        return await self._engine.generate(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+async def test_a_request_that_takes_too_long_is_a_504_and_leaves_the_engine(
+    serving: Serving, engine: Engine
+) -> None:
+    slow = Slow(engine, 0.0)
+    async with serving(engine=slow, request_timeout_s=0.2) as served:
+        slow.seconds = 30
+        for stream in (False, True):
+            body = {"model": "small", "prompt": "go", "stream": stream}
+            answer = await served.http.post("/v1/completions", json=body)
+            assert answer.status_code == 504
+            assert "serve.request_timeout_s" in answer.json()["error"]["message"]
+        assert slow.given_up == 2
+
+
+async def test_a_client_that_goes_away_leaves_the_engine(serving: Serving, engine: Engine) -> None:
+    slow = Slow(engine, 0.0)
+    async with serving(engine=slow) as served:
+        slow.seconds, before = 30, slow.asked
+        with pytest.raises(httpx.ReadTimeout):
+            await served.http.post(
+                "/v1/completions", json={"model": "small", "prompt": "go"}, timeout=0.3
+            )
+        await until(lambda: slow.given_up == 1)
+        assert slow.asked == before + 1
+        slow.seconds = 0
+
+
+async def test_requests_under_way_are_finished_when_the_service_stops(
+    serving: Serving, engine: Engine
+) -> None:
+    slow = Slow(engine, 0.0)
+    async with serving(engine=slow) as served:
+        slow.seconds, before = 0.5, slow.asked
+        under_way = asyncio.create_task(
+            served.http.post("/v1/completions", json={"model": "small", "prompt": "go"})
+        )
+        await until(lambda: slow.asked > before)
+        served.stop.set()
+        assert (await under_way).status_code == 200
+        await served.done
+        with pytest.raises(httpx.ConnectError):
+            await httpx.AsyncClient(trust_env=False).get(f"{served.url}/health")
+
+
+async def test_an_engine_that_is_dead_is_a_503_and_not_ready(
+    serving: Serving, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving() as served:
+
+        async def dead(*_: Any, **__: Any) -> Any:
+            raise EngineDeadError("the engine is gone")
+
+        monkeypatch.setattr(served.service._router, "answer", dead)
+        for stream in (False, True):
+            body = {"model": "small", "prompt": "go", "stream": stream}
+            answer = await served.http.post("/v1/completions", json=body)
+            assert answer.status_code == 503
+            assert answer.json()["error"]["message"] == "the engine is gone"
+
+
+async def test_metrics_count_requests_tokens_and_deployments(
+    serving: Serving, make_adapter: MakeAdapter
+) -> None:
+    async with serving() as served:
+        await served.openai.completions.create(model="small", prompt="go", max_tokens=3)
+        stream = await served.openai.completions.create(model="small", prompt="go", stream=True)
+        assert [piece async for piece in stream]
+        await served.service.deploy(make_adapter(1))
+        await served.http.get("/nowhere")
+        await served.http.get("/admin/deployments")
+        page = (await served.http.get("/metrics")).text
+    assert 'rlforge_requests_total{path="/v1/completions",status="200"} 2.0' in page
+    assert 'rlforge_requests_total{path="other",status="404"} 1.0' in page
+    assert 'rlforge_requests_total{path="other",status="401"} 1.0' in page
+    assert 'rlforge_deployments_total{end="live"} 2.0' in page  # the base model's, too
+    assert "rlforge_current_version 1.0" in page
+    assert "rlforge_first_token_seconds_count 1.0" in page
+    assert 'rlforge_answers_total{arm="current"} 2.0' in page
+    assert 'rlforge_tokens_total{kind="generated"}' in page
+    assert 'rlforge_engine{what="generated_tokens"}' in page
+
+
+# ---------------------------------------------------------------- admin, trials
+
+
+async def test_the_admin_deploys_rolls_back_and_looks(
+    serving: Serving, make_adapter: MakeAdapter
+) -> None:
+    path = make_adapter(1)
+    cut = make_adapter(2)
+    (cut / "adapter_model.safetensors").write_bytes(b"short")
+    async with serving() as served:
+        post, headers = served.http.post, _admin()
+        deployed = await post("/admin/deploy", json={"adapter": str(path)}, headers=headers)
+        assert (deployed.status_code, deployed.json()["phase"]) == (200, "live")
+        refused = await post("/admin/deploy", json={"adapter": str(cut)}, headers=headers)
+        assert (refused.status_code, refused.json()["phase"]) == (409, "rejected")
+        missing = await post("/admin/deploy", json={"adapter": "/nowhere"}, headers=headers)
+        assert missing.status_code == 409
+        assert "no such directory" in missing.json()["error"]["message"]
+        answer = await served.openai.completions.create(model="small@version-1", prompt="go")
+        assert answer.system_fingerprint == "version-1"
+        back = await post("/admin/rollback", json={}, headers=headers)
+        assert back.json()["uid"] == "version-0"
+        again = await post("/admin/rollback", json={}, headers=headers)
+        assert again.status_code == 409
+        told = (await served.http.get("/admin/deployments", headers=headers)).json()
+        assert told["current"] == "version-0"
+        assert told["trial"] is None
+        assert [d["phase"] for d in told["deployments"]] == ["live", "rolled_back", "rejected"]
+
+
+async def test_outcomes_of_answers_decide_a_trial(
+    serving: Serving, make_adapter: MakeAdapter
+) -> None:
+    trial = AbTestConfig(shares=[0.5], min_outcomes=5, max_outcomes=100)
+    async with serving(deployment={"strategy": "ab_test", "ab": trial}) as served:
+        assert (await served.service.deploy(make_adapter(1))).phase == "trial"
+        looked = await served.http.get("/admin/deployments", headers=_admin())
+        assert looked.json()["trial"]["share"] == 0.5
+        number = 0
+        while served.service.trial is not None:
+            answer = await served.openai.completions.create(
+                model="small", prompt="go", max_tokens=1, user=f"agent-{number}"
+            )
+            reward = float(answer.system_fingerprint == "version-1") + 0.1 * (number % 2)
+            for counted in (True, False) if served.service.trial is not None else ():
+                told = await served.http.post(
+                    "/v1/outcomes", json={"id": answer.id, "reward": reward}
+                )
+                assert told.json()["version"] == answer.system_fingerprint
+                assert told.json()["counted"] == counted
+            number += 1
+        assert served.service.current.uid == "version-1"
+        bad = await served.http.post("/v1/outcomes", json={"id": "chatcmpl-12", "reward": 1})
+        assert bad.status_code == 400
+        content = json.dumps({"id": answer.id, "reward": float("nan")})
+        nan = await served.http.post(
+            "/v1/outcomes", content=content, headers={"content-type": "application/json"}
+        )
+        assert nan.status_code == 400
+
+
+def test_an_address_that_is_taken_is_said_with_the_mend() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"serve\.port={port}: cannot listen.*serve\.port=0"):
+            listen("127.0.0.1", port)
+    with pytest.raises(ConfigError, match=r"serve\.host=no-such-host\.invalid"):
+        listen("no-such-host.invalid", 0)
+    assert os.environ.get(TOKEN_VARIABLE) is None

@@ -1,0 +1,187 @@
+"""``rlforge serve``, ``deploy``, ``rollback`` and ``deployments`` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rlforge.config.serving import ServingConfig
+from rlforge.serving.guard import TOKEN_VARIABLE
+
+from .conftest import MakeAdapter
+
+RLFORGE = (sys.executable, "-c", "from rlforge.cli import main; main()")
+
+
+def _run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*RLFORGE, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"COLUMNS": "80"} | environment,
+    )
+
+
+Start = Callable[[], tuple["subprocess.Popen[bytes]", str]]
+
+
+@pytest.fixture
+def start(config: ServingConfig, tmp_path: Path) -> Iterator[Start]:
+    """Starts ``rlforge serve`` with the small model; gives the process and its address."""
+    started = []
+
+    def begin() -> tuple[subprocess.Popen[bytes], str]:
+        lora = config.model.lora
+        process = subprocess.Popen(
+            [
+                *RLFORGE,
+                "serve",
+                "env=tictactoe",
+                "model=hf",
+                f"model.name={config.model.name}",
+                "model.prompt_template=board",
+                "model.action_extraction=bracket",
+                f"model.lora.rank={lora.rank}",
+                "engine=tiny",
+                "hardware=cpu",
+                "hardware.threads=1",
+                "serve.port=0",
+                "deployment.holdout_games=0",
+                "deployment.min_format=0",
+            ],
+            stderr=(tmp_path / "serve.err").open("ab"),
+        )
+        started.append(process)
+        address = tmp_path / "deployments" / "service.json"
+        limit = time.monotonic() + 150
+        while time.monotonic() < limit and process.poll() is None:
+            if address.is_file():
+                told = json.loads(address.read_text())
+                if told["pid"] == process.pid:
+                    return process, told["url"]
+            time.sleep(0.05)
+        raise AssertionError((tmp_path / "serve.err").read_text())
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def _answered_by(url: str) -> str:
+    answer = httpx.post(
+        f"{url}/v1/completions",
+        json={"model": "run", "prompt": "go", "max_tokens": 1},
+        trust_env=False,
+        timeout=60,
+    )
+    return str(answer.headers["x-rlforge-version"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_service_is_deployed_to_killed_taken_up_again_and_stopped(
+    start: Start, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    adapters = [make_adapter(seed) for seed in (1, 2)]
+    process, url = start()
+    assert _answered_by(url) == "version-0"
+
+    deployed = _run("deploy", adapters[0])
+    assert deployed.returncode == 0, deployed.stderr
+    assert "ok   finite: " in deployed.stdout
+    assert deployed.stdout.splitlines()[-1] == "version-1 is live"
+    assert _answered_by(url) == "version-1"
+
+    (adapters[1] / "adapter_model.safetensors").write_bytes(b"short")
+    refused = _run("deploy", adapters[1])
+    assert refused.returncode == 1
+    assert "FAIL files: " in refused.stdout
+    assert "rlforge: version-2 is not served (rejected): files: " in refused.stderr
+
+    wrong = _run("rollback", **{TOKEN_VARIABLE: "wrong"})
+    assert (wrong.returncode, "refuses the token" in wrong.stderr) == (2, True)
+    second = _run("serve", "model=tiny", "hardware=cpu")
+    assert (second.returncode, "is in use by process" in second.stderr) == (1, True)
+
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process, url = start()
+    assert _answered_by(url) == "version-1"
+    back = _run("rollback")
+    assert back.stdout == "version-0 is live\n"
+    assert _answered_by(url) == "version-0"
+
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    said = (tmp_path / "serve.err").read_text()
+    assert said.splitlines()[-1] == "stopped"
+    assert (tmp_path / "deployments" / "token").read_text().strip() not in said
+    for log in (tmp_path / "deployments" / "logs").iterdir():
+        assert (tmp_path / "deployments" / "token").read_text().strip() not in log.read_text()
+
+    staged = _run("deploy", adapters[0])
+    assert staged.stdout.startswith("version-3 is staged: no service runs in deployments;")
+    listed = _run("deployments")
+    assert listed.returncode == 0
+    assert [line.split()[1] for line in listed.stdout.splitlines() if "version-" in line] == [
+        "live",
+        "rolled_back",
+        "rejected",
+        "staged",
+    ]
+    assert max(map(len, listed.stdout.splitlines())) <= 80
+    assert "no service runs here" in _run("rollback").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("rollback",), 1, "deployments: no service was ever started here"),
+        (("deploy", "nowhere"), 1, "deployments: no service was ever started here"),
+        (("deployments",), 2, "deployments: holds no deployments; name the folder with --state"),
+        (("serve", "nowhere"), 2, "nowhere: no such directory"),
+        (("serve", "model=tiny", "serve.port=99999"), 2, "serve.port=99999: must be 0 to 65535"),
+        (("serve", "model=tiny", "engine.max_loras=1"), 2, "engine.max_loras=1: must be at least"),
+        (("serve", "model=tiny", "deployment.test=x"), 2, "deployment.test=x: no such test"),
+    ],
+)
+def test_slips_are_one_line_with_the_mend(
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from rlforge.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["rlforge", *arguments])
+    with pytest.raises(SystemExit) as ending:
+        main()
+    error = capsys.readouterr().err
+    assert ending.value.code == code, error
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_an_address_without_a_service_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rlforge.cli import main
+
+    monkeypatch.setenv(TOKEN_VARIABLE, "anything")
+    monkeypatch.setattr(sys, "argv", ["rlforge", "rollback", "--url", "http://127.0.0.1:1"])
+    with pytest.raises(SystemExit) as ending:
+        main()
+    assert ending.value.code == 1
+    assert "no service answers at http://127.0.0.1:1" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""What ``rlforge serve`` makes of its arguments: an experiment, or a run with changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlforge.config.compose import compose, to_yaml
+from rlforge.config.serving import ServingConfig
+from rlforge.errors import ConfigError
+from rlforge.serving.compose import compose_service
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with a checkpoint, as far as composing looks at it."""
+    path = tmp_path / "runs" / "one"
+    checkpoint = path / "checkpoints" / "step-3"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text("{}")
+    config = compose(["+experiment=simpletak_mirror", "engine.max_loras=4", "hardware=cpu"]).config
+    (path / "config.yaml").write_text(to_yaml(config))
+    return path
+
+
+def test_without_a_run_it_is_an_experiment_and_the_groups_of_a_service() -> None:
+    composed = compose_service(
+        ["+experiment=simpletak_mirror", "deployment=ab_test", "serve.port=0", "engine.max_loras=3"]
+    )
+    assert isinstance(composed.config, ServingConfig)
+    assert composed.config.name == "simpletak_mirror"
+    assert composed.config.deployment.strategy == "ab_test"
+    assert composed.config.serve.port == 0
+    assert (composed.source, composed.state_dir) == (None, Path("deployments"))
+
+
+def test_a_run_brings_its_own_configuration(run: Path) -> None:
+    composed = compose_service([str(run), "serve.port=0", "deployment.keep=2", "engine.top_p=0.9"])
+    assert composed.config.engine.max_loras == 4
+    assert composed.config.engine.top_p == 0.9
+    assert composed.config.model.kind == "tiny"
+    assert composed.config.hardware.device == "cpu"
+    assert composed.config.deployment.keep == 2
+    assert (composed.source, composed.state_dir) == (run, run / "deployments")
+    assert compose_service([str(run), "serve.state_dir=here"]).state_dir == Path("here")
+    assert compose_service([str(run), "hardware=auto"]).config.hardware.device == "auto"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve.prot=1"], r"serve\.prot.*no such key; did you mean serve\.port"),
+        (["deployment=blue"], r"deployment=blue: no such option.*ab_test, replace"),
+        (["nowhere"], "no such directory; give a run or an adapter"),
+        (["a", "b"], "serve one run, not 2"),
+        (["serve.port=many"], r"serve\.port=many.*Integer"),
+    ],
+)
+def test_slips_are_one_message(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose_service(arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("model=tiny", r"the run in .* has its own model; change single values"),
+        ("engine.max_lora=4", r"engine\.max_lora=4 \(command line\)"),
+    ],
+)
+def test_a_run_is_changed_value_by_value(run: Path, change: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose_service([str(run), change])
+
+
+def test_an_adapter_is_not_a_run(tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"is an adapter, not a run: .*rlforge deploy"):
+        compose_service([str(tmp_path / "adapter")])

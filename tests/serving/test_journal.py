@@ -1,0 +1,152 @@
+"""What is written is there after any end of the process, and a damaged file is named and mended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlforge.errors import DeploymentError
+from rlforge.serving.journal import BACKUP, FILE, Journal, read_history
+from rlforge.serving.records import Check
+
+
+@contextlib.contextmanager
+def _journal(folder: Path) -> Iterator[Journal]:
+    journal = Journal(folder)
+    try:
+        yield journal
+    finally:
+        journal.close()
+
+
+def _promoted(journal: Journal, count: int) -> None:
+    for _ in range(count):
+        begun = journal.begin("somewhere", strategy="replace")
+        journal.promote(begun.number)
+
+
+def test_a_deployment_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    checks = (Check(name="fit", passed=True, detail="rank 4"),)
+    with _journal(tmp_path) as journal:
+        journal.begin("base", strategy="replace")
+        journal.begin("/runs/a", strategy="ab_test", version=40, phase="validating")
+        journal.advance(1, "checkpointing", checks=checks)
+        written = journal.advance(1, "swapping", path="/versions/version-1")
+    with _journal(tmp_path) as journal:
+        assert journal.history()[1] == written
+    assert read_history(tmp_path)[1] == written
+    assert (written.uid, written.version, written.checks) == ("version-1", 40, checks)
+
+
+def test_what_is_served_is_a_stack(tmp_path: Path) -> None:
+    with _journal(tmp_path) as journal:
+        _promoted(journal, 4)
+        assert [d.number for d in journal.live()] == [3, 2, 1, 0]
+        assert [d.phase for d in journal.history()] == ["former"] * 3 + ["live"]
+        journal.go_back_to(1, "worse")
+        assert [d.number for d in journal.live()] == [1, 0]
+        assert [d.phase for d in journal.history()] == [
+            "former",
+            "live",
+            "rolled_back",
+            "rolled_back",
+        ]
+        assert journal.history()[3].reason == "worse"
+        _promoted(journal, 1)
+        assert [d.number for d in journal.live()] == [4, 1, 0]
+
+
+def test_the_base_and_a_few_former_versions_are_kept(tmp_path: Path) -> None:
+    with _journal(tmp_path) as journal:
+        _promoted(journal, 6)
+        journal.forget_former(2)
+        assert [d.number for d in journal.live()] == [5, 4, 3, 0]
+
+
+@pytest.mark.parametrize("phase", ["validating", "checkpointing", "swapping", "verifying"])
+def test_what_a_process_left_under_way_is_closed(tmp_path: Path, phase: str) -> None:
+    with _journal(tmp_path) as journal:
+        _promoted(journal, 1)
+        journal.begin("somewhere", strategy="replace", phase=phase)  # type: ignore[arg-type]
+    with _journal(tmp_path) as journal:
+        (closed,) = journal.interrupt()
+        assert (closed.number, closed.phase) == (1, "interrupted")
+        assert phase in closed.reason
+        assert [d.number for d in journal.live()] == [0]
+
+
+def test_an_outcome_counts_once(tmp_path: Path) -> None:
+    with _journal(tmp_path) as journal:
+        _promoted(journal, 1)
+        assert journal.add_outcome(0, "new", 1.0, "answer-1")
+        assert not journal.add_outcome(0, "new", 1.0, "answer-1")
+        assert journal.add_outcome(0, "current", 0.5, None)
+        assert journal.add_outcome(0, "current", 0.5, None)
+    with _journal(tmp_path) as journal:
+        assert journal.outcomes(0) == [("new", 1.0), ("current", 0.5), ("current", 0.5)]
+
+
+@pytest.mark.parametrize("damage", ["overwritten", "truncated", "emptied"])
+def test_a_damaged_file_is_named_and_its_copy_is_used(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with _journal(tmp_path) as journal:
+        _promoted(journal, 3)
+        journal.back_up()
+    file = tmp_path / FILE
+    whole = file.read_bytes()
+    cut = {"overwritten": b"x" * len(whole), "truncated": whole[:5000], "emptied": b""}
+    file.write_bytes(cut[damage])
+    with caplog.at_level(logging.ERROR, logger="rlforge"), _journal(tmp_path) as journal:
+        assert [d.number for d in journal.live()] == [2, 1, 0]
+        _promoted(journal, 1)
+    assert str(file) in caplog.text
+    assert [p.read_bytes() for p in tmp_path.glob(f"{FILE}.damaged-*")] == [cut[damage]]
+
+
+def test_a_damaged_file_without_a_copy_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"no database at all" * 100)
+    with pytest.raises(DeploymentError, match=rf"{FILE} is damaged.*move it away"):
+        Journal(tmp_path)
+
+
+def test_a_full_disk_is_one_message_and_changes_nothing(tmp_path: Path) -> None:
+    with _journal(tmp_path) as journal:
+        _promoted(journal, 1)
+        (pages,) = journal._database.execute("PRAGMA page_count").fetchone()
+        journal._database.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(DeploymentError, match="full"):
+            journal.begin("x" * 100_000, strategy="replace")
+        assert [d.number for d in journal.history()] == [0]
+        journal._database.execute("PRAGMA max_page_count = 100000")
+        assert journal.begin("x", strategy="replace").number == 1
+
+
+def test_changes_are_durable_before_they_count(tmp_path: Path) -> None:
+    with _journal(tmp_path) as journal:
+        assert journal._database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+        assert journal._database.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
+
+
+def test_a_copy_that_cannot_be_made_is_only_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with _journal(tmp_path) as journal:
+        _promoted(journal, 1)
+        (tmp_path / f".{BACKUP}").mkdir()
+        with caplog.at_level(logging.WARNING, logger="rlforge"):
+            journal.back_up()
+    assert "no copy of" in caplog.text
+
+
+def test_reading_a_folder_without_a_service_finds_nothing(tmp_path: Path) -> None:
+    assert read_history(tmp_path) == []
+    (tmp_path / FILE).write_bytes(b"no database at all" * 100)
+    with pytest.raises(DeploymentError, match="cannot be read"):
+        read_history(tmp_path)
+    assert issubclass(sqlite3.OperationalError, sqlite3.DatabaseError)  # what _open relies on

@@ -1,0 +1,485 @@
+"""Versions are replaced while they are served, and whatever goes wrong, one is served."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from rlforge.config.serving import ServingConfig
+from rlforge.engines.base import Engine
+from rlforge.errors import ConfigError, DeploymentError, EngineError, RunError
+from rlforge.serving.adapter import copy_files, fingerprint
+from rlforge.serving.probes import Probe
+from rlforge.serving.records import Deployment, PairedOutcomes
+from rlforge.serving.service import DeploymentService, stage
+from rlforge.types import Checkpoint, Completion, PolicyRef, SamplingParams
+
+from .conftest import MakeAdapter, Opened, until
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
+PROMPT = (5, 6, 7, 8)
+
+
+async def _ask(service: DeploymentService, **named: Any) -> Completion:
+    return await service.generate(PROMPT, GREEDY, **named)
+
+
+async def _alone(engine: Engine, path: Path) -> tuple[int, ...]:
+    """What the adapter answers when nothing else is there."""
+    policy = PolicyRef(uid=f"alone-{path}", kind="checkpoint", path_or_name=str(path))
+    return (await engine.generate(PROMPT, GREEDY, policy)).token_ids
+
+
+async def _worse(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
+    draw = np.random.default_rng(0)
+    rewards = draw.normal(size=100)
+    worse = rewards - 0.5 + 0.1 * draw.normal(size=100)
+    return PairedOutcomes(candidate=tuple(worse), current=tuple(rewards))
+
+
+# ---------------------------------------------------------------- replace
+
+
+async def test_a_service_without_a_past_serves_the_base_model(opened: Opened) -> None:
+    async with opened() as service:
+        answer = await _ask(service)
+        assert (answer.policy_uid, service.current.number) == ("version-0", 0)
+        assert service.current.phase == "live"
+
+
+async def test_a_deployment_is_served_with_its_own_weights_and_survives_a_restart(
+    opened: Opened, engine: Engine, make_adapter: MakeAdapter
+) -> None:
+    first, second = make_adapter(1), make_adapter(2)
+    expected = [await _alone(engine, path) for path in (first, second)]
+    assert expected[0] != expected[1]
+    async with opened() as service:
+        for number, path in enumerate((first, second), start=1):
+            deployed = await service.deploy(path)
+            assert (deployed.phase, deployed.number, deployed.version) == ("live", number, number)
+            answer = await _ask(service)
+            assert (answer.policy_uid, answer.policy_version) == (deployed.uid, number)
+            assert answer.token_ids == expected[number - 1]
+    shutil.rmtree(first.parent)  # the service has copies of its own
+    async with opened() as service:
+        assert service.current.uid == "version-2"
+        assert (await _ask(service)).token_ids == expected[1]
+        assert (await service.rollback()).uid == "version-1"
+        assert (await _ask(service)).token_ids == expected[0]
+    async with opened() as service:
+        assert service.current.uid == "version-1"
+
+
+async def test_requests_finish_on_the_version_they_began_with(
+    opened: Opened, engine: Engine, adapter: Checkpoint
+) -> None:
+    long = SamplingParams(temperature=0.0, max_tokens=100)
+    async with opened() as service:
+        alone = await service.generate(PROMPT, long)
+        heard = asyncio.Event()
+        under_way = asyncio.create_task(
+            service.generate(PROMPT, long, on_tokens=lambda tokens: heard.set())
+        )
+        await heard.wait()
+        deployed = await service.deploy(adapter)
+        assert not under_way.done() or (await under_way).policy_uid == "version-0"
+        after = await _ask(service)
+        before = await under_way
+        assert before.token_ids == alone.token_ids
+        assert (before.policy_uid, after.policy_uid) == ("version-0", deployed.uid)
+
+
+async def test_each_check_that_fails_is_the_reason_and_nothing_changes(
+    opened: Opened, config: ServingConfig, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    good = make_adapter(1)
+
+    def spoiled(name: str, spoil: Callable[[Path], None]) -> Path:
+        path = tmp_path / name
+        path.mkdir()
+        copy_files(good, fingerprint(good))(path)
+        spoil(path)
+        return path
+
+    def nan(path: Path) -> None:
+        weights = load_file(path / "adapter_model.safetensors")
+        weights[min(weights)].fill_(float("nan"))
+        save_file(weights, path / "adapter_model.safetensors")
+
+    def other_base(path: Path) -> None:
+        described = json.loads((path / "adapter_config.json").read_text())
+        described["base_model_name_or_path"] = "somebody/else"
+        (path / "adapter_config.json").write_text(json.dumps(described))
+
+    def lacking(path: Path) -> None:
+        weights = load_file(path / "adapter_model.safetensors")
+        del weights[min(weights)]
+        save_file(weights, path / "adapter_model.safetensors")
+
+    cut = make_adapter(2)
+    (cut / "adapter_model.safetensors").write_bytes(b"short")
+    cases = {
+        "files: ": cut,
+        "finite: ": spoiled("nan", nan),
+        "fit: ": spoiled("other", other_base),
+        "loads: ": spoiled("lacking", lacking),
+    }
+    async with opened() as service:
+        kept = await service.deploy(good)
+        for reason, path in cases.items():
+            refused = await service.deploy(path)
+            assert refused.phase == "rejected", refused
+            assert refused.reason.startswith(reason), refused.reason
+            assert not refused.checks[-1].passed
+            assert (await _ask(service)).policy_uid == kept.uid
+        missing = await service.deploy(tmp_path / "nowhere")
+        assert (missing.phase, "no such directory" in missing.reason) == ("failed", True)
+        phases = [d.phase for d in service.history()]
+        assert phases == ["former", "live", *["rejected"] * 4, "failed"]
+
+
+async def test_answers_that_cannot_be_read_are_a_reason(
+    opened: Opened, adapter: Checkpoint, probes: tuple[Probe, ...]
+) -> None:
+    boxed = tuple(dataclasses.replace(probe, extraction="boxed") for probe in probes)
+    async with opened(probes=boxed, min_format=1.0) as service:
+        refused = await service.deploy(adapter)
+        assert refused.phase == "rejected"
+        assert "format: 0 of 2 answers can be read; 100% must be; one that" in refused.reason
+
+
+async def test_a_version_that_is_worse_on_held_out_items_is_not_served(
+    opened: Opened, adapter: Checkpoint
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    async def equal(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
+        asked.append((candidate.uid, current.uid))
+        return PairedOutcomes(candidate=(1.0,) * 50, current=(1.0,) * 50)
+
+    async def broken(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
+        raise EngineError("no answer")
+
+    async with opened(holdout=_worse) as service:
+        refused = await service.deploy(adapter)
+        assert refused.phase == "rejected"
+        assert "holdout: mean reward -0.5" in refused.reason
+        assert "a loss of 0.25 cannot be ruled out" in refused.reason
+        assert "no answer" in (await service.deploy(adapter, holdout=broken)).reason
+        assert service.current.number == 0
+        passed = await service.deploy(adapter, holdout=equal)
+        assert passed.phase == "live"
+        assert [check.name for check in passed.checks][-1] == "holdout"
+        assert asked == [(f"candidate-{passed.number}", "version-0")]
+
+
+async def test_a_full_disk_leaves_what_is_served(
+    opened: Opened, adapter: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with opened() as service:
+
+        def full(source: Any, target: Any) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(shutil, "copyfile", full)
+            failed = await service.deploy(adapter)
+        assert failed.phase == "failed"
+        assert "no space on disk" in failed.reason
+        assert (await _ask(service)).policy_uid == "version-0"
+        assert (await service.deploy(adapter)).phase == "live"
+
+
+async def test_a_journal_that_cannot_be_written_is_an_answer_too(
+    opened: Opened, adapter: Checkpoint
+) -> None:
+    async with opened() as service:
+        database = service._journal._database
+        database.execute("PRAGMA query_only = 1")
+        failed = await service.deploy(adapter)
+        assert (failed.phase, failed.number) == ("failed", -1)
+        assert "cannot be written" in failed.reason
+        assert (await _ask(service)).policy_uid == "version-0"
+        database.execute("PRAGMA query_only = 0")
+        assert (await service.deploy(adapter)).phase == "live"
+
+
+async def test_a_version_that_does_not_answer_on_the_live_route_is_rolled_back(
+    opened: Opened, adapter: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened() as service:
+        answer = service._router.answer
+
+        async def other(prompt: Any, params: Any, policy: PolicyRef, *rest: Any) -> Completion:
+            return await answer(prompt, params, PolicyRef(uid="stranger", kind="checkpoint"), *rest)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(service._router, "answer", other)
+            failed = await service.deploy(adapter)
+        assert failed.phase == "rolled_back"
+        assert "a probe of version-1 was answered by stranger" in failed.reason
+        assert (await _ask(service)).policy_uid == "version-0"
+    async with opened() as service:
+        assert service.current.number == 0
+
+
+async def test_deployments_wait_for_each_other_and_outlive_their_caller(
+    opened: Opened, make_adapter: MakeAdapter
+) -> None:
+    async with opened() as service:
+        paths = [make_adapter(seed) for seed in (1, 2)]
+        both = [asyncio.create_task(service.deploy(path)) for path in paths]
+        await asyncio.sleep(0)
+        both[1].cancel()
+        assert (await both[0]).phase == "live"
+        await until(lambda: service.current.number == 2)
+
+
+# ---------------------------------------------------------------- restarts
+
+
+@pytest.mark.parametrize("phase", ["validating", "checkpointing", "swapping", "verifying"])
+async def test_a_power_cut_in_any_phase_leaves_the_last_verified_version(
+    opened: Opened, make_adapter: MakeAdapter, tmp_path: Path, phase: str
+) -> None:
+    cut = tmp_path / "cut"
+
+    def power_cut(deployment: Deployment) -> None:
+        if deployment.number == 2 and deployment.phase == phase and not cut.exists():
+            # What a disk holds when the machine stops now: log and all.
+            shutil.copytree(tmp_path / "state", cut)
+
+    async with opened(on_phase=power_cut) as service:
+        await service.deploy(make_adapter(1))
+        assert (await service.deploy(make_adapter(2))).phase == "live"
+    async with opened(cut) as service:
+        assert service.current.uid == "version-1"
+        assert (await _ask(service)).policy_uid == "version-1"
+        assert service.history()[2].phase == "interrupted"
+        assert (await service.deploy(make_adapter(3))).uid == "version-3"
+
+
+async def test_a_damaged_version_is_named_at_the_start_and_the_one_before_is_served(
+    opened: Opened, make_adapter: MakeAdapter, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened() as service:
+        for seed in (1, 2, 3):
+            await service.deploy(make_adapter(seed))
+    versions = tmp_path / "state" / "versions"
+    file = versions / "version-3" / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    shutil.rmtree(versions / "version-2")
+    with caplog.at_level(logging.ERROR, logger="rlforge"):
+        async with opened() as service:
+            assert service.current.uid == "version-1"
+            assert "adapter_model.safetensors is truncated" in service.history()[3].reason
+    assert "version-3 cannot be served" in caplog.text
+    assert "version-2 cannot be served" in caplog.text
+
+
+async def test_a_version_whose_files_vanish_while_it_is_served_is_rolled_back(
+    opened: Opened, config: ServingConfig, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    async with opened() as service:
+        await service.deploy(make_adapter(1))
+        await service.deploy(make_adapter(2))
+        shutil.rmtree(tmp_path / "state" / "versions" / "version-2")
+        # The engine forgets it as others come.
+        for seed in range(3, 3 + config.engine.max_loras):
+            other = PolicyRef(
+                uid=f"other-{seed}", kind="checkpoint", path_or_name=str(make_adapter(seed))
+            )
+            await service._router.load(other)
+        answers = await asyncio.gather(*(_ask(service) for _ in range(4)))
+        assert {answer.policy_uid for answer in answers} == {"version-1"}
+        assert service.current.uid == "version-1"
+        with pytest.raises(EngineError, match="version-2"):
+            await _ask(service, policy=service.history()[2].policy())
+
+
+async def test_old_versions_leave_the_disk_and_the_base_stays(
+    opened: Opened, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    async with opened(keep=1) as service:
+        for seed in range(1, 5):
+            await service.deploy(make_adapter(seed))
+        kept = {path.name for path in (tmp_path / "state" / "versions").iterdir()}
+        assert kept == {"version-3", "version-4"}
+        assert (await service.rollback()).uid == "version-3"
+        assert (await service.rollback()).uid == "version-0"
+        with pytest.raises(DeploymentError, match="no version to go back to from version-0"):
+            await service.rollback()
+
+
+async def test_one_service_owns_a_folder(opened: Opened) -> None:
+    async with opened():
+        with pytest.raises(RunError, match="is in use by process"):
+            async with opened():
+                pass
+    async with opened():
+        pass
+
+
+async def test_what_was_staged_is_deployed_by_the_next_service(
+    opened: Opened, adapter: Checkpoint, tmp_path: Path
+) -> None:
+    assert adapter.path is not None
+    (tmp_path / "state").mkdir()
+    with pytest.raises(DeploymentError, match="no service was ever started"):
+        stage(tmp_path / "state", Path(adapter.path), "replace")
+    async with opened():
+        with pytest.raises(RunError, match="in use"):
+            stage(tmp_path / "state", Path(adapter.path), "replace")
+    staged = stage(tmp_path / "state", Path(adapter.path), "replace")
+    assert staged.phase == "staged"
+    async with opened() as service:
+        (deployed,) = await service.deploy_staged()
+        assert (deployed.uid, deployed.phase) == (staged.uid, "live")
+        assert await service.deploy_staged() == []
+
+
+# ---------------------------------------------------------------- trials
+
+AB = {"strategy": "ab_test"}
+
+
+def _ab(config: ServingConfig, **settings: Any) -> dict[str, Any]:
+    return AB | {"ab": type(config.deployment.ab)(**settings)}
+
+
+async def test_a_trial_splits_users_and_promotes_the_better_version(
+    opened: Opened, config: ServingConfig, adapter: Checkpoint
+) -> None:
+    settings = _ab(config, shares=[0.5], min_outcomes=10, max_outcomes=500)
+    async with opened(**settings) as service:
+        tried = await service.deploy(adapter)
+        assert tried.phase == "trial"
+        assert [d.uid for d in service.served()] == ["version-0", "version-1"]
+        uids = {user: service.route(user).uid for user in map(str, range(40))}
+        assert set(uids.values()) == {"version-0", "version-1"}
+        for user, uid in uids.items():
+            assert (await _ask(service, user=user)).policy_uid == uid
+        draw = np.random.default_rng(0)
+        number = 0
+        while service.trial is not None:
+            uid = service.route(str(number)).uid
+            reward = float(draw.uniform() < (0.9 if uid == "version-1" else 0.3))
+            assert await service.record_outcome(reward, uid=uid, key=f"answer-{number}")
+            number += 1
+        assert service.current.uid == "version-1"
+        assert service.current.phase == "live"
+        assert service.current.checks[-1].name == "trial"
+        assert not await service.record_outcome(1.0, uid="version-1")  # nothing is on trial
+
+
+async def test_a_trial_ends_with_the_worse_version_gone(
+    opened: Opened, config: ServingConfig, adapter: Checkpoint
+) -> None:
+    async with opened(**_ab(config, shares=[0.5], min_outcomes=10)) as service:
+        await service.deploy(adapter)
+        for number in range(200):
+            if service.trial is None:
+                break
+            await service.record_outcome(float(number % 3 == 0), uid="version-1")
+            await service.record_outcome(float(number % 3 != 0), uid="version-0")
+        assert service.current.uid == "version-0"
+        assert service.history()[1].phase == "rolled_back"
+        assert "trial: mean reward 0.3" in service.history()[1].reason
+
+
+async def test_a_trial_goes_on_after_a_restart_with_all_its_outcomes(
+    opened: Opened, config: ServingConfig, adapter: Checkpoint
+) -> None:
+    settings = _ab(config, shares=[0.2, 0.8], step_outcomes=20, min_outcomes=1000)
+    async with opened(**settings) as service:
+        await service.deploy(adapter)
+        for number in range(30):
+            uid = f"version-{number % 2}"
+            assert await service.record_outcome(number / 30, uid=uid, key=str(number))
+            assert not await service.record_outcome(number / 30, uid=uid, key=str(number))
+        for _ in range(5):
+            await service.record_outcome(0.5, uid="version-1")
+        assert service.trial is not None
+        before = (service.trial.share, str(service.trial), service.route("a user").uid)
+        assert before[0] == 0.8
+    async with opened(**settings) as service:
+        assert service.trial is not None
+        after = (service.trial.share, str(service.trial), service.route("a user").uid)
+        assert after == before
+
+
+async def test_during_a_trial_nothing_else_is_deployed_and_rolling_back_ends_it(
+    opened: Opened, config: ServingConfig, make_adapter: MakeAdapter
+) -> None:
+    async with opened(**_ab(config)) as service:
+        await service.deploy(make_adapter(1))
+        second = await service.deploy(make_adapter(2))
+        assert (second.phase, "version-1 is on trial" in second.reason) == ("failed", True)
+        assert (await service.rollback("enough")).uid == "version-0"
+        assert service.trial is None
+        assert service.history()[1].reason == "trial: enough"
+
+
+async def test_a_reward_must_be_a_finite_number(
+    opened: Opened, config: ServingConfig, adapter: Checkpoint
+) -> None:
+    async with opened(**_ab(config)) as service:
+        await service.deploy(adapter)
+        with pytest.raises(ValueError, match="finite"):
+            await service.record_outcome(float("nan"), uid="version-1")
+        assert not await service.record_outcome(1.0, uid="version-7")
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"strategy": "blue_green"}, r"deployment\.strategy=blue_green"),
+        ({"probes": 0}, r"deployment\.probes=0"),
+        ({"test": "z"}, r"deployment\.test=z"),
+        ({"alpha": 1.0}, r"deployment\.alpha=1"),
+        ({"margin": -0.1}, r"deployment\.margin=-0\.1"),
+        ({"keep": 0}, r"deployment\.keep=0"),
+        ({"timeout_s": 0}, r"deployment\.timeout_s=0"),
+        ({"min_format": 2}, r"deployment\.min_format=2"),
+        ({"probe_tokens": 0}, r"deployment\.probe_tokens=0"),
+        ({"holdout_games": 1}, r"deployment\.holdout_games=1"),
+    ],
+)
+async def test_settings_that_cannot_be_are_refused(
+    opened: Opened, settings: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(ConfigError, match=key):
+        async with opened(**settings):
+            pass
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shares": []},
+        {"shares": [0.5, 0.2]},
+        {"shares": [1.5]},
+        {"alpha": 0},
+        {"effect": 0},
+        {"undecided": "perhaps"},
+        {"step_outcomes": 0},
+    ],
+)
+async def test_settings_of_trials_that_cannot_be_are_refused(
+    opened: Opened, config: ServingConfig, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=rf"deployment\.ab\.{next(iter(settings))}="):
+        async with opened(**_ab(config, **settings)):
+            pass
