@@ -17,7 +17,7 @@ import ray
 from rlforge.actors.process import end, enter, restarted, turn_file
 from rlforge.clock import TimeLimit
 from rlforge.config.schema import HardwareConfig, RunConfig
-from rlforge.engines.base import Engine, EngineStats, OnTokens
+from rlforge.engines.base import EngineStats, LocalEngine, OnTokens
 from rlforge.engines.registry import make_engine
 from rlforge.errors import EngineDeadError, EngineError
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
@@ -51,7 +51,7 @@ class EngineActor:
     model at ``wake``.
     """
 
-    _engine: Engine
+    _engine: LocalEngine
 
     def __init__(
         self, config: RunConfig, hardware: HardwareConfig, name: str, run_dir: str

@@ -64,17 +64,6 @@ class Engine(Generator, Protocol):
         """Make ``policy`` resident ahead of its first request."""
         ...
 
-    async def sleep(self) -> None:
-        """Give the device's memory back until ``wake``.
-
-        What is being generated is finished first; all else that is asked for waits.
-        """
-        ...
-
-    async def wake(self) -> None:
-        """Go on with what waits; nothing happens in an engine that is awake."""
-        ...
-
     def stats(self) -> EngineStats:
         """Counters since the start."""
         ...
@@ -85,4 +74,19 @@ class Engine(Generator, Protocol):
 
     async def close(self) -> None:
         """Stop; requests under way fail with ``EngineError``."""
+        ...
+
+
+class LocalEngine(Engine, Protocol):
+    """An engine of this process, which can leave its device to others for a while."""
+
+    async def sleep(self) -> None:
+        """Give the device's memory back until ``wake``.
+
+        What is being generated is finished first; all else that is asked for waits.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Go on with what waits; nothing happens in an engine that is awake."""
         ...

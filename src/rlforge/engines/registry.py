@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlforge.config.schema import RunConfig
-from rlforge.engines.base import Engine
+from rlforge.engines.base import LocalEngine
 from rlforge.errors import ConfigError, nearest
 
 
 def make_engine(
     config: RunConfig, *, device: str = "auto", threads: int | None = None, gpus: float = 1.0
-) -> Engine:
+) -> LocalEngine:
     """The engine ``engine.name`` on ``device`` (auto, cpu or cuda), with its model loaded.
 
     threads: OpenMP threads of this process; None leaves them. gpus: its share of a GPU, where
@@ -27,7 +27,7 @@ def make_engine(
     return _ENGINES[name](config, device, threads, gpus)
 
 
-def _transformers(config: RunConfig, device: str, threads: int | None, gpus: float) -> Engine:
+def _transformers(config: RunConfig, device: str, threads: int | None, gpus: float) -> LocalEngine:
     import torch
 
     from rlforge.engines.transformers import TransformersEngine
@@ -45,7 +45,7 @@ def _transformers(config: RunConfig, device: str, threads: int | None, gpus: flo
     return TransformersEngine(config.engine, model, load_tokenizer(config.model), seed=config.seed)
 
 
-def _vllm(config: RunConfig, device: str, threads: int | None, gpus: float) -> Engine:
+def _vllm(config: RunConfig, device: str, threads: int | None, gpus: float) -> LocalEngine:
     from rlforge.engines.vllm import VllmEngine
     from rlforge.models.load import resolve_device
 
@@ -53,7 +53,7 @@ def _vllm(config: RunConfig, device: str, threads: int | None, gpus: float) -> E
     return VllmEngine(config, device=place, threads=threads, gpus=gpus)
 
 
-_ENGINES: dict[str, Callable[[RunConfig, str, int | None, float], Engine]] = {
+_ENGINES: dict[str, Callable[[RunConfig, str, int | None, float], LocalEngine]] = {
     "transformers": _transformers,
     "vllm": _vllm,
 }

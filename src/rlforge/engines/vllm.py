@@ -197,9 +197,9 @@ class VllmGenerator:
         self._waiting.close()
 
     def sleep(self) -> None:
-        """vLLM's sleep of level 1: weights and adapters to the host, and no KV cache.
+        """Weights and adapters go to the host, cached prompts are forgotten.
 
-        vLLM forgets which prompts were cached. On a CPU it keeps its memory.
+        On a CPU vLLM keeps its memory.
         """
         self._llm.sleep(level=1)
 
