@@ -74,14 +74,12 @@ class VllmGenerator:
         self._waiting: WaitingRoom[Asked] = WaitingRoom(self._adapters)
         self._under_way: dict[str, tuple[PolicyKey, Asked]] = {}
         self._max_sequences, self._max_model_len = max_sequences, max_model_len
-        self._vocab_size = vocab_size
-        self._decode = decode
+        self._vocab_size, self._decode = vocab_size, decode
         self._seeds = np.random.default_rng(seed)
         self._next_id = 0
         self._requests = self._ended = self._prompt_tokens = 0
         self._tokens_of_ended = self._tokens_under_way = 0
-        self._busy_s = 0.0
-        self._work = WorkLog()
+        self._busy_s, self._work = 0.0, WorkLog()
 
     # ------------------------------------------------------------ requests
 
@@ -197,10 +195,7 @@ class VllmGenerator:
         self._waiting.close()
 
     def sleep(self) -> None:
-        """Weights and adapters go to the host, cached prompts are forgotten.
-
-        On a CPU vLLM keeps its memory.
-        """
+        """Weights and adapters to the host, no cached prompts; on a CPU vLLM keeps its memory."""
         self._llm.sleep(level=1)
 
     def wake(self) -> None:
