@@ -368,6 +368,7 @@ async def test_no_token_is_ever_logged(serving: Serving, caplog: pytest.LogCaptu
             await served.http.get("/admin/deployments", headers=_admin())
             await served.http.get("/admin/deployments", headers=_admin("a wrong secret"))
             await served.openai.models.list()
+    assert "GET '/admin/deployments': 401" in caplog.text
     ours = [r for r in caplog.records if r.name.split(".")[0] in ("rlforge", "uvicorn")]
     assert not any(TOKEN in r.getMessage() or "wrong secret" in r.getMessage() for r in ours)
 
