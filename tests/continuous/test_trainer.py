@@ -131,6 +131,18 @@ def test_equal_rewards_train_and_deploy_nothing(make_config: Make) -> None:
     assert not Path("run/checkpoints/step-1").exists()
 
 
+def test_a_judge_that_answers_prose_leaves_decisions_unscored(make_config: Make) -> None:
+    judge = ["ruler=judge", "ruler.judge.model=engine", "ruler.judge.retries=0"]
+    execute(make_config(*judge, "continuous.windows=1", "continuous.compare_episodes=0"))
+    (row,) = rows()
+    assert row["scorer/unscored"] == 66.0
+    assert (row["batch/unscored"], row["high_score_count"]) == (24, 0)
+    assert "0 of the model's 24 decisions are selected" in row["reason"]
+    scores = content("scores/2024-11-13-10.00.json")["scores"]
+    assert len(scores) == 66
+    assert all(entry["score"] is None for entry in scores.values())
+
+
 async def test_a_refused_version_does_not_serve_and_learning_goes_on_from_before(
     make_config: Make,
 ) -> None:
