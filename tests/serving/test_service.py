@@ -185,6 +185,18 @@ async def test_a_version_that_is_worse_on_held_out_items_is_not_served(
         assert asked == [(f"candidate-{passed.number}", "version-0")]
 
 
+async def test_a_step_that_does_not_end_is_given_up(opened: Opened, adapter: Checkpoint) -> None:
+    async def never(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with opened(timeout_s=1.0, holdout=never) as service:
+        failed = await service.deploy(adapter)
+        assert failed.phase == "failed"
+        assert failed.reason == "not done within deployment.timeout_s=1 s"
+        assert (await _ask(service)).policy_uid == "version-0"
+
+
 async def test_a_full_disk_leaves_what_is_served(
     opened: Opened, adapter: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
