@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from rlforge.config.compose import to_yaml
-from rlforge.config.schema import HardwareConfig
-from rlforge.config.serving import ServingConfig
+from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.serving import ServeConfig, ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError, RunError
 from rlforge.graph import build_graph
@@ -117,18 +117,16 @@ async def assembled(
 ) -> AsyncIterator[tuple[DeploymentService, App]]:
     """The deployments in ``state_dir`` over ``engine``, and the HTTP application over them.
 
-    ready: whether the engine answers. on_phase: told of every step of a deployment.
-    Raises as ``DeploymentService.open`` does.
+    Probes and held-out games are those of the environments of evaluation. ready: whether the
+    engine answers. on_phase: told of every step of a deployment. Raises as
+    ``DeploymentService.open`` does.
     """
-    from rlforge.models.load import load_model_config, load_tokenizer, stop_token_ids
-    from rlforge.serving.answering import Answering, Limits
-    from rlforge.serving.app import make_app
+    from rlforge.models.load import load_tokenizer, stop_token_ids
     from rlforge.serving.holdout import GameHoldout
     from rlforge.serving.probes import game_probes
 
     tokenizer = load_tokenizer(config.model)
     stops = stop_token_ids(config.model, tokenizer)
-    described = load_model_config(config.model).get_text_config()
     settings, metrics = config.deployment, Metrics()
 
     def tell(deployment: Deployment) -> None:
@@ -146,23 +144,43 @@ async def assembled(
         holdout=GameHoldout(config, engine, tokenizer, stops) if settings.holdout_games else None,
         on_phase=tell,
     )
+    try:
+        yield service, http_over(service, engine, config, config.serve, token, metrics, ready=ready)
+    finally:
+        await service.close()
+
+
+def http_over(
+    service: DeploymentService,
+    engine: Engine,
+    config: RunConfig,
+    serve: ServeConfig,
+    token: str,
+    metrics: Metrics,
+    *,
+    ready: Callable[[], bool] = lambda: True,
+) -> App:
+    """The HTTP application over a service that is open, for ``listener.answer_requests``.
+
+    metrics: whose ``on_phase`` the service was opened with, where deployments are to be counted.
+    """
+    from rlforge.models.load import load_model_config, load_tokenizer, stop_token_ids
+    from rlforge.serving.answering import Answering, Limits
+    from rlforge.serving.app import make_app
+
+    tokenizer = load_tokenizer(config.model)
+    described = load_model_config(config.model).get_text_config()
     positions = getattr(described, "max_position_embeddings", None) or config.engine.max_model_len
     limits = Limits(
         model_len=min(config.engine.max_model_len, positions),
         vocab_size=described.vocab_size,
-        default_max_tokens=min(config.serve.default_max_tokens, config.engine.max_tokens),
+        default_max_tokens=min(serve.default_max_tokens, config.engine.max_tokens),
         temperature=config.engine.temperature,
         top_p=config.engine.top_p,
     )
-    name = config.serve.model_name or config.name
-    answering = Answering(service, tokenizer, stops, limits, name)
-    try:
-        yield (
-            service,
-            make_app(service, engine, answering, config.serve, token, metrics, ready=ready),
-        )
-    finally:
-        await service.close()
+    stops = stop_token_ids(config.model, tokenizer)
+    answering = Answering(service, tokenizer, stops, limits, serve.model_name or config.name)
+    return make_app(service, engine, answering, serve, token, metrics, ready=ready)
 
 
 async def _begin(service: DeploymentService, source: Path | None, say: Say) -> None:
