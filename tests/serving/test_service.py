@@ -154,7 +154,7 @@ async def test_answers_that_cannot_be_read_are_a_reason(
     opened: Opened, adapter: Checkpoint, probes: tuple[Probe, ...]
 ) -> None:
     boxed = tuple(dataclasses.replace(probe, extraction="boxed") for probe in probes)
-    async with opened(probes=boxed, min_format=1.0) as service:
+    async with opened(asked=boxed, min_format=1.0) as service:
         refused = await service.deploy(adapter)
         assert refused.phase == "rejected"
         assert "format: 0 of 2 answers can be read; 100% must be; one that" in refused.reason
