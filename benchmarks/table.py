@@ -65,6 +65,15 @@ def _games(game: str, concurrent: int) -> Callable[[Results], str]:
     return read
 
 
+def _market(agents: int) -> Callable[[Results], str]:
+    def read(results: Results) -> str:
+        found = next(row for row in results["markets"] if row["agents"] == agents)
+        clock, cpu = (spread_cell(found[key]) for key in ("decisions", "decisions_by_cpu_time"))
+        return f"{clock} by the clock, {cpu} by CPU time"
+
+    return read
+
+
 FIGURES = (
     *(
         Figure(
@@ -92,7 +101,10 @@ FIGURES = (
         "share of the engine's own throughput that reaches games, 256 concurrent games",
         "95 %",
         "collector",
-        lambda results: f"{100 * results['share']:.1f} %",
+        lambda results: ", ".join(
+            f"{100 * row['share']:.0f} % of {row['alone']['median_per_s']:,.0f} answers/s"
+            for row in results["layers"].values()
+        ),
     ),
     Figure(
         "adapter publication to first token of the new version, tiny, vLLM on a CPU, 64 under way",
@@ -105,6 +117,12 @@ FIGURES = (
         "500/s",
         "games",
         _games("TicTacToe", 2000),
+    ),
+    Figure(
+        "market: decisions of 100 scripted agents, one core",
+        "5,000/s",
+        "market",
+        _market(100),
     ),
     Figure(
         "Qwen3-0.6B shape, LoRA r16, 16k packed tokens, one H200",

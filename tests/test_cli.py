@@ -19,7 +19,10 @@ from rlforge.config.compose import compose, to_yaml
 from rlforge.tracking.tracker import Tracker
 from rlforge.types import EvalResult, UpdateResult, value
 
-COMMANDS = ("train", "eval", "graph", "config", "doctor", "models", "monitor", "report")
+COMMANDS = (
+    *("train", "eval", "graph", "config", "doctor"),
+    *("play", "replay", "models", "monitor", "report"),
+)
 
 
 @value

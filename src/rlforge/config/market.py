@@ -6,6 +6,7 @@ Amounts are in dollars, shares of something between 0 and 1, times in ticks of t
 from __future__ import annotations
 
 import functools
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,7 +61,7 @@ class MarketConfig:
     #: Longest life of a prediction market.
     max_lifetime: int = 14
     #: Liquidity b of the scoring rule: buying b shares moves a price of 0.50 to 0.73.
-    liquidity: float = 1000.0
+    liquidity: float = 4000.0
     #: Fee on buying and selling shares, of the amount.
     prediction_fee: float = 0.01
     #: Tickers of the perpetual futures.
@@ -93,7 +94,7 @@ class MarketConfig:
     vault: float = 100000.0
     #: News accounts: how often each is right. The first five letters name them in compact text.
     news: dict[str, float] = field(
-        default_factory=lambda: {"wire": 0.85, "daily": 0.7, "rumor": 0.55}
+        default_factory=lambda: {"wire": 0.9, "daily": 0.7, "rumor": 0.55}
     )
     #: Chance that an account posts what it believes about a market in a tick, until it has.
     news_rate: float = 0.3
@@ -108,7 +109,7 @@ class MarketConfig:
     #: Most characters in a post or comment.
     max_post_length: int = 280
     #: Chance that an insider is told how a market will end, or which way a ticker goes.
-    tip_chance: float = 0.5
+    tip_chance: float = 0.8
     #: Scripted traders of each kind that trade beside the agents.
     traders: dict[str, int] = field(
         default_factory=lambda: {"noise": 8, "momentum": 2, "value": 2, "insider": 1}
@@ -120,7 +121,7 @@ class MarketConfig:
     #: Ticks after which closing a perpetual position is judged against having kept it.
     hindsight_ticks: int = 6
     #: Profit, of the starting balance, that a game scores with tanh(1) = 0.76.
-    reward_scale: float = 0.5
+    reward_scale: float = 1.0
 
 
 def check_market(config: MarketConfig) -> None:
@@ -185,6 +186,14 @@ def check_market(config: MarketConfig) -> None:
         len(config.stakes) == 3
         and 0 < config.stakes[0] <= config.stakes[1] <= config.stakes[2] < 1,
         "must be three shares of the balance, from the smallest to the largest",
+    )
+    size = config.stakes[2] * config.starting_balance * config.compact_leverage
+    room = 1 / config.compact_leverage - config.maintenance_margin
+    _require(
+        config,
+        "depth",
+        math.expm1(min(size / config.depth, 100.0)) < room,
+        "is so shallow that the largest compact stake would be liquidated at once; raise it",
     )
     smallest = config.stakes[0] * config.starting_balance
     _require(config, "stakes", smallest >= 1, "must come to 1.00 or more of starting_balance")

@@ -1,7 +1,7 @@
 """A market in text: prediction markets, perpetual futures, a social feed, and who trades there.
 
 world        the market as agents meet it: state, decide, tick
-exchange     where money changes hands
+books        the accounts, between which ``shares`` and ``positions`` move money
 predictions  a prediction market, priced by ``lmsr``
 perpetuals   a perpetual future
 feed         posts, and whom they reach

@@ -59,18 +59,18 @@ class Perp:
 class Agent:
     """One account in the market.
 
-    kind: the kind of scripted trader, or None for whoever else decides. index: order of joining.
+    kind: the kind of scripted trader, or None for whoever else decides.
     balance: cents that are free. lifetime: profit of all trades that ended, over all episodes.
     trades, wins: decisions with money at stake that have settled, and how many with a profit.
     episode_profits: change of the balance over each episode that ended.
     """
 
     def __init__(
-        self, agent_id: str, index: int, kind: str | None, rng: random.Random, lengths: Lengths
+        self, agent_id: str, kind: str | None, rng: random.Random, lengths: Lengths
     ) -> None:
-        self.id, self.index, self.kind, self.rng = agent_id, index, kind, rng
+        self.id, self.kind, self.rng = agent_id, kind, rng
         self.balance = self.lifetime = 0
-        self.trades = self.wins = self.decisions = 0
+        self.trades = self.wins = 0
         self.episode_profits: list[int] = []
         self.shares: dict[str, Shares] = {}
         self.perps: dict[str, Perp] = {}

@@ -47,10 +47,12 @@ def check_form(action: Any) -> Json:
             f"type {kind!r} is unknown{nearest(str(kind), FIELDS)}; there are {', '.join(FIELDS)}"
         )
     if action.keys() - {"type"} != fields.keys():
-        wanted = ", ".join(fields) or "nothing"
         wrong = [f"{name} is missing" for name in fields if name not in action]
-        wrong += [f"{name!r} is unknown" for name in action if name not in fields | {"type": ""}]
-        raise ActionError(f"{kind} wants {wanted} beside its type: {', '.join(wrong)}")
+        wrong += [
+            f"{name!r} is unknown" for name in action if name not in fields and name != "type"
+        ]
+        listed = ", ".join(fields) or "nothing"
+        raise ActionError(f"{kind} wants {listed} beside its type: {', '.join(wrong)}")
     for name, wanted in fields.items():
         _check_field(str(kind), name, action[name], wanted)
     return action

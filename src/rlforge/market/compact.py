@@ -17,6 +17,7 @@ An answer is one word in brackets, of those that ``actions`` lists:
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 from rlforge.config.market import MarketConfig
@@ -46,37 +47,24 @@ class Compact:
         self._fee = config.perpetual_fee
         self._tick_minutes = config.tick_minutes
 
-    def vocabulary(self) -> tuple[list[str], list[str]]:
-        """All words of prompts and all answers, each sorted."""
-        words = {"market", "bet", "perp", "open", "go"}
-        words |= {f"p{tenth}" for tenth in range(10)}
-        words |= {f"left{step}" for step in range(len(_LEFT) + 1)}
-        words |= {f"cash{step}" for step in range(len(_CASH) + 1)}
-        words |= {f"{what}_{how}" for what in ("move", "gain") for how in ("up", "flat", "down")}
-        words |= {f"prem_{how}" for how in ("up", "flat", "down")}
-        words |= {f"mine_{side}" for side in ("none", *_BETS, *_SIDES)}
-        for letter in _LETTERS[: len(self._accounts)]:
-            words |= {f"{letter}_{view}" for view in ("none", "yes", "no", "up", "down")}
-        answers = {f"[{verb}{size}]" for verb in (*_BETS, *_SIDES) for size in _SIZES}
-        answers |= {"[hold]", "[sell]", "[close]", "[follow]"}
-        return sorted(words), sorted(answers)
-
     def focus(self, state: Json) -> str:
         """The market or ticker to decide about, given what time it is.
 
-        Two ticks of three it is one that news were seen of and nothing is held of, otherwise one
-        that something is held of; in turn, where there are several. Without any, all take turns.
+        Three ticks of four it is one that nothing is held of, of which the feed knows the views of
+        two accounts, or else of one; the fourth tick looks at one that something is held of. They
+        take turns where there are several, and all do where there are none.
         """
-        markets = state["markets"]
-        names = [market["id"] for market in markets["predictions"]]
+        markets, own = state["markets"], state["portfolio"]["positions"]
+        names: list[str] = [market["id"] for market in markets["predictions"]]
         names += [market["ticker"] for market in markets["perpetuals"]]
-        own = state["portfolio"]["positions"]
         held = {position.get("marketId", position.get("ticker")) for position in own}
-        reported = {post["about"] for post in state["social"]["feed"]}
-        turn = round(state["agent"]["minute"] / self._tick_minutes)
-        fresh = [name for name in names if name in reported and name not in held]
+        reports = {(post["about"], post["userId"]) for post in state["social"]["feed"]}
+        known = Counter(about for about, _ in reports)
+        turn: int = round(state["agent"]["minute"] / self._tick_minutes)
+        free = [name for name in names if name not in held and known[name]]
+        fresh = [name for name in free if known[name] > 1] or free
         kept = [name for name in names if name in held]
-        choice = (kept or fresh if turn % 3 == 2 else fresh or kept) or names
+        choice = (kept or fresh if turn % 4 == 3 else fresh or kept) or names
         return choice[turn % len(choice)]
 
     def text(self, state: Json, focus: str) -> str:
@@ -160,6 +148,21 @@ class Compact:
         views, following = _views(state, focus), state["agent"]["following"]
         unknown = [name for name in self._accounts if name in views and name not in following]
         return unknown[0] if unknown else None
+
+
+def compact_vocabulary() -> tuple[list[str], list[str]]:
+    """All words of prompts and all answers, each sorted, whatever the market's settings."""
+    words = {"market", "bet", "perp", "open", "go"}
+    words |= {f"p{tenth}" for tenth in range(10)}
+    words |= {f"left{step}" for step in range(len(_LEFT) + 1)}
+    words |= {f"cash{step}" for step in range(len(_CASH) + 1)}
+    for what in ("move", "gain", "prem"):
+        words |= {f"{what}_{how}" for how in ("up", "flat", "down")}
+    words |= {f"mine_{side}" for side in ("none", *_BETS, *_SIDES)}
+    for letter in _LETTERS:
+        words |= {f"{letter}_{view}" for view in ("none", "yes", "no", "up", "down")}
+    answers = {f"[{verb}{size}]" for verb in (*_BETS, *_SIDES) for size in _SIZES}
+    return sorted(words), sorted(answers | {"[hold]", "[sell]", "[close]", "[follow]"})
 
 
 def is_compact(answer: str) -> bool:

@@ -53,7 +53,8 @@ class Feed:
     ) -> dict[str, Any]:
         """Publish; ``about`` and ``stance`` say what a news account believes."""
         self._count += 1
-        post = {
+        replied = self._by_id[reply_to]["userId"] if reply_to is not None else None
+        post: dict[str, Any] = {
             "id": f"post-{self._count}",
             "userId": author,
             "content": content,
@@ -66,7 +67,6 @@ class Feed:
         self._by_id[post["id"]] = post
         if len(self._posts) > _KEPT:
             del self._by_id[self._posts.popleft()["id"]]
-        replied = self._by_id[reply_to]["userId"] if reply_to in self._by_id else None
         for agent in agents:
             # Drawn for everybody, so that following changes nothing but what is followed.
             lucky = agent.rng.random() < self._config.visibility

@@ -31,6 +31,6 @@ def granted(amount: float) -> int:
     return max(0, math.floor(amount - _SLACK))
 
 
-def fee(amount: int, rate: float) -> int:
+def part(amount: int, rate: float) -> int:
     """The share ``rate`` of an amount, rounded up."""
     return math.ceil(amount * rate - _SLACK)

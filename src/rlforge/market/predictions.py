@@ -31,12 +31,11 @@ class PredictionMarket:
         truth: Answer,
         views: dict[str, Answer],
         liquidity: int,
-        opened: int,
         closes: int,
     ) -> None:
         self.id, self.question, self.truth, self.views = market_id, question, truth, views
         self.unreported = dict(views)
-        self.opened, self.closes = opened, closes
+        self.closes = closes
         self.sold: dict[str, int] = {"YES": 0, "NO": 0}
         self.pool = money.charged(lmsr.subsidy(liquidity))
         self.volume = 0

@@ -7,18 +7,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlforge.config.market import MarketConfig
 from rlforge.market.accounts import Agent, Perp, Shares
-from rlforge.market.exchange import Exchange
+from rlforge.market.books import Books
 from rlforge.market.money import dollars
+from rlforge.market.positions import PerpDesk
+from rlforge.market.shares import ShareDesk
 
 
-def game_state(agent: Agent, exchange: Exchange, config: MarketConfig) -> dict[str, Any]:
+def game_state(agent: Agent, books: Books, shares: ShareDesk, perps: PerpDesk) -> dict[str, Any]:
     """The state of one agent now; newest posts, actions and notes last."""
-    tick, minutes = exchange.tick, config.tick_minutes
+    config, tick = books.config, books.tick
+    minutes = config.tick_minutes
     to_funding = config.funding_interval - tick % config.funding_interval
-    positions = [_shares(lot, exchange, minutes) for lot in agent.shares.values()]
-    positions += [_perp(perp, exchange, config) for perp in agent.perps.values()]
+    positions = [
+        _shares(lot, shares.worth(lot), (tick - lot.opened) * minutes)
+        for lot in agent.shares.values()
+    ]
+    positions += [
+        _perp(perp, perps.worth(perp), (tick - perp.opened) * minutes, config.maintenance_margin)
+        for perp in agent.perps.values()
+    ]
     return {
         "portfolio": {
             "balance": dollars(agent.balance),
@@ -26,8 +34,8 @@ def game_state(agent: Agent, exchange: Exchange, config: MarketConfig) -> dict[s
             "lifetimePnL": dollars(agent.lifetime),
         },
         "markets": {
-            "predictions": [m.to_json(tick, minutes) for m in exchange.predictions.values()],
-            "perpetuals": [p.to_json(to_funding) for p in exchange.perpetuals.values()],
+            "predictions": [m.to_json(tick, minutes) for m in books.predictions.values()],
+            "perpetuals": [p.to_json(to_funding) for p in books.perpetuals.values()],
         },
         "social": {"feed": list(agent.feed), "unreadMessages": agent.unread},
         "agent": {
@@ -39,8 +47,7 @@ def game_state(agent: Agent, exchange: Exchange, config: MarketConfig) -> dict[s
     }
 
 
-def _shares(lot: Shares, exchange: Exchange, minutes: float) -> dict[str, Any]:
-    value = int(lot.units * exchange.predictions[lot.market_id].price(lot.outcome))
+def _shares(lot: Shares, worth: int, minutes_held: float) -> dict[str, Any]:
     return {
         "id": lot.id,
         "kind": "shares",
@@ -48,16 +55,15 @@ def _shares(lot: Shares, exchange: Exchange, minutes: float) -> dict[str, Any]:
         "outcome": lot.outcome,
         "shares": lot.units / 100,
         "cost": dollars(lot.basis),
-        "value": dollars(value),
-        "pnl": dollars(value - lot.basis),
-        "minutesHeld": (exchange.tick - lot.opened) * minutes,
+        "value": dollars(worth),
+        "pnl": dollars(worth - lot.basis),
+        "minutesHeld": minutes_held,
     }
 
 
-def _perp(perp: Perp, exchange: Exchange, config: MarketConfig) -> dict[str, Any]:
-    worth = exchange.perp_worth(perp)
+def _perp(perp: Perp, worth: int, minutes_held: float, maintenance: float) -> dict[str, Any]:
     # Where margin plus profit meets the maintenance margin, the effect of closing left out.
-    room = perp.margin / perp.size - config.maintenance_margin
+    room = perp.margin / perp.size - maintenance
     return {
         "id": perp.id,
         "kind": "perpetual",
@@ -70,5 +76,5 @@ def _perp(perp: Perp, exchange: Exchange, config: MarketConfig) -> dict[str, Any
         "margin": dollars(perp.margin),
         "value": dollars(worth),
         "pnl": dollars(worth - perp.paid),
-        "minutesHeld": (exchange.tick - perp.opened) * config.tick_minutes,
+        "minutesHeld": minutes_held,
     }

@@ -167,8 +167,10 @@ class ValueTrader:
                     continue
                 kelly = _KELLY * edge / (1 - price)
                 stake = min(kelly, _MOST) * balance - staked.get(offer["id"], 0.0)
-                if stake >= _LEAST and (best is None or edge / price > best[0]):
-                    best = (edge / price, _buy(offer["id"], outcome, stake))
+                # Prices are shown rounded, down to 0.
+                gain = edge / max(price, 0.001)
+                if stake >= _LEAST and (best is None or gain > best[0]):
+                    best = (gain, _buy(offer["id"], outcome, stake))
         for offer in state["markets"]["perpetuals"]:
             ticker = offer["ticker"]
             belief = beliefs.get(ticker, 0.5)

@@ -12,7 +12,7 @@ import random
 
 from rlforge.config.market import MarketConfig
 from rlforge.games.base import View
-from rlforge.market.compact import Compact
+from rlforge.market.compact import Compact, compact_vocabulary
 from rlforge.market.crowd import Crowd
 from rlforge.market.world import World
 from rlforge.models.tiny.recipe import WarmupMarket
@@ -26,7 +26,7 @@ _LEAST_RIGHT, _MOST_RIGHT = 0.5, 0.95
 
 def market_words() -> tuple[list[str], list[str]]:
     """All words of prompts and all answers, each sorted: markets have no others."""
-    return Compact(_config(len(_ACCOUNTS), random.Random(0), noise=0)).vocabulary()
+    return compact_vocabulary()
 
 
 def play_market(game: WarmupMarket, discount: float, seed: int) -> list[State]:
