@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -69,6 +70,7 @@ class Faults:
             (status, uid, text) == (200, version, answer)
             for (status, uid, text), answer in zip(told, self.answers, strict=True)
         ]
+        said = re.sub(r"/\S*/", "", said)  # folders are those of the day
         self.rows.append({"fault": fault, "still_serving": all(right), "said": said})
         print(f"{'ok  ' if all(right) else 'FAIL'} {fault}: {said[:110]}", flush=True)
         if not all(right):

@@ -156,6 +156,21 @@ FIGURES = (
         "store",
         lambda results: spread_cell(results["queries"]["window_cold"]),
     ),
+    Figure(
+        "100 deployments under steady load of 16 clients: failed or wrong answers",
+        "0",
+        "deployments",
+        lambda results: (
+            f"{results['failed'] + results['wrong_answer'] + results['wrong_version']} of "
+            f"{results['answers']:,} ({results['deployments']} deployments)"
+        ),
+    ),
+    Figure(
+        "injected faults: previous version still serving",
+        "20 of 20",
+        "faults",
+        lambda results: f"{results['still_serving']} of {results['of']}",
+    ),
 )
 
 

@@ -191,16 +191,25 @@ def main() -> None:
         for seed in arguments.seeds:
             results.append(run_seed(preset, seed, arguments.overrides, runs))
             # After every run, so that a study that is stopped keeps what it has.
-            write(name, results)
+            write(name, _command(arguments), results)
     print(table(results))
 
 
-def write(name: str, results: list[dict[str, Any]]) -> None:
+def _command(arguments: argparse.Namespace) -> str:
+    """What it takes to run the study again, wherever its runs are put."""
+    words = ["python", "experiments/continuous_study.py", *arguments.presets, "--seeds"]
+    words += map(str, arguments.seeds)
+    words += ["--set", *arguments.overrides] if arguments.overrides else []
+    words += ["--name", arguments.name] if arguments.name else []
+    return shlex.join(words)
+
+
+def write(name: str, command: str, results: list[dict[str, Any]]) -> None:
     """Write results.json, curves.svg and README.md of the study."""
     out = ROOT / "experiments" / name
     out.mkdir(parents=True, exist_ok=True)
     record = {
-        "command": shlex.join(["python", "experiments/continuous_study.py", *sys.argv[1:]]),
+        "command": command,
         "date": time.strftime("%Y-%m-%d"),
         "hardware": describe(),
         "versions": versions(),

@@ -21,7 +21,8 @@ from rlforge.types import EvalResult, UpdateResult, value
 
 COMMANDS = (
     *("train", "continuous", "eval", "graph", "config", "doctor"),
-    *("play", "replay", "models", "monitor", "report", "windows"),
+    *("play", "replay", "models", "monitor", "report"),
+    *("serve", "deploy", "rollback", "deployments", "windows"),
 )
 
 

@@ -118,6 +118,9 @@ def train(
         raise typer.Exit(130)
 
 
+app.command()(continuous_cli.continuous)
+
+
 @app.command("eval")
 def evaluate(
     run_dir: RunDir,
@@ -418,7 +421,6 @@ def report(run_dir: RunDir) -> None:
 
 
 app.add_typer(windows_cli.app, name="windows")
-app.command("continuous")(continuous_cli.continuous)
 serving.register(app)
 
 

@@ -9,7 +9,7 @@ from rlforge.errors import ConfigError
 
 
 def test_the_presets_load_and_the_default_is_the_schema():
-    assert market_ids() == ["market", "market-crowd", "market-small"]
+    assert market_ids() == ["market", "market-crowd", "market-small", "market-tiny"]
     assert load_market("market") == MarketConfig()
     assert load_market("market-small").tickers == ["ACME"]
     assert sum(load_market("market-crowd").traders.values()) == 100

@@ -13,6 +13,7 @@ import pytest
 
 from rlforge.checkpoint import list_checkpoints, read_manifest
 from rlforge.continuous.journal import Journal
+from rlforge.serving.compose import compose_service
 from rlforge.trajectories.reader import StoreReader
 
 Run = Callable[..., int]
@@ -89,3 +90,10 @@ def test_the_phases_of_a_window_are_in_the_journal(whole: Path) -> None:
 def test_a_finished_run_is_not_taken_up_again(run_continuous: Run, whole: Path) -> None:
     assert run_continuous("--resume", whole) == 1
     assert re.search(r"already finished its 2 windows", Path("log").read_text())
+
+
+def test_a_service_of_the_run_asks_new_versions_about_the_market(whole: Path) -> None:
+    composed = compose_service([str(whole)])
+    assert [entry.source for entry in composed.config.env.train] == ["market"]
+    assert composed.source == whole
+    assert composed.state_dir == whole / "deployments"

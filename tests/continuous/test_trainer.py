@@ -131,6 +131,18 @@ def test_equal_rewards_train_and_deploy_nothing(make_config: Make) -> None:
     assert not Path("run/checkpoints/step-1").exists()
 
 
+def test_a_judge_that_answers_prose_leaves_decisions_unscored(make_config: Make) -> None:
+    judge = ["ruler=judge", "ruler.judge.model=engine", "ruler.judge.retries=0"]
+    execute(make_config(*judge, "continuous.windows=1", "continuous.compare_episodes=0"))
+    (row,) = rows()
+    assert row["scorer/unscored"] == 66.0
+    assert (row["batch/unscored"], row["high_score_count"]) == (24, 0)
+    assert "0 of the model's 24 decisions are selected" in row["reason"]
+    scores = content("scores/2024-11-13-10.00.json")["scores"]
+    assert len(scores) == 66
+    assert all(entry["score"] is None for entry in scores.values())
+
+
 async def test_a_refused_version_does_not_serve_and_learning_goes_on_from_before(
     make_config: Make,
 ) -> None:
@@ -149,24 +161,39 @@ async def test_a_refused_version_does_not_serve_and_learning_goes_on_from_before
     assert all(row["reason"].startswith("holdout: ") for row in found)
 
 
-async def test_a_trial_is_waited_for_and_decided_by_live_outcomes(make_config: Make) -> None:
+async def test_while_a_trial_lasts_nothing_is_trained(make_config: Make) -> None:
+    """Which version to go on from is not known until it ends."""
+    config = make_config("deployment=ab_test", "deployment.ab.shares=[0.5]")
+    async with ready(config) as assembly:
+        assert await trainer(config, assembly).run()
+        assert assembly.service.trial is not None
+        assert assembly.service.trial.deployment.number == 1
+        assert assembly.parts.learner.standing == "step-1"
+        counted = assembly.service.trial.test.arms
+        assert sum(arm.count for arm in counted.values()) == 24
+    first, second = rows()
+    assert first["deployment_success"] is True
+    assert second["reason"].startswith("a version is on trial")
+    assert (second["version"], second["deployment_success"]) == (None, None)
+
+
+async def test_a_trial_is_decided_by_what_the_agents_get(make_config: Make) -> None:
     config = make_config(
         "deployment=ab_test",
-        "deployment.ab.shares=[0.5]",
-        "deployment.ab.min_outcomes=4",
-        "deployment.ab.max_outcomes=8",
+        "deployment.ab.shares=[0.99]",
+        "deployment.ab.min_outcomes=1000",
+        "deployment.ab.max_outcomes=12",
         "deployment.ab.undecided=promote",
-        "continuous.windows=3",
     )
     async with ready(config) as assembly:
         assert await trainer(config, assembly).run()
         history = assembly.service.history()
-    found = rows()
-    assert found[0]["deployment_success"] is True
-    assert [row["version"] for row in found][:2] == ["step-1", None] or len(history) > 2
-    assert history[1].phase in ("live", "former", "rolled_back")
-    if found[1]["version"] is None:
-        assert "on trial" in found[1]["reason"]
+    assert history[1].phase == "live"
+    assert "trial" in [check.name for check in history[1].checks]
+    # It was over before the second window was trained on, from the version that had won.
+    second = rows()[1]
+    assert second["version"] == "step-2"
+    assert history[2].phase == "trial"
 
 
 def test_rolling_batches_reach_back_over_windows(make_config: Make) -> None:

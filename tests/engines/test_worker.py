@@ -95,3 +95,53 @@ async def test_closing_is_not_dying(
     with pytest.raises(EngineError, match="closed") as caught:
         await engine.generate([1], ONE, base_policy)
     assert not isinstance(caught.value, EngineDeadError)
+
+
+async def test_tokens_are_told_as_they_are_drawn_and_add_up_to_the_answer(
+    make_core: Callable[..., BatchGenerator], base_policy: PolicyRef
+) -> None:
+    engine = ThreadedEngine(make_core(), stuck_after_s=60)
+    long = SamplingParams(max_tokens=30, seed=3)
+    heard: dict[int, list[tuple[int, ...]]] = {1: [], 2: []}
+    told, silent = (
+        await asyncio.gather(
+            *(
+                engine.generate([number], long, base_policy, heard[number].append)  # type: ignore[arg-type]
+                for number in heard
+            )
+        ),
+        await engine.generate([1], long, base_policy),
+    )
+    assert told[0].token_ids == silent.token_ids
+    for number, completion in zip(heard, told, strict=True):
+        pieces = heard[number]
+        together = tuple(token for piece in pieces for token in piece)
+        # Those of the last step come with the completion only.
+        assert together == completion.token_ids[: len(together)]
+        assert len(together) == 29
+        assert len(pieces) > 1
+    await engine.close()
+
+
+async def test_a_stream_that_is_given_up_is_told_no_more(
+    make_core: Callable[..., BatchGenerator], base_policy: PolicyRef
+) -> None:
+    engine = ThreadedEngine(make_core(), stuck_after_s=60)
+    begun, count = asyncio.Event(), 0
+
+    def hear(tokens: object) -> None:
+        nonlocal count
+        count += 1
+        begun.set()
+
+    long = SamplingParams(max_tokens=100, seed=3)
+    stream = asyncio.create_task(engine.generate([1], long, base_policy, hear))
+    await begun.wait()
+    stream.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stream
+    at_the_end = count
+    await engine.generate([2], SamplingParams(max_tokens=20), base_policy)
+    assert count == at_the_end
+    assert engine.stats().running == 0
+    await engine.close()

@@ -115,7 +115,7 @@ def opened(
         folder: Path = tmp_path / "state",
         holdout: Any = None,
         on_phase: Any = None,
-        probes: tuple[Probe, ...] = probes,
+        asked: tuple[Probe, ...] = probes,
         **settings: Any,
     ) -> AsyncIterator[DeploymentService]:
         service = await DeploymentService.open(
@@ -123,7 +123,7 @@ def opened(
             engine,
             DeploymentConfig(**SETTINGS | settings),
             config.model,
-            probes,
+            asked,
             holdout=holdout,
             on_phase=on_phase,
         )

@@ -368,6 +368,7 @@ async def test_no_token_is_ever_logged(serving: Serving, caplog: pytest.LogCaptu
             await served.http.get("/admin/deployments", headers=_admin())
             await served.http.get("/admin/deployments", headers=_admin("a wrong secret"))
             await served.openai.models.list()
+    assert "GET '/admin/deployments': 401" in caplog.text
     ours = [r for r in caplog.records if r.name.split(".")[0] in ("rlforge", "uvicorn")]
     assert not any(TOKEN in r.getMessage() or "wrong secret" in r.getMessage() for r in ours)
 
@@ -451,6 +452,32 @@ async def test_requests_under_way_are_finished_when_the_service_stops(
         await served.done
         with pytest.raises(httpx.ConnectError):
             await httpx.AsyncClient(trust_env=False).get(f"{served.url}/health")
+
+
+async def test_requests_that_outlast_the_drain_are_cut(serving: Serving, engine: Engine) -> None:
+    slow = Slow(engine, 0.0)
+    async with serving(engine=slow, drain_s=1.0) as served:
+        slow.seconds, before = 60, slow.asked
+        under_way = asyncio.create_task(
+            served.http.post("/v1/completions", json={"model": "small", "prompt": "go"})
+        )
+        await until(lambda: slow.asked > before)
+        served.stop.set()
+        async with asyncio.timeout(30):
+            await served.done
+        await until(lambda: slow.given_up == 1)
+        under_way.cancel()
+        await asyncio.gather(under_way, return_exceptions=True)
+
+
+async def test_the_name_and_the_usual_length_are_those_of_the_configuration(
+    serving: Serving,
+) -> None:
+    async with serving(model_name="mine", default_max_tokens=1) as served:
+        assert (await served.openai.models.list()).data[0].id == "mine"
+        answer = await served.openai.completions.create(model="mine", prompt="go")
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 1
 
 
 async def test_an_engine_that_is_dead_is_a_503_and_not_ready(

@@ -154,7 +154,7 @@ async def test_answers_that_cannot_be_read_are_a_reason(
     opened: Opened, adapter: Checkpoint, probes: tuple[Probe, ...]
 ) -> None:
     boxed = tuple(dataclasses.replace(probe, extraction="boxed") for probe in probes)
-    async with opened(probes=boxed, min_format=1.0) as service:
+    async with opened(asked=boxed, min_format=1.0) as service:
         refused = await service.deploy(adapter)
         assert refused.phase == "rejected"
         assert "format: 0 of 2 answers can be read; 100% must be; one that" in refused.reason
@@ -183,6 +183,18 @@ async def test_a_version_that_is_worse_on_held_out_items_is_not_served(
         assert passed.phase == "live"
         assert [check.name for check in passed.checks][-1] == "holdout"
         assert asked == [(f"candidate-{passed.number}", "version-0")]
+
+
+async def test_a_step_that_does_not_end_is_given_up(opened: Opened, adapter: Checkpoint) -> None:
+    async def never(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with opened(timeout_s=1.0, holdout=never) as service:
+        failed = await service.deploy(adapter)
+        assert failed.phase == "failed"
+        assert failed.reason == "not done within deployment.timeout_s=1 s"
+        assert (await _ask(service)).policy_uid == "version-0"
 
 
 async def test_a_full_disk_leaves_what_is_served(

@@ -296,6 +296,18 @@ async def test_errors_reach_the_caller_that_caused_them(
     assert engine.stats().queued == engine.stats().running == 0
 
 
+async def test_tokens_are_told_as_they_are_drawn(engine: Any, versions: Versions) -> None:
+    heard: list[tuple[int, ...]] = []
+    params = SamplingParams(max_tokens=24, seed=3)
+    policy = versions[0][0]
+    told = await engine.generate([5, 6, 7], params, policy, heard.append)
+    silent = await engine.generate([5, 6, 7], params, policy)
+    together = tuple(token for piece in heard for token in piece)
+    assert told.token_ids == silent.token_ids
+    assert together == told.token_ids[: len(together)]
+    assert len(heard) > 1
+
+
 async def test_a_cancelled_request_frees_its_place(
     engine: Any, versions: Versions, base_policy: PolicyRef
 ) -> None:

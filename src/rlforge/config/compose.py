@@ -177,7 +177,8 @@ def from_yaml(path: Path, root: type[schema.RunConfig] = schema.RunConfig) -> sc
             raise ConfigError(f"{path}: not a mapping of configuration keys")
         own = {field.name for field in dataclasses.fields(root)}
         others = {field.name for field in dataclasses.fields(ContinuousConfig)} - own
-        loaded = OmegaConf.masked_copy(loaded, [key for key in loaded if key not in others])
+        kept = [str(key) for key in loaded if str(key) not in others]
+        loaded = OmegaConf.masked_copy(loaded, kept)
         base = OmegaConf.structured(root)
         name = OmegaConf.select(loaded, "algorithm.name", default="reinforce")
         if name not in ALGORITHMS:

@@ -34,7 +34,9 @@ from rlforge.learner.build import make_learner
 from rlforge.learner.ranks import Ranks
 from rlforge.market.settlement import Settled
 from rlforge.models.load import load_tokenizer, resolve_device, stop_token_ids
+from rlforge.ruler.base import Scorer
 from rlforge.ruler.registry import make_scorer
+from rlforge.ruler.voices import LocalModel
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.service import DeploymentService
 from rlforge.tracking.files import RunPaths
@@ -44,7 +46,7 @@ from rlforge.trajectories.records import Decision, Outcome, Result
 from rlforge.trajectories.reward import DecisionReward
 from rlforge.trajectories.store import TrajectoryStore, store_folder
 from rlforge.trajectories.windows import Windows
-from rlforge.types import Completion, SamplingParams, value
+from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
 log = logging.getLogger(__name__)
 
@@ -161,10 +163,14 @@ async def assembled(
             habitat = WallHabitat(population, clock, config.market.tick_minutes * 60, stop)
         stack.push_async_callback(habitat.close)
 
-        ruler = config.ruler
-        if ruler.model_path is None:  # a run that is resumed knows what it had learned
-            ruler = dataclasses.replace(ruler, model_path=str(paths.root / "ruler"))
-        scorer = make_scorer(ruler, seed=config.seed)
+        # The judge that is the run's own model is that before training: it does not change.
+        local = LocalModel(
+            generator=engine,
+            tokenizer=tokenizer,
+            policy=PolicyRef(uid="base", kind="checkpoint"),
+            stop_token_ids=params.stop_token_ids,
+        )
+        scorer = _scorer(config, paths, local)
         stack.push_async_callback(scorer.close)
 
         parts = Parts(
@@ -214,6 +220,14 @@ def _learner(config: ContinuousConfig, hardware: HardwareConfig, paths: RunPaths
     settings = dataclasses.replace(config.learner, total_updates=updates)
     learner = make_learner(dataclasses.replace(config, learner=settings), device, Ranks())
     return WindowLearner(learner, paths.checkpoints, config.name)
+
+
+def _scorer(config: ContinuousConfig, paths: RunPaths, local: LocalModel) -> Scorer:
+    """The scorer, which keeps what it learned with the run: one that is resumed still knows it."""
+    ruler = config.ruler
+    if ruler.model_path is None:
+        ruler = dataclasses.replace(ruler, model_path=str(paths.root / "ruler"))
+    return make_scorer(ruler, seed=config.seed, local=local)
 
 
 def _life(config: ContinuousConfig, run_dir: Path, last: Entry | None) -> Life:

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Callable
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.assembly import Assembly
-from rlforge.serving.app import make_app
 from rlforge.serving.guard import make_token
 from rlforge.serving.listener import answer_requests, listen, url_of
-from rlforge.serving.server import found_at, make_answering
+from rlforge.serving.server import found_at, http_over
 
 
 @contextlib.asynccontextmanager
@@ -27,15 +26,13 @@ async def endpoint(
         yield
         return
     folder = assembly.service_folder
-    answering = make_answering(config, config.serve, assembly.service)
-    app = make_app(
+    app = http_over(
         assembly.service,
         assembly.engine,
-        answering,
+        config,
         config.serve,
         make_token(folder),
         assembly.metrics,
-        ready=lambda: True,
     )
     over = asyncio.Event()
 

@@ -23,7 +23,7 @@ from rlforge.continuous.journal import Entry, Journal
 from rlforge.continuous.learning import Trained, WindowLearner
 from rlforge.continuous.records import Records, reward_figures, window_row
 from rlforge.continuous.scorebook import Scorebook
-from rlforge.errors import CheckpointError
+from rlforge.errors import CheckpointError, RunError
 from rlforge.ruler.base import Scorer, Scores
 from rlforge.trajectories.records import TrainingWindow
 from rlforge.trajectories.reward import DecisionReward
@@ -215,7 +215,7 @@ class ContinuousTrainer:
             try:
                 trained = await asyncio.to_thread(learner.train, work.window_id, gathered.batch)
                 reason = "" if trained else "loss or gradient were not finite"
-            except CheckpointError as error:  # a full disk, above all
+            except (CheckpointError, RunError) as error:  # a full disk, a loss that explodes
                 log.error("window %s: %s", work.window_id, error)
                 reason = str(error)
         uid = None if trained is None else trained.checkpoint.uid

@@ -124,11 +124,11 @@ class VllmGenerator:
 
     def drawn(self, ids: Collection[int]) -> Mapping[int, Sequence[int]]:
         """Tokens so far of those of ``ids`` that are being generated."""
-        states = self._llm.output_processor.request_states
+        # vLLM keeps states under ids of its own, which hold ours.
         return {
-            asked.id: states[name].detokenizer.output_token_ids
-            for name, (_, asked) in self._under_way.items()
-            if asked.id in ids and name in states
+            number: state.detokenizer.output_token_ids
+            for state in self._llm.output_processor.request_states.values()
+            if (number := int(state.external_req_id)) in ids
         }
 
     def _take_id(self) -> int:

@@ -181,11 +181,14 @@ class Answering:
                 piece = text.finish(completion.token_ids)
                 if stream and piece:
                     yield Piece(text=piece, policy=policies[-1])
-            stopped = text.stopped or completion is None
+            if completion is None or text.stopped:
+                finish_reason = "stop"
+            else:
+                finish_reason = str(completion.finish_reason)
             yield End(
                 text=text.text,
                 tokens=tokens,
-                finish_reason="stop" if stopped else completion.finish_reason,  # type: ignore[union-attr]
+                finish_reason=finish_reason,
                 policy=policies[-1],
                 completion=completion,
             )

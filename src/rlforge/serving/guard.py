@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import logging
 import os
 import secrets
 import stat
@@ -25,6 +26,8 @@ TOKEN_VARIABLE = "RLFORGE_SERVE_TOKEN"
 _TOKEN_FILE = "token"
 _PUBLIC = ("/health", "/ready")
 _ADMIN = "/admin/"
+
+log = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -111,6 +114,9 @@ class Guard:
             # Paths of no endpoint are whatever somebody made up.
             path = getattr(scope.get("route"), "path", "other")
             self._count(path, status, time.perf_counter() - started)
+            if not 0 < status < 400:
+                # Headers and bodies may hold secrets; the path holds none of ours.
+                log.warning("%s %r: %s", scope["method"], scope["path"], status or "no answer")
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.lower(): content for name, content in scope["headers"]}

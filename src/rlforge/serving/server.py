@@ -9,7 +9,6 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlforge.config.compose import to_yaml
 from rlforge.config.schema import HardwareConfig, RunConfig
@@ -26,9 +25,6 @@ from rlforge.serving.listener import answer_requests, listen, url_of
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
-
-if TYPE_CHECKING:
-    from rlforge.serving.answering import Answering
 
 Say = Callable[[str], None]
 
@@ -121,11 +117,11 @@ async def assembled(
 ) -> AsyncIterator[tuple[DeploymentService, App]]:
     """The deployments in ``state_dir`` over ``engine``, and the HTTP application over them.
 
-    ready: whether the engine answers. on_phase: told of every step of a deployment.
-    Raises as ``DeploymentService.open`` does.
+    Probes and held-out games are those of the environments of evaluation. ready: whether the
+    engine answers. on_phase: told of every step of a deployment. Raises as
+    ``DeploymentService.open`` does.
     """
     from rlforge.models.load import load_tokenizer, stop_token_ids
-    from rlforge.serving.app import make_app
     from rlforge.serving.holdout import GameHoldout
     from rlforge.serving.probes import game_probes
 
@@ -148,20 +144,29 @@ async def assembled(
         holdout=GameHoldout(config, engine, tokenizer, stops) if settings.holdout_games else None,
         on_phase=tell,
     )
-    answering = make_answering(config, config.serve, service)
     try:
-        yield (
-            service,
-            make_app(service, engine, answering, config.serve, token, metrics, ready=ready),
-        )
+        yield service, http_over(service, engine, config, config.serve, token, metrics, ready=ready)
     finally:
         await service.close()
 
 
-def make_answering(config: RunConfig, serve: ServeConfig, service: DeploymentService) -> Answering:
-    """What reads requests and has ``service`` answer them, for the model of ``config``."""
+def http_over(
+    service: DeploymentService,
+    engine: Engine,
+    config: RunConfig,
+    serve: ServeConfig,
+    token: str,
+    metrics: Metrics,
+    *,
+    ready: Callable[[], bool] = lambda: True,
+) -> App:
+    """The HTTP application over a service that is open, for ``listener.answer_requests``.
+
+    metrics: whose ``on_phase`` the service was opened with, where deployments are to be counted.
+    """
     from rlforge.models.load import load_model_config, load_tokenizer, stop_token_ids
     from rlforge.serving.answering import Answering, Limits
+    from rlforge.serving.app import make_app
 
     tokenizer = load_tokenizer(config.model)
     described = load_model_config(config.model).get_text_config()
@@ -173,8 +178,9 @@ def make_answering(config: RunConfig, serve: ServeConfig, service: DeploymentSer
         temperature=config.engine.temperature,
         top_p=config.engine.top_p,
     )
-    name = serve.model_name or config.name
-    return Answering(service, tokenizer, stop_token_ids(config.model, tokenizer), limits, name)
+    stops = stop_token_ids(config.model, tokenizer)
+    answering = Answering(service, tokenizer, stops, limits, serve.model_name or config.name)
+    return make_app(service, engine, answering, serve, token, metrics, ready=ready)
 
 
 async def _begin(service: DeploymentService, source: Path | None, say: Say) -> None:

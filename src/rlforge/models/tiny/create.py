@@ -23,8 +23,8 @@ _REPORT_SEED = 1_000_003
 
 
 def create_tiny(directory: Path, recipe: TinyRecipe, progress: Callable[[str], None]) -> None:
-    """Plays, trains and saves to ``directory``; about a minute on one core for ``TINY``, half of
-    that for ``TINY_MARKET``.
+    """Plays, trains and saves to ``directory``; under a minute on one core for each of
+    ``RECIPES``.
 
     Beside model and tokenizer it writes ``value_head.safetensors`` (weight [1, H], bias [1]; see
     ``rlforge.models.load.load_value_head``) and ``warmup.json`` (the recipe, how long it took,

@@ -1,0 +1,69 @@
+"""Probes are positions of the run's games; the held-out games are the same for both versions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlforge.config.schema import EnvEntry
+from rlforge.config.serving import ServingConfig
+from rlforge.engines.base import Engine
+from rlforge.errors import DeploymentError, EngineError
+from rlforge.models.load import stop_token_ids
+from rlforge.serving.holdout import GameHoldout
+from rlforge.serving.probes import game_probes
+from rlforge.types import Checkpoint, PolicyRef
+
+BASE = PolicyRef(uid="version-0", kind="checkpoint")
+
+
+@pytest.fixture
+def small_holdout(config: ServingConfig, engine: Engine, tokenizer: Any) -> GameHoldout:
+    config.deployment.holdout_games = 24
+    return GameHoldout(config, engine, tokenizer, stop_token_ids(config.model, tokenizer))
+
+
+async def test_a_version_is_as_good_as_itself_game_by_game(small_holdout: GameHoldout) -> None:
+    outcomes = await small_holdout(dataclasses.replace(BASE, uid="candidate-1"), BASE)
+    assert len(outcomes.candidate) == 24
+    assert outcomes.candidate == outcomes.current
+    assert set(outcomes.current) <= {-1.0, 0.0, 1.0}
+
+
+async def test_another_version_meets_the_same_games(
+    small_holdout: GameHoldout, adapter: Checkpoint
+) -> None:
+    alone = await small_holdout(BASE, BASE)
+    outcomes = await small_holdout(adapter.policy(), BASE)
+    assert outcomes.current == alone.current
+    assert np.any(np.array(outcomes.candidate) != np.array(outcomes.current))
+
+
+async def test_games_that_fail_are_said(
+    config: ServingConfig, engine: Engine, tokenizer: Any
+) -> None:
+    class Failing:
+        async def generate(self, *_: Any) -> Any:
+            raise EngineError("no answer today")
+
+    config.deployment.holdout_games = 4
+    holdout = GameHoldout(config, Failing(), tokenizer, ())  # type: ignore[arg-type]
+    with pytest.raises(DeploymentError, match=r"4 of 4 held-out games failed.*no answer today"):
+        await holdout(BASE, BASE)
+
+
+def test_probes_are_positions_that_games_can_read(config: ServingConfig, tokenizer: Any) -> None:
+    config.env.train.append(EnvEntry(id="kuhn_poker", source="openspiel", max_turns=20))
+    probes = game_probes(config, tokenizer, (3,), number=8, max_tokens=5)
+    texts = [tokenizer.decode(probe.prompt_token_ids) for probe in probes]
+    assert len(set(texts)) > 2
+    assert sum("kuhn" in text for text in texts) == 4
+    assert all(probe.params.max_tokens == 5 for probe in probes)
+    assert all(probe.params.stop_token_ids == (3,) for probe in probes)
+    assert probes[0].well_formed("my move: [4]")
+    assert not probes[0].well_formed("no idea")
+    again = game_probes(config, tokenizer, (3,), number=8, max_tokens=5)
+    assert [probe.prompt_token_ids for probe in again] == [p.prompt_token_ids for p in probes]
