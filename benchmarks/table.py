@@ -65,6 +65,15 @@ def _games(game: str, concurrent: int) -> Callable[[Results], str]:
     return read
 
 
+def _market(agents: int) -> Callable[[Results], str]:
+    def read(results: Results) -> str:
+        found = next(row for row in results["markets"] if row["agents"] == agents)
+        clock, cpu = (spread_cell(found[key]) for key in ("decisions", "decisions_by_cpu_time"))
+        return f"{clock} by the clock, {cpu} by CPU time"
+
+    return read
+
+
 FIGURES = (
     *(
         Figure(
@@ -92,7 +101,10 @@ FIGURES = (
         "share of the engine's own throughput that reaches games, 256 concurrent games",
         "95 %",
         "collector",
-        lambda results: f"{100 * results['share']:.1f} %",
+        lambda results: ", ".join(
+            f"{100 * row['share']:.0f} % of {row['alone']['median_per_s']:,.0f} answers/s"
+            for row in results["layers"].values()
+        ),
     ),
     Figure(
         "adapter publication to first token of the new version, tiny, vLLM on a CPU, 64 under way",
@@ -105,6 +117,20 @@ FIGURES = (
         "500/s",
         "games",
         _games("TicTacToe", 2000),
+    ),
+    Figure(
+        "preference scorer: agents of the market ordered by true skill, held-out windows",
+        "85 % of pairs",
+        "ruler",
+        lambda results: spread_cell(
+            results["scorers"]["preference"]["judgement_skill_pairwise_accuracy"]
+        ),
+    ),
+    Figure(
+        "market: decisions of 100 scripted agents, one core",
+        "5,000/s",
+        "market",
+        _market(100),
     ),
     Figure(
         "Qwen3-0.6B shape, LoRA r16, 16k packed tokens, one H200",
@@ -132,6 +158,18 @@ FIGURES = (
         "20 of 20",
         "faults",
         lambda results: f"{results['still_serving']} of {results['of']}",
+    ),
+    Figure(
+        "store: decisions appended, durable, 100 at a time",
+        "5,000/s",
+        "store",
+        lambda results: spread_cell(results["append"]["batches_of_100"]),
+    ),
+    Figure(
+        "store: query of one window over 1,000,000 decisions",
+        "at most 1 s",
+        "store",
+        lambda results: spread_cell(results["queries"]["window_cold"]),
     ),
 )
 
@@ -209,6 +247,8 @@ def spread_cell(spread: Mapping[str, float]) -> str:
         steps = ((1.0, 1.0, " s"), (1e-3, 1e3, " ms"), (0.0, 1e6, " µs"))
         scale, name = next((s, n) for floor, s, n in steps if median >= floor)
         digits = 1
+    elif unit == "tau":  # a rank correlation
+        digits, name = 2, ""
     elif unit == "share":
         scale, digits, name = 100.0, 1, " %"
     cells = [f"{scale * spread[f'{key}_{unit}']:,.{digits}f}" for key in ("median", "q1", "q3")]

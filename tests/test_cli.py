@@ -20,8 +20,9 @@ from rlforge.tracking.tracker import Tracker
 from rlforge.types import EvalResult, UpdateResult, value
 
 COMMANDS = (
-    *("train", "eval", "graph", "config", "doctor", "models", "monitor", "report"),
-    *("serve", "deploy", "rollback", "deployments"),
+    *("train", "eval", "graph", "config", "doctor"),
+    *("play", "replay", "models", "monitor", "report"),
+    *("serve", "deploy", "rollback", "deployments", "windows"),
 )
 
 
@@ -185,9 +186,9 @@ def test_models_lists_every_option_and_finds_what_is_made(
 
     monkeypatch.setenv("RLFORGE_CACHE", "cache")
     before = rlforge("models").out
-    for option in ("hf", "qwen3_1p7b_base", "smollm2_135m", "tiny"):
+    for option in ("hf", "qwen3_1p7b_base", "smollm2_135m", "tiny", "tiny_market"):
         assert f"│ {option} " in before
-    assert before.count("made on first use") == 2
+    assert before.count("made on first use") == 3
     (tmp_path / "cache" / "tiny-of-an-older-recipe").mkdir(parents=True)
     assert rlforge("models").out == before
     (tmp_path / "cache" / f"tiny-{TINY.digest()}").mkdir()

@@ -19,7 +19,8 @@ from rlforge.games.base import make_game
 from rlforge.games.prompts import Prompter
 from rlforge.learner.build import make_learner
 from rlforge.learner.ranks import Ranks
-from rlforge.measure import evaluate_run, find_policy
+from rlforge.locally import find_policy
+from rlforge.measure import evaluate_run
 from rlforge.models.load import load_tokenizer
 from rlforge.models.tiny.create import create_tiny
 from rlforge.models.tiny.recipe import TINY

@@ -36,7 +36,7 @@ def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPa
         ),
         (["env.train=[{id: SimpelTak-v0-train}]"], r"env\.train\.0\.id=SimpelTak.*SimpleTak-v0"),
         (["env.train=[{id: kuhn_pokr, source: openspiel}]"], r"did you mean kuhn_poker"),
-        (["env.train=[{id: x, source: nowhere}]"], r"textarena or openspiel"),
+        (["env.train=[{id: x, source: nowhere}]"], r"textarena, openspiel, market"),
         (["env.train=[]"], r"names no environment"),
         (["env.train.0.prompt_template=qwen"], r"prompt_template=qwen.*qwen3-zs"),
         (["env.train.0.action_extraction=boxd"], r"action_extraction=boxd.*boxed"),

@@ -87,7 +87,7 @@ def write_checkpoint(
             _write_manifest(directory, _describe(directory), meta)
             _sync_directories(directory)
             directory.rename(path)
-        _sync(root)
+        sync(root)
     return path
 
 
@@ -112,7 +112,7 @@ def extend_checkpoint(path: Path, fill: Callable[[Path], None]) -> Manifest:
         _sync_directories(path)
         _write_manifest(directory, {**manifest.files, **added}, manifest.meta)
         (directory / MANIFEST).replace(path / MANIFEST)
-        _sync(path)
+        sync(path)
     return read_manifest(path, verify=False)
 
 
@@ -224,7 +224,7 @@ def _describe(directory: Path) -> dict[str, FileEntry]:
     for file in sorted(directory.rglob("*")):
         if file.is_file():
             files[file.relative_to(directory).as_posix()] = _entry(file)
-            _sync(file)
+            sync(file)
     return files
 
 
@@ -266,7 +266,7 @@ def _write_manifest(
     }
     file = directory / MANIFEST
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    _sync(file)
+    sync(file)
 
 
 @functools.cache
@@ -278,11 +278,12 @@ def _sync_directories(directory: Path) -> None:
     """Make the names in ``directory`` and below durable."""
     for path in directory.rglob("*"):
         if path.is_dir():
-            _sync(path)
-    _sync(directory)
+            sync(path)
+    sync(directory)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Put on disk what was written to a file, or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -296,23 +297,23 @@ def _explain_full_disk(root: Path, path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not _says_full_disk(error):
+        if not says_full_disk(error):
             raise
         free = shutil.disk_usage(root if root.exists() else root.parent).free
         older = list_checkpoints(root)
         needed = (
-            f"about {_bytes(read_manifest(older[-1], verify=False).total_size)} needed, "
+            f"about {readable_size(read_manifest(older[-1], verify=False).total_size)} needed, "
             f"the size of {older[-1].name}"
             if older
             else "which is not enough"
         )
         raise CheckpointError(
-            f"no space on disk for checkpoint {path}: {_bytes(free)} free, {needed}; free some, "
-            "or set learner.keep_checkpoints; older checkpoints are untouched"
+            f"no space on disk for checkpoint {path}: {readable_size(free)} free, {needed}; free "
+            "some, or set learner.keep_checkpoints; older checkpoints are untouched"
         ) from error
 
 
-def _says_full_disk(error: BaseException | None) -> bool:
+def says_full_disk(error: BaseException | None) -> bool:
     """Whether a full disk (or quota) is behind ``error``.
 
     Writers outside Python (safetensors, torch) raise errors of their own that only quote it.
@@ -326,7 +327,8 @@ def _says_full_disk(error: BaseException | None) -> bool:
     return False
 
 
-def _bytes(count: int) -> str:
+def readable_size(count: int) -> str:
+    """``count`` bytes as ``1.5 MiB``."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:

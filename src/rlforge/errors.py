@@ -42,6 +42,10 @@ class DeploymentError(RlforgeError):
     """A version cannot be deployed, or none is there to go back to; what was served still is."""
 
 
+class StoreError(RlforgeError):
+    """A trajectory store is missing, damaged, of another version, or cannot be written."""
+
+
 class RunError(RlforgeError):
     """A run cannot go on: a component died for good, too many games failed, a lock is held."""
 

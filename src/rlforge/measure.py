@@ -6,19 +6,12 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlforge.checkpoint import latest_checkpoint, list_checkpoints, read_manifest
 from rlforge.collector import Collector, Delivery
 from rlforge.config.compose import from_yaml
-from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.engines.openai import check_api
-from rlforge.engines.registry import make_engine
-from rlforge.errors import CheckpointError, ConfigError
+from rlforge.errors import ConfigError
 from rlforge.evaluation import plan_evaluation, summarise
-from rlforge.games.players import check_player
-from rlforge.hardware import detect, resolve_hardware
-from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
-from rlforge.pool.names import parse_opponent
-from rlforge.seats import SeatAnswers
+from rlforge.locally import find_opponent, find_policy, seat_answers
 from rlforge.types import EvalResult, GameRecord, GameSpec, PolicyRef, value
 from rlforge.validate import eval_envs, eval_opponents
 
@@ -75,66 +68,22 @@ async def evaluate_run(
     elif games < 1 or (games % 2 and any(env.num_players == 2 for env in envs)):
         raise ConfigError(f"--games {games}: must be even and at least 2; seats are swapped")
     policy, step = find_policy(run_dir, checkpoint)
-    against = [_opponent(run_dir, name, config) for name in dict.fromkeys(opponents or [])]
+    against = [find_opponent(run_dir, name, config) for name in dict.fromkeys(opponents or [])]
     against = against or list(eval_opponents(config))
     for rival in against:
         if rival.kind == "api":
             check_api(rival.path_or_name or rival.uid, config.pool.api)
     specs = plan_evaluation(envs, against, policy, games, step=step, seed=config.seed)
-    here = HardwareConfig(
-        device="cpu" if config.hardware.device == "cpu" else "auto",
-        threads=config.hardware.threads,
-    )
-    hardware = resolve_hardware(here, detect(), 1)
-    resolve_model(config.model, say)
-    engine = make_engine(config, device=hardware.device, threads=hardware.threads)
-    tokenizer = load_tokenizer(config.model)
-    answers = SeatAnswers(config, tokenizer, engine, stop_token_ids(config.model, tokenizer))
-    say(f"{policy.uid} plays {len(specs)} games")
-    try:
+    async with seat_answers(config, say) as answers:
+        say(f"{policy.uid} plays {len(specs)} games")
         collector = Collector(config.collector, _NoTraining(), answers.for_game)
         records = await collector.evaluate(specs)
-    finally:
-        await engine.close()
     results = summarise(records, step)
     return Measurement(
         policy=policy,
         results=tuple(results),
         failures=tuple(_failure(result, records) for result in results if result.failed),
     )
-
-
-def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
-    """The policy ``name`` of a run and its version; its files are checked against the manifest."""
-    checkpoints = run_dir / "checkpoints"
-    if name == "step-0":
-        start = from_yaml(run_dir / "config.yaml").learner.initial_adapter
-        return PolicyRef(uid="step-0", kind="checkpoint", path_or_name=start), 0
-    if name == "latest":
-        path = latest_checkpoint(checkpoints)
-        if path is None:
-            raise CheckpointError(
-                f"{checkpoints}: holds no checkpoint yet; use --checkpoint step-0"
-            )
-    elif not (checkpoints / name).is_dir():
-        newest = [entry.name for entry in reversed(list_checkpoints(checkpoints)[-3:])]
-        known = f"the newest are {', '.join(newest)}" if newest else "there is only step-0"
-        raise CheckpointError(f"{checkpoints / name}: no such checkpoint; {known}")
-    else:
-        path = checkpoints / name
-    version = int(read_manifest(path).meta["version"])
-    policy = PolicyRef(uid=path.name, kind="checkpoint", path_or_name=str(path), version=version)
-    return policy, version
-
-
-def _opponent(run_dir: Path, name: str, config: RunConfig) -> PolicyRef:
-    if name.startswith("step-"):
-        return find_policy(run_dir, name)[0]
-    policy = parse_opponent(name)
-    if policy.kind == "scripted":
-        for spec in eval_envs(config):
-            check_player(policy.path_or_name or name, spec)
-    return policy
 
 
 def _failure(result: EvalResult, records: Sequence[GameRecord]) -> str:

@@ -46,7 +46,7 @@ class EnvSpec:
     """One game as it is to be played: the id and the limits that make it end."""
 
     id: str
-    source: Literal["textarena", "openspiel"] = "textarena"
+    source: Literal["textarena", "openspiel", "market"] = "textarena"
     num_players: int = 2
     max_turns: int = 200
     timeout_s: float = 600.0

@@ -10,7 +10,7 @@ from rlforge.engines.openai import check_api
 from rlforge.engines.vllm_settings import check_installed, lora_rank
 from rlforge.errors import ConfigError, nearest
 from rlforge.games.actions import check_extraction
-from rlforge.games.base import check_env, make_game
+from rlforge.games.base import SOURCES, check_env, make_game
 from rlforge.games.players import check_player
 from rlforge.games.prompts import check_template
 from rlforge.pool.modes import mode_names
@@ -85,7 +85,7 @@ def _spec(entry: EnvEntry, model: ModelConfig) -> EnvSpec:
 def _check_choices(composed: Composed) -> None:
     config = composed.config
     for key, value, choices in (
-        ("model.kind", config.model.kind, ("tiny", "smollm2_135m", "hf")),
+        ("model.kind", config.model.kind, ("tiny", "tiny_market", "smollm2_135m", "hf")),
         ("model.dtype", config.model.dtype, ("auto", "float32", "bfloat16")),
         ("engine.name", config.engine.name, ("transformers", "vllm")),
         ("pool.mode", config.pool.mode, tuple(mode_names())),
@@ -195,8 +195,8 @@ def _check_envs(composed: Composed) -> None:
                     raise composed.error(f"{key}.{name}", "must be above 0")
             if entry.error_allowance < 0:
                 raise composed.error(f"{key}.error_allowance", "must not be negative")
-            if entry.source not in ("textarena", "openspiel"):
-                raise composed.error(f"{key}.source", "no such source: textarena or openspiel")
+            if entry.source not in SOURCES:
+                raise composed.error(f"{key}.source", f"no such source: {', '.join(SOURCES)}")
             spec = _spec(entry, config.model)
             for part, check in (
                 ("id", check_env),

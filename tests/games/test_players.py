@@ -73,7 +73,7 @@ def test_random_legal_takes_every_legal_action_equally_often():
     assert all(880 < count < 1120 for count in counts.values())
 
 
-@pytest.mark.parametrize("name", player_names())
+@pytest.mark.parametrize("name", [n for n in player_names() if not n.endswith("_trader")])
 def test_choices_follow_from_the_seed(name):
     view = make_game(TTT, 0).view()
 

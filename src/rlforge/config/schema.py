@@ -24,9 +24,10 @@ from rlforge.config.learner import LearnerConfig as LearnerConfig
 class EnvEntry:
     """One environment to train or evaluate in."""
 
-    #: TextArena id (``SimpleTak-v0-train``) or OpenSpiel name (``kuhn_poker``).
+    #: TextArena id (``SimpleTak-v0-train``), OpenSpiel name (``kuhn_poker``) or market preset
+    #: (``market-small``).
     id: str = "SimpleTak-v0-train"
-    #: Where the game comes from: ``textarena`` or ``openspiel``.
+    #: Where the game comes from: ``textarena``, ``openspiel`` or ``market``.
     source: str = "textarena"
     #: Number of seats.
     num_players: int = 2
@@ -85,7 +86,8 @@ class LoraConfig:
 class ModelConfig:
     """The language model that plays (group ``model``)."""
 
-    #: ``tiny`` (made here on first use), ``smollm2_135m`` (from a package) or ``hf``.
+    #: ``tiny`` (for games) and ``tiny_market``, made here on first use, ``smollm2_135m`` (from a
+    #: package) or ``hf``.
     kind: str = "hf"
     #: Hugging Face id or local directory; only for ``kind: hf``.
     name: str | None = None

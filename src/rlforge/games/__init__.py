@@ -3,6 +3,7 @@
 base       what a game is, and which source it comes from
 textarena  TextArena games, with ``legal`` (their legal actions) and ``watchdog`` (a time limit)
 openspiel  OpenSpiel games, and exact evaluation in them
+market     one episode of a market of ``rlforge.market``
 grids      placement games as bit masks
 board      positions in a few words, for tiny models
 prompts    templates: from a view to token ids or messages

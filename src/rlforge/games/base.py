@@ -7,13 +7,13 @@ The functions at the end choose a game's source. A new source is a module with a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from rlforge.errors import ConfigError, nearest
 from rlforge.games.grids import Grid
 from rlforge.types import EndReason, EnvSpec, value
 
-SOURCES: Final = ("textarena", "openspiel")
+SOURCES: Final = ("textarena", "openspiel", "market")
 
 
 @value
@@ -24,7 +24,8 @@ class View:
     game does not say, empty where the player is stuck and loses by whatever it answers.
     board: the state in a few words, for models with short prompts; None where no such form
     exists. grid: the same state for scripted players of placement games.
-    retry: this player's last action was turned down and it may try again.
+    retry: this player's last action was turned down and it may try again. state: all of it as
+    JSON, for scripted traders of markets.
     """
 
     player_id: int
@@ -33,6 +34,7 @@ class View:
     board: str | None = None
     retry: bool = False
     grid: Grid | None = None
+    state: Mapping[str, Any] | None = None
 
 
 @value
@@ -119,6 +121,10 @@ def _source(name: str) -> Source:
         from rlforge.games import openspiel
 
         return openspiel
+    if name == "market":
+        from rlforge.games import market
+
+        return market
     raise ConfigError(
         f"source {name!r} is unknown{nearest(name, SOURCES)}; there are {', '.join(SOURCES)}"
     )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
+from rlforge.config.market import load_market
 from rlforge.errors import ConfigError, GameError, nearest
 from rlforge.games.base import View, make_game
 from rlforge.games.grids import Grid, line_completing_cells, placements, winning_cells
+from rlforge.market.traders import make_trader
 from rlforge.types import EnvSpec
 
 
@@ -65,26 +68,44 @@ class Minimax:
         return self._rng.choice([token for token, value in values.items() if value == best])
 
 
+class MarketTrader:
+    """A scripted trader of ``rlforge.market.traders`` at a seat of a market."""
+
+    def __init__(self, kind: str, env: EnvSpec, rng: random.Random) -> None:
+        self._trader = make_trader(kind, load_market(env.id), rng)
+
+    def act(self, view: View) -> str:
+        """The trader's action as JSON."""
+        assert view.state is not None
+        return json.dumps(self._trader.decide(view.state))
+
+
 _PLAYERS: dict[str, Callable[[random.Random], Player]] = {
     "random_legal": RandomLegal,
     "win_block": WinBlock,
     "minimax": Minimax,
 }
+#: Traders that need to know no more than a seat is shown; insiders trade in the background only.
+_TRADERS = {f"{kind}_trader": kind for kind in ("noise", "momentum", "value")}
 
 
 def player_names() -> list[str]:
     """All scripted players, sorted."""
-    return sorted(_PLAYERS)
+    return sorted([*_PLAYERS, *_TRADERS])
 
 
 def make_player(name: str, env: EnvSpec, seed: int) -> Player:
     """The player ``name`` for one game of ``env``; its choices follow from ``seed``.
 
-    Raises ``ConfigError`` for an unknown name.
+    Raises ``ConfigError`` for an unknown name, and for a trader outside of markets.
     """
+    if name in _TRADERS:
+        if env.source != "market":
+            raise ConfigError(f"player {name!r} cannot play {env.id}: it trades on markets only")
+        return MarketTrader(_TRADERS[name], env, random.Random(seed))
     if name not in _PLAYERS:
         raise ConfigError(
-            f"player {name!r} in {env.id} is unknown{nearest(name, _PLAYERS)}; there are "
+            f"player {name!r} in {env.id} is unknown{nearest(name, player_names())}; there are "
             f"{', '.join(player_names())}"
         )
     return _PLAYERS[name](random.Random(seed))

@@ -182,6 +182,6 @@ def _board(view: View) -> str:
         raise ConfigError(
             "prompt template 'board' needs a game with a compact board (TicTacToe, SimpleTak, "
             "ConnectFour, KuhnPoker; OpenSpiel's tic_tac_toe, connect_four, kuhn_poker and "
-            "leduc_poker); use another template"
+            "leduc_poker; markets); use another template"
         )
     return view.board

@@ -8,11 +8,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlforge.models.cachedir import cache_dir
 from rlforge.models.smollm2 import CACHE_NAME as SMOLLM2_CACHE_NAME
-from rlforge.models.tiny.recipe import TINY
+from rlforge.models.tiny.recipe import RECIPES, cache_name
 from rlforge.types import value
 
 #: Kinds that are made here, and the directory in the cache that holds the finished one.
-_MADE_HERE = {"tiny": f"tiny-{TINY.digest()}", "smollm2_135m": SMOLLM2_CACHE_NAME}
+_MADE_HERE = {
+    **{kind: cache_name(kind) for kind in RECIPES},
+    "smollm2_135m": SMOLLM2_CACHE_NAME,
+}
 
 
 @value

@@ -20,11 +20,11 @@ from rlforge.models.quiet import no_progress_bars
 from rlforge.models.smollm2 import CACHE_NAME as SMOLLM2_CACHE_NAME
 from rlforge.models.smollm2 import create_smollm2
 from rlforge.models.tiny.create import create_tiny
-from rlforge.models.tiny.recipe import TINY
+from rlforge.models.tiny.recipe import RECIPES, cache_name
 
 log = logging.getLogger(__name__)
 
-KINDS = ("tiny", "smollm2_135m", "hf")
+KINDS = (*RECIPES, "smollm2_135m", "hf")
 
 #: Tokens with which chat models end their turn, beside the end of the text.
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|end|>")
@@ -35,12 +35,14 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.info) -> str:
     """The local directory or Hugging Face id of a model; makes what has to be made first.
 
-    ``tiny`` is trained (about a minute) and ``smollm2_135m`` unpacked at their first use, into
-    ``rlforge.models.cachedir.cache_dir``. progress: told what takes time. Raises ConfigError.
+    ``tiny`` and ``tiny_market`` are trained (a minute at most) and ``smollm2_135m`` is unpacked at
+    their first use, into ``rlforge.models.cachedir.cache_dir``. progress: told what takes time.
+    Raises ConfigError.
     """
-    if config.kind == "tiny":
-        name = f"tiny-{TINY.digest()}"
-        return str(made_once(name, lambda directory: create_tiny(directory, TINY, progress)))
+    if config.kind in RECIPES:
+        recipe = RECIPES[config.kind]
+        name = cache_name(config.kind)
+        return str(made_once(name, lambda directory: create_tiny(directory, recipe, progress)))
     if config.kind == "smollm2_135m":
         return str(made_once(SMOLLM2_CACHE_NAME, lambda d: create_smollm2(d, progress)))
     if config.kind != "hf":
@@ -131,7 +133,7 @@ def model_source(config: ModelConfig) -> str:
 def stop_token_ids(config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
     """Ids that end an answer: those of the generation config, end of text, end of turn.
 
-    The tiny model lists the tokens that close an action among its end-of-text ids, so that it
+    A tiny model lists the tokens that close an action among its end-of-text ids, so that it
     stops after the action like any other model stops after its turn.
     """
     from transformers import GenerationConfig
@@ -151,7 +153,7 @@ def load_value_head(config: ModelConfig) -> dict[str, torch.Tensor] | None:
     """Weights to start a value head from, if the model brings some: weight [1, H], bias [1].
 
     The head reads the last hidden state (after the final norm) of the last prompt token. Only the
-    tiny model has one: its warm-up predicts how games end.
+    tiny models have one: their warm-up predicts how games end.
     """
     from safetensors.torch import load_file
 

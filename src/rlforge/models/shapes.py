@@ -9,7 +9,7 @@ from rlforge.config.schema import ModelConfig
 from rlforge.memory.shape import ModelShape, known_shape, shape_from_config
 from rlforge.models.cachedir import cache_dir
 from rlforge.models.smollm2 import CACHE_NAME as SMOLLM2_CACHE_NAME
-from rlforge.models.tiny.recipe import TINY
+from rlforge.models.tiny.recipe import RECIPES, cache_name
 from rlforge.types import value
 
 
@@ -23,8 +23,8 @@ class Located:
 
 def locate(config: ModelConfig) -> Located:
     """Look for ``config.json`` where the model would be loaded from, else among known shapes."""
-    if config.kind in ("tiny", "smollm2_135m"):
-        name = SMOLLM2_CACHE_NAME if config.kind == "smollm2_135m" else f"tiny-{TINY.digest()}"
+    if config.kind in RECIPES or config.kind == "smollm2_135m":
+        name = cache_name(config.kind) if config.kind in RECIPES else SMOLLM2_CACHE_NAME
         folder = cache_dir() / name
         if (folder / "config.json").is_file():
             return Located(place=str(folder), shape=_read(config.kind, folder / "config.json"))

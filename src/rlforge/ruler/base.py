@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from rlforge.trajectories.records import Decision
+from rlforge.trajectories.records import Decision, TrainingWindow
 from rlforge.types import value
 
 
@@ -28,6 +28,15 @@ class Scorer(Protocol):
 
     async def score(self, decisions: Sequence[Decision]) -> Scores:
         """A score for each; failures of one group leave that group unscored, and are logged."""
+        ...
+
+    def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
+        """Take in windows whose outcomes are known, and keep what was learned.
+
+        A window that was learned before changes nothing. Returns metrics: what the scorer knows
+        now, and how well it forecast the rewards of these windows before it knew them
+        (``forecast_kendall_tau``, ``forecast_pairwise_accuracy``; missing where it could not).
+        """
         ...
 
     async def close(self) -> None:

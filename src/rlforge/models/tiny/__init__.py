@@ -1,5 +1,5 @@
-"""The tiny model: made on the spot, speaks the action format, plays at random, learns fast.
+"""The tiny models: made on the spot, speak the action format, play at random, learn fast.
 
-``recipe`` says what it is, ``vocabulary`` builds its tokenizer, ``corpus`` plays the games it
-learns from, ``warmup`` trains it, and ``create`` puts these together.
+``recipe`` says what they are, ``vocabulary`` builds their tokenizers, ``corpus`` and ``market``
+play what they learn from, ``warmup`` trains them, and ``create`` puts these together.
 """

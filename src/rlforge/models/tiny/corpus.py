@@ -1,14 +1,16 @@
-"""What the tiny model is warmed on: states of random-legal games, played by the real adapters.
+"""What a tiny model is warmed on: states of random-legal games, played by the real adapters.
 
-Every state asks four things: which actions are legal, how the game ended for the player to move,
-and, on grids, where a stone wins at once for either side. Actions are never marked as good: the
-model that comes out plays like ``random_legal``.
+Every state asks which actions are legal and how the game ended for the player to move; on grids
+also where a stone wins at once for either side, in markets what was read and how the market in
+focus ends. Actions are never marked as good: the model that comes out plays like ``random_legal``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,9 @@ from rlforge.errors import RlforgeError
 from rlforge.games.base import View, make_game
 from rlforge.games.board import grid_board
 from rlforge.games.grids import Grid, placements, winning_cells
-from rlforge.models.tiny.recipe import TinyRecipe, WarmupGame
+from rlforge.models.tiny.market import market_words, play_market
+from rlforge.models.tiny.recipe import TinyRecipe, WarmupGame, WarmupMarket
+from rlforge.models.tiny.states import State
 from rlforge.models.tiny.vocabulary import build_tokenizer, spaced_words, token_id
 from rlforge.types import value
 
@@ -28,20 +32,12 @@ _Bools = npt.NDArray[np.bool_]
 
 
 @value
-class State:
-    """A decision of random play: what was seen, the player's discounted outcome of that game."""
-
-    view: View
-    outcome: float
-
-
-@value
 class Lessons:
     """N states of one game over its A actions.
 
     prompt_ids [N, T]; action_ids [A]: the token of each action; legal [N, A]; outcome [N] in
     [-1, 1]; wins, blocks [N, A]: actions whose cell completes the player's or the opponent's
-    line, None where the game has no grid.
+    line, None where the game has no grid; facts [N, F]: see ``State``, None where there are none.
     """
 
     prompt_ids: _Ints
@@ -50,17 +46,28 @@ class Lessons:
     outcome: _Floats
     wins: _Bools | None
     blocks: _Bools | None
+    facts: _Bools | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
 
-def play(game: WarmupGame, discount: float, seed: int) -> list[State]:
+def play(game: WarmupGame | WarmupMarket, discount: float, seed: int) -> list[State]:
     """The states of ``game.games`` games between players that pick legal actions at random.
 
     outcome: the player's reward, divided by the largest one met, times ``discount`` for each
     decision that the player still had to make.
     """
+    if isinstance(game, WarmupMarket):
+        states = play_market(game, discount, seed)
+    else:
+        states = _play(game, discount, seed)
+    # 1 where all games were drawn.
+    largest = max(abs(state.outcome) for state in states) or 1.0
+    return [dataclasses.replace(state, outcome=state.outcome / largest) for state in states]
+
+
+def _play(game: WarmupGame, discount: float, seed: int) -> list[State]:
     rng = random.Random(seed)
     states: list[State] = []
     for index in range(game.games):
@@ -78,14 +85,15 @@ def play(game: WarmupGame, discount: float, seed: int) -> list[State]:
             ahead[view.player_id] -= 1
             outcome = rewards[view.player_id] * discount ** ahead[view.player_id]
             states.append(State(view=view, outcome=outcome))
-    # 1 where all games were drawn.
-    largest = max(abs(state.outcome) for state in states) or 1.0
-    return [State(view=state.view, outcome=state.outcome / largest) for state in states]
+    return states
 
 
-def vocabulary(games: list[list[State]]) -> Any:
-    """The tokenizer to which every word of these games, boards and actions, is one token."""
-    words: set[str] = set()
+def vocabulary(games: list[list[State]], known: Iterable[str] = ()) -> Any:
+    """The tokenizer to which every word of these games, boards and actions, is one token.
+
+    known: words that are there even where no state shows them.
+    """
+    words = set(known)
     for states in games:
         for state in states:
             words.update(f" {action}" for action in state.view.legal_actions or ())
@@ -116,6 +124,7 @@ def _text_lessons(states: list[State], tokenizer: Any) -> Lessons:
         outcome=np.array([s.outcome for s in states], dtype=np.float32),
         wins=None,
         blocks=None,
+        facts=np.array([s.facts for s in states]) if states[0].facts else None,
     )
 
 
@@ -195,5 +204,9 @@ def _board(view: View) -> str:
 def corpus(recipe: TinyRecipe) -> tuple[Any, list[Lessons]]:
     """Plays the games of ``recipe``; returns the tokenizer and the lessons of each game."""
     played = [play(game, recipe.discount, recipe.seed) for game in recipe.games]
-    tokenizer = vocabulary(played)
+    known: list[str] = []
+    if any(isinstance(game, WarmupMarket) for game in recipe.games):
+        read, answered = market_words()
+        known = [f" {word}" for word in (*read, *answered)]
+    tokenizer = vocabulary(played, known)
     return tokenizer, [lessons(states, tokenizer) for states in played]

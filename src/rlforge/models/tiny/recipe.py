@@ -1,4 +1,4 @@
-"""Everything that decides what the tiny model is."""
+"""Everything that decides what a tiny model is: one for board and card games, one for markets."""
 
 from __future__ import annotations
 
@@ -17,6 +17,29 @@ class WarmupGame:
     games: int
     batch_size: int
 
+    @property
+    def name(self) -> str:
+        """As the report of a model names it."""
+        return self.env.id
+
+
+@value
+class WarmupMarket:
+    """Markets of the warm-up with so many news accounts: one is made for each of the ``games``.
+
+    players: who pick legal actions at random there, beside half as many noise traders.
+    """
+
+    accounts: int
+    games: int
+    batch_size: int
+    players: int = 12
+
+    @property
+    def name(self) -> str:
+        """As the report of a model names it."""
+        return f"market-{self.accounts}"
+
 
 @value
 class TinyRecipe:
@@ -27,11 +50,11 @@ class TinyRecipe:
     text. steps, learning_rate, betas, weight_decay, grad_clip: AdamW, with ``lr_warmup`` steps of
     linear warm-up, constant for the share ``lr_flat`` of the steps, then a cosine down to
     ``lr_floor`` of it. discount: of outcomes, per own turn still to be played.
-    value_weight, board_weight: of the outcome loss and of the questions about the board.
+    value_weight, board_weight: of the outcome loss and of the questions about what is seen.
     revision: raised when the code that follows the recipe changes what comes out.
     """
 
-    games: tuple[WarmupGame, ...] = (
+    games: tuple[WarmupGame | WarmupMarket, ...] = (
         WarmupGame(env=EnvSpec(id="SimpleTak-v0-train"), games=5000, batch_size=128),
         WarmupGame(env=EnvSpec(id="TicTacToe-v0-train"), games=3000, batch_size=48),
         WarmupGame(env=EnvSpec(id="kuhn_poker", source="openspiel"), games=4000, batch_size=16),
@@ -64,3 +87,24 @@ class TinyRecipe:
 
 #: The recipe behind ``model=tiny``.
 TINY = TinyRecipe()
+
+#: The recipe behind ``model=tiny_market``. Markets with three news accounts are the usual ones.
+TINY_MARKET = TinyRecipe(
+    games=(
+        WarmupMarket(accounts=3, games=32, batch_size=96),
+        WarmupMarket(accounts=1, games=6, batch_size=12),
+        WarmupMarket(accounts=2, games=6, batch_size=12),
+        WarmupMarket(accounts=4, games=6, batch_size=12),
+        WarmupMarket(accounts=5, games=6, batch_size=12),
+    ),
+    steps=400,
+    discount=0.99,
+)
+
+#: The recipes by ``model.kind``.
+RECIPES = {"tiny": TINY, "tiny_market": TINY_MARKET}
+
+
+def cache_name(kind: str) -> str:
+    """The directory in the cache that holds the finished model of ``RECIPES[kind]``."""
+    return f"{kind}-{RECIPES[kind].digest()}"

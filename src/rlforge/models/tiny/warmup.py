@@ -1,14 +1,16 @@
-"""Supervised training of the tiny model on random-legal play.
+"""Supervised training of a tiny model on random-legal play.
 
-Four losses at the last prompt token, whose hidden state h (after the final norm) also gives the
-next token:
+All losses are at the last prompt token, whose hidden state h (after the final norm) also gives
+the next token:
 
 * policy: cross-entropy to the uniform distribution over the legal actions;
 * value: squared error of a linear head to the discounted outcome of the game. The head is kept,
   to start the critic of A2C and PPO from;
-* wins and blocks: binary cross-entropy of two linear heads that say where a stone completes a
-  line. These heads are thrown away; what stays are the features they read. Without them the
-  model needs only the free cells, and later learning finds nothing about the position in h.
+* wins and blocks, on grids: binary cross-entropy of two linear heads that say where a stone
+  completes a line. These heads are thrown away; what stays are the features they read. Without
+  them the model needs only the free cells, and later learning finds nothing about the position
+  in h;
+* facts, in markets: the same for what the prompt says and how the market in focus ends.
 """
 
 from __future__ import annotations
@@ -27,13 +29,17 @@ from rlforge.models.tiny.recipe import TinyRecipe
 
 
 class Heads(nn.Module):
-    """value: hidden to outcome. wins, blocks: hidden to one logit per action of a grid."""
+    """value: hidden to outcome. wins, blocks: hidden to one logit per action of a grid.
 
-    def __init__(self, hidden: int, actions: int) -> None:
+    facts: hidden to one logit per yes-no question, where there are any.
+    """
+
+    def __init__(self, hidden: int, actions: int, facts: int) -> None:
         super().__init__()
         self.value = nn.Linear(hidden, 1)
         self.wins = nn.Linear(hidden, actions)
         self.blocks = nn.Linear(hidden, actions)
+        self.facts = nn.Linear(hidden, facts) if facts else None
 
 
 def build_model(recipe: TinyRecipe, tokenizer: Any) -> Any:
@@ -64,7 +70,8 @@ def warm_up(
 
     Draws from torch's global generator and from ``recipe.seed``.
     """
-    heads = Heads(recipe.hidden, max(len(lessons.action_ids) for lessons in games))
+    facts = max(lessons.facts.shape[1] if lessons.facts is not None else 0 for lessons in games)
+    heads = Heads(recipe.hidden, max(len(lessons.action_ids) for lessons in games), facts)
     parameters = [*model.parameters(), *heads.parameters()]
     optimizer = torch.optim.AdamW(
         parameters,
@@ -104,7 +111,7 @@ def lr_factor(step: int, recipe: TinyRecipe) -> float:
 def game_loss(
     model: Any, heads: Heads, lessons: Lessons, rows: np.ndarray[Any, Any], recipe: TinyRecipe
 ) -> Tensor:
-    """The weighted sum of the four losses, meaned over the states ``rows``."""
+    """The weighted sum of the losses, meaned over the states ``rows``."""
     hidden = last_hidden(model, lessons.prompt_ids[rows])
     legal = torch.from_numpy(lessons.legal[rows]).float()
     logprobs = action_logprobs(model, hidden, lessons)
@@ -112,8 +119,12 @@ def game_loss(
     policy = -(logprobs * legal).sum(1) / legal.sum(1)
     error = heads.value(hidden)[:, 0] - torch.from_numpy(lessons.outcome[rows])
     loss: Tensor = policy.mean() + recipe.value_weight * error.square().mean()
-    for head, targets in ((heads.wins, lessons.wins), (heads.blocks, lessons.blocks)):
-        if targets is not None:
+    for head, targets in (
+        (heads.wins, lessons.wins),
+        (heads.blocks, lessons.blocks),
+        (heads.facts, lessons.facts),
+    ):
+        if head is not None and targets is not None:
             board = functional.binary_cross_entropy_with_logits(
                 head(hidden)[:, : targets.shape[1]], torch.from_numpy(targets[rows]).float()
             )

@@ -1,0 +1,163 @@
+"""The market as a game: seats trade in turns for one episode, beside scripted traders.
+
+``market`` is the preset ``conf/market/default.yaml``, ``market-small`` is ``small.yaml`` and so on.
+In every tick each seat decides once, the first one changing from tick to tick, then the scripted
+traders, and time goes on. An answer is an action as JSON, or one of the words about the market in
+focus (``rlforge.market.compact``), which are what ``legal_actions`` lists.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rlforge.config.market import load_market, market_ids
+from rlforge.errors import ConfigError
+from rlforge.games.base import GameResult, View
+from rlforge.market.actions import ActionError, Json
+from rlforge.market.compact import Compact, is_compact
+from rlforge.market.crowd import Crowd
+from rlforge.market.text import prompt, read
+from rlforge.market.world import World
+from rlforge.types import EndReason, EnvSpec
+
+
+class MarketGame:
+    """One episode. A seat's reward is tanh(profit / (reward_scale · starting balance)).
+
+    A game cut at ``max_turns`` scores what everybody has by then at current prices. A player whose
+    invalid answers exceed the allowance ends the game with -1 for itself; the others score as if
+    it had been cut.
+    """
+
+    def __init__(self, env: EnvSpec, seed: int) -> None:
+        """Raises ``ConfigError`` for an unknown preset."""
+        self._spec = env
+        self._config = load_market(env.id)
+        self._world = World(self._config, seed)
+        self._names = [f"player-{number}" for number in range(env.num_players)]
+        for name in self._names:
+            self._world.join(name)
+        self._crowd = Crowd(self._world, seed)
+        self._compact = Compact(self._config)
+        self._turn = self._decided = self._errors = 0
+        self._feedback = ""
+        self._view: View | None = None
+        self._result: GameResult | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._result is not None
+
+    @property
+    def accepted(self) -> bool:
+        return not self._feedback
+
+    def view(self) -> View:
+        if self._view is None:
+            state = self._world.state(self._names[self._player])
+            focus = self._compact.focus(state)
+            legal = self._compact.actions(state, focus)
+            self._view = View(
+                player_id=self._player,
+                observation=self._observation(state, focus, legal),
+                legal_actions=legal,
+                board=self._compact.text(state, focus),
+                retry=bool(self._feedback),
+                state=state,
+            )
+        return self._view
+
+    def step(self, action: str) -> None:
+        """Hand in JSON or one of the listed words."""
+        player, state = self._player, self.view().state
+        assert state is not None
+        self._view = None
+        self._turn += 1
+        self._feedback = self._carry_out(player, action, state)
+        if self._feedback:
+            self._errors += 1
+            if self._errors > self._spec.error_allowance:
+                self._finish("invalid_move", player)
+                return
+        else:
+            self._errors = 0
+            self._decided += 1
+            if self._decided % len(self._names) == 0:
+                for _ in self._crowd.act():
+                    pass
+                self._world.tick()
+        if self._world.ticks == self._config.episode_ticks:
+            self._finish("finished", None)
+        elif self._turn >= self._spec.max_turns:
+            self._finish("turn_limit", None)
+
+    def result(self) -> GameResult:
+        if self._result is None:
+            raise ValueError(f"{self._spec.id} is not over after {self._turn} turns")
+        return self._result
+
+    @property
+    def _player(self) -> int:
+        tick, place = divmod(self._decided, len(self._names))
+        return (tick + place) % len(self._names)
+
+    def _carry_out(self, player: int, answer: str, state: Json) -> str:
+        """What was wrong with the answer; empty when it was accepted."""
+        action: Any
+        if is_compact(answer):
+            try:
+                action = self._compact.action(answer, state, self._compact.focus(state))
+            except ActionError as error:
+                return f"Your last action was not accepted: {error}. Try another action."
+        else:
+            given = read(answer)
+            if given.action is None:
+                return given.feedback
+            action = given.action
+        receipt = self._world.decide(self._names[player], action)
+        if receipt.accepted:
+            return ""
+        return f"Your last action was not accepted: {receipt.problem}. Try another action."
+
+    def _observation(self, state: Json, focus: str, legal: tuple[str, ...]) -> str:
+        rounds = self._config.episode_ticks - self._world.ticks
+        lines = [
+            f"You are {self._names[self._player]}; {rounds} rounds are left.",
+            prompt(state),
+            f"Instead of JSON you may answer with one of these words about {focus}: "
+            f"{', '.join(legal)}. yes, no, long and short stake "
+            f"{', '.join(f'{100 * share:g} %' for share in self._config.stakes)} of the starting "
+            f"balance with 1, 2 and 3, long and short with leverage "
+            f"{self._config.compact_leverage:g}.",
+            self._feedback,
+        ]
+        return "\n\n".join(line for line in lines if line)
+
+    def _finish(self, reason: EndReason, invalid_by: int | None) -> None:
+        scale = self._config.reward_scale * self._config.starting_balance
+        rewards = {}
+        for player, name in enumerate(self._names):
+            if reason == "finished":
+                profit = self._world.episode_profits(name)[-1]
+            else:
+                profit = self._world.worth(name) - self._config.starting_balance
+            rewards[player] = -1.0 if player == invalid_by else math.tanh(profit / scale)
+        self._result = GameResult(rewards=rewards, end_reason=reason, invalid_by=invalid_by)
+
+
+def make(env: EnvSpec, seed: int) -> MarketGame:
+    """A fresh game."""
+    return MarketGame(env, seed)
+
+
+def env_ids() -> list[str]:
+    """The presets, sorted."""
+    return market_ids()
+
+
+def check(env: EnvSpec) -> None:
+    """Raises ``ConfigError`` for an unknown preset or a market without seats."""
+    if env.num_players < 1:
+        raise ConfigError(f"env {env.id!r}: num_players must be 1 or more, got {env.num_players}")
+    MarketGame(env, seed=0).view()

@@ -1,0 +1,102 @@
+"""What an agent has: its balance, positions, tickets and memory. Money is in cents."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import deque
+from typing import Any, Literal
+
+
+@dataclasses.dataclass(slots=True)
+class Shares:
+    """Shares of one purchase. ``ticket``: of the decision that bought them.
+
+    units: left of those bought. cost: paid for all of them, fee included. basis: the part of the
+    cost that stands behind ``units``. returned: what sales have brought so far.
+    """
+
+    id: str
+    ticket: int
+    market_id: str
+    outcome: str
+    units: int
+    cost: int
+    basis: int
+    opened: int
+    returned: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class Perp:
+    """A perpetual position. ``sign`` is 1 for longs, -1 for shorts.
+
+    size: in cents, at the price ``entry``. margin: what is left behind it after funding.
+    paid: margin and fee at the start.
+    """
+
+    id: str
+    ticket: int
+    ticker: str
+    sign: int
+    size: int
+    leverage: float
+    entry: int
+    margin: int
+    paid: int
+    opened: int
+
+    @property
+    def side(self) -> Literal["long", "short"]:
+        """As actions name it."""
+        return "long" if self.sign > 0 else "short"
+
+    def profit(self, price: int) -> int:
+        """Profit at ``price``, rounded down."""
+        return self.sign * self.size * (price - self.entry) // self.entry
+
+
+class Agent:
+    """One account in the market.
+
+    kind: the kind of scripted trader, or None for whoever else decides.
+    balance: cents that are free. lifetime: profit of all trades that ended, over all episodes.
+    trades, wins: decisions with money at stake that have settled, and how many with a profit.
+    episode_profits: change of the balance over each episode that ended.
+    """
+
+    def __init__(
+        self, agent_id: str, kind: str | None, rng: random.Random, lengths: Lengths
+    ) -> None:
+        self.id, self.kind, self.rng = agent_id, kind, rng
+        self.balance = self.lifetime = 0
+        self.trades = self.wins = 0
+        self.episode_profits: list[int] = []
+        self.shares: dict[str, Shares] = {}
+        self.perps: dict[str, Perp] = {}
+        self.follows: set[str] = set()
+        self.feed: deque[dict[str, Any]] = deque(maxlen=lengths.feed)
+        self.unread = 0
+        self.notes: deque[dict[str, Any]] = deque(maxlen=lengths.memory)
+        self.tips: dict[str, dict[str, Any]] = {}
+        self.recent: deque[dict[str, Any]] = deque(maxlen=lengths.recent)
+
+    def settle(self, profit: int) -> float:
+        """Count a decision with money at stake; returns the win rate."""
+        self.trades += 1
+        self.wins += profit > 0
+        return self.win_rate
+
+    @property
+    def win_rate(self) -> float:
+        """Share of settled decisions with money at stake that made a profit; 0 before the first."""
+        return self.wins / self.trades if self.trades else 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lengths:
+    """How much an agent is shown: posts, notes on its own trades, own actions."""
+
+    feed: int
+    memory: int
+    recent: int

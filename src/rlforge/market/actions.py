@@ -1,0 +1,81 @@
+"""Actions as JSON, checked for form: whether the world accepts them is the world's to say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rlforge.errors import RlforgeError, nearest
+
+Json = Mapping[str, Any]
+
+NO_OP: Final[Json] = {"type": "NO_OP"}
+
+
+class ActionError(RlforgeError):
+    """An action that changes nothing; the message tells the agent why."""
+
+
+_TEXT, _NUMBER = "text", "a number above 0"
+_OUTCOMES, _SIDES = ("YES", "NO"), ("long", "short")
+
+#: For each type its fields, and what each wants.
+FIELDS: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
+    "BUY_SHARES": {"marketId": _TEXT, "outcome": _OUTCOMES, "amount": _NUMBER},
+    "SELL_SHARES": {"positionId": _TEXT, "shares": _NUMBER},
+    "OPEN_POSITION": {"ticker": _TEXT, "side": _SIDES, "size": _NUMBER, "leverage": _NUMBER},
+    "CLOSE_POSITION": {"positionId": _TEXT},
+    "CREATE_POST": {"content": _TEXT},
+    "CREATE_COMMENT": {"postId": _TEXT, "content": _TEXT},
+    "FOLLOW_USER": {"userId": _TEXT},
+    "NO_OP": {},
+}
+
+
+def check_form(action: Any) -> Json:
+    """The action when it is an object of a known type with exactly the fields of that type.
+
+    Raises ``ActionError`` that says what is wrong and what would be right.
+    """
+    if not isinstance(action, Mapping):
+        raise ActionError('an action is a JSON object such as {"type": "NO_OP"}')
+    kind = action.get("type")
+    fields = FIELDS.get(kind) if isinstance(kind, str) else None
+    if fields is None:
+        raise ActionError(
+            f"type {kind!r} is unknown{nearest(str(kind), FIELDS)}; there are {', '.join(FIELDS)}"
+        )
+    if action.keys() - {"type"} != fields.keys():
+        wrong = [f"{name} is missing" for name in fields if name not in action]
+        wrong += [
+            f"{name!r} is unknown" for name in action if name not in fields and name != "type"
+        ]
+        listed = ", ".join(fields) or "nothing"
+        raise ActionError(f"{kind} wants {listed} beside its type: {', '.join(wrong)}")
+    for name, wanted in fields.items():
+        _check_field(str(kind), name, action[name], wanted)
+    return action
+
+
+def _check_field(kind: str, name: str, given: Any, wanted: str | tuple[str, ...]) -> None:
+    if isinstance(wanted, tuple):
+        if given not in wanted:
+            raise ActionError(f"{kind}.{name} must be {' or '.join(wanted)}, not {_shown(given)}")
+    elif wanted == _TEXT:
+        if not isinstance(given, str) or not given.strip():
+            raise ActionError(f"{kind}.{name} must be a text, not {_shown(given)}")
+    elif (
+        isinstance(given, bool)
+        or not isinstance(given, int | float)
+        or not given > 0
+        # Far above all that is ever traded, and small enough to count in cents.
+        or not given <= 1e12
+        or not math.isfinite(given)
+    ):
+        raise ActionError(f"{kind}.{name} must be {_NUMBER}, not {_shown(given)}")
+
+
+def _shown(given: Any) -> str:
+    text = repr(given)
+    return text if len(text) <= 40 else f"{text[:40]}…"

@@ -1,0 +1,95 @@
+"""One perpetual future: an index that follows hidden trends, and a mark price that trades move.
+
+mark = index · e^(skew / depth), with skew the sizes of all longs minus those of all shorts. Opening
+and closing are done at the mark price that they lead to, so that nobody gains by moving it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from typing import Any, Literal
+
+from rlforge.config.market import MarketConfig
+from rlforge.market import money
+from rlforge.market.predictions import CHANGE_TICKS
+
+Trend = Literal["UP", "DOWN"]
+
+#: Prices stay in this range, in cents, so that a long walk neither reaches 0 nor overflows.
+_LOWEST, _HIGHEST = 100, 100_000_000
+
+
+class Perpetual:
+    """Prices are in cents. trend: which way the index drifts, hidden. views, unreported:
+    as of a prediction market."""
+
+    def __init__(self, ticker: str, config: MarketConfig, rng: random.Random) -> None:
+        self.ticker = ticker
+        self.index = money.cents(config.initial_price)
+        self.skew = self.interest = 0
+        self.trend: Trend = "UP"
+        self.views: dict[str, Trend] = {}
+        self.unreported: dict[str, Trend] = {}
+        self._config, self._rng = config, rng
+        self._prices: deque[int] = deque([self.index], maxlen=CHANGE_TICKS + 1)
+        self._json: dict[str, Any] | None = None
+        self._turn()
+
+    def mark(self, skew: int | None = None) -> int:
+        """The mark price, or what it would be with another skew."""
+        skew = self.skew if skew is None else skew
+        exponent = skew / money.cents(self._config.depth)
+        moved = self.index * math.exp(max(-20.0, min(20.0, exponent)))
+        return round(max(_LOWEST, min(_HIGHEST, moved)))
+
+    def trade(self, size: int, sign: int, opening: bool) -> None:
+        """Count a position of ``size`` cents in (or out); ``sign`` is 1 for longs, -1 else."""
+        change = size if opening else -size
+        self.skew += sign * change
+        self.interest += change
+        self._json = None
+
+    def funding_rate(self) -> float:
+        """What longs pay shorts per payment, relative to size; negative when shorts pay."""
+        premium = (self.mark() - self.index) / self.index
+        limit = self._config.max_funding_rate
+        return max(-limit, min(limit, self._config.funding_factor * premium))
+
+    def move(self) -> bool:
+        """One tick of the index; whether a new trend has begun."""
+        turned = self._rng.random() < 1 / self._config.trend_ticks
+        if turned:
+            self._turn()
+        drift = self._config.drift if self.trend == "UP" else -self._config.drift
+        noise = self._rng.gauss(0.0, self._config.volatility)
+        self.index = round(max(_LOWEST, min(_HIGHEST, self.index * math.exp(drift + noise))))
+        self._prices.append(self.mark())
+        self._json = None
+        return turned
+
+    def to_json(self, ticks_to_funding: int) -> dict[str, Any]:
+        """As agents see it; the same object until something changes."""
+        if self._json is None:
+            mark, config = self.mark(), self._config
+            self._json = {
+                "ticker": self.ticker,
+                "markPrice": money.dollars(mark),
+                "indexPrice": money.dollars(self.index),
+                "change": round(mark / self._prices[0] - 1, 5),
+                "fundingRate": round(self.funding_rate(), 6),
+                "minutesToFunding": ticks_to_funding * config.tick_minutes,
+                "openInterest": money.dollars(self.interest),
+                "maxLeverage": config.max_leverage,
+            }
+        return self._json
+
+    def _turn(self) -> None:
+        self.trend = "UP" if self._rng.random() < 0.5 else "DOWN"
+        other: Trend = "DOWN" if self.trend == "UP" else "UP"
+        self.views = {
+            account: self.trend if self._rng.random() < right else other
+            for account, right in self._config.news.items()
+        }
+        self.unreported = dict(self.views)

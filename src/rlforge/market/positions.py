@@ -1,0 +1,196 @@
+"""Trading perpetual positions, the vault on the other side of all of them."""
+
+from __future__ import annotations
+
+from rlforge.market import money
+from rlforge.market.accounts import Agent, Perp
+from rlforge.market.actions import ActionError
+from rlforge.market.books import Books, check_funds, known
+from rlforge.types import value
+
+
+@value
+class _Closed:
+    """A position that was closed, to be compared at tick ``due`` with having kept it.
+
+    margin: what was behind it when it was closed, before its profit.
+    """
+
+    agent: Agent
+    ticket: int
+    perp: Perp
+    margin: int
+    received: int
+    due: int
+
+
+class PerpDesk:
+    """Opens, closes, funds and liquidates."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._closed: list[_Closed] = []
+
+    def worth(self, perp: Perp) -> int:
+        """Margin and profit of a position if it were closed now, fees apart; at least 0."""
+        return max(0, perp.margin + perp.profit(self._exit(perp)))
+
+    def open(
+        self, agent: Agent, ticket: int, ticker: str, side: str, size: int, leverage: float
+    ) -> None:
+        """Open a position of ``size`` with margin size / leverage. Raises ``ActionError``."""
+        books = self._books
+        perpetual = books.perpetuals.get(ticker)
+        if perpetual is None:
+            raise ActionError(f"no ticker {ticker!r}{known(books.perpetuals)}")
+        most = books.config.max_leverage
+        if not 1 <= leverage <= most:
+            raise ActionError(f"leverage must be 1 to {most:g}, not {leverage:g}")
+        if not size:
+            raise ActionError("a size of 0.00 opens nothing")
+        sign = 1 if side == "long" else -1
+        margin, fee = money.part(size, 1 / leverage), money.part(size, books.config.perpetual_fee)
+        check_funds(agent, margin + fee, "margin and fee")
+        perp = Perp(
+            id="",
+            ticket=ticket,
+            ticker=ticker,
+            sign=sign,
+            size=size,
+            leverage=leverage,
+            entry=perpetual.mark(perpetual.skew + sign * size),
+            margin=margin,
+            paid=margin + fee,
+            opened=books.tick,
+        )
+        if margin + perp.profit(perpetual.mark()) < self._maintenance(perp):
+            raise ActionError(
+                f"a size of {size / 100:.2f} moves the price so far that it would be liquidated "
+                "at once; take a smaller size or less leverage"
+            )
+        agent.balance -= margin + fee
+        books.fees += fee
+        perpetual.trade(size, sign, opening=True)
+        perp.id = books.new_position()
+        agent.perps[perp.id] = perp
+
+    def close(self, agent: Agent, ticket: int, position_id: str) -> None:
+        """Close a position whole. Raises ``ActionError``."""
+        perp = agent.perps.get(position_id)
+        if perp is None:
+            mend = "; shares are sold with SELL_SHARES" if position_id in agent.shares else ""
+            raise ActionError(
+                f"you have no perpetual position {position_id!r}{known(agent.perps)}{mend}"
+            )
+        margin, due = perp.margin, self._books.tick + self._books.config.hindsight_ticks
+        received = self._close(agent, perp, "closed")
+        self._closed.append(
+            _Closed(
+                agent=agent, ticket=ticket, perp=perp, margin=margin, received=received, due=due
+            )
+        )
+
+    def fund(self) -> None:
+        """One funding payment: longs pay shorts where the mark is above the index, and so on.
+
+        A payer pays no more than its margin; receivers share what was collected, and the vault,
+        which stands against the side with more open interest, keeps the rest.
+        """
+        for ticker, perpetual in self._books.perpetuals.items():
+            rate = perpetual.funding_rate()
+            held = [perp for _, perp in self._all() if perp.ticker == ticker]
+            collected = 0
+            for perp in held:
+                if perp.sign * rate > 0:
+                    paid = min(perp.margin, money.part(perp.size, abs(rate)))
+                    perp.margin -= paid
+                    collected += paid
+            due = {
+                perp.id: money.granted(perp.size * abs(rate))
+                for perp in held
+                if perp.sign * rate < 0
+            }
+            total = sum(due.values())
+            for perp in held:
+                if perp.id in due:
+                    part = due[perp.id] * min(collected, total) // total if total else 0
+                    perp.margin += part
+                    collected -= part
+                    total -= due[perp.id]
+            self._books.vault += collected
+
+    def liquidate(self) -> None:
+        """Close what has fallen below its maintenance margin, until nothing more does.
+
+        Then close the most profitable positions as long as the vault could not pay all profits
+        (auto-deleveraging).
+        """
+        while fallen := [held for held in self._all() if self._has_fallen(held[1])]:
+            for agent, perp in fallen:
+                # Closing one moves the price for the others, which may save those against it.
+                if self._has_fallen(perp):
+                    self._close(agent, perp, "liquidated", self._books.config.liquidation_fee)
+        while True:
+            profits = [
+                (profit, agent, perp)
+                for agent, perp in self._all()
+                if (profit := perp.profit(self._exit(perp))) > 0
+            ]
+            if sum(profit for profit, _, _ in profits) <= self._books.vault:
+                return
+            _, agent, perp = max(profits, key=lambda found: found[0])
+            self._close(agent, perp, "closed, as the vault ran short")
+
+    def close_all(self) -> None:
+        """The end of an episode: every position is closed at its mark price."""
+        for agent, perp in self._all():
+            self._close(agent, perp, "closed at the end of the episode")
+
+    def review(self, everything: bool) -> None:
+        """Judge closed positions whose time has come (or all) against having kept them."""
+        later = []
+        for closed in self._closed:
+            if not everything and closed.due > self._books.tick:
+                later.append(closed)
+                continue
+            perp = closed.perp
+            kept = max(0, closed.margin + perp.profit(self._books.perpetuals[perp.ticker].mark()))
+            self._books.judge(
+                closed.agent, closed.ticket, closed.received, kept, perp.paid, perp.opened
+            )
+        self._closed = later
+
+    def _close(self, agent: Agent, perp: Perp, how: str, extra_fee: float = 0.0) -> int:
+        """Pay out a position; returns what the agent gets, at least 0.
+
+        A loss ends with the margin; a profit ends with the vault.
+        """
+        price = self._exit(perp)
+        profit = max(-perp.margin, min(self._books.vault, perp.profit(price)))
+        left = perp.margin + profit
+        fee = min(left, money.part(perp.size, self._books.config.perpetual_fee + extra_fee))
+        self._books.vault -= profit
+        self._books.fees += fee
+        agent.balance += left - fee
+        self._books.perpetuals[perp.ticker].trade(perp.size, perp.sign, opening=False)
+        del agent.perps[perp.id]
+        received = left - fee
+        what = f"{perp.side} {perp.ticker}: {how} at {price / 100:.2f}"
+        self._books.end(agent, perp.ticket, received - perp.paid, perp.paid, perp.opened, what)
+        return received
+
+    def _exit(self, perp: Perp) -> int:
+        """The mark price that closing a position leads to."""
+        perpetual = self._books.perpetuals[perp.ticker]
+        return perpetual.mark(perpetual.skew - perp.sign * perp.size)
+
+    def _all(self) -> list[tuple[Agent, Perp]]:
+        agents = self._books.agents.values()
+        return [(agent, perp) for agent in agents for perp in agent.perps.values()]
+
+    def _has_fallen(self, perp: Perp) -> bool:
+        """Whether margin and profit are below the maintenance margin."""
+        return perp.margin + perp.profit(self._exit(perp)) < self._maintenance(perp)
+
+    def _maintenance(self, perp: Perp) -> int:
+        return money.part(perp.size, self._books.config.maintenance_margin)

@@ -1,0 +1,274 @@
+"""The market as its agents meet it: they look, decide, and time goes on.
+
+    world = World(config, seed=0)
+    world.join("agent-1")
+    while True:
+        for agent_id in world.agent_ids:
+            receipt = world.decide(agent_id, choose(world.state(agent_id)))
+        for settled in world.tick():
+            ...  # settled.ticket is the receipt's
+
+What is true, what the news believe and how the indices move follow from the seed alone, so two
+worlds with one seed differ only by what their agents do.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from rlforge.config.market import TRADER_KINDS, MarketConfig, check_market
+from rlforge.errors import nearest
+from rlforge.market.accounts import Agent, Lengths
+from rlforge.market.actions import ActionError, Json, check_form
+from rlforge.market.books import Books
+from rlforge.market.feed import Feed
+from rlforge.market.money import cents, dollars
+from rlforge.market.perpetuals import Perpetual
+from rlforge.market.positions import PerpDesk
+from rlforge.market.predictions import OTHER, Answer, PredictionMarket
+from rlforge.market.questions import question
+from rlforge.market.settlement import Receipt, Settled
+from rlforge.market.shares import ShareDesk
+from rlforge.market.state import game_state
+
+
+class World:
+    """A market, its clock and its agents. Nothing in it knows wall time or global chance."""
+
+    def __init__(self, config: MarketConfig, seed: int = 0) -> None:
+        """Raises ``ConfigError`` for values that no market can have."""
+        check_market(config)
+        self.config = config
+        self._books = Books(config)
+        self._shares, self._perps = ShareDesk(self._books), PerpDesk(self._books)
+        self._seed = seed
+        self._news = random.Random(f"{seed}/news")
+        self._truth = random.Random(f"{seed}/truth")
+        self._feed = Feed(config, self._news)
+        self._tickets = self._opened = 0
+        for ticker in config.tickers:
+            rng = random.Random(f"{seed}/index/{ticker}")
+            self._books.perpetuals[ticker] = Perpetual(ticker, config, rng)
+        self._begin_episode()
+
+    # ------------------------------------------------------------ for agents
+
+    def join(self, agent_id: str, kind: str | None = None) -> None:
+        """Give somebody an account with the starting balance.
+
+        kind: of a scripted trader; insiders are told secrets. None for everybody else. Raises
+        ``ValueError`` for an id that is taken, by an agent or a news account.
+        """
+        if agent_id in self._books.agents or agent_id in self.config.news or not agent_id:
+            raise ValueError(f"the name {agent_id!r} is taken")
+        if kind is not None and kind not in TRADER_KINDS:
+            raise ValueError(f"trader kind {kind!r} is unknown{nearest(kind, TRADER_KINDS)}")
+        config = self.config
+        lengths = Lengths(config.feed_length, config.memory_length, config.recent_actions)
+        rng = random.Random(f"{self._seed}/agent/{agent_id}")
+        agent = Agent(agent_id, kind, rng, lengths)
+        self._books.agents[agent_id] = agent
+        self._books.endow(agent, cents(config.starting_balance))
+        for market in self._books.predictions.values():
+            self._tip(agent, market.id, market.truth)
+        for perpetual in self._books.perpetuals.values():
+            self._tip(agent, perpetual.ticker, perpetual.trend)
+
+    def state(self, agent_id: str) -> dict[str, Any]:
+        """``GameState`` as the agent sees it now; never changed afterwards."""
+        return game_state(self._agent(agent_id), self._books, self._shares, self._perps)
+
+    def decide(self, agent_id: str, action: Any) -> Receipt:
+        """Carry out an action; an invalid one changes nothing and the receipt says why.
+
+        Raises ``ValueError`` for an agent that has not joined.
+        """
+        agent = self._agent(agent_id)
+        self._tickets += 1
+        ticket = self._tickets
+        try:
+            checked = check_form(action)
+            staked = self._carry_out(agent, ticket, checked)
+        except ActionError as error:
+            self._books.settlements.unstaked(agent, ticket, invalid=True)
+            return Receipt(ticket=ticket, agent_id=agent_id, accepted=False, problem=str(error))
+        if not staked:
+            self._books.settlements.unstaked(agent, ticket, invalid=False)
+        agent.recent.append(dict(checked))
+        agent.unread = 0
+        return Receipt(ticket=ticket, agent_id=agent_id, accepted=True)
+
+    # ------------------------------------------------------------ for whoever runs it
+
+    def tick(self) -> list[Settled]:
+        """Let one tick pass; returns what has settled since the last one, in order."""
+        books, config = self._books, self.config
+        books.tick += 1
+        for perpetual in books.perpetuals.values():
+            if perpetual.move():
+                self._tip_all(perpetual.ticker, perpetual.trend)
+        if books.tick % config.funding_interval == 0:
+            self._perps.fund()
+        self._perps.liquidate()
+        for market in list(books.predictions.values()):
+            market.tick()
+            if market.closes <= books.tick:
+                self._shares.resolve(market)
+                self._forget(market.id)
+        ending = books.tick % config.episode_ticks == 0
+        if ending:
+            self._perps.close_all()
+        self._perps.review(everything=ending)
+        if ending:
+            self._end_episode()
+            self._begin_episode()
+        else:
+            self._open_markets()
+        self._feed.report(
+            books.predictions.values(),
+            books.perpetuals.values(),
+            self.minute,
+            books.agents.values(),
+        )
+        return self._books.settlements.take()
+
+    @property
+    def agent_ids(self) -> list[str]:
+        """Everybody, in order of joining."""
+        return list(self._books.agents)
+
+    @property
+    def minute(self) -> float:
+        """The market's clock, from 0."""
+        return self._books.tick * self.config.tick_minutes
+
+    @property
+    def ticks(self) -> int:
+        """Ticks that have passed."""
+        return self._books.tick
+
+    def worth(self, agent_id: str) -> float:
+        """What the agent has in all, in dollars: balance, shares at their price, positions."""
+        agent = self._agent(agent_id)
+        shares = sum(map(self._shares.worth, agent.shares.values()))
+        perps = sum(map(self._perps.worth, agent.perps.values()))
+        return dollars(agent.balance + shares + perps)
+
+    def episode_profits(self, agent_id: str) -> list[float]:
+        """What the agent made in each episode that has ended, in dollars."""
+        return [dollars(profit) for profit in self._agent(agent_id).episode_profits]
+
+    def accounts(self) -> dict[str, int]:
+        """Cents by kind of account: agents, margins, pools, vault, fees, house. They sum to 0.
+
+        The house has issued all money there is, which its negative balance says; it gives starting
+        balances, the vault and subsidies of new markets, and takes what is left at their end.
+        """
+        return self._books.accounts()
+
+    # ------------------------------------------------------------ inside
+
+    def _agent(self, agent_id: str) -> Agent:
+        try:
+            return self._books.agents[agent_id]
+        except KeyError:
+            raise ValueError(f"no agent {agent_id!r} has joined") from None
+
+    def _carry_out(self, agent: Agent, ticket: int, action: Json) -> bool:
+        """Whether money is at stake. Raises ``ActionError`` before anything has changed."""
+        match action["type"]:
+            case "BUY_SHARES":
+                amount = cents(action["amount"])
+                self._shares.buy(agent, ticket, action["marketId"], action["outcome"], amount)
+            case "SELL_SHARES":
+                self._shares.sell(agent, ticket, action["positionId"], action["shares"])
+            case "OPEN_POSITION":
+                size, leverage = cents(action["size"]), action["leverage"]
+                self._perps.open(agent, ticket, action["ticker"], action["side"], size, leverage)
+            case "CLOSE_POSITION":
+                self._perps.close(agent, ticket, action["positionId"])
+            case "CREATE_POST" | "CREATE_COMMENT":
+                self._publish(agent, action)
+                return False
+            case "FOLLOW_USER":
+                self._follow(agent, action["userId"])
+                return False
+            case _:
+                return False
+        return True
+
+    def _publish(self, agent: Agent, action: Json) -> None:
+        content, most = action["content"], self.config.max_post_length
+        if len(content) > most:
+            raise ActionError(f"content has {len(content)} characters; at most {most} are allowed")
+        reply_to = action.get("postId")
+        if reply_to is not None and reply_to not in self._feed:
+            raise ActionError(f"no post {reply_to!r} to comment on")
+        self._feed.post(
+            agent.id, content, self.minute, self._books.agents.values(), reply_to=reply_to
+        )
+
+    def _follow(self, agent: Agent, user: str) -> None:
+        if user == agent.id:
+            raise ActionError("you cannot follow yourself")
+        if user in agent.follows:
+            raise ActionError(f"you follow {user} already")
+        if user not in self._books.agents and user not in self.config.news:
+            raise ActionError(f"no user {user!r}{nearest(user, self.config.news)}")
+        agent.follows.add(user)
+
+    def _begin_episode(self) -> None:
+        self._books.fill_vault(cents(self.config.vault))
+        for agent in self._books.agents.values():
+            self._books.endow(agent, cents(self.config.starting_balance))
+        self._open_markets()
+
+    def _end_episode(self) -> None:
+        for agent in self._books.agents.values():
+            profit = agent.balance - cents(self.config.starting_balance)
+            agent.episode_profits.append(profit)
+
+    def _open_markets(self) -> None:
+        """Fill the free places; a market ends with the episode at the latest."""
+        books, config = self._books, self.config
+        for _ in range(config.predictions - len(books.predictions)):
+            self._opened += 1
+            truth: Answer = "YES" if self._truth.random() < 0.5 else "NO"
+            lifetime = self._truth.randint(config.min_lifetime, config.max_lifetime)
+            episode_end = (books.tick // config.episode_ticks + 1) * config.episode_ticks
+            market = PredictionMarket(
+                f"market-{self._opened}",
+                question(self._truth),
+                truth,
+                {
+                    account: truth if self._truth.random() < right else OTHER[truth]
+                    for account, right in config.news.items()
+                },
+                cents(config.liquidity),
+                min(books.tick + lifetime, episode_end),
+            )
+            self._shares.open_market(market)
+            self._tip_all(market.id, truth)
+
+    def _tip_all(self, about: str, stance: str) -> None:
+        for agent in self._books.agents.values():
+            self._tip(agent, about, stance)
+
+    def _tip(self, agent: Agent, about: str, stance: str) -> None:
+        """Insiders are told the truth, with the chance ``market.tip_chance``."""
+        if agent.kind != "insider":
+            return
+        agent.tips.pop(about, None)
+        if agent.rng.random() < self.config.tip_chance:
+            agent.tips[about] = {
+                "kind": "tip",
+                "text": f"I was told that {about} is {stance}",
+                "about": about,
+                "stance": stance,
+                "minute": self.minute,
+            }
+
+    def _forget(self, market_id: str) -> None:
+        for agent in self._books.agents.values():
+            agent.tips.pop(market_id, None)

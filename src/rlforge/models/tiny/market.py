@@ -1,0 +1,89 @@
+"""What a tiny trader is warmed on: markets in which everybody acts at random.
+
+Players pick legal answers at random and the only scripted traders are noise: nothing is shown of
+what skilled traders do. Liquidity and how often each news account is right are drawn anew for each
+market, so that all prices are met and no account is known as the better one.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+from rlforge.config.market import MarketConfig
+from rlforge.games.base import View
+from rlforge.market.compact import Compact, compact_vocabulary
+from rlforge.market.crowd import Crowd
+from rlforge.market.world import World
+from rlforge.models.tiny.recipe import WarmupMarket
+from rlforge.models.tiny.states import State
+
+#: Names of the news accounts; compact text has a letter for each.
+_ACCOUNTS = ("amber", "birch", "coral", "delta", "ember")
+_LIQUIDITY = (200.0, 500.0, 1000.0, 4000.0, 16000.0)
+_LEAST_RIGHT, _MOST_RIGHT = 0.5, 0.95
+
+
+def market_words() -> tuple[list[str], list[str]]:
+    """All words of prompts and all answers, each sorted: markets have no others."""
+    return compact_vocabulary()
+
+
+def play_market(game: WarmupMarket, discount: float, seed: int) -> list[State]:
+    """The states of the players over one episode of each of ``game.games`` markets.
+
+    outcome: the reward of the market as a game (``rlforge.games.market``), times ``discount`` for
+    each decision that the player still had to make. facts: how the focus ends (YES) or goes (UP),
+    then for each word of ``market_words`` whether the prompt holds it.
+    """
+    words, _ = market_words()
+    return [
+        state
+        for index in range(game.games)
+        for state in _episode(game, discount, random.Random(f"{seed + index}/warm-up"), words)
+    ]
+
+
+def _episode(
+    game: WarmupMarket, discount: float, rng: random.Random, words: list[str]
+) -> list[State]:
+    config = _config(game.accounts, rng, noise=game.players // 2)
+    world = World(config, seed=rng.randrange(2**32))
+    players = [f"player-{number}" for number in range(game.players)]
+    for player in players:
+        world.join(player)
+    # An insider who is told everything and does nothing: it knows how the markets will end.
+    world.join("witness", "insider")
+    crowd, compact = Crowd(world, seed=rng.randrange(2**32)), Compact(config)
+    seen: list[tuple[int, View, tuple[bool, ...]]] = []
+    for _ in range(config.episode_ticks):
+        notes = world.state("witness")["agent"]["memory"]
+        ends_well = {note["about"]: note["stance"] in ("YES", "UP") for note in notes}
+        for number, player in enumerate(players):
+            state = world.state(player)
+            focus = compact.focus(state)
+            text, legal = compact.text(state, focus), compact.actions(state, focus)
+            view = View(player_id=number, observation="", legal_actions=legal, board=text)
+            held = set(text.split())
+            seen.append((number, view, (ends_well[focus], *(word in held for word in words))))
+            world.decide(player, compact.action(rng.choice(legal), state, focus))
+        for _choice in crowd.act():
+            pass
+        world.tick()
+    scale = config.reward_scale * config.starting_balance
+    rewards = [math.tanh(world.episode_profits(player)[-1] / scale) for player in players]
+    states = []
+    for index, (number, view, facts) in enumerate(seen):
+        ahead = config.episode_ticks - 1 - index // len(players)
+        states.append(State(view=view, outcome=rewards[number] * discount**ahead, facts=facts))
+    return states
+
+
+def _config(accounts: int, rng: random.Random, noise: int) -> MarketConfig:
+    return MarketConfig(
+        liquidity=rng.choice(_LIQUIDITY),
+        news={name: rng.uniform(_LEAST_RIGHT, _MOST_RIGHT) for name in _ACCOUNTS[:accounts]},
+        feed_length=60,
+        tip_chance=1.0,
+        traders={"noise": noise},
+    )

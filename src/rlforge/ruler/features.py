@@ -1,0 +1,235 @@
+"""A decision as a fixed row of numbers.
+
+By default these are what was known when the decision was made: a scorer that sees the outcome too
+can only repeat it, luck included, and its agreement with outcomes says nothing. ``with_outcome``
+adds what came of the decision, for judging who is skilled rather than what is wise.
+
+Whatever a state, an action or a result lacks counts as 0. All numbers are finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlforge.ruler.reading import Target, find_target, listed, mapped, number, sign_of
+from rlforge.trajectories.records import Decision
+
+STATE_ACTION, WITH_OUTCOME = "state_action", "with_outcome"
+FEATURES = (STATE_ACTION, WITH_OUTCOME)
+
+ACTION_TYPES = (
+    "BUY_SHARES",
+    "SELL_SHARES",
+    "OPEN_POSITION",
+    "CLOSE_POSITION",
+    "CREATE_POST",
+    "CREATE_COMMENT",
+    "FOLLOW_USER",
+    "NO_OP",
+)
+_TRADES = ACTION_TYPES[:4]
+
+#: No feature is further from 0: one absurd number must not outweigh all others.
+_WIDEST = 10.0
+
+#: The document's line between fast and slow decisions.
+_FAST_MINUTES = 60.0
+
+_BEFORE = (
+    "balance",
+    "exposure",
+    "positions",
+    "open_pnl",
+    "lifetime_pnl",
+    "recent_win_rate",
+    "recent_trades",
+    "repeats_itself",
+    "unread_messages",
+    "confidence",
+    "reasoning_length",
+    "investment_share",
+    "leverage",
+    "notional_share",
+    "price_paid",
+    "long_shot",
+    "trend_in_favour",
+    "feed_in_favour",
+    "feed_voices",
+    "memory_in_favour",
+    "advice_over_price",
+    "premium_in_favour",
+    "funding_in_favour",
+    "time_left",
+    "adds_to_position",
+    "against_position",
+    "closes_gain",
+    "closes_after",
+    "invalid",
+    *(f"is_{kind.lower()}" for kind in ACTION_TYPES),
+)
+_AFTER = (
+    "settled",
+    "pnl_per_investment",
+    "made_money",
+    "hold_time",
+    "fast",
+    "win_rate",
+    "wealth_change",
+    "price_change_in_favour",
+)
+
+
+def feature_names(features: str) -> tuple[str, ...]:
+    """The columns of ``state_action`` or ``with_outcome``, in order."""
+    return _BEFORE + _AFTER if features == WITH_OUTCOME else _BEFORE
+
+
+def featurize(decisions: Sequence[Decision], features: str) -> NDArray[np.float64]:
+    """One row per decision, one column per name of ``feature_names(features)``."""
+    names = feature_names(features)
+    rows = np.zeros((len(decisions), len(names)))
+    for row, decision in zip(rows, decisions, strict=True):
+        target = find_target(decision.action, decision.state)
+        found = _portfolio(decision.state) | _habits(decision) | _trade(decision, target)
+        if features == WITH_OUTCOME:
+            found |= _outcome(decision, target)
+        row[:] = [found.get(name, 0.0) for name in names]
+    return np.clip(np.nan_to_num(rows, posinf=_WIDEST, neginf=-_WIDEST), -_WIDEST, _WIDEST)
+
+
+def _portfolio(state: Mapping[str, Any]) -> dict[str, float]:
+    portfolio = mapped(state.get("portfolio"))
+    positions = listed(portfolio.get("positions"))
+    wealth = _wealth(state)
+    memory = listed(mapped(state.get("agent")).get("memory"))
+    profits = [number(note["pnl"]) for note in memory if "pnl" in note]
+    return {
+        "balance": math.log1p(max(0.0, number(portfolio.get("balance")))),
+        "exposure": _share(sum(number(p.get("value")) for p in positions), wealth),
+        "positions": math.log1p(len(positions)),
+        "open_pnl": _share(sum(number(p.get("pnl")) for p in positions), wealth),
+        "lifetime_pnl": _share(number(portfolio.get("lifetimePnL")), wealth),
+        "recent_win_rate": _mean(float(profit > 0) for profit in profits),
+        "unread_messages": math.log1p(
+            max(0.0, number(mapped(state.get("social")).get("unreadMessages")))
+        ),
+    }
+
+
+def _habits(decision: Decision) -> dict[str, float]:
+    kind = decision.action.get("type")
+    recent = [
+        a.get("type") for a in listed(mapped(decision.state.get("agent")).get("recentActions"))
+    ]
+    return {
+        "recent_trades": _mean(float(past in _TRADES) for past in recent),
+        "repeats_itself": float(bool(recent) and recent[-1] == kind),
+        "confidence": decision.metadata.confidence,
+        "reasoning_length": math.log1p(len(decision.metadata.reasoning)),
+        **{f"is_{name.lower()}": float(kind == name) for name in ACTION_TYPES},
+    }
+
+
+def _trade(decision: Decision, target: Target | None) -> dict[str, float]:
+    action, state = decision.action, decision.state
+    kind = action.get("type")
+    balance = number(mapped(state.get("portfolio")).get("balance"))
+    if kind not in _TRADES:
+        return {"invalid": float(kind not in ACTION_TYPES)}
+    leverage = number(action.get("leverage"))
+    size = number(action.get("amount")) if kind == "BUY_SHARES" else number(action.get("size"))
+    stake = size / leverage if kind == "OPEN_POSITION" and leverage > 0 else size
+    opens = kind in ("BUY_SHARES", "OPEN_POSITION")
+    found = {"invalid": float(target is None or (opens and not 0 < stake <= balance))}
+    if opens:
+        found |= {
+            "investment_share": _share(stake, balance),
+            "leverage": math.log(leverage) if leverage > 0 else 0.0,
+            "notional_share": _share(size, balance),
+        }
+    return found | (_against_market(target, state) if target else {})
+
+
+def _against_market(target: Target, state: Mapping[str, Any]) -> dict[str, float]:
+    """How the trade stands to prices, news, memory and what the agent holds already."""
+    offer, sign, closing = target.offer, target.sign, target.position
+    feed = _stances(listed(mapped(state.get("social")).get("feed")), target.about)
+    told = _stances(listed(mapped(state.get("agent")).get("memory")), target.about)
+    positions = listed(mapped(state.get("portfolio")).get("positions"))
+    held = [p for p in positions if target.about in (p.get("marketId"), p.get("ticker"))]
+    same = [p for p in held if sign_of(p) == sign]
+    mark, index = number(offer.get("markPrice")), number(offer.get("indexPrice"))
+    price = number(offer.get("yesPrice" if sign > 0 else "noPrice"))
+    advice = sign * (_mean(told.values()) if told else _mean(feed.values()))
+    found = {
+        "price_paid": price,
+        "long_shot": max(0.0, 0.5 - price) if price else 0.0,
+        "trend_in_favour": 10 * sign * number(offer.get("change")),
+        "feed_in_favour": sign * _mean(feed.values()),
+        "feed_voices": math.log1p(len(feed)),
+        "memory_in_favour": sign * _mean(told.values()),
+        # Advice as a probability, less the price; a perpetual's even chance costs one half.
+        "advice_over_price": 0.5 + 0.5 * advice - (price or 0.5),
+        "premium_in_favour": 10 * sign * _share(index - mark, index),
+        "funding_in_favour": -100 * sign * number(offer.get("fundingRate")),
+        "time_left": math.log1p(max(0.0, number(offer.get("minutesLeft")))),
+    }
+    if closing is not None:
+        cost = number(closing.get("value")) - number(closing.get("pnl"))
+        return found | {
+            "closes_gain": _share(number(closing.get("pnl")), cost),
+            "closes_after": math.log1p(max(0.0, number(closing.get("minutesHeld")))),
+        }
+    return found | {
+        "adds_to_position": float(bool(same)),
+        "against_position": float(len(held) > len(same)),
+    }
+
+
+def _outcome(decision: Decision, target: Target | None) -> dict[str, float]:
+    after, result = decision.next_state, decision.result
+    found: dict[str, float] = {}
+    if result is not None:
+        found = {
+            "settled": 1.0,
+            "pnl_per_investment": _share(result.pnl, result.investment),
+            "made_money": float(result.pnl > 0),
+            "hold_time": math.log1p(max(0.0, result.hold_time_minutes)),
+            "fast": float(result.hold_time_minutes < _FAST_MINUTES),
+            "win_rate": result.win_rate,
+        }
+    if after is not None:
+        before = _wealth(decision.state)
+        found["wealth_change"] = 10 * _share(_wealth(after) - before, before)
+        if target is not None and (price := target.price_in(after)):
+            found["price_change_in_favour"] = 10 * target.sign * (price / target.price - 1)
+    return found
+
+
+def _stances(told: Iterable[Mapping[str, Any]], about: str) -> dict[str, float]:
+    """What each voice said last about a market: 1 for YES or UP, -1 for NO or DOWN."""
+    return {
+        str(entry.get("userId")): 1.0 if entry.get("stance") in ("YES", "UP") else -1.0
+        for entry in told
+        if entry.get("about") == about and entry.get("stance")
+    }
+
+
+def _wealth(state: Mapping[str, Any]) -> float:
+    portfolio = mapped(state.get("portfolio"))
+    values = (number(position.get("value")) for position in listed(portfolio.get("positions")))
+    return number(portfolio.get("balance")) + sum(values)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known) if known else 0.0

@@ -1,0 +1,243 @@
+"""RULER by a language model: one call scores a group of decisions relative to each other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+
+from scipy.special import expit, logit
+
+from rlforge.config.ruler import JudgeConfig, RulerConfig
+from rlforge.errors import RlforgeError
+from rlforge.ruler.agreement import agreement, pooled
+from rlforge.ruler.base import Scores
+from rlforge.ruler.cache import AnswerCache
+from rlforge.ruler.comparison import finished, finite_rewards, nothing_to_compare, undecided
+from rlforge.ruler.features import STATE_ACTION
+from rlforge.ruler.question import Question, UnusableAnswerError, Verdict, ask, read
+from rlforge.ruler.voices import Voice, VoiceError, estimated_tokens
+from rlforge.trajectories.records import Decision, TrainingWindow
+from rlforge.types import value
+
+log = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_S = 8.0
+
+#: So many groups in a row without any answer at all: the judge is down, the rest is not asked.
+_DOWN_AFTER = 3
+
+
+class UnscoredError(RlforgeError):
+    """A group stays unscored, for the reason given."""
+
+
+@value
+class GroupVerdict:
+    """positions: in the window. verdicts: one each, or None where the group stays unscored."""
+
+    positions: tuple[int, ...]
+    verdicts: tuple[Verdict, ...] | None
+    reason: str = ""
+
+
+class Sitting:
+    """One window before the judge: what it has cost, what it may cost, and whether it goes on.
+
+    A call is paid ahead with the most that it can cost, and settled when that is known.
+    """
+
+    def __init__(self, config: JudgeConfig) -> None:
+        self._config = config
+        self.places = asyncio.Semaphore(config.max_concurrency)
+        self.calls = self.tokens = self.retries = self.cache_hits = 0
+        self._silent_groups = 0
+        self.down: str | None = None
+
+    def pay(self, question_tokens: int) -> int:
+        """Reserve a call. Raises UnscoredError where it would cost more than is left."""
+        reserved = question_tokens + self._config.max_answer_tokens
+        if self.calls >= self._config.max_calls:
+            raise UnscoredError(
+                f"ruler.judge.max_calls {self._config.max_calls} of this window are used up"
+            )
+        if self.tokens + reserved > self._config.max_tokens:
+            raise UnscoredError(
+                f"ruler.judge.max_tokens {self._config.max_tokens} of this window are used up"
+            )
+        self.calls += 1
+        self.tokens += reserved
+        return reserved
+
+    def settle(self, reserved: int, tokens: int) -> None:
+        """Take back what was reserved, and count what it was."""
+        self.tokens += tokens - reserved
+
+    def heard(self) -> None:
+        """The judge said something."""
+        self._silent_groups = 0
+
+    def unheard(self, problem: str) -> None:
+        """A group got no answer at all; after too many of them in a row the judge is down."""
+        self._silent_groups += 1
+        if self._silent_groups >= _DOWN_AFTER:
+            self.down = problem
+
+
+class JudgeScorer:
+    """Scores from a language model, ``ruler.judge.group_size`` decisions at a time.
+
+    A group whose answer does not come or cannot be used, after ``ruler.judge.retries`` more tries,
+    stays unscored: None for each of its decisions, a warning in the log, a count in the metrics.
+    Scores are then sharpened or softened by ``ruler.temperature`` T: sigmoid(logit(score) / T).
+    """
+
+    def __init__(self, config: RulerConfig, voice: Voice, *, seed: int = 0) -> None:
+        self._config, self._voice, self._seed = config, voice, seed
+        self._given: dict[str, float | None] = {}  # scores of the last window, by decision
+        self._cache: AnswerCache | None = None
+        if config.judge.cache:
+            folder = Path(config.model_path) if config.model_path else None
+            self._cache = AnswerCache(folder / "judge.sqlite" if folder else None)
+
+    async def score(self, decisions: Sequence[Decision]) -> Scores:
+        """See ``Scorer``."""
+        if reason := nothing_to_compare(decisions, self._config.min_agents):
+            return undecided(decisions, reason)
+        sitting = Sitting(self._config.judge)
+        groups = divide(decisions, self._config.judge)
+        verdicts = await asyncio.gather(
+            *(self._group([decisions[i] for i in group], group, sitting) for group in groups)
+        )
+        values: list[float | None] = [None] * len(decisions)
+        explanations = [""] * len(decisions)
+        for group in verdicts:
+            for place, position in enumerate(group.positions):
+                if group.verdicts is None:
+                    explanations[position] = f"unscored: {group.reason}"
+                else:
+                    values[position] = self._tempered(group.verdicts[place].score)
+                    explanations[position] = group.verdicts[place].explanation
+        self._given = {one.id: score for one, score in zip(decisions, values, strict=True)}
+        return finished(decisions, values, explanations, self._metrics(sitting, verdicts))
+
+    def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
+        """See ``Scorer``. A judge does not learn; its scores of these windows are compared."""
+        if self._config.features != STATE_ACTION:
+            return {}
+        found = []
+        for window in windows:
+            scores = [self._given.get(decision.id) for decision in window.trajectories]
+            found.append(agreement(scores, finite_rewards(window.trajectories)))
+        return pooled(found).metrics("forecast_")
+
+    async def close(self) -> None:
+        """See ``Scorer``."""
+        await self._voice.close()
+        if self._cache is not None:
+            self._cache.close()
+
+    async def _group(
+        self, group: Sequence[Decision], positions: tuple[int, ...], sitting: Sitting
+    ) -> GroupVerdict:
+        question = ask(group, self._config.judge, self._config.features, self._seed)
+        try:
+            found = await self._answer(question, sitting)
+        except UnscoredError as error:
+            log.warning(
+                "window %s: %d decisions unscored: %s", group[0].window_id, len(group), error
+            )
+            return GroupVerdict(positions=positions, verdicts=None, reason=str(error))
+        by_place = {place: found[name] for name in question.ids for place in question.members[name]}
+        return GroupVerdict(
+            positions=positions, verdicts=tuple(by_place[place] for place in range(len(group)))
+        )
+
+    async def _answer(self, question: Question, sitting: Sitting) -> Mapping[str, Verdict]:
+        """The verdicts on a question. Raises UnscoredError when there are none to be had."""
+        if len(question.ids) == 1:
+            alike = Verdict(score=0.5, explanation="nothing to compare: the group is all alike")
+            return {question.ids[0]: alike}
+        if self._cache is not None and (kept := self._cache.get(self._voice.name, question)):
+            sitting.cache_hits += 1
+            return kept
+        async with sitting.places:
+            verdicts = await self._asked(question, sitting)
+        if self._cache is not None:
+            self._cache.put(self._voice.name, question, verdicts)
+        return verdicts
+
+    async def _asked(self, question: Question, sitting: Sitting) -> Mapping[str, Verdict]:
+        """Ask until the answer is good, or the tries, the budget or the judge are at an end."""
+        config, messages, tries, silent = self._config.judge, question.messages, 0, True
+        while True:
+            if sitting.down is not None:
+                raise UnscoredError(f"the judge is down: {sitting.down}")
+            asked = estimated_tokens(messages)
+            reserved = sitting.pay(asked)
+            try:
+                reply = await self._voice.answer(messages, question.schema)
+            except VoiceError as error:
+                sitting.settle(reserved, asked)
+                if error.kind == "form":
+                    continue  # there are few forms
+                problem, again = str(error), error.kind == "again"
+                pause = max(error.wait_s, min(_LONGEST_PAUSE_S, config.backoff_s * 2**tries))
+                if error.kind == "refused":
+                    sitting.down = problem
+                elif again and silent and tries == config.retries:
+                    sitting.unheard(problem)
+            else:
+                sitting.settle(reserved, reply.tokens)
+                sitting.heard()
+                silent = False
+                try:
+                    return read(reply.text, question.ids)
+                except UnusableAnswerError as error:
+                    problem, again = f"the judge's answer cannot be used: {error}", True
+                    messages, pause = question.again(str(error)), 0.0
+            tries += 1
+            if not again or tries > config.retries:
+                raise UnscoredError(f"{problem} (tried {tries} times)")
+            sitting.retries += 1
+            await asyncio.sleep(pause)
+
+    def _tempered(self, score: float) -> float:
+        return float(expit(logit(score) / self._config.temperature))
+
+    def _metrics(self, sitting: Sitting, groups: Sequence[GroupVerdict]) -> dict[str, float]:
+        failed = sum(group.verdicts is None for group in groups)
+        return {
+            "judge_groups": float(len(groups)),
+            "judge_failed_groups": float(failed),
+            "judge_calls": float(sitting.calls),
+            "judge_tokens": float(sitting.tokens),
+            "judge_retries": float(sitting.retries),
+            "judge_cache_hits": float(sitting.cache_hits),
+            "judge_cache_failed": float(self._cache is not None and self._cache.failed),
+        }
+
+
+def divide(decisions: Sequence[Decision], config: JudgeConfig) -> list[tuple[int, ...]]:
+    """Positions of the decisions that are judged together, in groups of about the same size.
+
+    ``time``: neighbours in time, who saw the same market. ``agent``: neighbours in time of one
+    agent. No group is larger than ``config.group_size``.
+    """
+    by_time = sorted(range(len(decisions)), key=lambda i: (decisions[i].timestamp, decisions[i].id))
+    if config.group_by == "time":
+        return _evenly(by_time, config.group_size)
+    by_agent = sorted(by_time, key=lambda i: decisions[i].agent_id)
+    return [
+        group
+        for _, own in groupby(by_agent, key=lambda i: decisions[i].agent_id)
+        for group in _evenly(list(own), config.group_size)
+    ]
+
+
+def _evenly(positions: Sequence[int], most: int) -> list[tuple[int, ...]]:
+    count = -(-len(positions) // most)
+    ends = [len(positions) * k // count for k in range(count + 1)]
+    return [tuple(positions[start:end]) for start, end in pairwise(ends)]

@@ -1,0 +1,170 @@
+"""Scorers that learn from past windows: what the preference and the regression scorer share."""
+
+from __future__ import annotations
+
+import abc
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlforge.config.ruler import RulerConfig
+from rlforge.errors import CheckpointError
+from rlforge.ruler.agreement import agreement, pooled
+from rlforge.ruler.base import Scores
+from rlforge.ruler.comparison import (
+    finished,
+    finite_rewards,
+    nothing_to_compare,
+    undecided,
+    unscored,
+)
+from rlforge.ruler.features import STATE_ACTION, feature_names, featurize
+from rlforge.ruler.memory import Memory
+from rlforge.trajectories.records import Decision, TrainingWindow
+from rlforge.types import value
+
+Floats = NDArray[np.float64]
+
+log = logging.getLogger(__name__)
+
+
+@value
+class Judgement:
+    """values, explanations: one per decision; metrics: of the model and what it saw."""
+
+    values: Floats
+    explanations: Sequence[str]
+    metrics: Mapping[str, float]
+
+
+@value
+class Scale:
+    """Mean and standard deviation of each feature (1 where it never changes)."""
+
+    mean: Floats
+    deviation: Floats
+
+    @classmethod
+    def of(cls, features: Floats) -> Scale:
+        """The scale of rows of features."""
+        deviation = features.std(axis=0)
+        return cls(mean=features.mean(axis=0), deviation=np.where(deviation > 1e-9, deviation, 1.0))
+
+    def standardise(self, features: Floats) -> Floats:
+        """The features with mean 0 and deviation 1, where they are like those of the scale."""
+        scaled: Floats = (features - self.mean) / self.deviation
+        return scaled
+
+
+class LearnedScorer(abc.ABC):
+    """A model over features, fitted to the windows in its memory.
+
+    With ``ruler.model_path`` the memory is read from there and written back whenever a window
+    was learned. A scorer without a model judges a window by the window's own outcomes; where it
+    has neither, the decisions stay unscored.
+    """
+
+    #: Name of the state file under ``ruler.model_path``.
+    file_name: ClassVar[str]
+
+    def __init__(self, config: RulerConfig, *, seed: int = 0) -> None:
+        self.config, self.seed = config, seed
+        self.memory = Memory(
+            feature_names(config.features),
+            windows=config.memory_windows,
+            rows=config.memory_rows,
+            seed=seed,
+        )
+        self._path = Path(config.model_path) / self.file_name if config.model_path else None
+        if self._path is not None and self._path.is_file():
+            self.memory.load(self._path)
+        self._fitted = False
+        self._unsaved = False
+
+    async def score(self, decisions: Sequence[Decision]) -> Scores:
+        """See ``Scorer``."""
+        return self.score_now(decisions)
+
+    def score_now(self, decisions: Sequence[Decision]) -> Scores:
+        """The same, outside an event loop."""
+        if reason := nothing_to_compare(decisions, self.config.min_agents):
+            return undecided(decisions, reason)
+        self._fit_once()
+        rewards = finite_rewards(decisions)
+        judged = self._judge(featurize(decisions, self.config.features), rewards)
+        metrics = {"learned_windows": float(len(self.memory.windows))}
+        if judged is None:
+            reason = "no window was learned so far, and too few outcomes of this one are known"
+            return unscored(decisions, reason, metrics)
+        values = [float(score) for score in judged.values]
+        return finished(decisions, values, judged.explanations, {**metrics, **judged.metrics})
+
+    def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
+        """See ``Scorer``. The state file is replaced whole: a crash leaves the old or the new.
+
+        Where it cannot be written (``state_saved`` 0), that is logged, what was learned stays in
+        memory, and the next call tries again.
+        """
+        added, forecasts = 0, []
+        self._fit_once()
+        for window in windows:
+            if self.memory.knows(window.id):
+                continue
+            features, rewards = self._known(window)
+            if (judged := self._forecast(features)) is not None:
+                forecasts.append(agreement(judged.values.tolist(), rewards.tolist()))
+            added += self.memory.add(window.id, features, rewards)
+        self._fitted &= not added
+        self._unsaved |= added > 0 and self._path is not None
+        self._save()
+        return {
+            "learned_windows": float(len(self.memory.windows)),
+            "learned_decisions": float(sum(len(one.rewards) for one in self.memory.windows)),
+            "newly_learned": float(added),
+            "state_saved": float(not self._unsaved),
+            **pooled(forecasts).metrics("forecast_"),
+        }
+
+    async def close(self) -> None:  # noqa: B027  # nothing to give back is the common case
+        """Nothing to give back."""
+
+    def _known(self, window: TrainingWindow) -> tuple[Floats, Floats]:
+        """Features and rewards of the decisions whose reward is known."""
+        rewards = finite_rewards(window.trajectories)
+        known = [place for place, reward in enumerate(rewards) if reward is not None]
+        shown = [window.trajectories[place] for place in known]
+        return featurize(shown, self.config.features), np.array(
+            [rewards[place] for place in known], dtype=np.float64
+        )
+
+    def _forecast(self, features: Floats) -> Judgement | None:
+        """Scores by the model as it is, where that is honest: it must not see the outcome."""
+        if self.config.features != STATE_ACTION or len(features) < 2:
+            return None
+        return self._judge(features, [None] * len(features))
+
+    def _save(self) -> None:
+        if self._path is None or not self._unsaved:
+            return
+        try:
+            self.memory.save(self._path)
+            self._unsaved = False
+        except CheckpointError as error:
+            log.error("%s", error)
+
+    def _fit_once(self) -> None:
+        if not self._fitted:
+            self._fit(self.memory)
+            self._fitted = True
+
+    @abc.abstractmethod
+    def _fit(self, memory: Memory) -> None:
+        """Fit the model to all of ``memory``, or forget it where there is nothing to learn."""
+
+    @abc.abstractmethod
+    def _judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
+        """Score rows of features, shape [n, features]; None without a model and outcomes."""

@@ -1,0 +1,103 @@
+"""RULER's first method: which of two decisions is better, learned from pairs within windows."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+
+from rlforge.ruler.bradley_terry import expected_wins, fit_strengths
+from rlforge.ruler.learned import Judgement, LearnedScorer, Scale
+from rlforge.ruler.memory import Memory
+from rlforge.ruler.pairs import Pairs, generate_pairs
+
+Floats = NDArray[np.float64]
+
+_NO_PAIRS = Pairs(better=np.zeros(0, dtype=np.intp), worse=np.zeros(0, dtype=np.intp))
+
+
+class PreferenceScorer(LearnedScorer):
+    """Bradley-Terry strengths (Bradley and Terry 1952) of decisions.
+
+    The learned part is linear, s(x) = w·x, so that P(x beats y) = sigmoid(w·(x - y)): logistic
+    regression on feature differences of the pairs of past windows, without an intercept. In the
+    window to be scored every decision starts at its learned strength, and the pairs of the
+    window's own outcomes move it (``fit_strengths``). Its score is the chance to beat a random
+    other decision of the window at ``ruler.temperature``.
+    """
+
+    file_name = "preference.npz"
+    _weights: Floats | None = None
+    _scale: Scale | None = None
+    _learned_pairs = 0
+
+    def _fit(self, memory: Memory) -> None:
+        self._weights = self._scale = None
+        self._learned_pairs = 0
+        if not memory.windows:
+            return
+        scale = Scale.of(np.concatenate([window.features for window in memory.windows]))
+        differences = []
+        for window in memory.windows:
+            pairs = self._pairs(window.rewards.tolist(), window.id)
+            rows = scale.standardise(window.features)
+            differences.append(rows[pairs.better] - rows[pairs.worse])
+        rows = np.concatenate(differences)
+        self._learned_pairs = len(rows)
+        if self._learned_pairs < 2:
+            return
+        # Without an intercept a pair and its mirror image say the same; two classes are needed.
+        mirrored = np.arange(len(rows)) % 2 == 1
+        rows[mirrored] *= -1
+        model = LogisticRegression(C=1.0 / self.config.preference.l2, fit_intercept=False)
+        model.fit(rows, ~mirrored)
+        self._weights, self._scale = model.coef_[0], scale
+
+    def _judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
+        own = self.config.preference.window_pairs
+        pairs = self._pairs(rewards, "") if own else _NO_PAIRS
+        if self._weights is None and not len(pairs):
+            return None
+        contributions = self._contributions(features)
+        learned = contributions.sum(axis=1)
+        games = 2 * len(pairs) / len(learned)  # of a decision, on average
+        strengths = fit_strengths(
+            pairs, learned, prior_games=games * self.config.preference.model_weight
+        )
+        won, lost = (
+            np.bincount(side, minlength=len(learned)) for side in (pairs.better, pairs.worse)
+        )
+        return Judgement(
+            values=expected_wins(strengths, self.config.temperature),
+            explanations=[
+                self._explain(strengths[i], contributions[i], int(won[i]), int(lost[i]))
+                for i in range(len(learned))
+            ],
+            metrics={"pairs": float(len(pairs)), "learned_pairs": float(self._learned_pairs)},
+        )
+
+    def _contributions(self, features: Floats) -> Floats:
+        """What each feature adds to each strength, shape [n, features]; 0 without a model."""
+        if self._weights is None or self._scale is None:
+            return np.zeros_like(features)
+        added: Floats = self._scale.standardise(features) * self._weights
+        return added
+
+    def _pairs(self, rewards: Sequence[float | None], salt: str) -> Pairs:
+        settings = self.config.preference
+        return generate_pairs(
+            rewards,
+            margin=settings.margin,
+            max_pairs=settings.max_pairs,
+            seed=self.seed ^ zlib.crc32(salt.encode()),
+        )
+
+    def _explain(self, strength: float, added: Floats, won: int, lost: int) -> str:
+        most = np.argsort(-np.abs(added))[:3]
+        parts = [f"{self.memory.names[i]} {added[i]:+.2f}" for i in most if abs(added[i]) > 0.005]
+        if won or lost:
+            parts.append(f"won {won} and lost {lost} comparisons")
+        return f"strength {strength:+.2f}: {', '.join(parts) or 'nothing stands out'}"

@@ -1,0 +1,86 @@
+"""RULER's second method: the reward that a decision's features predict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.linear_model import Ridge
+from sklearn.model_selection import KFold, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from rlforge.ruler.learned import Judgement, LearnedScorer
+from rlforge.ruler.memory import Memory
+
+Floats = NDArray[np.float64]
+
+#: Known outcomes below which nothing is predicted.
+_FEWEST = 4
+_FOLDS = 5
+
+#: Choices of ``ruler.regression.model``.
+MODELS = ("ridge", "gradient_boosting")
+
+
+class RegressionScorer(LearnedScorer):
+    """The predicted reward r, as sigmoid((r - mean) / (deviation × ``ruler.temperature``)).
+
+    mean and deviation are of the rewards it learned from, so 0.5 is a decision of average promise
+    and scores of different windows have one scale. Before any window was learned, the window's own
+    rewards serve: each decision is predicted by a model fitted to the others (cross-validation).
+    """
+
+    file_name = "regression.npz"
+    _model: Any = None
+    _rewards: Floats | None = None
+
+    def _fit(self, memory: Memory) -> None:
+        self._model = self._rewards = None
+        if sum(len(window.rewards) for window in memory.windows) >= _FEWEST:
+            self._rewards = np.concatenate([window.rewards for window in memory.windows])
+            features = np.concatenate([window.features for window in memory.windows])
+            self._model = self._make_model().fit(features, self._rewards)
+
+    def _judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
+        if self._model is not None:
+            assert self._rewards is not None
+            predicted, seen = self._model.predict(features), self._rewards
+        else:
+            known = np.array([i for i, r in enumerate(rewards) if r is not None], dtype=np.intp)
+            if len(known) < _FEWEST:
+                return None
+            seen = np.array([rewards[i] for i in known], dtype=np.float64)
+            predicted = self._cross_fitted(features, known, seen)
+        deviation = float(seen.std())
+        spread = self.config.temperature * deviation if deviation > 1e-9 else 1.0
+        return Judgement(
+            values=expit((predicted - seen.mean()) / spread),
+            explanations=[f"predicted reward {reward:+.3f}" for reward in predicted],
+            metrics={
+                "cold_start": float(self._model is None),
+                "mean_predicted_reward": float(predicted.mean()),
+            },
+        )
+
+    def _cross_fitted(self, features: Floats, known: NDArray[np.intp], seen: Floats) -> Floats:
+        """Predictions of decisions by models that did not see their own reward."""
+        predicted = np.asarray(self._make_model().fit(features[known], seen).predict(features))
+        folds = KFold(min(_FOLDS, len(known)), shuffle=True, random_state=self.seed % 2**32)
+        predicted[known] = cross_val_predict(self._make_model(), features[known], seen, cv=folds)
+        return predicted
+
+    def _make_model(self) -> Any:
+        settings = self.config.regression
+        if settings.model == "gradient_boosting":
+            return HistGradientBoostingRegressor(
+                max_iter=settings.trees,
+                l2_regularization=settings.l2,
+                early_stopping=False,
+                random_state=self.seed % 2**32,
+            )
+        return make_pipeline(StandardScaler(), Ridge(alpha=settings.l2))

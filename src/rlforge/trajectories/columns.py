@@ -1,0 +1,274 @@
+"""Decisions as rows of a table, under the document's names, and back.
+
+States and actions are open: they are kept as JSON text. All else has a column or struct of its
+type. Floats keep 64 bits, so that what is read is what was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from rlforge.errors import RlforgeError
+from rlforge.trajectories.grid import calendar_date, window_start
+from rlforge.trajectories.records import Decision, Metadata, Outcome, Result
+from rlforge.types import Completion
+
+_RESULT = pa.struct(
+    [("pnl", pa.float64()), ("investment", pa.float64()), ("holdTimeMinutes", pa.float64())]
+)
+_AGENT_STATS = pa.struct([("winRate", pa.float64())])
+_COMPLETION = pa.struct(
+    [
+        ("text", pa.string()),
+        ("promptTokenIds", pa.list_(pa.int32())),
+        ("tokenIds", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float64())),
+        ("finishReason", pa.string()),
+        ("policyUid", pa.string()),
+        ("policyVersion", pa.int64()),
+    ]
+)
+
+#: One row per decision. ``timestamp``: seconds since 1970 UTC. ``complete``: its outcome is known.
+DECISIONS = pa.schema(
+    [
+        ("id", pa.string()),
+        ("agentId", pa.string()),
+        ("windowId", pa.string()),
+        ("state", pa.string()),
+        ("action", pa.string()),
+        ("reward", pa.float64()),
+        ("nextState", pa.string()),
+        ("timestamp", pa.float64()),
+        (
+            "metadata",
+            pa.struct(
+                [
+                    ("provider", pa.string()),
+                    ("reasoning", pa.string()),
+                    ("confidence", pa.float64()),
+                ]
+            ),
+        ),
+        ("result", _RESULT),
+        ("agentStats", _AGENT_STATS),
+        ("observation", pa.string()),
+        ("completion", _COMPLETION),
+        ("complete", pa.bool_()),
+    ]
+)
+
+#: One row per outcome that became known after its decision was written.
+OUTCOMES = pa.schema(
+    [DECISIONS.field(name) for name in ("id", "agentId", "windowId", "reward", "nextState")]
+    + [DECISIONS.field(name) for name in ("result", "agentStats")]
+)
+
+SCHEMAS = {"decisions": DECISIONS, "outcomes": OUTCOMES}
+
+
+def decision_row(decision: Decision) -> dict[str, Any]:
+    """``decision`` as a row of ``DECISIONS``.
+
+    Raises RlforgeError, naming decision and field, for what cannot be kept: a state that is not
+    JSON, a number that is not finite, an empty name, a window id that is no time.
+    """
+    who = f"decision {decision.id!r}"
+    if not decision.id or not decision.agent_id:
+        raise RlforgeError(f"{who} of agent {decision.agent_id!r}: both need a name")
+    window_start(decision.window_id)
+    meta, result = decision.metadata, decision.result
+    calendar_date(decision.timestamp)
+    _finite(who, "metadata.confidence", meta.confidence)
+    return {
+        "id": _text(decision.id),
+        "agentId": _text(decision.agent_id),
+        "windowId": decision.window_id,
+        "state": _json(who, "state", decision.state),
+        "action": _json(who, "action", decision.action),
+        "reward": None if decision.reward is None else _finite(who, "reward", decision.reward),
+        "nextState": (
+            None if decision.next_state is None else _json(who, "next_state", decision.next_state)
+        ),
+        "timestamp": decision.timestamp,
+        "metadata": {
+            "provider": _text(meta.provider),
+            "reasoning": _text(meta.reasoning),
+            "confidence": meta.confidence,
+        },
+        **_result_columns(who, result),
+        "observation": _text(decision.observation),
+        "completion": _completion_row(decision.completion),
+        "complete": decision.complete,
+    }
+
+
+def outcome_row(outcome: Outcome, agent_id: str, window_id: str) -> dict[str, Any]:
+    """``outcome`` as a row of ``OUTCOMES``; raises as ``decision_row`` does."""
+    who = f"outcome of decision {outcome.decision_id!r}"
+    return {
+        "id": _text(outcome.decision_id),
+        "agentId": agent_id,
+        "windowId": window_id,
+        "reward": _finite(who, "reward", outcome.reward),
+        "nextState": _json(who, "next_state", outcome.next_state),
+        **_result_columns(who, outcome.result),
+    }
+
+
+def to_decisions(table: pa.Table) -> list[Decision]:
+    """The rows of a table of ``DECISIONS`` as they were written.
+
+    Columns that an older file lacks are null here and take the defaults of their fields. Texts that
+    are equal, as one decision's next state and the state of the next, become one object.
+    """
+    parsed = _Parser()
+    with _collector_paused():
+        return [to_decision(row, parsed) for row in _rows(table)]
+
+
+class _Parser(dict[str, Any]):
+    """JSON text to what it says, each text once."""
+
+    def __missing__(self, text: str) -> Any:
+        self[text] = content = json.loads(text)
+        return content
+
+
+def to_decision(row: Mapping[str, Any], parser: _Parser | None = None) -> Decision:
+    """One row; states and actions may be JSON text or objects."""
+    parser = _Parser() if parser is None else parser
+
+    def parsed(content: Any) -> Any:
+        return parser[content] if isinstance(content, str) else content
+
+    meta = row.get("metadata") or {}
+    return Decision(
+        id=row["id"],
+        agent_id=row["agentId"],
+        window_id=row["windowId"],
+        state=parsed(row["state"]),
+        action=parsed(row["action"]),
+        timestamp=row["timestamp"],
+        metadata=Metadata(
+            provider=meta.get("provider") or "",
+            reasoning=meta.get("reasoning") or "",
+            confidence=1.0 if meta.get("confidence") is None else meta["confidence"],
+        ),
+        reward=row.get("reward"),
+        next_state=None if row.get("nextState") is None else parsed(row["nextState"]),
+        result=_to_result(row.get("result"), row.get("agentStats")),
+        observation=row.get("observation") or "",
+        completion=_to_completion(row.get("completion")),
+    )
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Thousands of states are a million small objects, none of them garbage.
+
+    The collector would walk them again and again while they are made, for as long as the parsing
+    itself takes.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _rows(table: pa.Table) -> Iterable[dict[str, Any]]:
+    for batch in table.to_batches(max_chunksize=1024):
+        yield from batch.to_pylist()
+
+
+def _result_columns(who: str, result: Result | None) -> dict[str, Any]:
+    if result is None:
+        return {"result": None, "agentStats": None}
+    for name in ("pnl", "investment", "hold_time_minutes", "win_rate"):
+        _finite(who, f"result.{name}", getattr(result, name))
+    return {
+        "result": {
+            "pnl": result.pnl,
+            "investment": result.investment,
+            "holdTimeMinutes": result.hold_time_minutes,
+        },
+        "agentStats": {"winRate": result.win_rate},
+    }
+
+
+def _to_result(result: Mapping[str, Any] | None, stats: Mapping[str, Any] | None) -> Result | None:
+    if result is None:
+        return None
+    return Result(
+        pnl=result["pnl"],
+        investment=result["investment"],
+        hold_time_minutes=result["holdTimeMinutes"],
+        win_rate=(stats or {}).get("winRate") or 0.0,
+    )
+
+
+def _completion_row(completion: Completion | None) -> dict[str, Any] | None:
+    if completion is None:
+        return None
+    return {
+        "text": _text(completion.text),
+        "promptTokenIds": completion.prompt_token_ids,
+        "tokenIds": completion.token_ids,
+        "logprobs": completion.logprobs,
+        "finishReason": completion.finish_reason,
+        "policyUid": _text(completion.policy_uid),
+        "policyVersion": completion.policy_version,
+    }
+
+
+def _to_completion(row: Mapping[str, Any] | None) -> Completion | None:
+    if row is None:
+        return None
+    return Completion(
+        text=row["text"],
+        prompt_token_ids=tuple(row["promptTokenIds"]),
+        token_ids=tuple(row["tokenIds"]),
+        logprobs=tuple(row["logprobs"]),
+        finish_reason=row["finishReason"],
+        policy_uid=row["policyUid"],
+        policy_version=row["policyVersion"],
+    )
+
+
+def _finite(who: str, field: str, number: float) -> float:
+    if not math.isfinite(number):
+        raise RlforgeError(f"{who}: {field} is {number}, which is not kept")
+    return number
+
+
+def _text(text: str) -> str:
+    # A model or a remote player can send lone surrogates, which no file can hold.
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _json(who: str, field: str, content: Mapping[str, Any]) -> str:
+    try:
+        return _ENCODER.encode(content)
+    except (TypeError, ValueError) as error:
+        raise RlforgeError(f"{who}: {field} is not JSON: {error}") from error
+
+
+def _plain(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return dict(content)
+    if hasattr(content, "item"):  # a numpy scalar
+        return content.item()
+    raise TypeError(f"a {type(content).__name__} has no place in it")
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain)

@@ -1,0 +1,132 @@
+"""The documented reward of a decision, its parts, and what is made of many of them.
+
+``reward = 0.5 pnl / investment + 0.2 speed + 0.3 win rate``, each weight and term configurable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rlforge.config.windows import DecisionRewardConfig, check
+from rlforge.errors import RlforgeError
+from rlforge.trajectories.records import Decision, Result
+from rlforge.types import value
+
+
+@value
+class RewardParts:
+    """A reward and what it is made of.
+
+    pnl: profit and loss as a share of the investment. speed, consistency: as documented. These
+    three are before weighting. total: their weighted sum. reward: the total within its bounds.
+    """
+
+    pnl: float
+    speed: float
+    consistency: float
+    total: float
+    reward: float
+
+
+class DecisionReward:
+    """``computeReward`` of the document. Raises ConfigError for values that cannot be."""
+
+    def __init__(self, config: DecisionRewardConfig) -> None:
+        check(config)
+        self._config = config
+
+    def __call__(self, result: Result) -> RewardParts:
+        """The reward of one decision by what came of it.
+
+        A decision that invested nothing has no return on it: its term is ``uninvested_reward``.
+        Raises RlforgeError for numbers from which no reward can be made.
+        """
+        config = self._config
+        _check_result(result)
+        invested = result.investment > 0
+        pnl = result.pnl / result.investment if invested else config.uninvested_reward
+        fast = result.hold_time_minutes < config.fast_minutes
+        speed = config.fast_reward if fast else config.slow_reward
+        total = (
+            config.pnl_weight * pnl
+            + config.speed_weight * speed
+            + config.consistency_weight * result.win_rate
+        )
+        return RewardParts(
+            pnl=pnl,
+            speed=speed,
+            consistency=result.win_rate,
+            total=total,
+            reward=min(max(total, config.low), config.high),
+        )
+
+    def normalize(self, rewards: Sequence[float]) -> list[float]:
+        """The rewards of one window, in order, as ``decision_reward.normalize`` says.
+
+        Equal rewards tell nothing apart: ``center`` and ``zscore`` make them 0, ``minmax`` the
+        middle of its range.
+        """
+        config = self._config
+        if config.normalize == "none" or not rewards:
+            return list(rewards)
+        least, most = min(rewards), max(rewards)
+        # Rounding alone can part equal rewards (0.1 + 0.2 and 0.3); it must not be blown up.
+        equal = most - least <= 1e-9 * max(1.0, abs(least), abs(most))
+        if config.normalize == "minmax":
+            if equal:
+                return [(config.low + config.high) / 2] * len(rewards)
+            scale = (config.high - config.low) / (most - least)
+            return [config.low + (reward - least) * scale for reward in rewards]
+        if equal:
+            return [0.0] * len(rewards)
+        mean = math.fsum(rewards) / len(rewards)
+        if config.normalize == "center":
+            return [reward - mean for reward in rewards]
+        variance = math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)
+        return [(reward - mean) / math.sqrt(variance) for reward in rewards]
+
+    def returns(self, decisions: Sequence[Decision]) -> dict[str, float]:
+        """Each agent's discounted return over its rewarded decisions, in order of time."""
+        rewards: dict[str, list[float]] = {}
+        for decision in sorted(decisions, key=lambda decision: (decision.timestamp, decision.id)):
+            if decision.reward is not None:
+                rewards.setdefault(decision.agent_id, []).append(decision.reward)
+        return {
+            agent: discounted_return(rewards[agent], self._config.gamma)
+            for agent in sorted(rewards)
+        }
+
+
+def discounted_return(rewards: Sequence[float], gamma: float) -> float:
+    """R(τ) = Σᵢ γⁱ rᵢ, the first reward undiscounted."""
+    total = 0.0
+    for reward in reversed(rewards):
+        total = reward + gamma * total
+    return total
+
+
+def mean_parts(parts: Sequence[RewardParts]) -> dict[str, float]:
+    """Means for the log: ``reward``, ``reward_pnl``, ``reward_speed``, … and the clipped share."""
+    if not parts:
+        return {}
+    count = len(parts)
+    means = {
+        f"reward_{name}": math.fsum(getattr(part, name) for part in parts) / count
+        for name in ("pnl", "speed", "consistency", "total")
+    }
+    clipped = sum(part.reward != part.total for part in parts) / count
+    reward = math.fsum(part.reward for part in parts) / count
+    return {"reward": reward, **means, "reward_clipped": clipped}
+
+
+def _check_result(result: Result) -> None:
+    for name in ("pnl", "investment", "hold_time_minutes", "win_rate"):
+        number = getattr(result, name)
+        if not math.isfinite(number):
+            raise RlforgeError(f"no reward: result.{name} is {number}")
+    if result.investment < 0 or result.hold_time_minutes < 0 or not 0 <= result.win_rate <= 1:
+        raise RlforgeError(
+            f"no reward for {result}: investment and hold_time_minutes are 0 or more, "
+            "win_rate is between 0 and 1"
+        )

@@ -1,0 +1,211 @@
+"""The trajectory store: every decision on disk before ``append`` returns.
+
+Decisions and outcomes are appended to a log and synced; full segments of the log move into parquet
+files by window (``layout``, ``compaction``). A process that is killed at any moment loses nothing
+that was acknowledged, and the next writer goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rlforge.checkpoint import sync
+from rlforge.config.windows import StoreConfig, check
+from rlforge.runlock import RunLock
+from rlforge.tracking.files import write_json
+from rlforge.trajectories.columns import decision_row, outcome_row
+from rlforge.trajectories.commit import GroupCommit
+from rlforge.trajectories.compaction import clean, compact_segment, merge_small
+from rlforge.trajectories.disk import full_disk_explained
+from rlforge.trajectories.ids import OpenDecisions, WindowIds
+from rlforge.trajectories.layout import ABOUT, SCHEMA_VERSION, Layout
+from rlforge.trajectories.reader import StoreReader
+from rlforge.trajectories.records import Decision, Outcome
+from rlforge.trajectories.wal import SegmentWriter, rows_frame
+
+log = logging.getLogger(__name__)
+
+
+def store_folder(config: StoreConfig, run_dir: Path) -> Path:
+    """Where the store of a run lies."""
+    return run_dir / "store" if config.path is None else Path(config.path)
+
+
+class TrajectoryStore(StoreReader):
+    """The store in the folder ``root``, made if need be, open for writing as well.
+
+    One process writes at a time; its threads may append at once and share the syncs of the disk
+    (from an event loop: ``asyncio.to_thread``). Raises RunError naming the process that writes it
+    already, StoreError as ``StoreReader`` does, ConfigError for settings that cannot be.
+    """
+
+    def __init__(self, root: Path | str, config: StoreConfig | None = None) -> None:
+        config = config or StoreConfig()
+        check(config)
+        self._config = config
+        root = Path(root)
+        with full_disk_explained(root):
+            _prepare(root)
+        super().__init__(root)
+        self._writer_lock = RunLock(root)
+        self._writer_lock.acquire()
+        self._closed = False
+        self._segment: SegmentWriter | None = None
+        self._commit = GroupCommit(self._write)
+        self._state = threading.Lock()
+        self._ids = WindowIds(self)
+        self._open = OpenDecisions(self)
+        try:
+            with full_disk_explained(root):
+                clean(self.layout)
+                self._next = _next_number(self.layout)
+                self._compact_closed()
+        except BaseException:
+            self._writer_lock.release()
+            raise
+
+    def append(self, decisions: Sequence[Decision]) -> int:
+        """Write decisions; they are on disk when this returns.
+
+        Returns how many were new: one whose id its window holds already is passed over, so that a
+        caller that was cut short may repeat itself. Raises RlforgeError, and writes none of them,
+        where one cannot be kept or the disk is full.
+        """
+        rows = {decision.id: decision_row(decision) for decision in decisions}
+        with self._state:
+            for window_id in {row["windowId"] for row in rows.values()}:
+                known = self._ids.of(window_id)
+                rows = {
+                    decision_id: row
+                    for decision_id, row in rows.items()
+                    if row["windowId"] != window_id or decision_id not in known
+                }
+            if not rows:
+                return 0
+            fresh = list(rows.values())
+            frame = rows_frame("decisions", fresh)
+            self._ids.add(fresh)
+            self._open.add(fresh)
+            # Entered under the lock: no outcome can come to stand before its decision.
+            ticket = self._commit.enter(frame)
+        try:
+            self._commit.wait(ticket)
+        except BaseException:
+            with self._state:
+                self._ids.remove(fresh)
+                self._open.remove(fresh)
+            raise
+        return len(fresh)
+
+    def complete(self, outcomes: Sequence[Outcome]) -> int:
+        """Write what came of decisions written before; on disk when this returns.
+
+        Returns how many were new: the outcome of a complete decision is passed over. Raises as
+        ``append`` does, and StoreError where a decision is not in the store.
+        """
+        by_id = {outcome.decision_id: outcome for outcome in outcomes}
+        with self._state:
+            taken = self._open.take(by_id)
+            if not taken:
+                return 0
+        try:
+            rows = [
+                outcome_row(by_id[decision_id], agent_id, window_id)
+                for decision_id, (agent_id, window_id) in taken.items()
+            ]
+            self._commit.wait(self._commit.enter(rows_frame("outcomes", rows)))
+        except BaseException:
+            with self._state:
+                self._open.give_back(taken)
+            raise
+        with self._state:
+            self._open.done(taken)
+        return len(rows)
+
+    def compact(self) -> None:
+        """Move all that is in the log into parquet files now. Raises StoreError on a full disk."""
+        with self._commit.paused(), full_disk_explained(self.layout.root):
+            self._close_segment()
+            self._compact_closed()
+
+    def close(self) -> None:
+        """Compact, and let another process write. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.compact()
+        finally:
+            self._writer_lock.release()
+            super().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _write(self, frames: Sequence[bytes]) -> None:
+        """Append to the log; only one thread is ever in here."""
+        with full_disk_explained(self.layout.root):
+            if self._segment is None:
+                self._segment = SegmentWriter(self.layout.segment(self._next))
+                self._next += 1
+            try:
+                self._segment.write(frames)
+            except OSError:
+                # After a failed sync nobody knows what a file holds: go on in another one.
+                self._close_segment()
+                raise
+        if self._segment.size >= self._config.segment_mb * 2**20:
+            self._close_segment()
+            try:
+                self._compact_closed()
+            except OSError as error:
+                # What was written is safe in the log, and is read from there: try again later.
+                log.warning("%s: the log cannot be compacted now: %s", self.layout.root, error)
+
+    def _close_segment(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+
+    def _compact_closed(self) -> None:
+        compression, least = self._config.compression, self._config.merge_files
+        for number in self.layout.segments():
+            for window_id in compact_segment(self.layout, number, compression):
+                merge_small(self.layout, window_id, least, compression)
+
+
+def _prepare(root: Path) -> None:
+    """Make the folders of a new store; what is there already stays as it is."""
+    layout = Layout(root=root)
+    if root.exists() and (not root.is_dir() or (root / ABOUT).exists() or _strangers(root)):
+        return
+    layout.log.mkdir(parents=True, exist_ok=True)
+    layout.windows.mkdir(exist_ok=True)
+    write_json(root / ABOUT, {"schema_version": SCHEMA_VERSION})
+    for path in (root / ABOUT, root, root.parent):
+        sync(path)
+
+
+def _strangers(root: Path) -> list[Path]:
+    """What no store has before its ``store.json``."""
+    own = ("log", "windows", RunLock.FILE)
+    return [path for path in root.iterdir() if path.name not in own and path.suffix != ".tmp"]
+
+
+def _next_number(layout: Layout) -> int:
+    files = (file for window_id in layout.window_ids() for file in layout.all_files(window_id))
+    used = [*layout.segments(), *(file.last for file in files)]
+    return max(used, default=0) + 1

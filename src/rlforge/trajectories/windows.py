@@ -1,0 +1,141 @@
+"""The windows of a store: what each holds, and what is trained on next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rlforge.config.windows import WindowConfig, check
+from rlforge.trajectories.grid import WindowGrid
+from rlforge.trajectories.reader import StoreReader
+from rlforge.trajectories.readiness import AgentActivity, activity_of, average_reward, missing
+from rlforge.trajectories.records import Decision, TrainingWindow
+from rlforge.types import value
+
+
+@value
+class WindowSummary:
+    """A window without its decisions: what a list of windows shows.
+
+    Fields as in ``TrainingWindow``; activity: what each of its agents did.
+    """
+
+    id: str
+    start_time: float
+    end_time: float
+    activity: tuple[AgentActivity, ...]
+    avg_reward: float
+    ready: bool
+    reasons: tuple[str, ...]
+
+    @property
+    def decisions(self) -> int:
+        """Decisions of all agents."""
+        return sum(agent.decisions for agent in self.activity)
+
+    @property
+    def complete(self) -> int:
+        """Those of them whose outcome is known."""
+        return sum(agent.complete for agent in self.activity)
+
+
+class Windows:
+    """The windows of ``reader`` by the rules of ``config``.
+
+    now, wherever it is given, is the time by the clock that stamps the decisions: a window that
+    still lasts, or whose time of grace does, is not ready then. Without it, windows count as over.
+    Raises ConfigError for settings that cannot be.
+    """
+
+    def __init__(self, reader: StoreReader, config: WindowConfig) -> None:
+        check(config)
+        self._reader = reader
+        self._config = config
+        self.grid = WindowGrid(config.minutes)
+
+    def ids(self) -> list[str]:
+        """Windows that hold decisions, in order of time."""
+        return self._reader.window_ids()
+
+    def due(self, now: float) -> str:
+        """The newest window that is over at ``now``, its time of grace included."""
+        return self.grid.closed_by(now, self._config.grace_seconds)
+
+    def due_at(self, window_id: str) -> float:
+        """When a window is over, its time of grace included."""
+        return self.grid.span(window_id)[1] + self._config.grace_seconds
+
+    def get(self, window_id: str, now: float | None = None) -> TrainingWindow:
+        """One window; an empty one, with that as its reason, where it holds no decisions."""
+        start, end = self.grid.span(window_id)
+        decisions = self._reader.decisions(window_id=window_id)
+        return self._window(window_id, start, end, decisions, (), now)
+
+    def batch(self, window_id: str, now: float | None = None) -> TrainingWindow:
+        """What is trained on once a window is over, as ``window.mode`` says.
+
+        ``windowed``: the window. ``rolling``: the newest ``window.rolling_decisions`` complete
+        decisions before its end, from whichever windows; fewer are not ready.
+        """
+        if self._config.mode == "windowed":
+            return self.get(window_id, now)
+        end = self.grid.span(window_id)[1]
+        wanted = self._config.rolling_decisions
+        decisions = self._reader.newest_complete(wanted, before=end)
+        start = decisions[0].timestamp if decisions else self.grid.span(window_id)[0]
+        few = f"{len(decisions)} of {wanted} complete decisions are there"
+        return self._window(
+            window_id, start, end, decisions, (few,) if len(decisions) < wanted else (), now
+        )
+
+    def summaries(self, window_ids: Sequence[str], now: float | None = None) -> list[WindowSummary]:
+        """These windows without their decisions, in the order given."""
+        activity = {
+            window_id: tuple(agents)
+            for window_id, agents in groupby(
+                self._reader.activity(window_ids), lambda agent: agent.window_id
+            )
+        }
+        return [
+            self._summary(window_id, activity.get(window_id, ()), now) for window_id in window_ids
+        ]
+
+    def _summary(
+        self, window_id: str, activity: tuple[AgentActivity, ...], now: float | None
+    ) -> WindowSummary:
+        start, end = self.grid.span(window_id)
+        reasons = missing(activity, self._config, self._left(window_id, now))
+        return WindowSummary(
+            id=window_id,
+            start_time=start,
+            end_time=end,
+            activity=activity,
+            avg_reward=average_reward(activity),
+            ready=not reasons,
+            reasons=reasons,
+        )
+
+    def _window(
+        self,
+        window_id: str,
+        start: float,
+        end: float,
+        decisions: Sequence[Decision],
+        reasons: tuple[str, ...],
+        now: float | None,
+    ) -> TrainingWindow:
+        activity = activity_of(decisions, window_id)
+        reasons += missing(activity, self._config, self._left(window_id, now))
+        return TrainingWindow(
+            id=window_id,
+            start_time=start,
+            end_time=end,
+            agents=tuple(agent.agent_id for agent in activity),
+            trajectories=tuple(decisions),
+            avg_reward=average_reward(activity),
+            ready=not reasons,
+            reasons=reasons,
+        )
+
+    def _left(self, window_id: str, now: float | None) -> float:
+        return 0.0 if now is None else self.due_at(window_id) - now

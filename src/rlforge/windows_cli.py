@@ -1,0 +1,242 @@
+"""``rlforge windows``: what a store holds, why a window is not ready, and the way to datasets."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlforge.errors import ConfigError, RlforgeError, nearest
+
+if TYPE_CHECKING:
+    from rlforge.config.windows import WindowConfig
+    from rlforge.trajectories.reader import StoreReader
+    from rlforge.trajectories.windows import WindowSummary
+
+app = typer.Typer(
+    help="""Look at windows of decisions; export and import them as datasets.
+
+    [bold]Examples[/bold]
+
+      rlforge windows list RUN
+
+      rlforge windows show RUN 2024-11-13-10:00
+
+      rlforge windows export RUN market-data
+    """,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+StoreOrRun = Annotated[
+    Path,
+    typer.Argument(metavar="STORE_OR_RUN", help="A trajectory store, or the run it belongs to."),
+]
+
+
+@app.command("list")
+def list_windows(
+    where: StoreOrRun,
+    last: Annotated[int, typer.Option(metavar="N", help="Only the newest N.", min=1)] = 20,
+) -> None:
+    """List windows, and why those that are not ready are not.
+
+    [bold]Example[/bold]
+
+      rlforge windows list runs/market_continuous/2026-01-01_12-00-00
+    """
+    from rlforge.trajectories.windows import Windows
+
+    reader, config = _opened(where)
+    windows, ids = Windows(reader, config), reader.window_ids()
+    if not ids:
+        typer.echo(f"{reader.layout.root} holds no decisions yet")
+        return
+    Console().print(_list_table(windows.summaries(ids[-last:], _now(reader, config))))
+    if len(ids) > last:
+        typer.echo(f"and {len(ids) - last:,} earlier windows; --last {len(ids)} shows all")
+
+
+@app.command()
+def show(
+    where: StoreOrRun,
+    window_id: Annotated[
+        str, typer.Argument(metavar="WINDOW_ID", help="Its id, such as 2024-11-13-10:00.")
+    ],
+) -> None:
+    """Show one window: its agents, and what it lacks to be trained on.
+
+    [bold]Example[/bold]
+
+      rlforge windows show runs/market_continuous/2026-01-01_12-00-00 2024-11-13-10:00
+    """
+    from rlforge.trajectories.windows import Windows
+
+    reader, config = _opened(where)
+    _check_ids([window_id], reader)
+    (window,) = Windows(reader, config).summaries([window_id], _now(reader, config))
+    console = Console()
+    console.print(Text(_headline(window, config), overflow="fold"))
+    console.print(_agents_table(window, config))
+
+
+@app.command("export")
+def export_windows(
+    where: StoreOrRun,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder to make.")],
+    window: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WINDOW_ID", help="Repeatable: only these. Default: all."),
+    ] = None,
+) -> None:
+    """Write decisions as a dataset that [bold]datasets.load_dataset(FOLDER)[/bold] reads.
+
+    [bold]Examples[/bold]
+
+      rlforge windows export RUN market-data
+
+      rlforge windows export RUN market-data --window 2024-11-13-10:00
+    """
+    from rlforge.trajectories.hub import export_dataset
+
+    reader, _ = _opened(where)
+    _check_ids(window or [], reader)
+    if folder.exists():
+        raise ConfigError(f"{folder} exists already; name a folder that does not")
+    rows = export_dataset(reader, folder, window or None)
+    typer.echo(f"{rows:,} decisions", err=True)
+    typer.echo(str(folder))
+
+
+@app.command("import")
+def import_windows(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A dataset: parquet files in it or its data/.")
+    ],
+    store: Annotated[
+        Path, typer.Argument(metavar="STORE", help="A trajectory store; made if need be.")
+    ],
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out bad rows instead of refusing them all.")
+    ] = False,
+) -> None:
+    """Append the rows of a dataset to a store; bad rows are named before any is written.
+
+    [bold]Example[/bold]
+
+      rlforge windows import market-data stores/market
+    """
+    from rlforge.trajectories.hub import import_dataset
+    from rlforge.trajectories.store import TrajectoryStore
+
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder")
+    with TrajectoryStore(store) as opened:
+        done = import_dataset(folder, opened, skip_bad=skip_bad)
+    for problem in done.bad:
+        typer.echo(f"left out: {problem}", err=True)
+    typer.echo(f"{done.written:,} decisions imported, {done.known:,} were there already")
+
+
+def _opened(where: Path) -> tuple[StoreReader, WindowConfig]:
+    """The store at ``where``, and the rules of the run it belongs to, or else the defaults."""
+    from rlforge.config.windows import WindowConfig, saved_groups
+    from rlforge.tracking.files import open_run
+    from rlforge.trajectories.layout import ABOUT
+    from rlforge.trajectories.reader import StoreReader
+    from rlforge.trajectories.store import store_folder
+
+    if (where / ABOUT).is_file():
+        beside = where.absolute().parent / "config.yaml"
+        return StoreReader(where), saved_groups(beside)[1] if beside.is_file() else WindowConfig()
+    try:
+        run = open_run(where)
+    except RlforgeError as error:
+        what = f"{where} is neither a trajectory store (it has no {ABOUT}) nor a run"
+        raise ConfigError(what if where.is_dir() else str(error)) from error
+    store, window = saved_groups(run.config)
+    folder = store_folder(store, where)
+    if not folder.exists():
+        raise ConfigError(f"{where} has written no decisions yet: there is no {folder}")
+    return StoreReader(folder), window
+
+
+def _now(reader: StoreReader, config: WindowConfig) -> float:
+    """The time by the clock of the decisions; a simulated one stands where the newest was made."""
+    if config.clock == "wall":
+        return time.time()
+    newest = reader.activity(reader.window_ids()[-1:])
+    return max(agent.newest for agent in newest)
+
+
+def _check_ids(window_ids: list[str], reader: StoreReader) -> None:
+    known = reader.window_ids()
+    for window_id in window_ids:
+        if window_id not in known:
+            raise ConfigError(
+                f"no window {window_id} in {reader.layout.root}"
+                f"{nearest(window_id, known) or '; see rlforge windows list'}"
+            )
+
+
+def _list_table(windows: list[WindowSummary]) -> Table:
+    from rlforge.tracking.formatting import number, percent
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("window", no_wrap=True)
+    for title in ("agents", "decisions", "known", "reward"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("ready", overflow="fold")
+    for window in windows:
+        table.add_row(
+            window.id,
+            f"{len(window.activity):,}",
+            f"{window.decisions:,}",
+            percent(window.complete / window.decisions if window.decisions else None),
+            number(window.avg_reward, 3),
+            Text("yes", style="green")
+            if window.ready
+            else Text(f"no: {'; '.join(window.reasons)}"),
+        )
+    return table
+
+
+def _headline(window: WindowSummary, config: WindowConfig) -> str:
+    from rlforge.tracking.formatting import number, percent
+
+    known = percent(window.complete / window.decisions if window.decisions else None)
+    lines = [
+        f"{window.id} UTC, {config.minutes:g} minutes",
+        f"{window.decisions:,} decisions of {len(window.activity):,} agents, {known} with known "
+        f"outcome, average reward {number(window.avg_reward, 3)}",
+        "ready" if window.ready else "not ready:",
+        *(f"  - {reason}" for reason in window.reasons),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _agents_table(window: WindowSummary, config: WindowConfig) -> Table:
+    from rlforge.tracking.formatting import NOTHING, number
+    from rlforge.trajectories.readiness import counts
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("agent", overflow="fold")
+    for title in ("decisions", "actions", "known", "reward", "counts"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for agent in window.activity:
+        reward = number(agent.reward_sum / agent.rewarded, 3) if agent.rewarded else NOTHING
+        table.add_row(
+            Text(agent.agent_id),
+            f"{agent.decisions:,}",
+            f"{agent.actions:,}",
+            f"{agent.complete:,}",
+            reward,
+            "yes" if counts(agent, config) else "no",
+        )
+    return table

@@ -1,0 +1,49 @@
+"""Market settings: presets, and one message for each value that no market can have."""
+
+import dataclasses
+
+import pytest
+
+from rlforge.config.market import MarketConfig, check_market, load_market, market_ids
+from rlforge.errors import ConfigError
+
+
+def test_the_presets_load_and_the_default_is_the_schema():
+    assert market_ids() == ["market", "market-crowd", "market-small"]
+    assert load_market("market") == MarketConfig()
+    assert load_market("market-small").tickers == ["ACME"]
+    assert sum(load_market("market-crowd").traders.values()) == 100
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean market-small"):
+        load_market("market-smal")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tick_minutes": 0}, "tick_minutes=0: must be above 0"),
+        ({"predictions": -1}, "predictions=-1: must not be negative"),
+        ({"prediction_fee": 1}, r"prediction_fee=1: must lie in \[0, 1\)"),
+        ({"tip_chance": 1.1}, r"tip_chance=1.1: must lie in \[0, 1\]"),
+        ({"max_lifetime": 3}, "max_lifetime=3: is below min_lifetime"),
+        ({"predictions": 0, "tickers": []}, "leaves nothing to trade"),
+        ({"tickers": ["ACME", "ACME"]}, "must be different"),
+        ({"tickers": ["acme"]}, "capitals"),
+        ({"max_leverage": 0.5}, "must be 1 or more"),
+        ({"maintenance_margin": 0.1}, "below the initial margin, 1 / max_leverage = 0.1"),
+        ({"compact_leverage": 11}, "is above max_leverage"),
+        ({"news": {"The Wire": 0.5}}, "names in small letters"),
+        ({"news": {"wire": 1.5}}, "share of 0 to 1"),
+        ({"traders": {"valu": 1}}, "did you mean value"),
+        ({"traders": {"value": -1}}, "wants a number"),
+        ({"stakes": [0.1, 0.05, 0.2]}, "from the smallest to the largest"),
+        ({"stakes": [0.1, 0.2]}, "must be three"),
+        ({"starting_balance": 20.0}, "must come to 1.00 or more"),
+        ({"depth": 500.0}, "so shallow"),
+    ],
+)
+def test_a_value_that_no_market_can_have_is_named(changes, message):
+    with pytest.raises(ConfigError, match=f"market.*{message}"):
+        check_market(dataclasses.replace(MarketConfig(), **changes))

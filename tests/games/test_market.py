@@ -1,0 +1,149 @@
+"""The market as a game: turns, answers in both forms, forfeits, rewards."""
+
+import math
+import random
+
+import pytest
+
+from rlforge.config.market import load_market
+from rlforge.errors import ConfigError
+from rlforge.games.base import check_env, env_ids, make_game
+from rlforge.games.players import check_player, make_player
+from rlforge.types import EnvSpec
+
+SMALL = EnvSpec(id="market-small", source="market")
+
+
+def play(env, names, seed):
+    """The finished game, and who decided in what order."""
+    game = make_game(env, seed)
+    players = [make_player(name, env, 1000 * seed + seat) for seat, name in enumerate(names)]
+    order = []
+    while not game.done:
+        view = game.view()
+        order.append(view.player_id)
+        game.step(players[view.player_id].act(view))
+        assert game.accepted
+    return game, order
+
+
+def test_an_episode_gives_every_seat_every_round_and_the_start_changes():
+    game, order = play(SMALL, ("random_legal", "random_legal"), 1)
+    assert game.result().end_reason == "finished"
+    assert order == [0, 1, 1, 0] * 6
+
+
+def test_games_follow_from_seeds():
+    env = EnvSpec(id="market-small", source="market", num_players=3)
+    names = ("random_legal", "value_trader", "noise_trader")
+    rewards = [play(env, names, seed)[0].result().rewards for seed in (1, 1, 2)]
+    assert rewards[0] == rewards[1] != rewards[2]
+    assert list(rewards[0]) == [0, 1, 2]
+
+
+def test_better_traders_win_more_rewards():
+    means = {}
+    env = EnvSpec(id="market", source="market", num_players=3)
+    for seed in range(10):
+        names = ["noise_trader", "momentum_trader", "value_trader"]
+        random.Random(seed).shuffle(names)
+        for seat, reward in play(env, names, seed)[0].result().rewards.items():
+            assert -1 < reward <= 1
+            means[names[seat]] = means.get(names[seat], 0.0) + reward / 10
+    assert means["noise_trader"] + 0.1 < means["momentum_trader"] + 0.05 < means["value_trader"]
+
+
+def test_holding_scores_nothing_and_profit_is_squashed():
+    game = make_game(SMALL, 3)
+    config = load_market("market-small")
+    while not game.done:
+        before = game.view()
+        game.step("[hold]" if before.player_id == 0 else before.legal_actions[-1])
+    rewards = game.result().rewards
+    assert rewards[0] == 0.0
+    (profit,) = game._world.episode_profits("player-1")
+    scale = config.reward_scale * config.starting_balance
+    assert rewards[1] == math.tanh(profit / scale) != 0.0
+
+
+def test_json_and_words_are_both_understood():
+    game = make_game(SMALL, 0)
+    action = '{"type": "BUY_SHARES", "marketId": "market-1", "outcome": "YES", "amount": 40}'
+    game.step(f"I think so: {action}")
+    assert game.accepted
+    game.step("hold")
+    game.step(f"[{action}]")
+    game.step("[hold]")
+    state = game.view().state
+    assert state["portfolio"]["balance"] == 960.0
+    assert len(state["portfolio"]["positions"]) == 1
+
+
+def test_a_view_has_prose_a_compact_board_and_words():
+    view = make_game(SMALL, 0).view()
+    assert view.observation.startswith("You are player-0; 12 rounds are left.")
+    assert "BUY_SHARES" in view.observation
+    assert all(word in view.observation for word in view.legal_actions)
+    assert view.board.startswith("market bet p5 ")
+    assert view.board.endswith(" go")
+
+
+@pytest.mark.parametrize(
+    ("answer", "feedback"),
+    [
+        ("[sell]", "[sell] is not possible now"),
+        ("I would rather wait", "held no JSON action"),
+        ('{"type": "CLOSE_POSITION", "positionId": "p"}', "no perpetual position 'p'"),
+    ],
+)
+def test_an_invalid_answer_may_be_taken_back_once_and_then_forfeits(answer, feedback):
+    game = make_game(SMALL, 0)
+    game.step(answer)
+    assert not game.accepted
+    view = game.view()
+    assert view.retry
+    assert view.player_id == 0
+    assert feedback in view.observation
+    game.step("[hold]")
+    assert game.accepted
+    assert not game.view().retry
+    game.step(answer)
+    game.step(answer)
+    result = game.result()
+    assert (result.end_reason, result.invalid_by) == ("invalid_move", 1)
+    assert result.rewards == {0: 0.0, 1: -1.0}
+
+
+def test_a_game_that_is_cut_scores_what_everybody_has():
+    env = EnvSpec(id="market-small", source="market", max_turns=3)
+    game = make_game(env, 0)
+    game.step("[yes3]")
+    game.step("[hold]")
+    game.step("[hold]")
+    result = game.result()
+    assert result.end_reason == "turn_limit"
+    assert result.rewards[0] != 0.0
+    assert result.rewards[1] == 0.0
+
+
+def test_a_running_game_has_no_result():
+    with pytest.raises(ValueError, match="not over"):
+        make_game(SMALL, 0).result()
+
+
+def test_the_source_knows_its_ids_and_checks_them():
+    assert env_ids("market") == ["market", "market-crowd", "market-small"]
+    for name in env_ids("market"):
+        check_env(EnvSpec(id=name, source="market"))
+    with pytest.raises(ConfigError, match="did you mean market"):
+        check_env(EnvSpec(id="markt", source="market"))
+    with pytest.raises(ConfigError, match="num_players must be 1 or more"):
+        check_env(EnvSpec(id="market", source="market", num_players=0))
+
+
+def test_traders_sit_at_markets_only():
+    check_player("value_trader", SMALL)
+    with pytest.raises(ConfigError, match="trades on markets only"):
+        check_player("value_trader", EnvSpec(id="TicTacToe-v0-train"))
+    with pytest.raises(ConfigError, match="minimax knows TicTacToe only"):
+        check_player("minimax", SMALL)

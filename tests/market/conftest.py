@@ -1,0 +1,47 @@
+import dataclasses
+
+import pytest
+
+from rlforge.config.market import MarketConfig
+from rlforge.market.world import World
+
+#: Quiet enough that a test can say what a price will be: an index that stands still, no news.
+STILL = MarketConfig(
+    predictions=2,
+    liquidity=1000.0,
+    tickers=["ACME"],
+    episode_ticks=20,
+    min_lifetime=5,
+    max_lifetime=5,
+    drift=0.0,
+    volatility=0.0,
+    news_rate=0.0,
+    prediction_fee=0.02,
+    perpetual_fee=0.001,
+    funding_interval=1000,
+    vault=50_000.0,
+    traders={},
+)
+
+
+@pytest.fixture
+def make_world():
+    """A market that stands still, with two agents; keywords change its settings."""
+
+    def make(seed=0, agents=("ann", "bob"), **changes):
+        world = World(dataclasses.replace(STILL, **changes), seed)
+        for agent in agents:
+            world.join(agent)
+        return world
+
+    return make
+
+
+@pytest.fixture
+def ticked():
+    """Let ticks pass; returns what settled, by ticket."""
+
+    def tick(world, count=1):
+        return {s.ticket: s for _ in range(count) for s in world.tick()}
+
+    return tick

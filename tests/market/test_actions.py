@@ -1,0 +1,68 @@
+"""The form of actions: what is accepted, and what an error says."""
+
+import re
+
+import pytest
+
+from rlforge.market.actions import FIELDS, ActionError, check_form
+
+GOOD = {
+    "BUY_SHARES": {"marketId": "market-1", "outcome": "YES", "amount": 5},
+    "SELL_SHARES": {"positionId": "position-1", "shares": 0.5},
+    "OPEN_POSITION": {"ticker": "ACME", "side": "short", "size": 10, "leverage": 2},
+    "CLOSE_POSITION": {"positionId": "position-1"},
+    "CREATE_POST": {"content": "hello"},
+    "CREATE_COMMENT": {"postId": "post-1", "content": "hello"},
+    "FOLLOW_USER": {"userId": "wire"},
+    "NO_OP": {},
+}
+
+
+def test_all_eight_actions_of_the_document_are_known():
+    assert list(GOOD) == list(FIELDS)
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_an_action_with_exactly_its_fields_passes(kind):
+    action = {"type": kind, **GOOD[kind]}
+    assert check_form(action) == action
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_a_missing_field_and_one_too_many_are_named(kind):
+    for name in GOOD[kind]:
+        fields = {key: value for key, value in GOOD[kind].items() if key != name}
+        with pytest.raises(ActionError, match=f"{kind} wants .*{name} is missing"):
+            check_form({"type": kind, **fields})
+    with pytest.raises(ActionError, match=f"{kind} wants .*'extra' is unknown"):
+        check_form({"type": kind, **GOOD[kind], "extra": 1})
+
+
+@pytest.mark.parametrize(
+    ("action", "problem"),
+    [
+        (None, "an action is a JSON object"),
+        ([1], "an action is a JSON object"),
+        ({}, "type None is unknown"),
+        ({"type": ["NO_OP"]}, "is unknown"),
+        ({"type": "BUY_SHARE"}, "did you mean BUY_SHARES"),
+        (
+            {"type": "BUY_SHARES", **GOOD["BUY_SHARES"], "outcome": "MAYBE"},
+            "YES or NO, not 'MAYBE'",
+        ),
+        ({"type": "FOLLOW_USER", "userId": " "}, "must be a text"),
+        ({"type": "CLOSE_POSITION", "positionId": 3}, "must be a text, not 3"),
+        ({"type": "CREATE_POST", "content": ["x" * 200]}, "must be a text, not .{41}$"),
+    ],
+)
+def test_what_is_wrong_is_said(action, problem):
+    with pytest.raises(ActionError, match=problem):
+        check_form(action)
+
+
+@pytest.mark.parametrize(
+    "amount", [0, -1, True, "5", None, float("nan"), float("inf"), 10**13, [1]]
+)
+def test_amounts_are_numbers_above_zero(amount):
+    with pytest.raises(ActionError, match=re.escape("BUY_SHARES.amount must be a number above 0")):
+        check_form({"type": "BUY_SHARES", **GOOD["BUY_SHARES"], "amount": amount})

@@ -1,0 +1,195 @@
+"""Compact text: fixed length, closed vocabulary, and answers that the market accepts."""
+
+import random
+
+import pytest
+
+from rlforge.config.market import MarketConfig, load_market, market_ids
+from rlforge.market.actions import ActionError
+from rlforge.market.compact import Compact, compact_vocabulary, is_compact
+from rlforge.market.crowd import Crowd
+from rlforge.market.world import World
+
+
+def states(config, seed, ticks):
+    """States of an agent that answers with random legal words, beside the scripted traders."""
+    world, compact, rng = World(config, seed), Compact(config), random.Random(seed)
+    world.join("ann")
+    crowd = Crowd(world, seed)
+    for _ in range(ticks):
+        state = world.state("ann")
+        focus = compact.focus(state)
+        legal = compact.actions(state, focus)
+        word = rng.choice(legal)
+        yield compact, state, focus, legal
+        receipt = world.decide("ann", compact.action(word, state, focus))
+        assert receipt.accepted, (word, receipt.problem)
+        for _ in crowd.act():
+            pass
+        world.tick()
+
+
+@pytest.mark.parametrize("preset", [name for name in market_ids() if name != "market-crowd"])
+def test_random_play_stays_in_the_vocabulary_and_every_listed_answer_is_accepted(preset):
+    words, answers = map(set, compact_vocabulary())
+    lengths, seen, used = set(), set(), set()
+    for seed in range(4):
+        for compact, state, focus, legal in states(load_market(preset), seed, 48):
+            text = compact.text(state, focus).split(" ")
+            lengths.add(len(text))
+            seen |= set(text)
+            used |= set(legal)
+    assert len(lengths) == 1
+    assert seen <= words
+    assert used == answers
+    assert {"bet", "perp", "a_yes", "a_up", "mine_yes", "mine_short", "gain_down"} <= seen
+
+
+def view(change=0.0, yes=0.62, feed=(), positions=(), balance=1000.0, following=()):
+    return {
+        "portfolio": {"balance": balance, "positions": list(positions), "lifetimePnL": 0.0},
+        "markets": {
+            "predictions": [
+                {"id": "market-1", "yesPrice": yes, "change": change, "minutesLeft": 40.0}
+            ],
+            "perpetuals": [
+                {"ticker": "ACME", "markPrice": 102.0, "indexPrice": 100.0, "change": -0.02}
+            ],
+        },
+        "social": {"feed": list(feed), "unreadMessages": 0},
+        "agent": {
+            "recentActions": [],
+            "memory": [],
+            "following": list(following),
+            "minute": 0.0,
+        },
+    }
+
+
+SHARES = {
+    "id": "position-3",
+    "kind": "shares",
+    "marketId": "market-1",
+    "outcome": "NO",
+    "shares": 31.5,
+    "value": 12.0,
+    "pnl": -3.0,
+}
+COMPACT = Compact(MarketConfig())
+
+
+def test_the_words_say_what_the_state_says():
+    posts = [
+        {"userId": "wire", "about": "market-1", "stance": "NO"},
+        {"userId": "wire", "about": "market-1", "stance": "YES"},
+        {"userId": "rumor", "about": "market-1", "stance": "NO"},
+        {"userId": "daily", "about": "ACME", "stance": "UP"},
+        {"userId": "ann", "about": None, "stance": None},
+    ]
+    state = view(0.04, feed=posts, positions=[SHARES], balance=300.0)
+    assert COMPACT.text(state, "market-1") == (
+        "market bet p6 move_up left2 a_yes b_none c_no mine_no gain_down cash1 go"
+    )
+    assert COMPACT.text(state, "ACME") == (
+        "market perp prem_up move_down open a_none b_up c_none mine_none gain_flat cash1 go"
+    )
+
+
+def test_answers_map_to_actions():
+    post = {"userId": "daily", "about": "market-1", "stance": "NO"}
+    state = view(feed=[post], positions=[SHARES])
+    assert COMPACT.actions(state, "market-1") == (
+        *("[hold]", "[yes1]", "[yes2]", "[yes3]", "[no1]", "[no2]", "[no3]"),
+        *("[sell]", "[follow]"),
+    )
+    for word, action in (
+        ("[hold]", {"type": "NO_OP"}),
+        (
+            "yes2",
+            {"type": "BUY_SHARES", "marketId": "market-1", "outcome": "YES", "amount": 50.0},
+        ),
+        ("[sell]", {"type": "SELL_SHARES", "positionId": "position-3", "shares": 31.5}),
+        ("[follow]", {"type": "FOLLOW_USER", "userId": "daily"}),
+    ):
+        assert COMPACT.action(word, state, "market-1") == action
+    assert COMPACT.action("[short1]", state, "ACME") == {
+        "type": "OPEN_POSITION",
+        "ticker": "ACME",
+        "side": "short",
+        "size": 60.0,
+        "leverage": 3.0,
+    }
+
+
+def test_only_what_is_possible_is_listed():
+    assert COMPACT.actions(view(balance=30.0), "market-1") == ("[hold]", "[yes1]", "[no1]")
+    # The margin could be paid, the fee could not.
+    assert COMPACT.actions(view(balance=20.0), "ACME") == ("[hold]",)
+    followed = view(feed=[{"userId": "wire", "about": "ACME", "stance": "UP"}], following=["wire"])
+    assert "[follow]" not in COMPACT.actions(followed, "ACME")
+    with pytest.raises(ActionError, match=r"\[sell\] is not possible now; there are \[hold\]"):
+        COMPACT.action("[sell]", view(), "market-1")
+
+
+def focuses(state):
+    chosen = []
+    for tick in range(8):
+        state["agent"]["minute"] = tick * 5.0
+        chosen.append(COMPACT.focus(state))
+    return chosen
+
+
+def test_the_focus_goes_to_the_news_and_every_fourth_time_to_what_is_held():
+    post = {"userId": "wire", "about": "ACME", "stance": "UP"}
+    assert focuses(view(feed=[post])) == ["ACME"] * 8
+    assert focuses(view(feed=[post], positions=[SHARES])) == [*["ACME"] * 3, "market-1"] * 2
+    assert focuses(view()) == ["market-1", "ACME"] * 4
+
+
+def test_what_two_accounts_reported_on_comes_before_what_one_did():
+    posts = [
+        {"userId": "wire", "about": "ACME", "stance": "UP"},
+        {"userId": "wire", "about": "market-1", "stance": "NO"},
+        {"userId": "rumor", "about": "market-1", "stance": "YES"},
+    ]
+    assert focuses(view(feed=posts)) == ["market-1"] * 8
+    assert set(focuses(view(feed=posts[:2]))) == {"market-1", "ACME"}
+
+
+def test_words_and_json_are_told_apart():
+    assert all(is_compact(text) for text in ("[hold]", "hold", " [yes1] "))
+    assert not any(is_compact(text) for text in ('{"type": "NO_OP"}', "I hold", ""))
+
+
+def test_reading_the_news_pays_in_compact_form():
+    """What a tiny model can find: buying what the best account says beats random answers."""
+
+    def smart(text, legal):
+        words = text.split(" ")
+        for view_, low, answer in (("a_yes", True, "[yes3]"), ("a_no", False, "[no3]")):
+            cheap = words[2] < "p7" if low else words[2] > "p2"
+            if view_ in words and cheap and answer in legal:
+                return answer
+        return "[hold]"
+
+    def earn(policy, seed):
+        config = MarketConfig()
+        world, compact = World(config, seed), Compact(config)
+        world.join("ann")
+        crowd = Crowd(world, seed)
+        for _ in range(config.episode_ticks):
+            state = world.state("ann")
+            focus = compact.focus(state)
+            legal = compact.actions(state, focus)
+            word = policy(compact.text(state, focus), legal)
+            world.decide("ann", compact.action(word, state, focus))
+            for _ in crowd.act():
+                pass
+            world.tick()
+        return world.episode_profits("ann")[0]
+
+    rng = random.Random(0)
+    seeds = range(12)
+    smart_mean = sum(earn(smart, seed) for seed in seeds) / len(seeds)
+    random_mean = sum(earn(lambda _, legal: rng.choice(legal), s) for s in seeds) / len(seeds)
+    assert smart_mean > 100 > random_mean

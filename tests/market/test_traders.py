@@ -1,0 +1,127 @@
+"""Skill: over many episodes insiders earn more than value, momentum and noise traders."""
+
+import random
+import statistics
+from collections import Counter, defaultdict
+
+import pytest
+
+from rlforge.config.market import TRADER_KINDS, MarketConfig
+from rlforge.errors import ConfigError
+from rlforge.market.crowd import Crowd
+from rlforge.market.traders import make_trader
+from rlforge.market.world import World
+
+
+def profits(config, seeds, episodes=2):
+    """Profit per episode of each kind's traders, in dollars, and what they did."""
+    found, actions = defaultdict(list), Counter()
+    for seed in seeds:
+        world = World(config, seed)
+        crowd = Crowd(world, seed)
+        for _ in range(config.episode_ticks * episodes):
+            for choice in crowd.act():
+                assert choice.receipt.accepted, choice.receipt.problem
+                actions[choice.kind, choice.action["type"]] += 1
+            world.tick()
+        for agent in world.agent_ids:
+            found[agent.partition("-")[0]] += world.episode_profits(agent)
+    return found, actions
+
+
+def test_skill_pays_in_the_order_of_the_kinds_far_beyond_chance():
+    earned, actions = profits(MarketConfig(), range(15))
+    noise, momentum, value, insider = (earned[kind] for kind in TRADER_KINDS)
+    for worse, better in ((noise, momentum), (momentum, value), (value, insider)):
+        gap = statistics.mean(better) - statistics.mean(worse)
+        error = (
+            statistics.variance(better) / len(better) + statistics.variance(worse) / len(worse)
+        ) ** 0.5
+        assert gap > 4 * error
+    assert statistics.mean(noise) < 0 < statistics.mean(momentum)
+    assert {kind for _, kind in actions} == {
+        "BUY_SHARES",
+        "SELL_SHARES",
+        "OPEN_POSITION",
+        "CLOSE_POSITION",
+        "CREATE_POST",
+        "CREATE_COMMENT",
+        "FOLLOW_USER",
+        "NO_OP",
+    }
+
+
+def test_value_comes_from_the_news():
+    """With news that know nothing, reading them is worth nothing."""
+    blind, _ = profits(MarketConfig(news={"wire": 0.5, "daily": 0.5, "rumor": 0.5}), range(4))
+    sighted, _ = profits(MarketConfig(), range(4))
+    assert statistics.mean(blind["value"]) < 0.25 * statistics.mean(sighted["value"])
+
+
+def state(predictions=(), perpetuals=(), feed=(), memory=(), positions=()):
+    return {
+        "portfolio": {"balance": 1000.0, "positions": list(positions), "lifetimePnL": 0.0},
+        "markets": {"predictions": list(predictions), "perpetuals": list(perpetuals)},
+        "social": {"feed": list(feed), "unreadMessages": 0},
+        "agent": {
+            "recentActions": [],
+            "memory": list(memory),
+            "following": ["wire", "daily"],
+            "minute": 0.0,
+        },
+    }
+
+
+def market(yes, change=0.0):
+    return {"id": "market-1", "yesPrice": yes, "noPrice": 1 - yes, "change": change}
+
+
+def ticker(change):
+    return {"ticker": "ACME", "change": change}
+
+
+def post(user, stance, about="market-1"):
+    return {"userId": user, "about": about, "stance": stance}
+
+
+def decide(kind, seen):
+    return make_trader(kind, MarketConfig(), random.Random(0)).decide(seen)
+
+
+def test_value_traders_weigh_accounts_by_how_often_they_are_right():
+    # ln(.9/.1) = 2.20 for NO against ln(.7/.3) = 0.85 and ln(.55/.45) = 0.20 for YES.
+    views = [post("daily", "YES"), post("rumor", "YES"), post("wire", "NO")]
+    action = decide("value", state([market(0.5)], feed=views))
+    assert (action["type"], action["outcome"]) == ("BUY_SHARES", "NO")
+    assert decide("value", state([market(0.24)], feed=views)) == {"type": "NO_OP"}
+
+
+def test_value_traders_leave_what_the_news_turned_against():
+    held = {
+        "id": "position-1",
+        "kind": "perpetual",
+        "ticker": "ACME",
+        "side": "long",
+        "value": 100.0,
+    }
+    seen = state([], [ticker(0.0)], [post("wire", "DOWN", "ACME")], positions=[held])
+    assert decide("value", seen) == {"type": "CLOSE_POSITION", "positionId": "position-1"}
+
+
+def test_insiders_believe_their_tips_rather_than_the_news():
+    tip = {"kind": "tip", "about": "market-1", "stance": "YES"}
+    seen = state([market(0.5)], feed=[post("wire", "NO"), post("daily", "NO")], memory=[tip])
+    assert decide("insider", seen)["outcome"] == "YES"
+    assert decide("value", seen)["outcome"] == "NO"
+
+
+@pytest.mark.parametrize(("change", "side"), [(0.03, "long"), (-0.03, "short")])
+def test_momentum_traders_follow_the_largest_move(change, side):
+    assert decide("momentum", state([market(0.5, 0.06)], [ticker(change)]))["side"] == side
+    assert decide("momentum", state([market(0.5, -0.2)], [ticker(change)]))["outcome"] == "NO"
+    assert decide("momentum", state([market(0.5, 0.01)], [ticker(0.001)])) == {"type": "NO_OP"}
+
+
+def test_an_unknown_kind_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean insider"):
+        make_trader("insiders", MarketConfig(), random.Random(0))

@@ -1,0 +1,258 @@
+"""The market as agents meet it: states, the feed, tips, episodes, and what follows from a seed."""
+
+import json
+import pickle
+
+import pytest
+
+from rlforge.config.market import MarketConfig
+from rlforge.errors import ConfigError
+from rlforge.market.crowd import Crowd
+from rlforge.market.world import World
+
+NO_OP = {"type": "NO_OP"}
+
+
+def say(world, agent, content="hello"):
+    return world.decide(agent, {"type": "CREATE_POST", "content": content})
+
+
+def follow(world, agent, user):
+    return world.decide(agent, {"type": "FOLLOW_USER", "userId": user})
+
+
+def feed(world, agent):
+    return world.state(agent)["social"]["feed"]
+
+
+def test_a_state_has_all_that_the_document_names_and_is_json(make_world):
+    world = make_world()
+    world.decide(
+        "ann", {"type": "BUY_SHARES", "marketId": "market-1", "outcome": "YES", "amount": 9}
+    )
+    say(world, "bob")
+    state = world.state("ann")
+    assert {part: set(state[part]) for part in ("portfolio", "markets", "social")} == {
+        "portfolio": {"balance", "positions", "lifetimePnL"},
+        "markets": {"predictions", "perpetuals"},
+        "social": {"feed", "unreadMessages"},
+    }
+    assert {"recentActions", "memory"} <= set(state["agent"])
+    assert json.loads(json.dumps(state)) == state
+
+
+def test_a_state_stays_as_it_was(make_world):
+    world = make_world(visibility=1.0)
+    say(world, "bob")
+    kept = world.state("ann")
+    text = json.dumps(kept)
+    for _ in range(3):
+        for agent in ("ann", "bob"):
+            world.decide(
+                agent,
+                {"type": "BUY_SHARES", "marketId": "market-1", "outcome": "YES", "amount": 90},
+            )
+            say(world, agent)
+        world.tick()
+    assert json.dumps(kept) == text
+    assert json.dumps(world.state("ann")) != text
+
+
+def test_worlds_of_one_seed_are_alike_and_differ_between_seeds():
+    def run(seed):
+        world = World(MarketConfig(), seed)
+        crowd = Crowd(world, seed)
+        settled = []
+        for _ in range(30):
+            actions = [(choice.agent_id, choice.action) for choice in crowd.act()]
+            settled.append((actions, world.tick()))
+        return settled, [world.state(agent) for agent in world.agent_ids], world.accounts()
+
+    assert run(3) == run(3)
+    assert run(3) != run(4)
+
+
+def test_a_world_put_away_and_taken_out_again_goes_on_alike():
+    world = World(MarketConfig(), 7)
+    pair = world, Crowd(world, 7)
+
+    def go_on(world, crowd):
+        return [([c.action for c in crowd.act()], world.tick()) for _ in range(20)]
+
+    go_on(*pair)
+    kept = pickle.dumps(pair)
+    went_on = go_on(*pair)
+    assert go_on(*pickle.loads(kept)) == went_on
+
+
+def test_truth_news_and_indices_do_not_depend_on_what_agents_do(make_world):
+    def facts(trade):
+        world = make_world(seed=5, volatility=0.02, drift=0.01, news_rate=0.5, visibility=1.0)
+        found = []
+        for _ in range(40):
+            if trade:
+                action = {"type": "BUY_SHARES", "outcome": "YES", "amount": 20}
+                market = world.state("ann")["markets"]["predictions"][0]["id"]
+                assert world.decide("ann", {**action, "marketId": market}).accepted
+                follow(world, "ann", "wire")
+            world.tick()
+            state = world.state("bob")
+            found.append([post["content"] for post in state["social"]["feed"]])
+            found.append([m["indexPrice"] for m in state["markets"]["perpetuals"]])
+            found.append([(m.id, m.truth) for m in world._books.predictions.values()])
+        return found
+
+    assert facts(trade=True) == facts(trade=False)
+
+
+def test_posts_reach_followers_always_and_others_by_chance(make_world):
+    world = make_world(agents=("ann", "bob", "cyd"), visibility=0.0)
+    assert follow(world, "bob", "ann").accepted
+    assert say(world, "ann").accepted
+    assert [post["content"] for post in feed(world, "bob")] == ["hello"]
+    assert feed(world, "cyd") == feed(world, "ann") == []
+    world = make_world(visibility=0.5)
+    for _ in range(200):
+        say(world, "ann")
+    assert world.state("bob")["social"]["unreadMessages"] == pytest.approx(100, abs=30)
+
+
+def test_a_comment_reaches_whom_it_answers(make_world):
+    world = make_world(visibility=0.0)
+    say(world, "ann")
+    comment = {"type": "CREATE_COMMENT", "postId": "post-1", "content": "why?"}
+    assert world.decide("bob", comment).accepted
+    (post,) = feed(world, "ann")
+    assert (post["userId"], post["replyTo"], post["content"]) == ("bob", "post-1", "why?")
+    assert "no post 'post-9'" in world.decide("bob", {**comment, "postId": "post-9"}).problem
+
+
+def test_old_posts_can_be_answered_until_they_are_forgotten(make_world):
+    world = make_world(agents=("ann",))
+    comment = {"type": "CREATE_COMMENT", "postId": "post-1", "content": "why?"}
+    for _ in range(2000):
+        say(world, "ann")
+    assert world.decide("ann", comment).accepted
+    assert "no post 'post-1'" in world.decide("ann", comment).problem
+
+
+def test_unread_posts_are_counted_until_the_next_decision(make_world):
+    world = make_world(visibility=1.0)
+    say(world, "ann")
+    say(world, "ann")
+    assert world.state("bob")["social"]["unreadMessages"] == 2
+    world.decide("bob", {"type": "nonsense"})
+    assert world.state("bob")["social"]["unreadMessages"] == 2
+    world.decide("bob", NO_OP)
+    assert world.state("bob")["social"]["unreadMessages"] == 0
+
+
+def test_feed_memory_and_actions_keep_their_lengths(make_world):
+    world = make_world(
+        visibility=1.0, feed_length=4, recent_actions=3, memory_length=2, perpetual_fee=0.0
+    )
+    for number in range(6):
+        say(world, "ann", f"post {number}")
+        world.decide(
+            "bob",
+            {
+                "type": "OPEN_POSITION",
+                "ticker": "ACME",
+                "side": "long",
+                "size": 10,
+                "leverage": 1,
+            },
+        )
+        world.decide("bob", {"type": "CLOSE_POSITION", "positionId": f"position-{number + 1}"})
+    state = world.state("bob")
+    assert [post["content"] for post in state["social"]["feed"]] == [
+        f"post {number}" for number in (2, 3, 4, 5)
+    ]
+    assert [action["type"] for action in state["agent"]["recentActions"]] == [
+        "CLOSE_POSITION",
+        "OPEN_POSITION",
+        "CLOSE_POSITION",
+    ]
+    assert len(state["agent"]["memory"]) == 2
+
+
+def test_each_belief_is_posted_once_and_accounts_are_right_as_often_as_the_config_says():
+    news = {"wire": 0.9, "daily": 0.6}
+    world = World(
+        MarketConfig(
+            predictions=40,
+            tickers=[],
+            news=news,
+            visibility=1.0,
+            news_rate=0.5,
+            feed_length=500,
+            traders={},
+        )
+    )
+    world.join("ann")
+    truths, views = {}, {}
+    for _ in range(120):
+        truths |= {market.id: market.truth for market in world._books.predictions.values()}
+        for post in feed(world, "ann"):
+            views[post["id"]] = (post["userId"], post["about"], post["stance"])
+        world.tick()
+    assert len(views) == len(set(views.values()))
+    for account, right in news.items():
+        hits = [truths[about] == view for user, about, view in views.values() if user == account]
+        assert len(hits) > 300
+        assert sum(hits) / len(hits) == pytest.approx(right, abs=0.06)
+
+
+def test_insiders_are_told_the_truth_and_nobody_else_is():
+    world = World(MarketConfig(tip_chance=1.0, traders={}), 1)
+    world.join("ivy", "insider")
+    world.join("ann")
+    for _ in range(30):
+        tips = {note["about"]: note["stance"] for note in world.state("ivy")["agent"]["memory"]}
+        books = world._books
+        true = {market.id: market.truth for market in books.predictions.values()}
+        true |= {ticker: perp.trend for ticker, perp in books.perpetuals.items()}
+        assert tips == true
+        assert world.state("ann")["agent"]["memory"] == []
+        world.tick()
+
+
+def test_decisions_without_money_settle_at_the_next_tick_with_nothing(make_world, ticked):
+    world = make_world()
+    receipts = [
+        world.decide("ann", NO_OP),
+        say(world, "ann"),
+        follow(world, "ann", "wire"),
+        follow(world, "ann", "wire"),
+        say(world, "ann", "x" * 281),
+        follow(world, "ann", "ann"),
+        follow(world, "ann", "wyre"),
+    ]
+    assert [receipt.accepted for receipt in receipts] == [True] * 3 + [False] * 4
+    assert [receipt.problem for receipt in receipts[3:]] == [
+        "you follow wire already",
+        "content has 281 characters; at most 280 are allowed",
+        "you cannot follow yourself",
+        "no user 'wyre'; did you mean wire?",
+    ]
+    settled = ticked(world)
+    for receipt in receipts:
+        result = settled[receipt.ticket]
+        assert (result.pnl, result.investment, result.hold_time_minutes) == (0.0, 0.0, 0.0)
+        assert result.invalid is not receipt.accepted
+
+
+def test_names_are_taken_once(make_world):
+    world = make_world()
+    for name in ("ann", "wire", ""):
+        with pytest.raises(ValueError, match="is taken"):
+            world.join(name)
+    with pytest.raises(ValueError, match="did you mean value"):
+        world.join("eve", "valu")
+    with pytest.raises(ValueError, match="no agent 'eve' has joined"):
+        world.state("eve")
+
+
+def test_a_market_that_cannot_be_is_refused():
+    with pytest.raises(ConfigError, match=r"market\.predictions=0"):
+        World(MarketConfig(predictions=0, tickers=[]))

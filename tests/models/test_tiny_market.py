@@ -1,0 +1,172 @@
+"""The tiny trader: the market's words, lessons from markets of random play, a model that reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlforge.config.market import market_ids
+from rlforge.config.schema import ModelConfig
+from rlforge.games.base import make_game
+from rlforge.models.catalog import describe_models
+from rlforge.models.load import load_value_head, resolve_model
+from rlforge.models.shapes import locate
+from rlforge.models.tiny.corpus import corpus, play
+from rlforge.models.tiny.create import create_tiny
+from rlforge.models.tiny.market import market_words
+from rlforge.models.tiny.recipe import TINY, TINY_MARKET, TinyRecipe, WarmupMarket, cache_name
+from rlforge.models.tiny.states import State
+from rlforge.models.tiny.vocabulary import spaced_words, token_id
+from rlforge.types import EnvSpec
+
+
+def _small(steps: int = 90) -> TinyRecipe:
+    games = (
+        WarmupMarket(accounts=3, games=3, batch_size=64),
+        WarmupMarket(accounts=1, games=1, batch_size=16),
+    )
+    return dataclasses.replace(TINY_MARKET, games=games, steps=steps, hidden=48, ffn=64)
+
+
+@pytest.fixture(scope="module")
+def taught() -> tuple[Any, list[Any]]:
+    return corpus(_small())
+
+
+@pytest.fixture(scope="module")
+def states() -> list[State]:
+    return play(WarmupMarket(accounts=2, games=3, batch_size=1), discount=0.5, seed=7)
+
+
+def test_every_word_and_answer_of_every_market_is_one_token(taught: tuple[Any, list[Any]]) -> None:
+    tokenizer, _ = taught
+    for market_id in market_ids():
+        game = make_game(EnvSpec(id=market_id, source="market", num_players=2), seed=3)
+        for turn in range(12):
+            view = game.view()
+            assert view.board is not None
+            assert view.legal_actions is not None
+            ids = tokenizer.encode(view.board, add_special_tokens=False)
+            assert ids == [token_id(tokenizer, word) for word in spaced_words(view.board)]
+            assert all(token_id(tokenizer, f" {action}") for action in view.legal_actions)
+            game.step(view.legal_actions[turn % len(view.legal_actions)])
+
+
+def test_answers_that_no_warm_up_state_allowed_are_one_token_too(
+    taught: tuple[Any, list[Any]],
+) -> None:
+    tokenizer, _ = taught
+    words, answers = market_words()
+    assert "e_down" in words
+    assert len({token_id(tokenizer, f" {word}") for word in (*words, *answers)}) == len(
+        {*words, *answers}
+    )
+
+
+def test_players_do_anything_that_is_legal(states: list[State]) -> None:
+    offered = {action for state in states for action in state.view.legal_actions or ()}
+    assert offered == set(market_words()[1])
+    assert {state.view.player_id for state in states} == set(range(12))
+
+
+def test_facts_say_what_the_prompt_holds(states: list[State]) -> None:
+    words, _ = market_words()
+    for state in states:
+        assert state.view.board is not None
+        held = {word for word, there in zip(words, state.facts[1:], strict=True) if there}
+        assert held == set(state.view.board.split())
+
+
+def test_facts_say_how_the_focus_ends() -> None:
+    """No account is told to be right more rarely than half the time, and one in 0.725 on average:
+    what both agree on comes true in most markets."""
+    many = play(WarmupMarket(accounts=2, games=12, batch_size=1, players=6), 0.9, seed=1)
+    for yes, no in (("yes", "no"), ("up", "down")):
+        good, bad = (
+            [s.facts[0] for s in many if f" a_{view} b_{view} " in f"{s.view.board} "]
+            for view in (yes, no)
+        )
+        assert np.mean(good) > 0.6
+        assert np.mean(bad) < 0.4
+
+
+def test_outcomes_are_discounted_by_own_turns(states: list[State]) -> None:
+    assert max(abs(state.outcome) for state in states) == 1
+    one = [state.outcome for state in states[: 24 * 12] if state.view.player_id == 4]
+    assert len(one) == 24
+    assert one == pytest.approx([one[-1] * 0.5**ahead for ahead in reversed(range(24))])
+
+
+def test_random_markets_repeat_from_their_seed() -> None:
+    game = WarmupMarket(accounts=3, games=1, batch_size=1, players=2)
+    first, again, other = (play(game, 0.9, seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory: Path = tmp_path_factory.mktemp("tiny_market")
+    create_tiny(directory, _small(), lambda text: None)
+    return directory
+
+
+def test_a_little_training_teaches_which_answers_are_legal(made: Path) -> None:
+    summary = json.loads((made / "warmup.json").read_text())
+    assert set(summary["states"]) == {"market-3", "market-1"}
+    for measured in summary["states"].values():
+        assert measured["illegal"] < 0.2  # an untrained model puts 0.95 on other tokens
+        assert -1e-6 < measured["kl_uniform"] < 0.5
+
+
+def test_its_answer_is_one_word_in_brackets(made: Path) -> None:
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(made),
+        AutoTokenizer.from_pretrained(made),
+    )
+    text = "market bet p6 move_up left2 a_yes b_none c_no mine_none gain_flat cash3 go"
+    prompt = tokenizer(text, return_tensors="pt")
+    generated = model.generate(**prompt, max_new_tokens=4, do_sample=False)
+    assert tokenizer.decode(generated[0, -1]).strip() in market_words()[1]
+    assert generated.shape[1] == prompt["input_ids"].shape[1] + 1
+
+
+def test_it_brings_a_value_head(made: Path) -> None:
+    head = load_value_head(ModelConfig(kind="hf", name=str(made)))
+    assert head is not None
+    assert tuple(head["weight"].shape) == (1, 48)
+
+
+def test_the_two_tiny_models_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLFORGE_CACHE", str(tmp_path))
+    # Recorded studies rest on this very model.
+    assert cache_name("tiny") == "tiny-0f17f27402"
+    folder = tmp_path / cache_name("tiny_market")
+    assert TINY.digest() not in folder.name
+    config = ModelConfig(kind="tiny_market")
+    assert locate(config).place == "made on first use"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert resolve_model(config) == str(folder)
+    assert locate(config).place == str(folder)
+    options = Path(__file__).parents[2] / "conf" / "model"
+    ready = {row.option: row.state for row in describe_models(options)}
+    assert ready["tiny_market"] == f"ready: {folder}"
+    assert ready["tiny"] == "made on first use"
+
+
+@pytest.mark.slow
+def test_the_tiny_trader_begins_at_random() -> None:
+    directory = Path(resolve_model(ModelConfig(kind="tiny_market")))
+    summary = json.loads((directory / "warmup.json").read_text())
+    for measured in summary["states"].values():
+        assert measured["illegal"] < 0.01
+        assert measured["kl_uniform"] < 0.02

@@ -1,0 +1,478 @@
+"""The judge against a real HTTP server on this machine, in its better and worse moods."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlforge.config.ruler import JudgeConfig, RulerConfig
+from rlforge.ruler.agreement import agent_means
+from rlforge.ruler.base import Scores
+from rlforge.ruler.judge import divide
+from rlforge.ruler.registry import make_scorer
+from rlforge.trajectories.records import Decision, TrainingWindow
+
+Make = Callable[..., TrainingWindow]
+KEY = "sk-very-secret-0001"
+
+
+def _verdict(text: str) -> float:
+    """What a sensible judge says: go with the three accounts of the feed."""
+    outcome = re.search(r'"outcome": "(YES|NO)"', text).group(1)  # type: ignore[union-attr]
+    said = re.findall(r'"stance": "(YES|NO)"', text)
+    return said.count(outcome) / len(said)
+
+
+class Server(ThreadingHTTPServer):
+    """Scores what it is asked about, as its ``mood`` says, and keeps the questions."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.mood, self.good_after = "good", 0
+        self.requests: list[dict[str, Any]] = []
+        self.running = self.most_running = 0
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *_: Any) -> None:
+        """Keep quiet."""
+
+    def do_POST(self) -> None:
+        server = self.server
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with server.lock:
+            server.requests.append({**asked, "key": self.headers["Authorization"]})
+            mood = "good" if 0 < server.good_after < len(server.requests) else server.mood
+            server.running += 1
+            server.most_running = max(server.most_running, server.running)
+        try:
+            self._answer(mood, asked)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # a caller that gave up
+        finally:
+            with server.lock:
+                server.running -= 1
+
+    def _answer(self, mood: str, asked: dict[str, Any]) -> None:
+        form = asked.get("response_format", {}).get("type")
+        if mood == "slow":
+            time.sleep(1)
+        if mood == "busy":
+            time.sleep(0.05)
+        if mood == "broken":
+            return self._send(500, {"error": {"message": "boiler burst"}})
+        if mood == "too many":
+            return self._send(429, {"error": {"message": "slow down"}}, **{"Retry-After": "3"})
+        if mood == "wrong key":
+            return self._send(401, {"error": {"message": f"bad key {KEY}"}})
+        if mood == "too long":
+            return self._send(400, {"error": {"message": "context length exceeded"}})
+        if mood == "plain" and form is not None:
+            return self._send(400, {"error": {"message": "unknown field response_format"}})
+        if mood == "objects" and form == "json_schema":
+            return self._send(422, {"error": {"message": "unknown type json_schema"}})
+        if mood == "not chat":
+            return self._send(200, {"hello": 1})
+        return self._send(200, self._completion(self._text(mood, asked)))
+
+    def _text(self, mood: str, asked: dict[str, Any]) -> str:
+        told = asked["messages"][1]["content"]
+        parts = re.split(r"Decision (\w+)\n", told)
+        entries = [
+            {"id": name, "explanation": f"on {name}", "score": _verdict(parts[0] + text)}
+            for name, text in zip(parts[1::2], parts[2::2], strict=True)
+        ]
+        if mood == "prose":
+            return "I like the first decision best, and the last one least."
+        if mood == "missing":
+            entries.pop()
+        elif mood == "unknown":
+            entries.append({"id": "zzz", "explanation": "", "score": 0.5})
+        elif mood == "out of range":
+            entries[0]["score"] = 7
+        elif mood == "shuffled":
+            entries.reverse()
+        elif mood == "all equal":
+            entries = [{**entry, "score": 0.6} for entry in entries]
+        return json.dumps({"scores": entries})
+
+    def _completion(self, text: str) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text}
+        return {
+            "id": "1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "m",
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1000},
+        }
+
+    def _send(self, status: int, body: dict[str, Any], **headers: str) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        for name, text in headers.items():
+            self.send_header(name, text)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def own_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+
+def _config(server: Server, model_path: Path | None = None, **judge: Any) -> RulerConfig:
+    settings = {"model": "openai:m", "base_url": server.url, "backoff_s": 0.01, "group_size": 8}
+    return RulerConfig(
+        scoring_method="judge",
+        temperature=1.0,
+        model_path=str(model_path) if model_path else None,
+        judge=JudgeConfig(**{**settings, **judge}),
+    )
+
+
+async def _score(config: RulerConfig, decisions: Any, seed: int = 0) -> Scores:
+    scorer = make_scorer(config, seed=seed)
+    try:
+        return await scorer.score(decisions)
+    finally:
+        await scorer.close()
+
+
+def _expected(decisions: Any) -> list[float]:
+    return [_verdict(json.dumps([d.state, d.action])) for d in decisions]
+
+
+@pytest.mark.parametrize("mood", ["good", "shuffled"])
+async def test_scores_are_matched_by_id(server: Server, make_window: Make, mood: str) -> None:
+    server.mood = mood
+    decisions = make_window(0).trajectories
+    scores = await _score(_config(server), decisions)
+    assert list(scores.values) == pytest.approx(_expected(decisions))
+    assert all(explanation.startswith("on ") for explanation in scores.explanations)
+    assert scores.metrics["judge_groups"] == scores.metrics["judge_calls"] == 10
+    assert scores.metrics["judge_tokens"] == 10_000
+    assert scores.metrics["unscored"] == scores.metrics["judge_failed_groups"] == 0
+    means = agent_means(decisions, scores.values)
+    assert means["expert"] > means["noise"]
+
+
+async def test_a_call_asks_for_a_group_in_the_form_of_its_schema(
+    server: Server, make_window: Make
+) -> None:
+    config = _config(server, sampling_temperature=0.2, max_answer_tokens=321, rubric="Be bold.")
+    await _score(config, make_window(0).trajectories)
+    asked = server.requests[0]
+    assert asked["model"] == "m"
+    assert asked["key"] == f"Bearer {KEY}"
+    assert asked["temperature"] == 0.2
+    assert asked["max_tokens"] == 321
+    assert "Be bold." in asked["messages"][0]["content"]
+    form = asked["response_format"]["json_schema"]
+    assert form["strict"] is True
+    ids = form["schema"]["properties"]["scores"]["items"]["properties"]["id"]["enum"]
+    assert len(ids) == 8
+    assert "temperature" not in (await _last(server, make_window, sampling_temperature=None))
+
+
+async def _last(server: Server, make_window: Make, **judge: Any) -> dict[str, Any]:
+    await _score(_config(server, **judge), make_window(1).trajectories)
+    return server.requests[-1]
+
+
+async def test_temperature_sharpens_and_softens(server: Server, make_window: Make) -> None:
+    decisions, found = make_window(0).trajectories, {}
+    for temperature in (0.5, 1.0, 4.0):
+        config = _config(server)
+        config.temperature = temperature
+        found[temperature] = [s or 0.0 for s in (await _score(config, decisions)).values]
+    for sharp, plain, soft in zip(*found.values(), strict=True):
+        assert abs(sharp - 0.5) >= abs(plain - 0.5) >= abs(soft - 0.5)
+        assert sharp == pytest.approx(plain**2 / (plain**2 + (1 - plain) ** 2))
+
+
+@pytest.mark.parametrize("mood", ["prose", "missing", "unknown", "out of range", "not chat"])
+async def test_a_bad_answer_is_asked_for_again_and_then_left(
+    server: Server, make_window: Make, mood: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.mood = mood
+    decisions = make_window(0, each=2).trajectories
+    scores = await _score(_config(server, retries=2), decisions)
+    assert scores.values == (None,) * 8
+    assert scores.metrics["unscored"] == 8
+    assert scores.metrics["judge_failed_groups"] == 1
+    assert scores.metrics["judge_calls"] == len(server.requests) == 3
+    assert scores.metrics["judge_retries"] == 2
+    assert all(explanation.startswith("unscored: ") for explanation in scores.explanations)
+    assert f"window {decisions[0].window_id}: 8 decisions unscored" in caplog.text
+    if mood != "not chat":
+        assert "could not be used" in server.requests[1]["messages"][1]["content"]
+
+
+@pytest.mark.parametrize("mood", ["prose", "broken", "out of range"])
+async def test_a_later_good_answer_counts(server: Server, make_window: Make, mood: str) -> None:
+    server.mood, server.good_after = mood, 2
+    decisions = make_window(0, each=2).trajectories
+    scores = await _score(_config(server), decisions)
+    assert list(scores.values) == pytest.approx(_expected(decisions))
+    assert scores.metrics["judge_calls"] == 3
+
+
+async def test_one_failed_group_leaves_the_others_scored(server: Server, make_window: Make) -> None:
+    server.mood, server.good_after = "prose", 1
+    decisions = make_window(0).trajectories
+    scores = await _score(_config(server, retries=0, max_concurrency=1), decisions)
+    assert scores.values.count(None) == scores.metrics["unscored"] == 8
+    expected = _expected(decisions)
+    assert all(
+        s is None or s == pytest.approx(e) for s, e in zip(scores.values, expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("mood", "calls", "timeout_s"), [("broken", 3, 60.0), ("slow", 3, 0.2), ("too long", 1, 60.0)]
+)
+async def test_a_server_without_an_answer_leaves_the_group_unscored(
+    server: Server, make_window: Make, mood: str, calls: int, timeout_s: float
+) -> None:
+    server.mood = mood
+    config = _config(server, timeout_s=timeout_s, structured="text")
+    scores = await _score(config, make_window(0, each=2).trajectories)
+    assert set(scores.values) == {None}
+    assert scores.metrics["judge_calls"] == calls
+
+
+@pytest.mark.parametrize(
+    ("mood", "pauses"), [("broken", [2.0, 4.0, 8.0, 8.0]), ("too many", [3.0, 4.0, 8.0, 8.0])]
+)
+async def test_pauses_grow_and_heed_the_server(
+    server: Server,
+    make_window: Make,
+    mood: str,
+    pauses: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server.mood, taken, sleep = mood, [], asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        taken.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    config = _config(server, retries=4, backoff_s=2.0)
+    await _score(config, make_window(0, each=2).trajectories)
+    assert [seconds for seconds in taken if seconds] == pauses
+
+
+async def test_a_judge_that_is_down_is_not_asked_for_ever(
+    server: Server, make_window: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.mood = "broken"
+    config = _config(server, retries=1, max_concurrency=1)
+    scores = await _score(config, make_window(0).trajectories)
+    assert scores.metrics["unscored"] == 80
+    assert scores.metrics["judge_calls"] == 3 * 2  # three groups in a row, two tries each
+    assert "the judge is down" in caplog.text
+
+
+async def test_a_wrong_key_is_one_call_and_stays_secret(
+    server: Server, make_window: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.mood = "wrong key"
+    scores = await _score(_config(server, max_concurrency=1), make_window(0).trajectories)
+    assert set(scores.values) == {None}
+    assert scores.metrics["judge_calls"] == 1
+    assert "HTTP status 401" in caplog.text
+    assert KEY not in caplog.text + "".join(scores.explanations)
+
+
+async def test_an_address_without_a_server_leaves_everything_unscored(
+    server: Server, make_window: Make
+) -> None:
+    config = _config(server, base_url="http://127.0.0.1:9/v1", retries=0)
+    scores = await _score(config, make_window(0, each=2).trajectories)
+    assert set(scores.values) == {None}
+    assert "cannot be reached" in scores.explanations[0]
+
+
+@pytest.mark.parametrize(
+    ("mood", "forms"),
+    [
+        ("good", ["json_schema", "json_schema"]),
+        ("objects", ["json_schema", "json_object", "json_object"]),
+        ("plain", ["json_schema", "json_object", None, None]),
+    ],
+)
+async def test_servers_that_know_no_schema_are_asked_more_simply(
+    server: Server, make_window: Make, mood: str, forms: list[str | None]
+) -> None:
+    server.mood = mood
+    config = _config(server, retries=0, max_concurrency=1)
+    scores = await _score(config, make_window(0, each=4).trajectories)
+    assert None not in scores.values
+    asked = [request.get("response_format", {}).get("type") for request in server.requests]
+    assert asked == forms
+    assert scores.metrics["judge_calls"] == len(forms)
+
+
+async def test_the_form_can_be_fixed(server: Server, make_window: Make) -> None:
+    server.mood = "objects"
+    config = _config(server, structured="json_schema", retries=0)
+    scores = await _score(config, make_window(0, each=2).trajectories)
+    assert set(scores.values) == {None}
+    assert len(server.requests) == 1
+
+
+async def test_answers_are_kept_by_content(
+    server: Server, make_window: Make, tmp_path: Path
+) -> None:
+    config, decisions = _config(server, tmp_path), make_window(0).trajectories
+    first = await _score(config, decisions)
+    again = await _score(config, decisions)
+    assert again.values == first.values
+    assert again.explanations == first.explanations
+    assert again.metrics["judge_calls"] == again.metrics["judge_tokens"] == 0
+    assert again.metrics["judge_cache_hits"] == 10
+    assert len(server.requests) == 10
+    await _score(config, decisions, seed=1)  # another order is another question
+    assert len(server.requests) == 20
+    config.judge.cache = False
+    await _score(config, decisions)
+    assert len(server.requests) == 30
+
+
+async def test_bad_answers_are_not_kept(server: Server, make_window: Make, tmp_path: Path) -> None:
+    server.mood = "prose"
+    config, decisions = _config(server, tmp_path, retries=0), make_window(0, each=2).trajectories
+    await _score(config, decisions)
+    server.mood = "good"
+    assert None not in (await _score(config, decisions)).values
+
+
+async def test_a_damaged_cache_does_not_stop_the_judge(
+    server: Server, make_window: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "judge.sqlite").write_bytes(b"rubbish" * 1000)
+    scores = await _score(_config(server, tmp_path), make_window(0).trajectories)
+    assert None not in scores.values
+    assert scores.metrics["judge_cache_failed"] == 1
+
+
+async def test_calls_of_a_window_are_bounded(
+    server: Server, make_window: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    scores = await _score(_config(server, max_calls=4), make_window(0).trajectories)
+    assert len(server.requests) == scores.metrics["judge_calls"] == 4
+    assert scores.metrics["unscored"] == 80 - 4 * 8
+    assert "ruler.judge.max_calls 4 of this window are used up" in caplog.text
+
+
+async def test_tokens_of_a_window_are_bounded(server: Server, make_window: Make) -> None:
+    config = _config(server, max_tokens=9000, max_answer_tokens=500, max_concurrency=1)
+    scores = await _score(config, make_window(0).trajectories)
+    assert 1000 < scores.metrics["judge_tokens"] <= 9000
+    assert 0 < len(server.requests) < 10
+    assert scores.metrics["unscored"] == 8 * (10 - len(server.requests))
+
+
+async def test_calls_at_once_are_bounded(server: Server, make_window: Make) -> None:
+    server.mood = "busy"
+    await _score(_config(server, max_concurrency=3), make_window(0).trajectories)
+    assert server.most_running <= 3
+
+
+async def test_one_agent_costs_nothing(server: Server, make_window: Make) -> None:
+    scores = await _score(_config(server), make_window(0, agents=("good",)).trajectories)
+    assert set(scores.values) == {0.5}
+    assert server.requests == []
+
+
+async def test_a_judge_that_sees_no_difference_says_so(
+    server: Server, make_window: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.mood = "all equal"
+    scores = await _score(_config(server), make_window(0).trajectories)
+    assert set(scores.values) == {0.5}
+    assert scores.metrics["nothing_to_compare"] == 1
+    assert scores.metrics["judge_calls"] == 10
+    assert "all scores are equal" in caplog.text
+
+
+@pytest.mark.parametrize("features", ["state_action", "with_outcome"])
+async def test_a_judge_tells_how_well_it_forecast_the_rewards(
+    server: Server, make_window: Make, features: str
+) -> None:
+    config, window = _config(server), make_window(0)
+    config.features = features
+    scorer = make_scorer(config)
+    assert scorer.learn([window]) == {}
+    await scorer.score(window.trajectories)
+    metrics = scorer.learn([window])
+    await scorer.close()
+    if features == "with_outcome":  # it was told
+        assert metrics == {}
+        return
+    assert metrics["forecast_pairwise_accuracy"] > 0.6
+    assert 0 < metrics["forecast_kendall_tau"] < 1
+
+
+def _groups(decisions: Any, by: str, size: int = 8) -> list[list[Decision]]:
+    config = JudgeConfig(group_by=by, group_size=size)
+    return [[decisions[place] for place in group] for group in divide(decisions, config)]
+
+
+def test_groups_are_neighbours_in_time(make_window: Make) -> None:
+    decisions = make_window(0, each=5).trajectories
+    groups = _groups(list(reversed(decisions)), "time")
+    assert [len(group) for group in groups] == [6, 7, 7]  # about even, none above 8
+    times = [decision.timestamp for group in groups for decision in group]
+    assert times == sorted(times)
+    assert {decision.agent_id for decision in groups[0]} == {"expert", "fair", "good", "noise"}
+
+
+def test_or_the_decisions_of_one_agent(make_window: Make) -> None:
+    decisions = make_window(0, each=10).trajectories
+    groups = _groups(decisions, "agent")
+    assert [len(group) for group in groups] == [5] * 8
+    assert all(len({decision.agent_id for decision in group}) == 1 for group in groups)
+    assert len({decision.id for group in groups for decision in group}) == 40
+
+
+async def test_an_agent_with_a_single_decision_cannot_be_compared(
+    server: Server, make_window: Make
+) -> None:
+    decisions = [*make_window(0, each=2).trajectories][:5]
+    scores = await _score(_config(server, group_by="agent"), decisions)
+    lone = [d.agent_id for d in decisions].index("noise")
+    assert scores.values[lone] == 0.5
+    assert "nothing to compare" in scores.explanations[lone]

@@ -1,0 +1,264 @@
+"""What holds for both scorers that learn."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlforge.config.ruler import RulerConfig
+from rlforge.errors import CheckpointError
+from rlforge.ruler.agreement import examine, without_outcome
+from rlforge.ruler.registry import make_scorer
+from rlforge.trajectories.records import TrainingWindow
+
+METHODS = ["preference", "regression"]
+Make = Callable[..., TrainingWindow]
+
+
+def _scorer(method: str, **changes: Any) -> Any:
+    return make_scorer(RulerConfig(scoring_method=method, **changes))
+
+
+@pytest.fixture(params=METHODS)
+def method(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def test_it_forecasts_windows_that_it_has_not_seen(
+    method: str, make_window: Make, skill: dict[str, float]
+) -> None:
+    scorer = _scorer(method)
+    scorer.learn([make_window(n) for n in range(8)])
+    report = await examine(scorer, [make_window(n) for n in range(8, 20)], skill=skill)
+    assert report.windows == 12
+    assert report.unscored == 0
+    assert report.decisions.pairwise_accuracy > 0.6
+    assert report.decisions.kendall_tau > 0.15
+    assert report.agents.pairwise_accuracy == 1.0
+    assert list(report.agent_scores) == sorted(skill)
+
+
+async def test_scores_are_in_range_with_a_reason_for_each(method: str, make_window: Make) -> None:
+    scorer, window = _scorer(method), make_window(0)
+    scorer.learn([make_window(1)])
+    scores = await scorer.score(window.trajectories)
+    assert len(scores.values) == len(scores.explanations) == len(window.trajectories)
+    assert all(0 <= score <= 1 for score in scores.values)
+    assert len(set(scores.values)) > 10
+    assert all(scores.explanations)
+    assert scores.metrics["scored"] == len(window.trajectories)
+    assert scores.metrics["unscored"] == scores.metrics["nothing_to_compare"] == 0
+    assert scores.metrics["learned_windows"] == 1
+
+
+async def test_a_low_temperature_parts_scores(method: str, make_window: Make) -> None:
+    spreads = []
+    for temperature in (0.2, 0.7, 5.0):
+        scorer = _scorer(method, temperature=temperature)
+        scorer.learn([make_window(1)])
+        values = (await scorer.score(make_window(0).trajectories)).values
+        spreads.append(max(values) - min(values))
+    assert spreads == sorted(spreads, reverse=True)
+    assert spreads[-1] < spreads[0] / 2
+
+
+async def test_what_was_learned_is_there_in_the_next_process(
+    method: str, make_window: Make, tmp_path: Path
+) -> None:
+    first = _scorer(method, model_path=str(tmp_path / "ruler"))
+    metrics = first.learn([make_window(0), make_window(1)])
+    assert metrics == {
+        "learned_windows": 2,
+        "learned_decisions": 160,
+        "newly_learned": 2,
+        "state_saved": 1,
+    }
+    decisions = make_window(2).trajectories
+    second = _scorer(method, model_path=str(tmp_path / "ruler"))
+    assert (await second.score(decisions)) == (await first.score(decisions))
+    assert [path.name for path in (tmp_path / "ruler").iterdir()] == [f"{method}.npz"]
+
+
+def test_learning_tells_how_well_the_window_was_forecast(method: str, make_window: Make) -> None:
+    scorer = _scorer(method)
+    assert "forecast_kendall_tau" not in scorer.learn([make_window(0)])
+    metrics = scorer.learn([make_window(n) for n in range(1, 6)])
+    assert metrics["forecast_pairwise_accuracy"] > 0.6
+    assert metrics["forecast_kendall_tau"] > 0.15
+    assert "forecast_kendall_tau" not in scorer.learn([make_window(1)])  # nothing new
+    seeing = _scorer(method, features="with_outcome")
+    seeing.learn([make_window(0)])
+    assert "forecast_kendall_tau" not in seeing.learn([make_window(1)])
+
+
+async def test_the_forecast_is_that_of_an_examination(method: str, make_window: Make) -> None:
+    first, second = _scorer(method), _scorer(method)
+    for scorer in (first, second):
+        scorer.learn([make_window(0)])
+    told = first.learn([make_window(1)])
+    report = await examine(second, [make_window(1)])
+    assert told["forecast_kendall_tau"] == pytest.approx(report.decisions.kendall_tau)
+
+
+def test_a_full_disk_is_logged_and_tried_again(
+    method: str, make_window: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / f"{method}.npz"
+    scorer = _scorer(method, model_path=str(tmp_path))
+    blocked.mkdir()  # nothing can be renamed onto a directory
+    metrics = scorer.learn([make_window(0)])
+    assert (metrics["learned_windows"], metrics["state_saved"]) == (1, 0)
+    assert "cannot be written" in caplog.text
+    blocked.rmdir()
+    assert scorer.learn([])["state_saved"] == 1
+    assert _scorer(method, model_path=str(tmp_path)).learn([])["learned_windows"] == 1
+
+
+def test_its_memory_is_bounded(method: str, make_window: Make) -> None:
+    scorer = _scorer(method, memory_windows=2, memory_rows=10)
+    metrics = scorer.learn([make_window(n) for n in range(3)])
+    assert metrics == {
+        "learned_windows": 2,
+        "learned_decisions": 20,
+        "newly_learned": 3,
+        "state_saved": 1,
+    }
+
+
+async def test_a_window_learned_again_changes_nothing(
+    method: str, make_window: Make, tmp_path: Path
+) -> None:
+    scorer = _scorer(method, model_path=str(tmp_path))
+    scorer.learn([make_window(0)])
+    before, stored = await scorer.score(make_window(2).trajectories), tmp_path / f"{method}.npz"
+    written = stored.read_bytes()
+    assert scorer.learn([make_window(0)])["newly_learned"] == 0
+    assert await scorer.score(make_window(2).trajectories) == before
+    assert stored.read_bytes() == written
+
+
+def test_a_damaged_state_is_named(method: str, tmp_path: Path) -> None:
+    (tmp_path / f"{method}.npz").write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match=rf"{method}\.npz is no readable state"):
+        _scorer(method, model_path=str(tmp_path))
+
+
+def test_a_state_of_other_features_is_refused(
+    method: str, make_window: Make, tmp_path: Path
+) -> None:
+    _scorer(method, model_path=str(tmp_path)).learn([make_window(0)])
+    with pytest.raises(CheckpointError, match="other features"):
+        _scorer(method, model_path=str(tmp_path), features="with_outcome")
+
+
+async def test_the_outcome_does_not_move_the_score_of_a_decision_by_itself(
+    method: str, make_window: Make
+) -> None:
+    """Features of ``state_action`` know nothing of it; pairs of the window are left out here."""
+    config = RulerConfig(scoring_method=method)
+    config.preference.window_pairs = False
+    scorer = make_scorer(config)
+    scorer.learn([make_window(1)])
+    decisions = make_window(0).trajectories
+    hidden = [without_outcome(decision) for decision in decisions]
+    assert (await scorer.score(decisions)).values == (await scorer.score(hidden)).values
+
+
+async def test_seen_outcomes_forecast_them_better(method: str, make_window: Make) -> None:
+    held_out = [make_window(n) for n in (5, 6)]
+    found = {}
+    for features in ("state_action", "with_outcome"):
+        scorer = _scorer(method, features=features)
+        scorer.learn([make_window(n) for n in range(4)])
+        report = await examine(scorer, held_out, hide_outcomes=False)
+        found[features] = report.decisions.pairwise_accuracy
+    assert found["with_outcome"] > 0.9
+    assert found["with_outcome"] >= found["state_action"]
+
+
+async def test_one_agent_is_nothing_to_compare(
+    method: str, make_window: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    scorer, window = _scorer(method), make_window(0, agents=("expert",))
+    scorer.learn([make_window(1)])
+    scores = await scorer.score(window.trajectories)
+    assert set(scores.values) == {0.5}
+    assert scores.metrics["nothing_to_compare"] == 1
+    assert "1 agent of at least 2" in scores.explanations[0]
+    assert f"window {window.id}: nothing to compare: 1 agent" in caplog.text
+
+
+async def test_one_agent_can_be_compared_with_itself(method: str, make_window: Make) -> None:
+    scorer = _scorer(method, min_agents=1)
+    scores = await scorer.score(make_window(0, agents=("fair",)).trajectories)
+    assert scores.metrics["nothing_to_compare"] == 0
+    assert len(set(scores.values)) > 1
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.4, -1.0])
+async def test_equal_rewards_are_nothing_to_compare(
+    method: str, make_window: Make, reward: float
+) -> None:
+    window = make_window(0)
+    alike = [dataclasses.replace(decision, reward=reward) for decision in window.trajectories]
+    scores = await _scorer(method).score(alike)
+    assert set(scores.values) == {0.5}
+    assert scores.metrics["nothing_to_compare"] == 1
+    assert f"all rewards are {reward:g}" in scores.explanations[0]
+
+
+async def test_equal_decisions_are_nothing_to_compare(method: str, make_window: Make) -> None:
+    scorer = _scorer(method)
+    scorer.learn([make_window(1)])
+    one = without_outcome(make_window(0).trajectories[0])
+    twins = [dataclasses.replace(one, agent_id=name) for name in ("a", "b", "c")]
+    scores = await scorer.score(twins)
+    assert scores.values == (0.5, 0.5, 0.5)
+    assert scores.metrics["nothing_to_compare"] == 1
+
+
+async def test_without_model_and_outcomes_decisions_stay_unscored(
+    method: str, make_window: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = [without_outcome(decision) for decision in make_window(0).trajectories]
+    scores = await _scorer(method).score(shown)
+    assert set(scores.values) == {None}
+    assert scores.metrics["unscored"] == len(shown)
+    assert "no window was learned so far" in caplog.text
+
+
+async def test_windows_of_equal_rewards_teach_nothing_and_break_nothing(
+    method: str, make_window: Make
+) -> None:
+    window = make_window(1)
+    alike = [dataclasses.replace(decision, reward=0.4) for decision in window.trajectories]
+    scorer = _scorer(method)
+    scorer.learn([dataclasses.replace(window, trajectories=tuple(alike))])
+    scores = await scorer.score(make_window(0).trajectories)
+    assert all(score is None or 0 <= score <= 1 for score in scores.values)
+
+
+async def test_rewards_that_are_no_numbers_are_left_out(method: str, make_window: Make) -> None:
+    def spoiled(number: int) -> TrainingWindow:
+        window = make_window(number)
+        rewards = (math.nan, math.inf, None)
+        decisions = [
+            dataclasses.replace(decision, reward=rewards[place]) if place < 3 else decision
+            for place, decision in enumerate(window.trajectories)
+        ]
+        return dataclasses.replace(window, trajectories=tuple(decisions))
+
+    scorer = _scorer(method)
+    for number in (0, 1):
+        scores = await scorer.score(spoiled(number).trajectories)
+        assert all(0 <= score <= 1 for score in scores.values)
+        assert scorer.learn([spoiled(number)])["learned_decisions"] == 77 * (number + 1)
+
+
+async def test_an_empty_window_has_no_scores(method: str) -> None:
+    assert (await _scorer(method).score([])).values == ()

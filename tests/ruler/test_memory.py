@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlforge.errors import CheckpointError
+from rlforge.ruler.memory import Memory
+
+NAMES = ("a", "b")
+
+
+def _memory(names: tuple[str, ...] = NAMES, windows: int = 3, rows: int = 100) -> Memory:
+    return Memory(names, windows=windows, rows=rows, seed=0)
+
+
+def _rows(n: int, offset: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    rewards = np.arange(n, dtype=np.float64) + offset
+    return np.stack([rewards * 10, -rewards], axis=1), rewards
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    memory, path = _memory(), tmp_path / "deep" / "state.npz"
+    memory.add("w1", *_rows(3))
+    memory.add("w0", *_rows(2, offset=7.0))
+    memory.save(path)
+    again = _memory()
+    again.load(path)
+    assert [window.id for window in again.windows] == ["w0", "w1"]
+    for found, kept in zip(again.windows, memory.windows, strict=True):
+        np.testing.assert_array_equal(found.features, kept.features)
+        np.testing.assert_array_equal(found.rewards, kept.rewards)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_empty_memory_can_be_saved(tmp_path: Path) -> None:
+    _memory().save(tmp_path / "state.npz")
+    again = _memory()
+    again.load(tmp_path / "state.npz")
+    assert again.windows == []
+
+
+def test_the_oldest_windows_are_forgotten() -> None:
+    memory = _memory(windows=2)
+    for name in ("w2", "w1", "w3"):
+        memory.add(name, *_rows(2))
+    assert [window.id for window in memory.windows] == ["w2", "w3"]
+
+
+def test_a_window_is_remembered_once() -> None:
+    memory = _memory()
+    assert memory.add("w", *_rows(2))
+    assert not memory.add("w", *_rows(5))
+    assert not memory.add("empty", *_rows(0))
+    assert len(memory.windows) == 1
+
+
+def test_of_a_large_window_a_seeded_draw_is_kept() -> None:
+    draws = []
+    for _ in range(2):
+        memory = _memory(rows=10)
+        memory.add("w", *_rows(1000))
+        (window,) = memory.windows
+        assert len(set(window.rewards)) == 10
+        np.testing.assert_array_equal(window.features[:, 0], window.rewards * 10)
+        draws.append(window.rewards)
+    np.testing.assert_array_equal(*draws)
+
+
+@pytest.mark.parametrize("damage", [b"", b"no archive", None])
+def test_a_damaged_file_is_named(tmp_path: Path, damage: bytes | None) -> None:
+    path = tmp_path / "state.npz"
+    _memory().save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    with pytest.raises(CheckpointError, match=r"state\.npz is no readable state.*remove it"):
+        _memory().load(path)
+
+
+def test_a_file_of_other_features_is_refused(tmp_path: Path) -> None:
+    _memory().save(tmp_path / "state.npz")
+    with pytest.raises(CheckpointError, match=r"other features.*ruler\.features"):
+        _memory(("a", "c")).load(tmp_path / "state.npz")
+
+
+def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "state.npz"
+    path.mkdir()  # nothing can be renamed onto a directory
+    memory = _memory()
+    memory.add("w", *_rows(2))
+    with pytest.raises(CheckpointError, match=r"cannot be written to .*state\.npz.*make room"):
+        memory.save(path)
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import log_expit
+
+from rlforge.config.ruler import PreferenceConfig, RulerConfig
+from rlforge.ruler.agreement import agreement
+from rlforge.ruler.memory import Memory
+from rlforge.ruler.preference import PreferenceScorer
+from rlforge.trajectories.records import TrainingWindow
+
+Make = Callable[..., TrainingWindow]
+
+
+def _scorer(**preference: Any) -> PreferenceScorer:
+    return PreferenceScorer(RulerConfig(preference=PreferenceConfig(**preference)))
+
+
+def test_the_learned_weights_maximise_the_penalised_likelihood() -> None:
+    """Against a general optimiser, on standardised features of the pairs that the scorer uses."""
+    scorer, draw = _scorer(margin=0.0, l2=2.0), np.random.default_rng(0)
+    features = draw.normal(size=(40, len(scorer.memory.names)))
+    features[:, 5:] = 0.0
+    rewards = features[:, :5] @ np.array([1.0, -0.5, 0.0, 0.2, 0.0]) + draw.normal(size=40)
+    scorer.memory.add("w", features, rewards)
+    scorer._fit(scorer.memory)
+    assert scorer._weights is not None
+    rows = (features[:, :5] - features[:, :5].mean(0)) / features[:, :5].std(0)
+    better, worse = np.nonzero(rewards[:, None] > rewards[None, :])
+    gaps = rows[better] - rows[worse]
+    best = minimize(lambda w: -log_expit(gaps @ w).sum() + w @ w, np.zeros(5), tol=1e-10).x
+    np.testing.assert_allclose(scorer._weights[:5], best, atol=2e-3)
+    np.testing.assert_array_equal(scorer._weights[5:], 0.0)
+
+
+def test_pairs_never_cross_windows() -> None:
+    """A window that pays everybody more would otherwise look better for its decisions."""
+    scorer = _scorer(margin=0.0)
+    names = len(scorer.memory.names)
+    for number in range(4):
+        rows = np.zeros((2, names))
+        rows[:, 0] = number  # tells windows apart, and nothing else
+        rows[:, 1] = (0.0, 1.0)
+        scorer.memory.add(f"w{number}", rows, np.array([number, number + 0.5]))
+    scorer._fit(scorer.memory)
+    assert scorer._weights is not None
+    assert abs(scorer._weights[0]) < 1e-6 < scorer._weights[1]
+
+
+async def test_the_model_is_weighed_against_the_window(make_window: Make) -> None:
+    window = make_window(9)
+    rewards = [decision.reward for decision in window.trajectories]
+    found = {}
+    for weight in (0.01, 2.0, 1e8):
+        scorer = _scorer(model_weight=weight)
+        scorer.learn([make_window(n) for n in range(4)])
+        values = (await scorer.score(window.trajectories)).values
+        found[weight] = agreement(values, rewards).kendall_tau or 0.0
+    assert found[0.01] > found[2.0] > found[1e8]
+    assert found[0.01] > 0.8  # nearly the order of the window's own rewards
+    scorer = _scorer(window_pairs=False)
+    scorer.learn([make_window(n) for n in range(4)])
+    alone = await scorer.score(window.trajectories)
+    assert alone.metrics["pairs"] == 0
+    assert agreement(alone.values, rewards).kendall_tau == found[1e8]
+
+
+async def test_the_first_window_is_ordered_by_its_own_pairs(make_window: Make) -> None:
+    window = make_window(0)
+    scores = await _scorer().score(window.trajectories)
+    rewards = [decision.reward for decision in window.trajectories]
+    assert (agreement(scores.values, rewards, margin=0.05).pairwise_accuracy or 0) > 0.95
+    assert scores.metrics["pairs"] > 0 == scores.metrics["learned_pairs"]
+    assert "won" in scores.explanations[0]
+
+
+async def test_pairs_are_bounded(make_window: Make) -> None:
+    scorer = _scorer(max_pairs=50)
+    scorer.learn([make_window(0), make_window(1)])
+    scores = await scorer.score(make_window(2).trajectories)
+    assert scores.metrics["pairs"] == 50
+    assert scores.metrics["learned_pairs"] == 100
+
+
+async def test_an_explanation_names_what_counted_most(make_window: Make) -> None:
+    scorer = _scorer(window_pairs=False)
+    scorer.learn([make_window(n) for n in range(6)])
+    decisions = make_window(7).trajectories
+    scores = await scorer.score(decisions)
+    best = int(np.argmax([score or 0.0 for score in scores.values]))
+    assert "strength +" in scores.explanations[best]
+    assert "favour" in scores.explanations[best] or "advice" in scores.explanations[best]
+
+
+async def test_scores_follow_the_seed(make_window: Make) -> None:
+    config = RulerConfig(preference=PreferenceConfig(max_pairs=40))
+    runs = []
+    for seed in (1, 1, 2):
+        scorer = PreferenceScorer(config, seed=seed)
+        runs.append((await scorer.score(make_window(0).trajectories)).values)
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_margin_that_nothing_exceeds_leaves_no_model(make_window: Make) -> None:
+    scorer = _scorer(margin=5.0)
+    scorer.learn([make_window(0)])
+    memory: Memory = scorer.memory
+    scorer._fit(memory)
+    assert scorer._weights is None
+    assert scorer.score_now(make_window(1).trajectories).metrics["unscored"] == 80

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlforge.config.ruler import JudgeConfig
+from rlforge.ruler.question import UnusableAnswerError, ask, read
+from rlforge.trajectories.records import Decision, Metadata, Result, TrainingWindow
+
+Make = Callable[..., TrainingWindow]
+
+
+def _ask(group: Any, seed: int = 0, features: str = "state_action", **judge: Any) -> Any:
+    return ask(group, JudgeConfig(**judge), features, seed)
+
+
+def _decision(number: int, **changes: Any) -> Decision:
+    decision = Decision(
+        id=f"secret-{number}",
+        agent_id=f"agent-{number}",
+        window_id="w",
+        state={"markets": {"predictions": [{"id": "m1"}]}, "portfolio": {"balance": number}},
+        action={"type": "NO_OP"},
+        timestamp=float(number),
+        metadata=Metadata(provider="scripted:x", reasoning=f"because\n{number}", confidence=0.25),
+    )
+    return dataclasses.replace(decision, **changes)
+
+
+GROUP = [_decision(number) for number in range(5)]
+
+
+def test_what_all_saw_is_shown_once() -> None:
+    told = _ask(GROUP).messages[1]["content"]
+    assert told.count('{"id": "m1"}') == 1
+    assert told.startswith("All agents saw this:\nmarkets.predictions:\n- ")
+    for number in range(5):
+        assert told.count(f"portfolio.balance: {number}") == 1
+        assert told.count(f"Reasoning: because {number}") == 1
+    assert "Confidence: 0.25" in told
+
+
+def test_a_model_s_own_observation_is_shown_instead_of_the_state() -> None:
+    group = [_decision(n, observation=f"Prices rise.\nYou have {n}.") for n in range(2)]
+    told = _ask(group).messages[1]["content"]
+    assert told.count("Prices rise.") == 1
+    assert "You have 1." in told
+    assert "portfolio" not in told
+
+
+def test_the_question_depends_on_content_and_seed_only() -> None:
+    mixed = list(GROUP)
+    random.Random(3).shuffle(mixed)
+    assert _ask(mixed).messages == _ask(GROUP).messages
+    assert _ask(GROUP, seed=1).messages != _ask(GROUP).messages
+
+
+def test_the_order_is_shuffled_without_favourites() -> None:
+    """First place goes to each of 5 decisions about as often: 60 times of 300."""
+    first = [0] * 5
+    for seed in range(300):
+        question = _ask(GROUP, seed=seed)
+        first[question.members[question.ids[0]][0]] += 1
+    assert all(35 < count < 90 for count in first)
+
+
+def test_ids_lead_back_to_the_decisions_and_give_nothing_away() -> None:
+    question = _ask(GROUP)
+    told = question.messages[1]["content"]
+    assert sorted(place for name in question.ids for place in question.members[name]) == [*range(5)]
+    for name, (place,) in question.members.items():
+        part = told.split(f"Decision {name}\n")[1].split("---")[0]
+        assert f"portfolio.balance: {place}" in part
+    assert "agent-" not in told
+    assert "secret-" not in told
+
+
+def test_decisions_that_read_the_same_are_shown_once() -> None:
+    twin = dataclasses.replace(GROUP[2], id="another", agent_id="another")
+    question = _ask([*GROUP, twin])
+    assert len(question.ids) == 5
+    assert (2, 5) in question.members.values()
+
+
+def test_the_outcome_is_told_only_when_asked_for() -> None:
+    result = Result(pnl=12.5, investment=50.0, hold_time_minutes=30.0, win_rate=0.5)
+    group = [_decision(n, result=result, reward=0.25) for n in range(2)]
+    assert "12.5" not in _ask(group).messages[1]["content"]
+    assert "profit 12.50 on 50.00" in _ask(group, features="with_outcome").messages[1]["content"]
+
+
+def test_long_texts_lose_their_middle() -> None:
+    group = [_decision(n, observation=f"{n}" * 5000) for n in range(2)]
+    told = _ask(group, max_text_chars=300).messages[1]["content"]
+    assert len(told) < 800
+    assert "[…]" in told
+    assert told.count("Action: ") == 2
+
+
+def test_the_rubric_is_the_configured_one() -> None:
+    system = _ask(GROUP, rubric="Prefer {bold} moves.").messages[0]["content"]
+    assert "Prefer {bold} moves." in system
+    assert '{"scores": [' in system
+
+
+def test_the_schema_names_the_ids() -> None:
+    question = _ask(GROUP)
+    entry = question.schema["properties"]["scores"]["items"]
+    assert entry["properties"]["id"]["enum"] == list(question.ids)
+    assert set(entry["required"]) == set(entry["properties"])
+
+
+def _answer(**scores: Any) -> str:
+    entries = [{"id": k, "explanation": f"about {k}", "score": v} for k, v in scores.items()]
+    return json.dumps({"scores": entries})
+
+
+def test_verdicts_are_matched_by_id() -> None:
+    found = read(_answer(b=1, a=0.25), ["a", "b"])
+    assert found["a"].score == 0.25
+    assert (found["b"].score, found["b"].explanation) == (1.0, "about b")
+
+
+@pytest.mark.parametrize("form", ["{}", "```json\n{}\n```", "Well {{so}}, here it is: {} Bye."])
+def test_words_around_the_object_do_not_matter(form: str) -> None:
+    text = form.replace("{}", _answer(a=0.5)).replace("{{so}}", "{so}")
+    assert read(text, ["a"])["a"].score == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("The first one is best.", "no JSON object"),
+        ("", "no JSON object"),
+        ('{"scores": 3}', "no JSON object"),
+        ('{"scores": ["a", "b"]}', "no JSON object"),
+        ('{"ranking": []}', "no JSON object"),
+        ('{"scores": [{"id": "a", "sc', "no JSON object"),
+        ("[" * 20_000, "no JSON object"),
+        ('{"a":' * 20_000, "no JSON object"),
+        (_answer(a=0.5), "no score for b"),
+        ('{"scores": []}', "no score for a, b"),
+        (_answer(a=0.5, b=0.5, c=0.5), "no decision with the id 'c'"),
+        (_answer(a=0.5, b=1.2), r"the score of b is 1\.2"),
+        (_answer(a=0.5, b=-0.1), r"the score of b is -0\.1"),
+        (_answer(a=0.5, b=float("nan")), "the score of b is nan"),
+        (_answer(a=0.5, b="0.5"), "the score of b is '0.5'"),
+        (_answer(a=0.5, b=True), "the score of b is True"),
+        (_answer(a=0.5, b=None), "the score of b is None"),
+        ('{"scores": [{"id": "a", "score": 0}, {"id": "a", "score": 1}]}', "a is scored twice"),
+        ('{"scores": [{"id": ["a"], "score": 0}]}', "no decision with the id"),
+        ('{"scores": [{"score": 0.5}]}', "no decision with the id None"),
+    ],
+)
+def test_any_other_answer_is_unusable(text: str, problem: str) -> None:
+    with pytest.raises(UnusableAnswerError, match=problem):
+        read(text, ["a", "b"])
+
+
+def test_a_second_question_says_what_was_wrong() -> None:
+    question = _ask(GROUP)
+    system, user = question.again("no score for b")
+    assert system == question.messages[0]
+    assert user["content"].startswith(question.messages[1]["content"])
+    assert "no score for b" in user["content"]
+
+
+def test_the_market_s_decisions_can_be_asked_about(make_window: Make) -> None:
+    question = _ask(make_window(0, each=3).trajectories)
+    assert len(question.ids) == 12

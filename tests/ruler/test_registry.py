@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from rlforge.config.compose import conf_dir
+from rlforge.config.ruler import JudgeConfig, PreferenceConfig, RegressionConfig, RulerConfig
+from rlforge.errors import ConfigError
+from rlforge.ruler.judge import JudgeScorer
+from rlforge.ruler.preference import PreferenceScorer
+from rlforge.ruler.registry import check_ruler, make_scorer
+from rlforge.ruler.regression import RegressionScorer
+
+KINDS = {"preference": PreferenceScorer, "regression": RegressionScorer, "judge": JudgeScorer}
+
+
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENROUTER_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _shipped(name: str) -> RulerConfig:
+    loaded = OmegaConf.load(conf_dir() / "ruler" / f"{name}.yaml")
+    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RulerConfig), loaded))
+    assert isinstance(config, RulerConfig)
+    return config
+
+
+def test_every_shipped_option_makes_its_scorer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    assert {path.stem for path in (conf_dir() / "ruler").iterdir()} == set(KINDS)
+    for name, kind in KINDS.items():
+        config = _shipped(name)
+        assert config.scoring_method == name
+        assert isinstance(make_scorer(config), kind)
+
+
+def test_defaults_are_the_document_s() -> None:
+    config = RulerConfig()
+    assert (config.scoring_method, config.temperature) == ("preference", 0.7)
+    assert dataclasses.asdict(_shipped("preference")) == dataclasses.asdict(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (RulerConfig(scoring_method="preferance"), r"scoring_method=preferance.*mean preference"),
+        (RulerConfig(features="all"), r"ruler\.features=all.*state_action, with_outcome"),
+        (RulerConfig(temperature=0.0), r"ruler\.temperature=0\.0: must be above 0"),
+        (RulerConfig(temperature=float("nan")), r"ruler\.temperature=nan: must be above 0"),
+        (RulerConfig(memory_windows=0), r"ruler\.memory_windows=0: must be 1 or more"),
+        (
+            RulerConfig(preference=PreferenceConfig(model_weight=0)),
+            r"ruler\.preference\.model_weight=0: must be above 0",
+        ),
+        (
+            RulerConfig(regression=RegressionConfig(model="forest")),
+            r"ruler\.regression\.model=forest.*ridge, gradient_boosting",
+        ),
+        (
+            RulerConfig(judge=JudgeConfig(group_size=1)),
+            r"ruler\.judge\.group_size=1: must be 2 or more",
+        ),
+        (RulerConfig(judge=JudgeConfig(group_by="day")), r"ruler\.judge\.group_by=day"),
+        (RulerConfig(judge=JudgeConfig(structured="xml")), r"ruler\.judge\.structured=xml"),
+    ],
+)
+def test_what_cannot_be_is_named(config: RulerConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_ruler(config)
+
+
+def _judge(**changes: Any) -> RulerConfig:
+    return RulerConfig(scoring_method="judge", judge=JudgeConfig(**changes))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (_judge(), r"ruler\.judge\.model=openai:.*OPENAI_API_KEY"),
+        (_judge(model="openrouter:org/m"), r"ruler\.judge\.model=.*OPENROUTER_API_KEY"),
+        (_judge(model="gpt"), r"ruler\.judge\.model=gpt.*write openai:MODEL"),
+        (_judge(model="engine"), r"ruler\.judge\.model=engine: there is no engine here"),
+        (_judge(rubric="  "), r"ruler\.judge\.rubric is empty"),
+    ],
+)
+def test_a_judge_that_cannot_be_asked_is_named(config: RulerConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_scorer(config)
+
+
+def test_looking_at_a_configuration_needs_no_key() -> None:
+    check_ruler(_judge(), keys=False)
+
+
+def test_a_server_on_this_machine_needs_no_key() -> None:
+    make_scorer(_judge(base_url="http://127.0.0.1:8000/v1"))
+
+
+def test_every_key_has_a_comment() -> None:
+    from rlforge.config.docs import field_comments
+
+    for cls in (RulerConfig, PreferenceConfig, RegressionConfig, JudgeConfig):
+        assert set(field_comments(cls)) == {field.name for field in dataclasses.fields(cls)}

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from rlforge.config.ruler import RegressionConfig, RulerConfig
+from rlforge.ruler.agreement import agreement
+from rlforge.ruler.regression import RegressionScorer
+from rlforge.trajectories.records import TrainingWindow
+
+Make = Callable[..., TrainingWindow]
+
+
+def _scorer(temperature: float = 0.7, **regression: Any) -> RegressionScorer:
+    return RegressionScorer(
+        RulerConfig(temperature=temperature, regression=RegressionConfig(**regression))
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 2.0])
+def test_scores_are_ridge_predictions_on_the_scale_of_past_rewards(temperature: float) -> None:
+    scorer, draw = _scorer(temperature, l2=3.0), np.random.default_rng(0)
+    d = len(scorer.memory.names)
+    features = draw.normal(size=(200, d))
+    rewards = features[:, 0] - 0.5 * features[:, 1] + draw.normal(size=200)
+    scorer.memory.add("w", features, rewards)
+    scorer._fit(scorer.memory)
+    judged = scorer._judge(features[:10], [None] * 10)
+    assert judged is not None
+    # The closed form of ridge regression on standardised features.
+    z = (features - features.mean(0)) / features.std(0)
+    weights = np.linalg.solve(z.T @ z + 3.0 * np.eye(d), z.T @ (rewards - rewards.mean()))
+    predicted = z[:10] @ weights + rewards.mean()
+    expected = expit((predicted - rewards.mean()) / (rewards.std() * temperature))
+    np.testing.assert_allclose(judged.values, expected, atol=1e-9)
+    assert judged.explanations[0] == f"predicted reward {predicted[0]:+.3f}"
+
+
+def test_trees_see_what_a_line_cannot() -> None:
+    draw = np.random.default_rng(0)
+    found = {}
+    for model in ("ridge", "gradient_boosting"):
+        scorer = _scorer(model=model, trees=60)
+        features = draw.normal(size=(600, len(scorer.memory.names)))
+        rewards = np.sign(features[:, 0] * features[:, 1])
+        scorer.memory.add("w", features[:400], rewards[:400])
+        scorer._fit(scorer.memory)
+        judged = scorer._judge(features[400:], [None] * 200)
+        assert judged is not None
+        found[model] = agreement(judged.values.tolist(), rewards[400:].tolist()).pairwise_accuracy
+    assert (found["gradient_boosting"] or 0) > 0.9 > 0.65 > (found["ridge"] or 0)
+
+
+def test_more_trees_fit_more() -> None:
+    draw = np.random.default_rng(0)
+    errors = []
+    for trees in (1, 50):
+        scorer = _scorer(model="gradient_boosting", trees=trees)
+        features = draw.normal(size=(300, len(scorer.memory.names)))
+        scorer.memory.add("w", features, features[:, 0])
+        scorer._fit(scorer.memory)
+        errors.append(np.abs(scorer._model.predict(features) - features[:, 0]).mean())
+    assert errors[1] < errors[0] / 2
+
+
+async def test_the_first_window_is_predicted_from_its_other_decisions(make_window: Make) -> None:
+    window = make_window(0)
+    scores = await _scorer().score(window.trajectories)
+    assert scores.metrics["cold_start"] == 1
+    assert len(set(scores.values)) > 10
+
+
+def test_a_decision_is_not_predicted_from_its_own_reward() -> None:
+    """Pure noise: whoever saw the rewards would agree with them, cross-validation cannot."""
+    scorer, draw = _scorer(model="gradient_boosting"), np.random.default_rng(3)
+    features = draw.normal(size=(300, len(scorer.memory.names)))
+    rewards = draw.normal(size=300).tolist()
+    judged = scorer._judge(features, rewards)
+    assert judged is not None
+    assert abs(agreement(judged.values.tolist(), rewards).kendall_tau or 0.0) < 0.12

@@ -1,0 +1,67 @@
+"""The document's example, word for word where its words are ours."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlforge.config.ruler import PreferenceConfig, RulerConfig
+from rlforge.errors import ConfigError
+from rlforge.ruler.scorer import RULERScorer
+from rlforge.trajectories.records import TrainingWindow
+
+Make = Callable[..., TrainingWindow]
+
+
+@pytest.mark.parametrize("method", ["preference", "regression"])
+def test_the_document_s_constructor_and_call(
+    method: str, make_window: Make, tmp_path: Path
+) -> None:
+    scorer = RULERScorer(
+        model_path=tmp_path / "checkpoints" / "latest", scoring_method=method, temperature=0.7
+    )
+    scorer.learn([make_window(0), make_window(1)])
+    trajectories = make_window(2).trajectories
+    scores = scorer.score_trajectories(trajectories)
+    assert len(scores) == len(trajectories)
+    assert all(score is not None and 0 <= score <= 1 for score in scores)
+    again = RULERScorer(model_path=tmp_path / "checkpoints" / "latest", scoring_method=method)
+    assert again.score_trajectories(trajectories) == scores
+    assert list(again.score(trajectories).values) == scores
+
+
+def test_the_defaults_are_the_document_s(make_window: Make) -> None:
+    scorer = RULERScorer()
+    assert (scorer.config.scoring_method, scorer.config.temperature) == ("preference", 0.7)
+    assert scorer.config.model_path is None
+
+
+def test_pairs_name_the_better_decision_first(make_window: Make) -> None:
+    config = RulerConfig(preference=PreferenceConfig(margin=0.2, max_pairs=100))
+    pairs = RULERScorer(config=config).generate_pairs(make_window(0).trajectories)
+    assert len(pairs) == 100
+    assert all((better.reward or 0) - (worse.reward or 0) > 0.2 for better, worse in pairs)
+
+
+def test_an_unknown_method_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"ruler\.scoring_method=guess"):
+        RULERScorer(scoring_method="guess")
+
+
+def test_it_works_in_any_thread(make_window: Make) -> None:
+    scorer, found = RULERScorer(), []
+    window = make_window(0)
+    threads = [
+        threading.Thread(
+            target=lambda: found.append(scorer.score_trajectories(window.trajectories))
+        )
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    assert len(found) == 2
+    assert found[0] == found[1]

@@ -1,0 +1,158 @@
+"""``rlforge windows`` as a user meets it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlforge.cli import main
+from rlforge.trajectories.records import Metadata
+from rlforge.trajectories.store import TrajectoryStore
+
+from .trajectories.conftest import Make
+
+Rlforge = Callable[..., tuple[int, str, str]]
+COMMANDS = ("list", "show", "export", "import")
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rlforge:
+    """``rlforge windows ARGUMENTS`` in this process, 80 columns wide: exit code, output, errors."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rlforge", "windows", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ending:
+            main()
+        out, err = capsys.readouterr()
+        assert isinstance(ending.value.code, int)
+        assert max(map(len, out.splitlines()), default=0) <= 80
+        return ending.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run with a ready window at 10:00, one that lacks all at 11:00, and an open one."""
+    make, root = Make(), tmp_path / "runs" / "market" / "first"
+    root.mkdir(parents=True)
+    (root / "config.yaml").write_text("store: {}\nwindow: {clock: simulated}\n")
+    with TrajectoryStore(root / "store") as store:
+        store.append([make.whole(n, f"agent-{a}") for a in range(3) for n in range(5)])
+        store.append([make.whole(60, "agent-0", reward=0.1), make(61, "agent-1")])
+        bold = Metadata(provider="[bold]")
+        store.append([make.whole(130, "[red]agent", action={"type": "NO_OP"}, metadata=bold)])
+    return root
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_text_has_an_example_and_fits(windows: Rlforge, command: str) -> None:
+    code, out, _ = windows(command, "--help")
+    assert code == 0
+    assert f"rlforge windows {command} " in out.split("Example")[1]
+
+
+def test_the_list_tells_why_a_window_is_not_ready(windows: Rlforge, run_dir: Path) -> None:
+    for where in (run_dir, run_dir / "store"):
+        code, out, err = windows("list", where)
+        words = " ".join(out.split())
+        assert (code, err) == (0, "")
+        assert "2024-11-13-10:00 3 15 100% 0.5 yes" in words
+        assert "2024-11-13-11:00 2 2 50% 0.1 no: 0 of 3 agents have 5" in words
+        assert "outcome" in words
+        assert "it is open for" in words
+
+
+def test_the_list_is_of_the_newest(windows: Rlforge, run_dir: Path) -> None:
+    code, out, _ = windows("list", run_dir, "--last", "1")
+    assert code == 0
+    assert "10:00" not in out
+    assert "and 2 earlier windows; --last 3 shows all" in out
+
+
+def test_one_window_with_its_agents(windows: Rlforge, run_dir: Path) -> None:
+    code, out, _ = windows("show", run_dir, "2024-11-13-11:00")
+    assert code == 0
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "2024-11-13-11:00 UTC, 60 minutes" in lines
+    assert "not ready:" in lines
+    assert "- 0 of 3 agents have 5 decisions and 5 actions" in lines
+    assert "- 1 of 2 decisions have no known outcome" in lines
+    assert "- average reward 0.1 is below 0.3" in lines
+    assert "agent-0 1 1 1 0.1 no" in lines
+    assert "agent-1 1 1 0 – no" in lines
+    _, out, _ = windows("show", run_dir, "2024-11-13-10:00")
+    assert "\nready\n" in out
+    _, out, _ = windows("show", run_dir, "2024-11-13-12:00")
+    assert "[red]agent" in out
+
+
+def test_slips_have_one_answer_each(windows: Rlforge, run_dir: Path, tmp_path: Path) -> None:
+    for arguments, message in (
+        (("show", run_dir, "2024-11-13-10:30"), "did you mean 2024-11-13-10:00"),
+        (("show", run_dir, "x"), "no window x in "),
+        (("list", "runs/market/frist"), "no run directory runs/market/frist; did you mean"),
+        (("list", tmp_path), "is neither a trajectory store (it has no store.json) nor a run"),
+        (("export", run_dir, "out", "--window", "x"), "no window x in "),
+        (("export", run_dir, run_dir), "exists already"),
+        (("import", "nowhere", "new"), "nowhere: no such folder"),
+        (("list", run_dir, "--last", "0"), "--last"),
+    ):
+        code, out, err = windows(*arguments)
+        assert (code, out) == (2, ""), arguments
+        assert message in err
+        assert "Traceback" not in err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_that_wrote_nothing_and_one_without_windows(
+    windows: Rlforge, run_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.yaml").write_text("store: {}\nwindow: {}\n")
+    code, _, err = windows("list", tmp_path)
+    assert (code, "has written no decisions yet" in err) == (2, True)
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    code, _, err = windows("list", tmp_path)
+    assert (code, "a run without windows" in err) == (2, True)
+    TrajectoryStore(tmp_path / "empty" / "store").close()
+    code, out, _ = windows("list", Path("empty") / "store")
+    assert (code, "holds no decisions yet" in out) == (0, True)
+
+
+def test_export_and_import(windows: Rlforge, run_dir: Path, tmp_path: Path) -> None:
+    code, out, err = windows("export", run_dir, "out", "--window", "2024-11-13-10:00")
+    assert (code, out, err) == (0, "out\n", "15 decisions\n")
+    code, out, _ = windows("import", "out", "copy")
+    assert (code, out) == (0, "15 decisions imported, 0 were there already\n")
+    code, out, _ = windows("list", "copy")
+    assert (code, "yes" in out) == (0, True)
+
+
+def test_bad_rows_are_named(windows: Rlforge, tmp_path: Path, run_dir: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    windows("export", run_dir, "out")
+    (file,) = (tmp_path / "out" / "data").iterdir()
+    table = pq.read_table(file)
+    actions: Any = ["{}", *table["action"].to_pylist()[1:]]
+    pq.write_table(table.set_column(4, "action", pa.array(actions)), file)
+    code, _, err = windows("import", "out", "copy")
+    assert (code, "row 1: action has no type" in err) == (1, True)
+    code, out, err = windows("import", "out", "copy", "--skip-bad")
+    assert (code, out) == (0, "17 decisions imported, 0 were there already\n")
+    assert "left out: data/train-00000-of-00001.parquet row 1" in err
+
+
+def test_damage_is_named(windows: Rlforge, run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (file,) = (run_dir / "store" / "windows" / "2024-11-13-10.00").iterdir()
+    file.write_bytes(b"")
+    code, out, _ = windows("list", run_dir)
+    assert code == 0
+    assert f"{file.name} is damaged" in caplog.text
+    assert "it has no decisions" in " ".join(out.split())

@@ -1,0 +1,181 @@
+"""Datasets: the real ``datasets`` reads what is exported, and what is imported is checked."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rlforge.errors import RlforgeError, StoreError
+from rlforge.trajectories import hub
+from rlforge.trajectories.columns import decision_row
+from rlforge.trajectories.hub import export_dataset, import_dataset
+from rlforge.trajectories.store import TrajectoryStore
+
+
+@pytest.fixture
+def decisions(make: Any) -> list[Any]:
+    whole = [make.whole(n, f"agent-{n % 3}") for n in range(0, 180, 6)]
+    return [*whole, make(179, "agent-123")]
+
+
+@pytest.fixture
+def store(tmp_path: Path, decisions: list[Any]) -> Iterator[TrajectoryStore]:
+    with TrajectoryStore(tmp_path / "store") as opened:
+        opened.append(decisions)
+        yield opened
+
+
+def test_datasets_loads_and_filters_as_in_the_document(
+    tmp_path: Path, store: TrajectoryStore, decisions: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    from datasets import load_dataset
+
+    assert export_dataset(store, tmp_path / "data set") == 31
+    dataset = load_dataset(str(tmp_path / "data set"), cache_dir=str(tmp_path / "cache"))
+    window_data = dataset.filter(lambda x: x["windowId"] == "2024-11-13-10:00")
+    agent_data = dataset.filter(lambda x: x["agentId"] == "agent-123")
+    assert (len(dataset["train"]), len(window_data["train"])) == (31, 10)
+    (row,) = agent_data["train"]
+    assert (row["reward"], row["complete"]) == (None, False)
+    first = dataset["train"][0]
+    assert first["timestamp"] == datetime.fromtimestamp(decisions[0].timestamp, UTC)
+    assert first["metadata"] == {
+        "provider": "scripted:value",
+        "reasoning": "cheap",
+        "confidence": 0.7,
+    }
+    assert first["completion"]["tokenIds"] == [4, 5]
+    assert first["agentStats"] == {"winRate": 0.6}
+
+
+def test_an_export_is_read_back_as_it_was(
+    tmp_path: Path, store: TrajectoryStore, decisions: list[Any]
+) -> None:
+    export_dataset(store, tmp_path / "out")
+    with TrajectoryStore(tmp_path / "copy") as copy:
+        done = import_dataset(tmp_path / "out", copy)
+        assert (done.written, done.known, done.bad) == (31, 0, ())
+        assert copy.decisions() == store.decisions() == decisions
+        assert import_dataset(tmp_path / "out", copy).known == 31
+
+
+def test_chosen_windows_in_files_of_limited_size(
+    tmp_path: Path, store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "_FILE_ROWS", 5)
+    wanted = ("2024-11-13-11:00", "2024-11-13-12:00")
+    assert export_dataset(store, tmp_path / "out", wanted) == 21
+    names = sorted(path.name for path in (tmp_path / "out" / "data").iterdir())
+    assert names == ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "size_categories:\n- n<1K" in card
+    assert "21 decisions" in card
+    assert all(f"| `{name}` |" in card for name in decision_row(store.decisions()[0]))
+
+
+def test_an_export_never_touches_what_is_there_nor_leaves_half(
+    tmp_path: Path, store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(RlforgeError, match="taken exists already"):
+        export_dataset(store, tmp_path / "taken")
+    with pytest.raises(RlforgeError, match="has no decisions to export"):
+        export_dataset(store, tmp_path / "none", ("2000-01-01-00:00",))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pq.ParquetWriter, "write_table", full)
+        with pytest.raises(StoreError, match=r"no space on disk for .*out"):
+            export_dataset(store, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["store", "taken"]
+
+
+def rows_file(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    folder.mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
+    return folder
+
+
+def test_bad_rows_are_named_and_nothing_is_imported_unless_they_are_left_out(
+    tmp_path: Path, make: Any
+) -> None:
+    good = decision_row(make.whole(1))
+    bad = {
+        "state": ("{", "JSONDecodeError"),
+        "action": ('{"amount": 1}', "action has no type"),
+        "windowId": ("first", "window id 'first' is no time"),
+        "agentId": (None, "no agentId"),
+        "timestamp": (float("nan"), "timestamp nan is no time"),
+        "reward": (float("inf"), "reward is inf"),
+        "nextState": ("[1]", "next_state is no JSON object"),
+    }
+    rows = [good, *({**good, "id": f"x{key}", key: bad[key][0]} for key in bad), good]
+    folder = rows_file(tmp_path / "in", rows)
+    with TrajectoryStore(tmp_path / "store") as store:
+        with pytest.raises(RlforgeError) as caught:
+            import_dataset(folder, store)
+        message = str(caught.value)
+        assert "8 bad rows, nothing was imported" in message
+        for number, (_, problem) in enumerate(bad.values(), start=2):
+            assert f"rows.parquet row {number}: " in message
+            assert problem in message.split(f"row {number}: ")[1].split("\n")[0]
+        assert "row 9: id agent-0-000001 is there twice" in message
+        assert store.count() == 0
+        done = import_dataset(folder, store, skip_bad=True)
+        assert (done.written, len(done.bad)) == (1, 8)
+        assert store.decisions() == [make.whole(1)]
+
+
+def test_of_many_bad_rows_ten_are_named(tmp_path: Path, make: Any) -> None:
+    rows = [{**decision_row(make.whole(n)), "action": "{}"} for n in range(12)]
+    with (
+        TrajectoryStore(tmp_path / "store") as store,
+        pytest.raises(RlforgeError, match=r"(?s)12 bad rows.*row 10: .*\nand 2 more$"),
+    ):
+        import_dataset(rows_file(tmp_path / "in", rows), store)
+
+
+def test_datasets_of_others_may_hold_structs_dates_and_fewer_columns(
+    tmp_path: Path, make: Any
+) -> None:
+    moment = datetime(2024, 11, 13, 10, 30, tzinfo=UTC)
+    rows = [
+        {
+            "id": f"t{number}",
+            "agentId": "agent-1",
+            "windowId": "2024-11-13-10:00",
+            "state": {"portfolio": {"balance": 10.0}},
+            "action": {"type": "NO_OP"},
+            "timestamp": timestamp,
+        }
+        for number, timestamp in enumerate(["2024-11-13T10:30:00Z", "2024-11-13T10:30:00"])
+    ]
+    with TrajectoryStore(tmp_path / "store") as store:
+        import_dataset(rows_file(tmp_path / "in", rows), store)
+        back = store.decisions()
+    assert [d.timestamp for d in back] == [moment.timestamp()] * 2
+    assert back[0].state == {"portfolio": {"balance": 10.0}}
+    assert (back[0].metadata.provider, back[0].complete) == ("", False)
+
+
+def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "a.parquet").write_bytes(b"PAR1 and no more")
+    with TrajectoryStore(tmp_path / "store") as store:
+        with pytest.raises(RlforgeError, match=r"empty holds no dataset"):
+            import_dataset(tmp_path / "empty", store)
+        with pytest.raises(RlforgeError, match=r"a\.parquet does not read"):
+            import_dataset(tmp_path / "broken", store)

@@ -1,0 +1,148 @@
+"""The documented reward, term by term, against the document's own function."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlforge.config.windows import DecisionRewardConfig
+from rlforge.errors import ConfigError, RlforgeError
+from rlforge.trajectories.records import Result
+from rlforge.trajectories.reward import DecisionReward, discounted_return, mean_parts
+
+rewards = st.lists(st.floats(-100, 100), min_size=1, max_size=30)
+
+
+def result(
+    pnl: float = 2.0, investment: float = 10.0, hold: float = 5.0, win: float = 0.6
+) -> Result:
+    return Result(pnl=pnl, investment=investment, hold_time_minutes=hold, win_rate=win)
+
+
+def documented(outcome: Result) -> float:
+    """``computeReward`` as it stands in the document."""
+    speed = 1.0 if outcome.hold_time_minutes < 60 else 0.5
+    return 0.5 * outcome.pnl / outcome.investment + 0.2 * speed + 0.3 * outcome.win_rate
+
+
+@given(
+    st.builds(
+        result,
+        pnl=st.floats(-20, 20),
+        investment=st.floats(0.01, 1000),
+        hold=st.floats(0, 200),
+        win=st.floats(0, 1),
+    )
+)
+def test_defaults_are_the_documents(outcome: Result) -> None:
+    parts = DecisionReward(DecisionRewardConfig())(outcome)
+    assert parts.total == pytest.approx(documented(outcome))
+    assert parts.reward == min(max(parts.total, -1.0), 1.0)
+    assert parts.pnl == outcome.pnl / outcome.investment
+
+
+def test_an_hour_is_not_fast() -> None:
+    reward = DecisionReward(DecisionRewardConfig())
+    assert reward(result(hold=59.999)).speed == 1.0
+    assert reward(result(hold=60)).speed == 0.5
+
+
+def test_nothing_invested_has_no_return_on_it() -> None:
+    parts = DecisionReward(DecisionRewardConfig())(result(pnl=0, investment=0))
+    assert (parts.pnl, parts.reward) == (0.0, pytest.approx(0.2 + 0.3 * 0.6))
+    strict = DecisionRewardConfig(uninvested_reward=-1.0)
+    assert DecisionReward(strict)(result(investment=0)).pnl == -1.0
+
+
+def test_every_term_is_configurable() -> None:
+    config = DecisionRewardConfig(
+        pnl_weight=2,
+        speed_weight=3,
+        consistency_weight=5,
+        fast_minutes=10,
+        fast_reward=7,
+        slow_reward=11,
+        low=-50,
+        high=40,
+    )
+    reward = DecisionReward(config)
+    assert reward(result(hold=9)).total == pytest.approx(2 * 0.2 + 3 * 7 + 5 * 0.6)
+    slow = reward(result(pnl=1000, hold=10))
+    assert slow.total == pytest.approx(2 * 100 + 3 * 11 + 5 * 0.6)
+    assert slow.reward == 40
+    assert reward(result(pnl=-10000)).reward == -50
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        result(pnl=math.nan),
+        result(investment=math.inf),
+        result(investment=-1),
+        result(hold=-1),
+        result(win=1.5),
+    ],
+)
+def test_numbers_without_meaning_are_refused(outcome: Result) -> None:
+    with pytest.raises(RlforgeError, match="no reward"):
+        DecisionReward(DecisionRewardConfig())(outcome)
+
+
+@given(rewards)
+def test_normalizations_against_numpy(given_rewards: list[float]) -> None:
+    array = np.array(given_rewards)
+    spread = np.ptp(array) > 1e-6
+
+    def normalized(how: str) -> list[float]:
+        return DecisionReward(DecisionRewardConfig(normalize=how)).normalize(given_rewards)
+
+    assert normalized("none") == given_rewards
+    if spread:
+        np.testing.assert_allclose(normalized("center"), array - array.mean(), atol=1e-9)
+        np.testing.assert_allclose(normalized("zscore"), (array - array.mean()) / array.std())
+        scaled = np.interp(array, (array.min(), array.max()), (-1, 1))
+        np.testing.assert_allclose(normalized("minmax"), scaled, atol=1e-9)
+
+
+@pytest.mark.parametrize("how", ["center", "zscore", "minmax"])
+def test_equal_rewards_tell_nothing_apart(how: str) -> None:
+    reward = DecisionReward(DecisionRewardConfig(normalize=how))
+    assert reward.normalize([0.1 + 0.2, 0.3, 0.3]) == [0.0, 0.0, 0.0]
+    assert reward.normalize([]) == []
+
+
+@given(rewards, st.floats(0, 1))
+def test_the_return_is_the_documents_sum(given_rewards: list[float], gamma: float) -> None:
+    expected = sum(gamma**i * reward for i, reward in enumerate(given_rewards))
+    assert discounted_return(given_rewards, gamma) == pytest.approx(expected, abs=1e-9)
+
+
+def test_returns_are_by_agent_and_in_order_of_time(make) -> None:
+    decisions = [
+        make.whole(2, "b", reward=1.0),
+        make.whole(1, "a", reward=2.0),
+        make.whole(1, "b", reward=4.0),
+        make(3, "b"),
+        make(1, "c"),
+    ]
+    returns = DecisionReward(DecisionRewardConfig(gamma=0.5)).returns(decisions)
+    assert returns == {"a": 2.0, "b": 4.0 + 0.5 * 1.0}
+
+
+def test_parts_are_averaged_for_the_log() -> None:
+    reward = DecisionReward(DecisionRewardConfig())
+    means = mean_parts([reward(result()), reward(result(pnl=100))])
+    assert means["reward_pnl"] == pytest.approx((0.2 + 10) / 2)
+    assert means["reward_clipped"] == 0.5
+    assert means["reward"] == pytest.approx((documented(result()) + 1) / 2)
+    assert {"reward_speed", "reward_consistency", "reward_total"} <= means.keys()
+    assert mean_parts([]) == {}
+
+
+def test_values_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"decision_reward\.gamma=1\.5: must be between 0 and 1"):
+        DecisionReward(DecisionRewardConfig(gamma=1.5))

@@ -1,0 +1,553 @@
+"""What was acknowledged is there, whatever happens to the process or the disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlforge.config.windows import StoreConfig
+from rlforge.errors import ConfigError, RlforgeError, RunError, StoreError
+from rlforge.trajectories.reader import StoreReader
+from rlforge.trajectories.store import TrajectoryStore, store_folder
+
+from .conftest import Make
+
+#: So small that every append fills a segment.
+TINY = StoreConfig(segment_mb=1e-6, merge_files=3)
+
+
+def all_ids(reader: StoreReader) -> list[str]:
+    return [decision.id for decision in reader.decisions()]
+
+
+def test_decisions_come_back_at_once_from_another_reader(tmp_path: Path, make: Any) -> None:
+    decisions = [make.whole(number) for number in range(4)] + [make(4)]
+    with TrajectoryStore(tmp_path / "store") as store:
+        reader = StoreReader(tmp_path / "store")
+        assert reader.decisions() == []
+        assert store.append(decisions[:3]) == 3
+        assert reader.decisions() == decisions[:3]
+        assert store.append(decisions[3:]) == 2
+        assert reader.decisions() == store.decisions() == decisions
+    assert reader.decisions() == decisions
+    assert not list((tmp_path / "store" / "log").iterdir())
+
+
+def test_an_outcome_completes_its_decision_wherever_both_lie(tmp_path: Path, make: Any) -> None:
+    decisions = [make(number) for number in range(3)]
+    outcomes = [make.outcome(decision, reward=0.1) for decision in decisions]
+    with TrajectoryStore(tmp_path, StoreConfig()) as store:
+        store.append(decisions[:1])
+        store.compact()
+        store.append(decisions[1:])
+        assert store.complete(outcomes[:2]) == 2
+        store.compact()
+        store.complete(outcomes[2:])
+        back = store.decisions()
+    assert [decision.reward for decision in back] == [0.1] * 3
+    assert all(d.complete and d.result == make.result() for d in back)
+    assert back == StoreReader(tmp_path).decisions()
+
+
+def test_what_is_there_already_is_passed_over(tmp_path: Path, make: Any) -> None:
+    decisions = [make(number) for number in range(3)]
+    with TrajectoryStore(tmp_path, TINY) as store:
+        assert store.append(decisions[:2]) == 2
+        assert store.append(decisions) == 1
+        assert store.complete([make.outcome(decisions[0], reward=0.1)]) == 1
+        assert store.complete([make.outcome(decisions[0], reward=0.9)]) == 0
+    with TrajectoryStore(tmp_path, TINY) as store:
+        assert store.append(decisions) == 0
+        assert store.complete([make.outcome(d, reward=0.9) for d in decisions]) == 2
+        assert store.append([]) == store.complete([]) == 0
+        assert [d.reward for d in store.decisions()] == [0.1, 0.9, 0.9]
+
+
+def test_the_outcome_of_an_unknown_decision_is_refused(tmp_path: Path, make: Any) -> None:
+    with TrajectoryStore(tmp_path) as store:
+        store.append([make(1)])
+        with pytest.raises(StoreError, match=r"no decision 'agent-0-000002' in .*"):
+            store.complete([make.outcome(make(1)), make.outcome(make(2))])
+        assert not store.decisions()[0].complete
+        assert store.complete([make.outcome(make(1))]) == 1
+
+
+def test_one_bad_decision_keeps_its_whole_batch_out(tmp_path: Path, make: Any) -> None:
+    with TrajectoryStore(tmp_path) as store:
+        with pytest.raises(RlforgeError, match="reward is nan"):
+            store.append([make(1), make(2, reward=float("nan"))])
+        assert store.count() == 0
+        store.append([make(1)])
+        with pytest.raises(RlforgeError, match="reward is inf"):
+            store.complete([make.outcome(make(1), reward=float("inf"))])
+        assert store.complete([make.outcome(make(1))]) == 1
+
+
+def test_queries_by_window_and_agent(tmp_path: Path, make: Any) -> None:
+    decisions = [
+        make.whole(number, agent, timestamp=1731492000.0 + hour * 3600 + number)
+        for hour in range(3)
+        for agent in ("a", "b's")
+        for number in range(hour + 1)
+    ]
+    decisions = [
+        make.whole(0, d.agent_id, id=f"{i}", timestamp=d.timestamp, window_id=d.window_id)
+        for i, d in enumerate(decisions)
+    ]
+    with TrajectoryStore(tmp_path, StoreConfig(segment_mb=0.005)) as store:
+        for decision in decisions:
+            store.append([decision])
+        ids = ["2024-11-13-10:00", "2024-11-13-11:00", "2024-11-13-12:00"]
+        assert store.window_ids() == ids
+        expected = {d.id for d in decisions if d.window_id == ids[2]}
+        assert {d.id for d in store.decisions(window_id=ids[2])} == expected
+        expected = {d.id for d in decisions if d.agent_id == "b's"}
+        assert {d.id for d in store.decisions(agent_id="b's")} == expected
+        both = store.decisions(window_id=ids[1], agent_id="a")
+        assert [(d.window_id, d.agent_id) for d in both] == [(ids[1], "a")] * 2
+        assert (store.count(), store.count(ids[2]), store.count(ids[2], "a")) == (12, 6, 3)
+        assert store.decisions(window_id="2030-01-01-00:00") == []
+        times = [d.timestamp for d in store.decisions()]
+        assert times == sorted(times)
+
+
+def test_late_and_disordered_decisions_land_in_the_window_of_their_time(
+    tmp_path: Path, make: Any
+) -> None:
+    decisions = [make.whole(number * 7) for number in range(40)]
+    shuffled = random.Random(0).sample(decisions, len(decisions))
+    with TrajectoryStore(tmp_path, TINY) as store:
+        for start in range(0, len(shuffled), 3):
+            store.append(shuffled[start : start + 3])
+        windows = {window: store.decisions(window_id=window) for window in store.window_ids()}
+    for window, found in windows.items():
+        assert found == [d for d in decisions if make.grid.id_of(d.timestamp) == window]
+    assert sum(map(len, windows.values())) == 40
+
+
+def test_the_newest_complete_decisions_cross_windows(tmp_path: Path, make: Any) -> None:
+    decisions = [
+        make.whole(number * 20) if number % 2 else make(number * 20) for number in range(12)
+    ]
+    with TrajectoryStore(tmp_path) as store:
+        store.append(decisions)
+        end = decisions[10].timestamp
+        newest = store.newest_complete(4, before=end)
+        assert [d.id for d in newest] == [decisions[n].id for n in (3, 5, 7, 9)]
+        assert len(store.newest_complete(100, before=end)) == 5
+
+
+def test_activity_counts_what_the_decisions_say(tmp_path: Path, make: Any) -> None:
+    from rlforge.trajectories.readiness import activity_of
+
+    decisions = [make.whole(n, f"a{n % 3}", reward=n / 10) for n in range(9)]
+    decisions += [make(n, "a0") for n in range(20, 24)]
+    decisions += [make(30, "a1", action={"type": "NO_OP"}), make(31, "a1", action={})]
+    with TrajectoryStore(tmp_path, TINY) as store:
+        store.append(decisions)
+        store.complete([make.outcome(make(21, "a0"))])
+        for got, expected in zip(
+            store.activity(), activity_of(store.decisions(), "2024-11-13-10:00"), strict=True
+        ):
+            assert got.reward_sum == pytest.approx(expected.reward_sum)
+            assert (got.window_id, got.agent_id, got.decisions, got.actions) == (
+                expected.window_id,
+                expected.agent_id,
+                expected.decisions,
+                expected.actions,
+            )
+            assert (got.complete, got.rewarded, got.newest) == (
+                expected.complete,
+                expected.rewarded,
+                expected.newest,
+            )
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.lists(st.integers(0, 30), max_size=4)),
+        st.tuples(st.just("complete"), st.lists(st.integers(0, 30), max_size=3)),
+        st.tuples(st.just("compact"), st.just([])),
+        st.tuples(st.just("reopen"), st.just([])),
+    ),
+    max_size=10,
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(actions, st.sampled_from([1e-6, 0.01, 32.0]))
+def test_any_history_ends_as_a_plain_dictionary_would(
+    tmp_path_factory: pytest.TempPathFactory, history: list[Any], segment_mb: float
+) -> None:
+    root, make = tmp_path_factory.mktemp("store"), Make()
+    config = StoreConfig(segment_mb=segment_mb, merge_files=2)
+    store = TrajectoryStore(root, config)
+    expected: dict[int, float | None] = {}
+    for step, (what, numbers) in enumerate(history):
+        if what == "append":
+            store.append([make(n * 9, f"a{n % 2}") for n in numbers])
+            expected |= {n: None for n in numbers if n not in expected}
+        elif what == "complete":
+            known = [n for n in numbers if n in expected]
+            store.complete([make.outcome(make(n * 9, f"a{n % 2}"), reward=step) for n in known])
+            expected |= {n: float(step) for n in known if expected[n] is None}
+        elif what == "compact":
+            store.compact()
+        else:
+            store.close()
+            store = TrajectoryStore(root, config)
+    rewards = {d.id: d.reward for d in StoreReader(root).decisions()}
+    store.close()
+    assert rewards == {make(n * 9, f"a{n % 2}").id: reward for n, reward in expected.items()}
+
+
+def test_many_threads_append_and_complete_at_once(tmp_path: Path, make: Any) -> None:
+    with TrajectoryStore(tmp_path, StoreConfig(segment_mb=0.02)) as store:
+
+        def live(agent: int) -> None:
+            for number in range(10):
+                decision = make(number, f"agent-{agent}")
+                store.append([decision])
+                store.complete([make.outcome(decision, reward=float(agent))])
+
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(live, range(8)))
+        back = store.decisions()
+    assert len(back) == 80
+    assert all(d.reward == int(d.agent_id.removeprefix("agent-")) for d in back)
+
+
+# ---------------------------------------------------------------- crashes
+
+WRITE = """
+import sys
+from rlforge.config.windows import StoreConfig
+from rlforge.trajectories.store import TrajectoryStore
+from tests.trajectories.conftest import Make
+make = Make()
+first = int(sys.argv[2])
+store = TrajectoryStore(sys.argv[1], StoreConfig(segment_mb=0.01, merge_files=3))
+print("open", flush=True)
+for number in range(first, first + 100000):
+    decision = make(number * 5)
+    store.append([decision])
+    print("a", number, flush=True)
+    store.complete([make.outcome(decision)])
+    print("c", number, flush=True)
+"""
+
+
+def test_killed_at_any_moment_it_loses_nothing_that_was_acknowledged(
+    tmp_path: Path, make: Any
+) -> None:
+    appended: set[str] = set()
+    completed: set[str] = set()
+    root = Path(__file__).resolve().parents[2]
+    for turn in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITE, str(tmp_path / "store"), str(turn * 100000)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"},
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        lines = [process.stdout.readline() for _ in range(5 + 14 * turn)]
+        time.sleep(0.007 * turn)
+        process.send_signal(signal.SIGKILL)
+        for line in [*lines, *process.communicate()[0].splitlines()]:
+            kind, number = line.split()
+            {"a": appended, "c": completed}[kind].add(make(int(number) * 5).id)
+        found = StoreReader(tmp_path / "store").decisions()
+        ids = [decision.id for decision in found]
+        assert len(set(ids)) == len(ids)
+        assert appended <= set(ids)
+        assert completed <= {decision.id for decision in found if decision.complete}
+        assert len(ids) <= len(appended) + turn + 1
+    assert len(completed) > 20
+    with TrajectoryStore(tmp_path / "store") as store:
+        assert {*all_ids(store)} >= appended
+        assert store.damaged == []
+
+
+def test_interrupted_between_any_two_files_nothing_is_lost_or_doubled(
+    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rename and every deletion of a compaction with a merge is, in turn, its last."""
+
+    def build(root: Path) -> list[str]:
+        with TrajectoryStore(root, StoreConfig(merge_files=100)) as store:
+            for number in range(3):
+                store.append([make(number), make(number + 60)])
+                store.complete([make.outcome(make(number))])
+                store.compact()
+        store = TrajectoryStore(root, StoreConfig(merge_files=2))
+        store.append([make(3), make(63)])
+        store.complete([make.outcome(make(60))])
+        return all_ids(store)
+
+    class Killed(BaseException):
+        pass
+
+    expected = build(tmp_path / "built")
+    for last in range(60):
+        root = tmp_path / str(last)
+        shutil.copytree(tmp_path / "built", root)
+        left = [last]
+
+        def counted(do: Any, left: list[int] = left) -> Any:
+            def step(*arguments: Any, **options: Any) -> Any:
+                if not left[0]:
+                    raise Killed
+                left[0] -= 1
+                return do(*arguments, **options)
+
+            return step
+
+        store = None
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "rename", counted(Path.rename))
+                patch.setattr(Path, "unlink", counted(Path.unlink))
+                store = TrajectoryStore(root, StoreConfig(merge_files=2))
+        except Killed:
+            pass
+        found = StoreReader(root).decisions()
+        assert [d.id for d in found] == expected, last
+        assert sum(d.complete for d in found) == 4, last
+        if store is not None:
+            break
+    else:
+        raise AssertionError("never came to an end")
+    assert last > 10
+    assert len(list((root / "windows").rglob("*.parquet"))) == 4
+
+
+def test_one_process_writes_at_a_time_and_many_read(tmp_path: Path, make: Any) -> None:
+    with TrajectoryStore(tmp_path) as store:
+        store.append([make(1)])
+        with pytest.raises(RunError, match=f"in use by process {os.getpid()}"):
+            TrajectoryStore(tmp_path)
+        readers = [StoreReader(tmp_path) for _ in range(3)]
+        assert [reader.count() for reader in readers] == [1, 1, 1]
+    store.close()
+    with TrajectoryStore(tmp_path) as store:
+        assert store.count() == 1
+
+
+def test_a_reader_looks_on_while_files_are_merged_under_it(tmp_path: Path, make: Any) -> None:
+    with TrajectoryStore(tmp_path, StoreConfig(segment_mb=1e-6, merge_files=2)) as store:
+        reader = StoreReader(tmp_path)
+        with ThreadPoolExecutor(1) as threads:
+            writing = threads.submit(
+                lambda: [
+                    store.append([make.whole(n, timestamp=1731492000.0 + n)]) for n in range(30)
+                ]
+            )
+            seen = [0]
+            while not writing.done():
+                seen.append(len({d.id for d in reader.decisions()}))
+        writing.result()
+        seen.append(reader.count())
+    assert seen == sorted(seen)
+    assert seen[-1] == 30
+
+
+# ---------------------------------------------------------------- disks and files
+
+
+def parquets(root: Path) -> list[Path]:
+    return sorted((root / "windows").rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("harm", ["truncate", "flip", "empty"])
+def test_a_damaged_file_is_named_once_and_the_rest_is_served(
+    tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture, harm: str
+) -> None:
+    with TrajectoryStore(tmp_path) as store:
+        for number in (1, 61, 121):
+            store.append([make.whole(number)])
+            store.compact()
+    bad = parquets(tmp_path)[1]
+    data = bytearray(bad.read_bytes())
+    if harm == "flip":
+        data[len(data) // 2] ^= 1
+    bad.write_bytes({"truncate": data[:-10], "flip": data, "empty": b""}[harm])
+    reader = StoreReader(tmp_path)
+    for _ in range(2):
+        assert all_ids(reader) == ["agent-0-000001", "agent-0-000121"]
+    assert reader.damaged == [bad]
+    assert caplog.text.count(f"{bad} is damaged") == 1
+    with TrajectoryStore(tmp_path, TINY) as store:
+        store.append([make.whole(62)])
+        assert store.count() == 3
+    assert bad.exists()
+
+
+def test_a_file_damaged_after_it_was_looked_at_is_found_when_it_fails(
+    tmp_path: Path, make: Any
+) -> None:
+    with TrajectoryStore(tmp_path) as store:
+        for number in (1, 61):
+            store.append([make.whole(number)])
+            store.compact()
+    reader = StoreReader(tmp_path)
+    assert reader.count() == 2
+    bad = parquets(tmp_path)[0]
+    bad.write_bytes(b"nothing")
+    assert all_ids(reader) == ["agent-0-000061"]
+    assert reader.damaged == [bad]
+
+
+def test_a_damaged_log_keeps_what_reads_and_is_set_aside(
+    tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = TrajectoryStore(tmp_path)
+    for number in range(5):
+        store.append([make.whole(number)])
+    (segment,) = (tmp_path / "log").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    reader = StoreReader(tmp_path)
+    assert reader.count() == 4
+    assert reader.damaged == [segment]
+    assert "bytes are damaged; the rest is served" in caplog.text
+    store.close()
+    assert StoreReader(tmp_path).count() == 4
+    assert [path.suffix for path in (tmp_path / "log").iterdir()] == [".damaged"]
+
+
+def full(*_: object, **__: object) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_one_clear_error_and_nothing_is_half_written(
+    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TrajectoryStore(tmp_path) as store:
+        store.append([make(1)])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            message = rf"no space on disk for {tmp_path}: [\d.]+ \w+ free; free some; .* is kept"
+            with pytest.raises(StoreError, match=message):
+                store.append([make(2)])
+            with pytest.raises(StoreError, match=message):
+                store.complete([make.outcome(make(1))])
+            assert all_ids(store) == ["agent-0-000001"]
+        assert store.append([make(2)]) == 1
+        assert store.complete([make.outcome(make(1))]) == 1
+    assert [d.complete for d in StoreReader(tmp_path).decisions()] == [True, False]
+
+
+def test_a_disk_too_full_to_compact_still_takes_and_serves(
+    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = TrajectoryStore(tmp_path, TINY)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        assert store.append([make(1)]) == 1
+        assert store.append([make(2)]) == 1
+        assert "the log cannot be compacted now" in caplog.text
+        assert all_ids(StoreReader(tmp_path)) == ["agent-0-000001", "agent-0-000002"]
+        with pytest.raises(StoreError, match="no space on disk"):
+            store.compact()
+    assert len(list((tmp_path / "log").iterdir())) == 2
+    assert not parquets(tmp_path)
+    store.close()
+    assert not list((tmp_path / "log").iterdir())
+    assert StoreReader(tmp_path).count() == 2
+
+
+def test_files_of_an_earlier_version_lack_columns_and_are_read(tmp_path: Path, make: Any) -> None:
+    import zlib
+
+    import pyarrow.parquet as pq
+
+    from rlforge.trajectories.layout import file_name
+
+    with TrajectoryStore(tmp_path) as store:
+        store.append([make.whole(1)])
+    (file,) = parquets(tmp_path)
+    pq.write_table(pq.ParquetFile(file).read().drop(["completion", "observation"]), file)
+    file.rename(file.with_name(file_name("decisions", 1, 1, zlib.crc32(file.read_bytes()))))
+    with TrajectoryStore(tmp_path, TINY) as store:
+        store.append([make.whole(2)])
+        store.append([make.whole(3)])
+        one, two, three = store.decisions()
+    assert (one.completion, one.observation) == (None, "")
+    assert one.state == make.whole(1).state
+    assert [two, three] == [make.whole(2), make.whole(3)]
+    assert len(parquets(tmp_path)) == 1
+
+
+def test_what_is_no_store_of_this_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"no trajectory store .*nowhere"):
+        StoreReader(tmp_path / "nowhere")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    for kind in (StoreReader, TrajectoryStore):
+        with pytest.raises(StoreError, match=r"other is no trajectory store: it has no store.json"):
+            kind(tmp_path / "other")
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["notes.txt"]
+    with pytest.raises(StoreError, match=r"notes.txt/store.json is damaged"):
+        TrajectoryStore(tmp_path / "other" / "notes.txt")
+    TrajectoryStore(tmp_path / "new").close()
+    about = tmp_path / "new" / "store.json"
+    for version, mend in ((2, "update rlforge"), (0, "export it with the older one")):
+        about.write_text(json.dumps({"schema_version": version}))
+        with pytest.raises(StoreError, match=rf"has version {version} .*reads version 1; {mend}"):
+            TrajectoryStore(tmp_path / "new")
+    about.write_text("{")
+    with pytest.raises(StoreError, match=r"store.json is damaged"):
+        StoreReader(tmp_path / "new")
+
+
+def test_a_store_whose_making_was_cut_short_is_made_again(tmp_path: Path, make: Any) -> None:
+    (tmp_path / "log").mkdir()
+    with TrajectoryStore(tmp_path) as store:
+        assert store.append([make(1)]) == 1
+
+
+def test_settings_are_checked_and_used(tmp_path: Path, make: Any) -> None:
+    import pyarrow.parquet as pq
+
+    with pytest.raises(ConfigError, match=r"store\.compression=lz: no such choice"):
+        TrajectoryStore(tmp_path, StoreConfig(compression="lz"))
+    for compression, codec in (("snappy", "SNAPPY"), ("zstd", "ZSTD"), ("none", "UNCOMPRESSED")):
+        with TrajectoryStore(tmp_path / compression, StoreConfig(compression=compression)) as store:
+            store.append([make(1)])
+        (file,) = parquets(tmp_path / compression)
+        assert pq.ParquetFile(file).metadata.row_group(0).column(3).compression == codec
+    assert store_folder(StoreConfig(), tmp_path / "run") == tmp_path / "run" / "store"
+    assert store_folder(StoreConfig(path="there"), tmp_path / "run") == Path("there")
+
+
+def test_small_files_are_merged_once_there_are_enough(tmp_path: Path, make: Any) -> None:
+    with TrajectoryStore(tmp_path, StoreConfig(merge_files=4)) as store:
+        found = []
+        for number in range(7):
+            store.append([make(number)])
+            store.complete([make.outcome(make(number))])
+            store.compact()
+            assert store.count() == number + 1
+            found.append(sorted(path.name[:-17] for path in parquets(tmp_path)))
+        assert all(d.complete for d in store.decisions())
+    ones = [f"{kind}-{n:08d}-{n:08d}" for kind in ("decisions", "outcomes") for n in (1, 2, 3)]
+    assert found[2] == ones
+    assert found[3] == ["decisions-00000001-00000004", "outcomes-00000001-00000004"]
+    assert found[6] == ["decisions-00000001-00000007", "outcomes-00000001-00000007"]

@@ -1,0 +1,141 @@
+"""Windows of a store: what is trained on, and why not yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlforge.config.windows import WindowConfig
+from rlforge.errors import ConfigError, RlforgeError
+from rlforge.trajectories.store import TrajectoryStore
+from rlforge.trajectories.windows import Windows
+
+from .conftest import TEN
+
+HOUR = 3600.0
+TEN_ID, ELEVEN_ID = "2024-11-13-10:00", "2024-11-13-11:00"
+
+
+@pytest.fixture
+def store(tmp_path: Path, make: Any) -> Iterator[TrajectoryStore]:
+    """Three agents, five decisions each in the window of ten; two agents in that of eleven."""
+    with TrajectoryStore(tmp_path / "store") as opened:
+        opened.append([make.whole(n, f"agent-{a}") for a in range(3) for n in range(5)])
+        opened.append([make.whole(n, f"agent-{a}") for a in range(2) for n in range(60, 65)])
+        yield opened
+
+
+def test_a_training_window_is_the_documents(store: TrajectoryStore) -> None:
+    window = Windows(store, WindowConfig()).get(TEN_ID)
+    assert (window.id, window.start_time, window.end_time) == (TEN_ID, TEN, TEN + HOUR)
+    assert window.agents == ("agent-0", "agent-1", "agent-2")
+    assert len(window.trajectories) == 15
+    assert [d.timestamp for d in window.trajectories] == sorted(
+        d.timestamp for d in window.trajectories
+    )
+    assert (window.avg_reward, window.ready, window.reasons) == (0.5, True, ())
+
+
+def test_a_window_that_is_not_ready_says_why(store: TrajectoryStore) -> None:
+    window = Windows(store, WindowConfig(avg_reward_threshold=0.6)).get(ELEVEN_ID)
+    assert not window.ready
+    assert window.reasons == (
+        "2 of 3 agents have 5 decisions and 5 actions",
+        "average reward 0.5 is below 0.6",
+    )
+    empty = Windows(store, WindowConfig()).get("2024-11-13-12:00")
+    assert (empty.trajectories, empty.agents, empty.ready) == ((), (), False)
+    assert empty.reasons == ("it has no decisions",)
+
+
+def test_a_window_is_open_until_its_end_and_grace_are_over(store: TrajectoryStore) -> None:
+    windows = Windows(store, WindowConfig(grace_seconds=60))
+    assert windows.get(TEN_ID, now=TEN + 60).reasons == ("it is open for another 1:00:00",)
+    assert windows.get(TEN_ID, now=TEN + HOUR + 30).reasons == (
+        "it waits for late decisions for another 0:30",
+    )
+    assert windows.get(TEN_ID, now=TEN + HOUR + 60).ready
+    assert windows.due_at(TEN_ID) == TEN + HOUR + 60
+    assert windows.due(TEN + HOUR + 59) == "2024-11-13-09:00"
+    assert windows.due(TEN + HOUR + 60) == TEN_ID
+
+
+def test_late_decisions_count_once_they_come(store: TrajectoryStore, make: Any) -> None:
+    windows = Windows(store, WindowConfig())
+    assert not windows.get(ELEVEN_ID).ready
+    store.append([make.whole(n, "late") for n in range(60, 65)])
+    assert windows.get(ELEVEN_ID).ready
+
+
+def test_a_clock_set_back_puts_decisions_where_their_time_is(
+    store: TrajectoryStore, make: Any
+) -> None:
+    """As an agent stamps them whose clock went from 11:05 back to 10:06."""
+    windows = Windows(store, WindowConfig())
+    store.append([make.whole(65, "back"), make.whole(6, "back"), make.whole(7, "back")])
+    held = {w: [d.id for d in windows.get(w).trajectories] for w in windows.ids()}
+    assert ["back-000065" in held[w] for w in (TEN_ID, ELEVEN_ID)] == [False, True]
+    assert held[TEN_ID][-2:] == ["back-000006", "back-000007"]
+
+
+def test_summaries_say_the_same_without_the_decisions(store: TrajectoryStore) -> None:
+    windows = Windows(store, WindowConfig())
+    assert windows.ids() == [TEN_ID, ELEVEN_ID]
+    for summary in windows.summaries(windows.ids(), now=TEN + 1.5 * HOUR):
+        window = windows.get(summary.id, now=TEN + 1.5 * HOUR)
+        assert summary.ready == window.ready
+        assert summary.reasons == window.reasons
+        assert summary.avg_reward == pytest.approx(window.avg_reward)
+        assert (summary.start_time, summary.end_time) == (window.start_time, window.end_time)
+        assert summary.decisions == summary.complete == len(window.trajectories)
+
+
+def test_windowed_batches_are_windows(store: TrajectoryStore) -> None:
+    windows = Windows(store, WindowConfig())
+    assert windows.batch(ELEVEN_ID) == windows.get(ELEVEN_ID)
+
+
+def test_rolling_batches_are_the_newest_complete_decisions(
+    store: TrajectoryStore, make: Any
+) -> None:
+    store.append([make(66, "open"), make.whole(130, "after")])
+    config = WindowConfig(mode="rolling", rolling_decisions=20, min_agents=2)
+    batch = Windows(store, config).batch(ELEVEN_ID)
+    assert batch.id == ELEVEN_ID
+    assert len(batch.trajectories) == 20
+    assert {d.window_id for d in batch.trajectories} == {TEN_ID, ELEVEN_ID}
+    assert not {"open", "after"} & set(batch.agents)
+    assert (batch.start_time, batch.end_time) == (batch.trajectories[0].timestamp, TEN + 2 * HOUR)
+    assert batch.ready
+
+
+def test_a_rolling_batch_that_is_too_small_says_so(store: TrajectoryStore) -> None:
+    windows = Windows(store, WindowConfig(mode="rolling", rolling_decisions=26))
+    assert windows.batch(ELEVEN_ID).reasons == ("25 of 26 complete decisions are there",)
+    assert windows.batch("2024-11-13-09:00").reasons == (
+        "0 of 26 complete decisions are there",
+        "it has no decisions",
+    )
+
+
+def test_windows_of_other_lengths(tmp_path: Path, make: Any) -> None:
+    config = WindowConfig(minutes=2.5, min_agents=1, min_actions=1, min_trajectories_per_agent=1)
+    with TrajectoryStore(tmp_path / "short") as store:
+        windows = Windows(store, config)
+        for number in range(5):
+            moment = TEN + number * 60
+            store.append([make.whole(number, window_id=windows.grid.id_of(moment))])
+        assert windows.ids() == [TEN_ID, "2024-11-13-10:02:30"]
+        window = windows.get("2024-11-13-10:02:30")
+    assert (window.start_time, window.end_time) == (TEN + 150, TEN + 300)
+    assert len(window.trajectories) == 2
+
+
+def test_slips_are_named(store: TrajectoryStore) -> None:
+    with pytest.raises(ConfigError, match=r"window\.mode=windows: no such choice; did you mean"):
+        Windows(store, WindowConfig(mode="windows"))
+    with pytest.raises(RlforgeError, match="window id 'latest' is no time"):
+        Windows(store, WindowConfig()).get("latest")
