@@ -23,7 +23,8 @@ from rlforge.errors import ConfigError, DeploymentError, EngineError, RunError
 from rlforge.serving.adapter import copy_files, fingerprint
 from rlforge.serving.probes import Probe
 from rlforge.serving.records import Deployment, PairedOutcomes
-from rlforge.serving.service import DeploymentService, stage
+from rlforge.serving.service import DeploymentService
+from rlforge.serving.staging import stage
 from rlforge.types import Checkpoint, Completion, PolicyRef, SamplingParams
 
 from .conftest import MakeAdapter, Opened, until

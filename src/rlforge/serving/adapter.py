@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 
 from rlforge.checkpoint import MANIFEST, STATE, latest_checkpoint, list_checkpoints, read_manifest
 from rlforge.config.schema import ModelConfig
-from rlforge.errors import CheckpointError, DeploymentError
+from rlforge.errors import CheckpointError, DeploymentError, RlforgeError
 from rlforge.types import Checkpoint
 
 _ADAPTER, _FULL = "adapter_config.json", "config.json"
@@ -51,6 +52,24 @@ def source_checkpoint(path: Path) -> Checkpoint:
     if (path / MANIFEST).is_file():
         version = int(read_manifest(path, verify=False).meta.get("version", 0))
     return Checkpoint(uid=path.name, version=version, path=str(path))
+
+
+def checkpoint_of(adapter: Checkpoint | Path | str) -> Checkpoint:
+    """A checkpoint, an adapter's directory or a run as a checkpoint with an absolute path: engines
+    may run in another folder. Raises DeploymentError where there is none."""
+    if not isinstance(adapter, Checkpoint):
+        return source_checkpoint(find_source(Path(adapter).absolute()))
+    if adapter.path is None:
+        return adapter
+    return dataclasses.replace(adapter, path=str(Path(adapter.path).absolute()))
+
+
+def version_of(adapter: Checkpoint | Path | str) -> int:
+    """Learner updates behind it; 0 where there is nothing to read it from."""
+    try:
+        return checkpoint_of(adapter).version
+    except (RlforgeError, OSError):
+        return 0
 
 
 def fingerprint(path: Path) -> dict[str, str]:

@@ -100,7 +100,7 @@ def deploy(
     """
     from rlforge.serving.adapter import find_source
     from rlforge.serving.client import AdminClient, running_at, state_folder
-    from rlforge.serving.service import stage
+    from rlforge.serving.staging import stage
 
     folder = state_folder(state, adapter)
     address = url or running_at(folder)

@@ -24,7 +24,7 @@ from rlforge.config.serving import DeploymentConfig
 from rlforge.engines.base import Engine, OnTokens
 from rlforge.errors import DeploymentError, PolicyLoadError
 from rlforge.runlock import RunLock
-from rlforge.serving.adapter import find_source, source_checkpoint
+from rlforge.serving.adapter import checkpoint_of, version_of
 from rlforge.serving.checks import check_deployment
 from rlforge.serving.journal import Journal
 from rlforge.serving.probes import Probe
@@ -230,7 +230,7 @@ class DeploymentService:
             try:
                 if row is None:
                     row = await self._written_down(adapter)
-                source = await asyncio.to_thread(_checkpoint, adapter)
+                source = await asyncio.to_thread(checkpoint_of, adapter)
                 return await self._rollout.carry_out(row.number, source, holdout or self._holdout)
             except FAILURES as error:
                 self._router.live = before
@@ -257,7 +257,7 @@ class DeploymentService:
             phase="validating",
             strategy=self._config.strategy,
             source=str(Path(path).absolute()),
-            version=_version(adapter),
+            version=version_of(adapter),
         )
 
     async def _go_back(self, leaving: Deployment, reason: str) -> Deployment:
@@ -362,42 +362,3 @@ class DeploymentService:
             for arm, reward in self._journal.outcomes(tried.number):
                 trial.test.add(arm, reward)
             self._router.live = dataclasses.replace(self._router.live, trial=trial)
-
-
-def stage(folder: Path, source: Path, strategy: str) -> Deployment:
-    """Note an adapter for the service that will next own ``folder``.
-
-    Raises RunError when one owns it now, DeploymentError when none ever did, or ``source`` holds
-    no adapter.
-    """
-    checkpoint = _checkpoint(source)
-    with RunLock(folder):
-        journal = Journal(folder)
-        try:
-            if not journal.history():
-                raise DeploymentError(f"{folder}: no service was ever started here")
-            return journal.begin(
-                checkpoint.path or "",
-                strategy=strategy,
-                version=checkpoint.version,
-                phase="staged",
-            )
-        finally:
-            journal.close()
-
-
-def _checkpoint(adapter: Checkpoint | Path | str) -> Checkpoint:
-    """With an absolute path: engines may run in another folder."""
-    if not isinstance(adapter, Checkpoint):
-        return source_checkpoint(find_source(Path(adapter).absolute()))
-    if adapter.path is None:
-        return adapter
-    return dataclasses.replace(adapter, path=str(Path(adapter.path).absolute()))
-
-
-def _version(adapter: Checkpoint | Path | str) -> int:
-    """Learner updates behind it; 0 where there is nothing to read it from."""
-    try:
-        return _checkpoint(adapter).version
-    except FAILURES:
-        return 0

@@ -99,6 +99,7 @@ TINY_MARKET = TinyRecipe(
     ),
     steps=400,
     discount=0.99,
+    revision=2,
 )
 
 #: The recipes by ``model.kind``.
