@@ -109,6 +109,8 @@ def test_slips_are_one_message(
     code: int,
     message: str,
 ) -> None:
+    Path("x").mkdir()
+    Path("x", "config.yaml").touch()
     found, _, err = command(monkeypatch, capsys, *arguments)
     assert found == code
     assert message in err

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rlforge.cli.arguments import ConfigDir
 from rlforge.errors import ConfigError, DeploymentError
 
 StateDir = Annotated[
@@ -30,12 +31,6 @@ Url = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    for command in (serve, deploy, rollback, deployments):
-        app.command()(command)
-
-
 def serve(
     arguments: Annotated[
         list[str] | None,
@@ -46,10 +41,7 @@ def serve(
             show_default=False,
         ),
     ] = None,
-    config_dir: Annotated[
-        Path | None,
-        typer.Option("--config-dir", help="Folder with your own experiment/, env/ … YAML files."),
-    ] = None,
+    config_dir: ConfigDir = None,
 ) -> None:
     """Serve a policy behind an OpenAI-compatible HTTP endpoint, and replace it while it serves.
 

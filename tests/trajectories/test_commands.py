@@ -13,7 +13,7 @@ from rlforge.cli import main
 from rlforge.trajectories.records import Metadata
 from rlforge.trajectories.store import TrajectoryStore
 
-from .trajectories.conftest import Make
+from .conftest import Make
 
 Rlforge = Callable[..., tuple[int, str, str]]
 COMMANDS = ("list", "show", "export", "import")

@@ -7,32 +7,22 @@ from typing import Annotated
 
 import typer
 
-from rlforge.errors import ConfigError, RlforgeError
+from rlforge.cli.arguments import ConfigDir, Overrides, must_be_run
+from rlforge.errors import ConfigError
 
 
 def continuous(
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="+experiment=NAME and changes to it. Keys: rlforge config, docs/config.md.",
-            show_default=False,
-        ),
-    ] = None,
+    overrides: Overrides = None,
     resume: Annotated[
         Path | None,
         typer.Option(
             "--resume",
             metavar="RUN",
             help="Go on with the run in this directory.",
+            callback=must_be_run,
         ),
     ] = None,
-    config_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--config-dir", help="Folder with your own experiment/, market/ … YAML files."
-        ),
-    ] = None,
+    config_dir: ConfigDir = None,
 ) -> None:
     """Train from window to window of a market; the last line printed is the run directory.
 
@@ -48,18 +38,14 @@ def continuous(
       rlforge continuous --resume runs/market_continuous/2026-01-01_12-00-00
     """
     from rlforge import launch
-    from rlforge.tracking.files import open_run
 
     if resume is not None and (overrides or config_dir):
         raise ConfigError("--resume goes on with the run's own config; give it no other argument")
-    if resume is None:
-        outcome = launch.train_continuously(overrides or [], config_dir)
-    else:
-        try:
-            run_dir = open_run(resume).root
-        except RlforgeError as error:
-            raise ConfigError(str(error)) from error
-        outcome = launch.resume_continuous(run_dir)
+    outcome = (
+        launch.train_continuously(overrides or [], config_dir)
+        if resume is None
+        else launch.resume_continuous(resume)
+    )
     if outcome.interrupted:
         again = f"rlforge continuous --resume {outcome.run_dir}"
         typer.echo(f"interrupted after {outcome.windows} windows; go on with: {again}", err=True)

@@ -1,0 +1,61 @@
+"""The command line: thin, with an example in every help text."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import typer
+
+from rlforge.cli import examine, games, runs, serving, watch, windows
+from rlforge.cli.continuous import continuous
+from rlforge.errors import RlforgeError
+
+app = typer.Typer(
+    name="rlforge",
+    help="Train language models by playing text games.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# In the order in which the overview lists them.
+app.command()(runs.train)
+app.command()(continuous)
+app.command("eval")(runs.evaluate)
+app.command()(examine.graph)
+app.command()(examine.config)
+app.command()(examine.doctor)
+app.command()(games.play)
+app.command()(games.replay)
+app.command()(examine.models)
+app.command()(watch.monitor)
+app.command()(watch.report)
+app.command()(serving.serve)
+app.command()(serving.deploy)
+app.command()(serving.rollback)
+app.command()(serving.deployments)
+app.add_typer(windows.app, name="windows")
+
+
+def main() -> NoReturn:
+    """Run the command; every failure that is the user's to mend is one message, no stack trace.
+
+    So are the system's answers about a file: no permission, a folder in its place, a full disk.
+    """
+    try:
+        app()
+    except RlforgeError as error:
+        typer.echo(f"rlforge: {error}", err=True)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        typer.echo(f"rlforge: {error.filename}: {error.strerror}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        typer.echo("rlforge: interrupted", err=True)
+        sys.exit(130)
+    sys.exit(0)

@@ -1,0 +1,43 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlforge.errors import ConfigError, RlforgeError
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="+experiment=NAME and changes to it. Keys: rlforge config, docs/config.md.",
+        show_default=False,
+    ),
+]
+ConfigDir = Annotated[
+    Path | None,
+    typer.Option("--config-dir", help="Folder with your own experiment/, env/ … YAML files."),
+]
+
+
+def must_be_run(path: Path | None) -> Path | None:
+    """Refuse a path that is not a run directory, with the nearest runs; None passes."""
+    from rlforge.tracking.files import open_run
+
+    if path is not None:
+        try:
+            open_run(path)
+        except RlforgeError as error:
+            raise ConfigError(str(error)) from error
+    return path
+
+
+RunDir = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="A run directory, as train printed it.", callback=must_be_run
+    ),
+]

@@ -1,0 +1,135 @@
+"""``rlforge graph``, ``config``, ``doctor`` and ``models``: looks that start nothing."""
+
+from __future__ import annotations
+
+import enum
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rlforge.cli.arguments import ConfigDir, Overrides
+
+
+class GraphFormat(enum.StrEnum):
+    """How ``rlforge graph`` prints."""
+
+    table = "table"
+    json = "json"
+    mermaid = "mermaid"
+
+
+def graph(
+    overrides: Overrides = None,
+    output: Annotated[GraphFormat, typer.Option("--format", help="How to print it.")] = (
+        GraphFormat.table
+    ),
+    config_dir: ConfigDir = None,
+) -> None:
+    """Show the validated run graph without starting anything.
+
+    [bold]Examples[/bold]
+
+      rlforge graph +experiment=simpletak_mirror
+
+      rlforge graph +experiment=kuhn_grpo --format mermaid
+    """
+    from rlforge import launch
+    from rlforge.graph import to_json, to_mermaid
+
+    _, nodes = launch.composed(overrides or [], config_dir, keys=False)
+    if output is GraphFormat.json:
+        typer.echo(to_json(nodes))
+        return
+    if output is GraphFormat.mermaid:
+        typer.echo(to_mermaid(nodes))
+        return
+    table = Table("actor", "replicas", "CPUs", "GPUs", "computes on", "hands on")
+    for node in nodes.nodes:
+        hands = [
+            f"{edge.carries} → {edge.target}" for edge in nodes.edges if edge.source == node.name
+        ]
+        table.add_row(
+            node.name,
+            str(node.replicas),
+            f"{node.num_cpus:g}",
+            f"{node.num_gpus:g}",
+            node.placement,
+            "\n".join(hands),
+        )
+    Console().print(table)
+
+
+def config(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Show the resolved, validated configuration as YAML.
+
+    [bold]Examples[/bold]
+
+      rlforge config +experiment=simpletak_mirror
+
+      rlforge config +experiment=kuhn_grpo learner.batch_size=512
+    """
+    from rlforge import launch
+    from rlforge.config.compose import to_yaml
+
+    result, _ = launch.composed(overrides or [], config_dir, keys=False)
+    typer.echo(to_yaml(result.config), nl=False)
+
+
+def doctor(
+    overrides: Overrides = None,
+    gpu_memory: Annotated[
+        float | None,
+        typer.Option(
+            "--gpu-memory", metavar="GB", help="Plan for GPUs of so many GiB, here or not.", min=0.1
+        ),
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the report to this file, too."),
+    ] = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Say whether a run would work here: packages, model, and memory before anything starts.
+
+    Exit code 0: nothing known stands in the way; 1: it does not fit, or something is missing.
+
+    [bold]Examples[/bold]
+
+      rlforge doctor +experiment=simpletak_mirror
+
+      rlforge doctor +experiment=qwen3_1p7b_simpletak hardware=gpu_24gb
+
+      rlforge doctor +experiment=qwen3_1p7b_simpletak --gpu-memory 48
+    """
+    from rlforge import launch
+    from rlforge.config.primary import compose_for
+    from rlforge.doctor.examine import examine
+    from rlforge.doctor.view import render, to_values
+
+    report = examine(compose_for(overrides or [], config_dir), gpu_memory, launch.check)
+    Console().print(render(report))
+    if json_file is not None:
+        json_file.write_text(json.dumps(to_values(report), indent=2) + "\n")
+    if not report.healthy:
+        raise typer.Exit(1)
+
+
+def models() -> None:
+    """List the models that config group [bold]model[/bold] offers, and what is on this machine.
+
+    [bold]Example[/bold]
+
+      rlforge models
+    """
+    from rlforge.config.compose import conf_dir
+    from rlforge.models.catalog import describe_models
+
+    table = Table("model=", "what it is")
+    table.add_column("on this machine", overflow="fold")
+    for row in describe_models(conf_dir() / "model"):
+        table.add_row(row.option, row.about, row.state)
+    Console().print(table)

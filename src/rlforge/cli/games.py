@@ -1,0 +1,92 @@
+"""``rlforge play`` and ``rlforge replay``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from rlforge.cli.arguments import ConfigDir, Overrides, RunDir, must_be_run
+
+
+def play(
+    overrides: Overrides = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run",
+            metavar="RUN",
+            help="Play against this run's policy, at its games.",
+            callback=must_be_run,
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="UID", help="With --run: latest, step-40, …")
+    ] = "latest",
+    opponent: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Repeatable, one per other seat: a scripted player, base, step-N of the run, "
+            "checkpoint:DIR, openai:MODEL or openrouter:MODEL.",
+        ),
+    ] = None,
+    env: Annotated[
+        str | None, typer.Option("--env", metavar="ID", help="Which of several environments.")
+    ] = None,
+    seat: Annotated[int, typer.Option(metavar="N", help="Your seat; seat 0 begins.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the game's chance.")] = 0,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Play a game yourself; type [bold]quit[/bold] to leave.
+
+    [bold]Examples[/bold]
+
+      rlforge play env=tictactoe --opponent minimax
+
+      rlforge play --run runs/simpletak_mirror/2026-01-01_12-00-00 --seat 1
+    """
+    import asyncio
+
+    from rlforge import play as table
+
+    config, rivals = table.prepare(overrides or [], config_dir, run, checkpoint, opponent or [])
+    spec = table.find_env(config, env)
+    policies = table.seats_of(spec, seat, rivals)
+    person = table.Person(input, typer.echo)
+    try:
+        record = asyncio.run(table.play(config, spec, policies, seed, person, typer.echo))
+    except table.Leave:
+        typer.echo("you left the game")
+        return
+    typer.echo(table.verdict(record))
+    if record.error is not None:
+        raise typer.Exit(1)
+
+
+def replay(
+    run_dir: RunDir,
+    game: Annotated[
+        str | None,
+        typer.Argument(metavar="GAME", help="A game's id; without it, the newest are listed."),
+    ] = None,
+    last: Annotated[int, typer.Option(metavar="N", help="Games in the list.", min=1)] = 20,
+) -> None:
+    """Show finished games of a run: the newest in a list, or one turn by turn.
+
+    [bold]Examples[/bold]
+
+      rlforge replay runs/simpletak_mirror/2026-01-01_12-00-00
+
+      rlforge replay runs/simpletak_mirror/2026-01-01_12-00-00 train-000001
+    """
+    from rlforge import replay as films
+
+    console = Console()
+    if game is None:
+        console.print(films.game_list(run_dir, last))
+        return
+    for piece in films.turns(films.find_game(run_dir, game)):
+        console.print(piece)

@@ -1,0 +1,131 @@
+"""``rlforge train`` and ``rlforge eval``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rlforge.cli.arguments import ConfigDir, Overrides, RunDir, must_be_run
+from rlforge.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from rlforge.measure import Measurement
+
+
+def train(
+    overrides: Overrides = None,
+    multirun: Annotated[
+        bool, typer.Option("-m", "--multirun", help="Sweep over comma-separated values.")
+    ] = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Go on with the run in this directory.",
+            callback=must_be_run,
+        ),
+    ] = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Train; the last line printed is the run directory.
+
+    [bold]Examples[/bold]
+
+      rlforge train +experiment=simpletak_mirror
+
+      rlforge train +experiment=simpletak_mirror seed=1 learner.learning_rate=1e-3
+
+      rlforge train -m +experiment=tictactoe_mirror seed=0,1,2
+
+      rlforge train --resume runs/simpletak_mirror/2026-01-01_12-00-00
+    """
+    from rlforge import launch
+
+    if resume is not None and (overrides or multirun or config_dir):
+        raise ConfigError("--resume goes on with the run's own config; give it no other argument")
+    if multirun:
+        if not launch.sweep(overrides or [], config_dir):
+            raise typer.Exit(1)
+        return
+    outcome = (
+        launch.resume(resume) if resume is not None else launch.train(overrides or [], config_dir)
+    )
+    if outcome.interrupted:
+        typer.echo(f"interrupted; go on with: rlforge train --resume {outcome.run_dir}", err=True)
+    typer.echo(str(outcome.run_dir))
+    if outcome.interrupted:
+        raise typer.Exit(130)
+
+
+def evaluate(
+    run_dir: RunDir,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="UID", help="The version that plays: latest, step-40, …")
+    ] = "latest",
+    opponent: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Repeatable: a scripted player, base (the untrained model), step-N of this run, "
+            "checkpoint:DIR, openai:MODEL or openrouter:MODEL. Default: those of the run.",
+        ),
+    ] = None,
+    games: Annotated[
+        int | None, typer.Option(metavar="N", help="Games per environment and opponent.")
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the results to this file, too."),
+    ] = None,
+) -> None:
+    """Play a run's policy against opponents, seats swapped.
+
+    [bold]Examples[/bold]
+
+      rlforge eval runs/simpletak_mirror/2026-01-01_12-00-00 --games 400
+
+      rlforge eval RUN --checkpoint step-40 --opponent win_block --opponent step-0
+    """
+    import asyncio
+    import dataclasses
+
+    from rlforge.measure import evaluate_run
+
+    if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
+        raise ConfigError(f"--json {json_file}: want the name of a file in a folder that exists")
+    measured = asyncio.run(
+        evaluate_run(run_dir, checkpoint, opponent, games, lambda text: typer.echo(text, err=True))
+    )
+    Console().print(_eval_table(measured))
+    if json_file is not None:
+        rows = [dataclasses.asdict(result) for result in measured.results]
+        json_file.write_text(json.dumps(rows, indent=2) + "\n")
+    if not measured.complete:
+        raise RunError("\n".join(measured.failures))
+    for failure in measured.failures:
+        typer.echo(failure, err=True)
+
+
+def _eval_table(measured: Measurement) -> Table:
+    """Fits in 80 columns where names are not long; long ones fold."""
+    from rlforge.tracking.formatting import percent
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("environment", "opponent"):
+        table.add_column(title, overflow="fold")
+    for title in ("games", "win", "95% CI", "draw", "loss"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for result in measured.results:
+        low, high = result.ci95
+        played = max(result.games, 1)
+        rates = [result.win_rate, result.draws / played, result.losses / played]
+        win, draw, loss = (percent(rate if result.games else None, 1) for rate in rates)
+        span = f"{percent(low, 1)}–{percent(high, 1)}"
+        table.add_row(result.env_id, result.opponent, str(result.games), win, span, draw, loss)
+    return table
