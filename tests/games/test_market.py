@@ -132,7 +132,7 @@ def test_a_running_game_has_no_result():
 
 
 def test_the_source_knows_its_ids_and_checks_them():
-    assert env_ids("market") == ["market", "market-crowd", "market-small"]
+    assert env_ids("market") == ["market", "market-crowd", "market-small", "market-tiny"]
     for name in env_ids("market"):
         check_env(EnvSpec(id=name, source="market"))
     with pytest.raises(ConfigError, match="did you mean market"):

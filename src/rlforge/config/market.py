@@ -11,10 +11,6 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from rlforge.errors import ConfigError, nearest
 
 #: Kinds of scripted traders, from the least to the most skilled.
@@ -216,6 +212,11 @@ def load_market(market_id: str) -> MarketConfig:
             f"market {market_id!r} is unknown{nearest(market_id, market_ids())}; there are "
             f"{', '.join(market_ids())}"
         )
+    # Here, so that learners beside no configuration need no OmegaConf.
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
     path = _folder() / f"{market_id.removeprefix('market').lstrip('-') or 'default'}.yaml"
     try:
         loaded = OmegaConf.load(path)

@@ -52,7 +52,10 @@ class PreferenceScorer(LearnedScorer):
         # Without an intercept a pair and its mirror image say the same; two classes are needed.
         mirrored = np.arange(len(rows)) % 2 == 1
         rows[mirrored] *= -1
-        model = LogisticRegression(C=1.0 / self.config.preference.l2, fit_intercept=False)
+        # Newton's method: few features, many pairs, and it converges where lbfgs gives up.
+        model = LogisticRegression(
+            C=1.0 / self.config.preference.l2, fit_intercept=False, solver="newton-cholesky"
+        )
         model.fit(rows, ~mirrored)
         self._weights, self._scale = model.coef_[0], scale
 
