@@ -61,6 +61,7 @@ def test_work_survives_its_file(work, tmp_path):
     assert importlib.import_module("contenders.work").read(tmp_path / "work.json") == work
 
 
+@pytest.mark.slow
 def test_contenders_have_the_same_gradient_and_need_neither_ray_nor_hydra_nor_games(
     work, tmp_path, monkeypatch, bare_environment
 ):
