@@ -74,9 +74,10 @@ def make_config(model_folder: Path) -> Callable[..., RunConfig]:
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine(make_config: Callable[..., RunConfig], vllm_is_here: None) -> Iterator[Any]:
-    """Prefix caching is on, as by default."""
+    """Prefix caching is on, as by default. One per module: vLLM keeps its process groups in
+    globals, which an engine of another module takes with it when it closes."""
     engine = make_engine(make_config(), device="cpu", threads=1)
     yield engine
     asyncio.run(engine.close())
