@@ -115,8 +115,22 @@ class EngineActor:
         """Answers and tokens for ``client``, as soon as there are some."""
         event = self._event(client)
         await event.wait()
+        if self._filled[client] is not event:  # nobody hears this answer: see ``in_hand``
+            return []
         event.clear()
         return self._outbox.pop(client, [])
+
+    async def in_hand(self, client: str) -> list[int]:
+        """Tickets of ``client`` that this process works on or has answers to.
+
+        Asked by a client that lost its connection: calls of ``collect`` from before are void.
+        """
+        self._event(client).set()
+        event = self._filled[client] = asyncio.Event()
+        answered = [ticket for ticket, _ in self._outbox.get(client, [])]
+        if answered:
+            event.set()
+        return [ticket for asker, ticket in self._tasks if asker == client] + answered
 
     def _event(self, client: str) -> asyncio.Event:
         return self._filled.setdefault(client, asyncio.Event())
@@ -176,6 +190,7 @@ class RemoteEngine:
         self._tickets = 0
         self._unsent: list[list[Request]] = [[] for _ in engines]
         self._pending: list[dict[int, asyncio.Future[Completion]]] = [{} for _ in engines]
+        self._received: list[set[int]] = [set() for _ in engines]
         self._streams: dict[int, OnTokens] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_planned = False
@@ -243,6 +258,7 @@ class RemoteEngine:
             ) from None
         finally:
             self._pending[target].pop(request.ticket, None)
+            self._received[target].discard(request.ticket)
             self._streams.pop(request.ticket, None)
             if future.cancelled():  # given up by the caller or the time limit
                 self._start(self._cancel(target, request.ticket))
@@ -265,10 +281,13 @@ class RemoteEngine:
         task.add_done_callback(self._tasks.discard)
 
     async def _send(self, index: int, requests: Sequence[Request]) -> None:
+        tickets = [request.ticket for request in requests]
         try:
             await self._engines[index].submit.remote(self._client, requests)
         except ray.exceptions.RayActorError as error:
-            self._fail(index, [request.ticket for request in requests], error)
+            self._fail(index, tickets, error)
+        else:
+            self._received[index].update(self._pending[index].keys() & set(tickets))
 
     def _fail(self, index: int, tickets: Iterable[int], error: Exception) -> None:
         for ticket in tickets:
@@ -283,8 +302,7 @@ class RemoteEngine:
                 answers = await self._engines[index].collect.remote(self._client)
             except ray.exceptions.RayActorError as error:
                 log.warning("engine-%d is gone: %s", index, error)
-                self._fail(index, list(self._pending[index]), error)
-                await asyncio.sleep(1.0)
+                await self._fail_lost(index, error)
                 continue
             for ticket, answer in answers:
                 waiting = self._pending[index].get(ticket)
@@ -296,6 +314,21 @@ class RemoteEngine:
                     waiting.set_exception(answer)
                 else:
                     waiting.set_result(answer)
+
+    async def _fail_lost(self, index: int, error: Exception) -> None:
+        """Fail what was lost with a dead engine, and leave what its successor has been asked."""
+        engine = self._engines[index]
+        try:
+            await restarted(engine)
+            received = list(self._received[index])
+            in_hand = set(await engine.in_hand.remote(self._client))
+        except ray.exceptions.ActorUnavailableError:
+            return  # gone once more: the next call of ``collect`` tells
+        except (ray.exceptions.RayActorError, TimeoutError):
+            self._fail(index, list(self._pending[index]), error)
+            await asyncio.sleep(1.0)
+        else:
+            self._fail(index, [ticket for ticket in received if ticket not in in_hand], error)
 
 
 class _Told:
