@@ -7,6 +7,7 @@ import ipaddress
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,13 +138,19 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(small_model: Path) -> 
     assert not any(map(alive, all_pids()))
 
 
-def test_ctrl_c_checkpoints_and_resume_goes_on(small_model: Path) -> None:
+def test_a_run_outlives_engine_and_collector_stops_at_ctrl_c_and_goes_on(small_model: Path) -> None:
     process = start(small_model, "learner.total_updates=400", "learner.state_every=1000")
-    wait_for(lambda: len(rows("metrics.jsonl")) >= 3, process)
+    wait_for(lambda: len(rows("metrics.jsonl")) >= 1, process)
+    for name in ("engine-0", "collector-0"):
+        os.kill(actor_pids(name)[-1], signal.SIGKILL)
+        wait_for(lambda name=name: len(actor_pids(name)) == 2, process)
+        so_far = len(rows("metrics.jsonl"))
+        wait_for(lambda so_far=so_far: len(rows("metrics.jsonl")) >= so_far + 3, process)
     busy = run([RLFORGE, "train", "--resume", "run"])
     assert busy.returncode == 1
     assert "run" in busy.stderr
     assert str(process.pid) in busy.stderr
+
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 130, stderr
@@ -151,42 +158,23 @@ def test_ctrl_c_checkpoints_and_resume_goes_on(small_model: Path) -> None:
     assert "Traceback" not in stderr
     assert stdout.splitlines()[-1] == str(Path("run").absolute())
     assert not any(map(alive, all_pids()))
+    assert overlap() > 1e-3
     newest = latest_checkpoint(Path("run/checkpoints"), with_state=True)
     assert newest is not None
     stopped_at = int(read_manifest(newest).meta["version"])
     assert stopped_at == rows("metrics.jsonl")[-1]["step"]
 
-    config = Path("run/config.yaml")
-    config.write_text(
-        config.read_text().replace("total_updates: 400", f"total_updates: {stopped_at + 2}")
-    )
+    change_total_updates(400, stopped_at + 2)
     resumed = run([RLFORGE, "train", "--resume", "run"])
     assert resumed.returncode == 0, resumed.stderr
     metrics = rows("metrics.jsonl")
     assert [row["step"] for row in metrics] == list(range(1, stopped_at + 3))
     assert metrics[-1]["samples_seen"] > metrics[stopped_at - 1]["samples_seen"]
-    game_ids = [
-        game.spec.game_id for game in read_games(Path("run")) if game.spec.purpose == "train"
-    ]
-    assert len(game_ids) == len(set(game_ids))
+    training = [game for game in read_games(Path("run")) if game.spec.purpose == "train"]
+    assert len({game.spec.game_id for game in training}) == len(training)
     again = run([RLFORGE, "train", "--resume", "run"])
     assert again.returncode == 1
     assert "already finished" in again.stderr
-
-
-def test_dead_engine_and_collector_are_restarted(small_model: Path) -> None:
-    process = start(small_model, "learner.total_updates=30")
-    wait_for(lambda: len(rows("metrics.jsonl")) >= 2, process)
-    os.kill(actor_pids("engine-0")[-1], signal.SIGKILL)
-    wait_for(lambda: len(actor_pids("engine-0")) == 2, process)
-    so_far = len(rows("metrics.jsonl"))
-    wait_for(lambda: len(rows("metrics.jsonl")) >= so_far + 4, process)
-    os.kill(actor_pids("collector-0")[-1], signal.SIGKILL)
-    wait_for(lambda: len(actor_pids("collector-0")) == 2, process)
-    _, stderr = process.communicate(timeout=200)
-    assert process.returncode == 0, stderr
-    assert [row["step"] for row in rows("metrics.jsonl")] == list(range(1, 31))
-    assert overlap() > 1e-3
 
 
 def test_engine_and_learner_take_turns_and_a_death_in_the_others_turn_changes_nothing(
@@ -214,20 +202,30 @@ def test_engine_and_learner_take_turns_and_a_death_in_the_others_turn_changes_no
     assert not (Path("run") / "learning").exists()
 
 
-def test_a_learner_that_dies_in_its_turn_ends_the_run_and_leaves_nobody_asleep(
+def test_a_learner_that_dies_in_its_turn_ends_the_run_with_its_cause_and_resume_works(
     small_model: Path,
 ) -> None:
-    process = start(small_model, "hardware.alternate=true", "learner.total_updates=300")
-    wait_for(lambda: len(rows("metrics.jsonl")) >= 1, process)
+    settings = ("hardware.alternate=true", "learner.total_updates=300", "learner.state_every=1")
+    process = start(small_model, *settings)
+    wait_for(lambda: len(rows("metrics.jsonl")) >= 2, process)
     learner = actor_pids("learner")[-1]
     wait_for(lambda: stopped_in_its_turn(learner), process)
     os.kill(learner, signal.SIGKILL)
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "the learner died" in stderr.splitlines()[-1]
+    last = stderr.splitlines()[-1]
+    assert "the learner died" in last
+    assert "--resume" in last
     assert "Traceback" not in stderr
-    assert not any(map(alive, all_pids()))
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
+    assert not any(map(alive, all_pids()))  # nobody is left asleep
     assert not (Path("run") / "learning").exists()
+
+    updates = len(rows("metrics.jsonl"))
+    change_total_updates(300, updates + 2)
+    resumed = run([RLFORGE, "train", "--resume", "run"])
+    assert resumed.returncode == 0, resumed.stderr
+    assert [row["step"] for row in rows("metrics.jsonl")] == list(range(1, updates + 3))
 
 
 def stopped_in_its_turn(learner: int) -> bool:
@@ -248,23 +246,6 @@ def overlap() -> float:
     """Share of the run's time in which engines and learner both worked."""
     summary = json.loads(Path("run/summary.json").read_text())
     return summary["engine_share"] + summary["learner_share"] + summary["idle_share"] - 1
-
-
-def test_a_dead_learner_ends_the_run_with_its_cause_and_resume_works(small_model: Path) -> None:
-    process = start(small_model, "learner.total_updates=300", "learner.state_every=2")
-    wait_for(lambda: len(rows("metrics.jsonl")) >= 5, process)
-    os.kill(actor_pids("learner")[-1], signal.SIGKILL)
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 1
-    last = stderr.splitlines()[-1]
-    assert "learner" in last
-    assert "--resume" in last
-    assert "Traceback" not in stderr
-    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
-    change_total_updates(300, 8)
-    resumed = run([RLFORGE, "train", "--resume", "run"])
-    assert resumed.returncode == 0, resumed.stderr
-    assert [row["step"] for row in rows("metrics.jsonl")] == list(range(1, 9))
 
 
 def test_ranks_learn_together_and_a_dead_one_ends_the_run_with_its_cause(small_model: Path) -> None:
@@ -290,7 +271,7 @@ def test_ranks_learn_together_and_a_dead_one_ends_the_run_with_its_cause(small_m
 
 def test_a_run_killed_before_its_first_state_begins_again_on_resume(small_model: Path) -> None:
     process = start(small_model, "learner.total_updates=300", "learner.state_every=1000")
-    wait_for(lambda: len(rows("metrics.jsonl")) >= 3 and len(rows("evals.jsonl")) >= 2, process)
+    wait_for(lambda: rows("metrics.jsonl") != [] and len(rows("evals.jsonl")) >= 2, process)
     process.kill()
     process.communicate(timeout=60)
     deadline = time.monotonic() + 60
@@ -350,13 +331,14 @@ def test_bad_config_starts_nothing() -> None:
     assert list(Path().iterdir()) == []
 
 
-def test_a_model_that_does_not_fit_is_one_message(small_model: Path) -> None:
-    done = run(command(small_model, "model.lora.target_modules=[query_projection]"))
-    assert done.returncode in (1, 2)
+def test_a_model_without_its_weights_is_one_message(small_model: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(small_model, tmp_path / "broken")
+    (broken / "model.safetensors").unlink()
+    done = run(command(broken))
+    assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert "query_projection" in last
-    assert "q_proj" in last
+    assert f"model '{broken}' cannot be loaded" in done.stderr.splitlines()[-1]
+    assert not any(map(alive, all_pids()))
 
 
 def test_a_run_directory_in_use_is_refused(small_model: Path) -> None:

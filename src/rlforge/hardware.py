@@ -133,6 +133,20 @@ def _first(path: Path, key: str) -> str | None:
     return next(values, None)
 
 
+def prepare_ray(hardware: HardwareConfig) -> None:
+    """Set what Ray reads when it is first imported, or look whether its cluster answers.
+
+    hardware: as resolved. Raises ConfigError as ``check_cluster`` does.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if hardware.ray_address is not None:
+        check_cluster(hardware.ray_address)
+        return
+    # A Ray of our own listens on the loopback interface only. (The name is Ray's; it is about
+    # systems on which that is the default.)
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
+
 def check_cluster(address: str) -> None:
     """Raise ConfigError when nothing answers at ``address`` (HOST:PORT, or ray://HOST:PORT).
 

@@ -30,11 +30,11 @@ from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.continuous.graph import continuous_graph
 from rlforge.continuous.journal import Journal
 from rlforge.continuous.validate import check_continuous
-from rlforge.doctor.examine import check_memory
+from rlforge.doctor.examine import check_fit
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.graph import RunGraph, build_graph, to_json
-from rlforge.hardware import check_cluster, detect, resolve_hardware
+from rlforge.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.resume import checkpoint_version
 from rlforge.runlock import RunLock
 from rlforge.tracking.report import write_report
@@ -68,14 +68,14 @@ def check(result: Composed, *, keys: bool = True) -> None:
 def train(overrides: Sequence[str], config_dir: Path | None) -> Any:
     """Validate and run one experiment; returns its ``Outcome``."""
     result, graph = composed(overrides, config_dir, wanted=GAMES)
-    check_memory(result.config)
+    check_fit(result.config)
     return _run(result.config, graph, new_run_dir(result.config))
 
 
 def train_continuously(overrides: Sequence[str], config_dir: Path | None) -> Any:
     """Validate and run one continuous experiment; returns its ``ContinuousOutcome``."""
     result, graph = composed(overrides, config_dir, wanted=CONTINUOUS)
-    check_memory(result.config)
+    check_fit(result.config)
     return _run_continuously(result.config, graph, new_run_dir(result.config))
 
 
@@ -83,7 +83,7 @@ def resume_continuous(run_dir: Path) -> Any:
     """Go on with the continuous run in ``run_dir``, at the window and phase it had come to."""
     config = read_run(run_dir, CONTINUOUS)
     assert isinstance(config, ContinuousConfig)
-    check_memory(config)
+    check_fit(config)
     journal = Journal(run_dir / "journal.sqlite")
     done = sum(entry.phase == "done" for entry in journal.entries())
     journal.close()
@@ -102,7 +102,7 @@ def resume(run_dir: Path) -> Any:
     """
     config = read_run(run_dir, GAMES)
     graph = build_graph(config, detect())
-    check_memory(config)
+    check_fit(config)
     checkpoints = run_dir / "checkpoints"
     newest = latest_checkpoint(checkpoints, with_state=True)
     if newest is not None and checkpoint_version(newest) >= config.learner.total_updates:
@@ -126,7 +126,7 @@ def sweep(overrides: Sequence[str], config_dir: Path | None) -> bool:
     """
     jobs = _grid(overrides)
     for job in jobs:
-        check_memory(composed(job, config_dir, wanted=GAMES)[0].config)
+        check_fit(composed(job, config_dir, wanted=GAMES)[0].config)
     first, _ = composed(jobs[0], config_dir)
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     sweep_dir = Path("runs") / first.config.name / f"sweep_{stamp}"
@@ -162,7 +162,7 @@ def sweep_job(config: DictConfig) -> float:
     try:
         result = from_hydra(whole, list(hydra.overrides.task), dirs)
         validate(result)
-        check_memory(result.config)
+        check_fit(result.config)
         outcome = _run(result.config, build_graph(result.config, detect()), run_dir)
     except RlforgeError as error:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -211,13 +211,7 @@ def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = Fa
     hardware = resolve_hardware(
         config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
     )
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if hardware.ray_address is None:
-        # A Ray of our own listens on the loopback interface only: it must know before its import.
-        # (The name is Ray's; it is about systems on which that is the default.)
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    else:
-        check_cluster(hardware.ray_address)
+    prepare_ray(hardware)
     with _prepared(config, graph, hardware, run_dir, resume=resume) as folder:
         from rlforge.run import Run
 
@@ -245,10 +239,11 @@ def _prepared(
         check_installed(hardware.device)
     # Torch and Ray are imported late: composing, printing and validating do not pay for them.
     from rlforge.models.load import resolve_model
-    from rlforge.models.lora import check_adapter
 
     model = resolve_model(config.model, lambda text: print(text, file=sys.stderr, flush=True))
     if config.learner.initial_adapter is not None:
+        from rlforge.models.lora import check_adapter
+
         check_adapter(config.learner.initial_adapter, config.model, model)
     run_dir = run_dir.absolute()
     run_dir.mkdir(parents=True, exist_ok=True)

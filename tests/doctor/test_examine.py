@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rlforge.config.compose import compose
 from rlforge.doctor import examine as examined
-from rlforge.doctor.examine import check_memory, examine
+from rlforge.doctor.examine import check_fit, examine
 from rlforge.doctor.view import render, to_values
 from rlforge.engines import vllm_settings
 from rlforge.errors import ConfigError
@@ -150,7 +150,7 @@ def test_the_report_is_json_with_bytes():
 def test_train_refuses_what_does_not_fit_and_names_the_keys(machine):
     machine(dataclasses.replace(ADA, memory=12 * GIB))
     with pytest.raises(ConfigError) as caught:
-        check_memory(compose([QUICK_START]).config)
+        check_fit(compose([QUICK_START]).config)
 
     message = str(caught.value)
     assert "does not fit GPU of 12.0 GiB" in message
@@ -162,10 +162,10 @@ def test_train_refuses_what_does_not_fit_and_names_the_keys(machine):
 def test_the_mend_in_the_message_is_accepted(machine):
     machine(dataclasses.replace(ADA, memory=16 * GIB))
     with pytest.raises(ConfigError) as caught:
-        check_memory(compose([QUICK_START]).config)
+        check_fit(compose([QUICK_START]).config)
     mend = str(caught.value).split("these fit: ")[1].split(";")[0].split()
 
-    check_memory(compose([QUICK_START, *mend]).config)
+    check_fit(compose([QUICK_START, *mend]).config)
 
 
 @pytest.mark.parametrize(
@@ -175,13 +175,24 @@ def test_the_mend_in_the_message_is_accepted(machine):
 def test_train_says_nothing_where_nothing_is_known(machine, overrides):
     machine(dataclasses.replace(ADA, memory=GIB))
 
-    check_memory(compose([QUICK_START, *overrides]).config)
+    check_fit(compose([QUICK_START, *overrides]).config)
 
 
 def test_a_cluster_that_says_its_memory_is_checked(machine):
     machine()
     with pytest.raises(ConfigError, match=r"2 engines|the learner"):
-        check_memory(compose([QUICK_START, "hardware=cluster", "hardware.memory_gb=8"]).config)
+        check_fit(compose([QUICK_START, "hardware=cluster", "hardware.memory_gb=8"]).config)
+
+
+def test_an_adapter_of_layers_that_the_model_does_not_have_is_found_before_it_is_loaded():
+    wrong = compose([QUICK_START, "model.lora.target_modules=[q_proj,v_projj]"])
+    with pytest.raises(ConfigError, match=r"no linear layers named v_projj; it has .*v_proj"):
+        check_fit(wrong.config)
+
+    problem = finding(examine(wrong), "model")
+    assert problem.state == "problem"
+    assert "v_projj" in problem.detail
+    check_fit(compose([QUICK_START, "model.lora.target_modules=[q_proj,lm_head]"]).config)
 
 
 FOUR_B = ("model.name=Qwen/Qwen3-4B", "hardware=gpu_1", "learner.gradient_checkpointing=true")
@@ -191,9 +202,9 @@ SHORT = ("engine.max_model_len=2048", "learner.micro_batch_tokens=2048")
 def test_turns_are_proposed_where_they_make_a_model_fit(machine):
     machine(dataclasses.replace(ADA, memory=16 * GIB))
     with pytest.raises(ConfigError, match=r"these fit: hardware\.alternate=true;"):
-        check_memory(compose([QUICK_START, *FOUR_B, *SHORT]).config)
+        check_fit(compose([QUICK_START, *FOUR_B, *SHORT]).config)
 
-    check_memory(compose([QUICK_START, *FOUR_B, *SHORT, "hardware.alternate=true"]).config)
+    check_fit(compose([QUICK_START, *FOUR_B, *SHORT, "hardware.alternate=true"]).config)
 
 
 def test_both_turns_are_shown_with_what_waits_on_the_host(machine):

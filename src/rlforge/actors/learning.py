@@ -6,19 +6,18 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from rlforge.actors.process import enter, limit_threads
 from rlforge.checkpoint import extend_checkpoint, write_checkpoint
 from rlforge.config.schema import HardwareConfig, RunConfig
-from rlforge.learner import Learner
-from rlforge.learner.build import make_learner, read_state, write_state
-from rlforge.learner.ranks import ConnectedRanks, Ranks, join, meeting_point, stay_local
-from rlforge.models.load import resolve_device
 from rlforge.types import Checkpoint, TrainBatch, UpdateResult
 from rlforge.utilisation import Span
+
+if TYPE_CHECKING:  # torch stays with the actors: whoever starts them need not wait for it
+    from rlforge.learner import Learner
 
 DEATH_TOLD_S = 5.0
 """Seconds within which Ray tells of a death that other ranks notice as a lost connection."""
@@ -42,6 +41,8 @@ class LearnerActor:
 
     def host(self) -> tuple[str, int]:
         """Open the ranks' meeting point on this rank's node; where it is."""
+        from rlforge.learner.ranks import meeting_point
+
         # A Ray of our own is this machine alone: nobody else is to reach the ranks.
         address = "127.0.0.1" if self._hardware.ray_address is None else _node_address()
         self._meeting_point = meeting_point(address, self._config.learner.num_learners)
@@ -49,6 +50,10 @@ class LearnerActor:
 
     def start(self, meeting: tuple[str, int] | None) -> None:
         """Meet the other ranks, if there are any, and load the model."""
+        from rlforge.learner.build import make_learner
+        from rlforge.learner.ranks import ConnectedRanks, Ranks, join, stay_local
+        from rlforge.models.load import resolve_device
+
         device, size = resolve_device(self._hardware.device), self._config.learner.num_learners
         ranks = Ranks()
         if meeting is not None:
@@ -90,11 +95,15 @@ class LearnerActor:
         if self._rank:
             self._learner.save_state(None)
             return
+        from rlforge.learner.build import write_state
+
         path = self._checkpoints / f"step-{version}"
         extend_checkpoint(path, lambda folder: write_state(folder, self._learner, others))
 
     def load_state(self, version: int) -> dict[str, Any]:
         """Continue from version ``version``; returns what the other actors saved."""
+        from rlforge.learner.build import read_state
+
         return read_state(self._checkpoints / f"step-{version}", self._learner)
 
 

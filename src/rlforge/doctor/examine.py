@@ -91,8 +91,8 @@ def examine(
     return Report(findings=tuple(findings), memory=memory)
 
 
-def check_memory(config: RunConfig) -> None:
-    """Raise ConfigError when ``config`` is known not to fit the memory of this machine.
+def check_fit(config: RunConfig) -> None:
+    """Raise ConfigError where an adapter does not fit its model, or a run this machine's memory.
 
     Says nothing where the shape of the model or the memory of the card cannot be known.
     """
@@ -101,6 +101,8 @@ def check_memory(config: RunConfig) -> None:
         config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
     )
     located, capacity = locate(config.model), _capacity(hardware, found)
+    if (unknown := _unknown_targets(config, located)) is not None:
+        raise ConfigError(unknown)
     if located.shape is None or capacity is None:
         return
     memory = _memory(config, located, hardware, capacity, found)
@@ -268,5 +270,21 @@ def _packages(config: RunConfig, hardware: HardwareConfig | None) -> list[Findin
 
 
 def _model(config: RunConfig, located: Located) -> Finding:
+    if (unknown := _unknown_targets(config, located)) is not None:
+        return Finding(what="model", state="problem", detail=unknown)
     name = config.model.name or config.model.kind
     return Finding(what="model", state="ok", detail=f"{name}: {located.place}")
+
+
+def _unknown_targets(config: RunConfig, located: Located) -> str | None:
+    """Which layers of the adapter a model of known shape does not have."""
+    if located.shape is None:
+        return None
+    layers = [*located.shape.linears, "lm_head"]
+    unknown = [name for name in config.model.lora.target_modules if name not in layers]
+    if not unknown:
+        return None
+    return (
+        f"model.lora.target_modules: {located.shape.name} has no linear layers named "
+        f"{', '.join(unknown)}; it has {', '.join(sorted(layers))}"
+    )

@@ -7,11 +7,9 @@ import socket
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
-
-import torch
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError, nearest
@@ -19,8 +17,10 @@ from rlforge.models.cachedir import made_once
 from rlforge.models.quiet import no_progress_bars
 from rlforge.models.smollm2 import CACHE_NAME as SMOLLM2_CACHE_NAME
 from rlforge.models.smollm2 import create_smollm2
-from rlforge.models.tiny.create import create_tiny
 from rlforge.models.tiny.recipe import RECIPES, cache_name
+
+if TYPE_CHECKING:  # finding a model and reading its tokenizer need no torch
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ KINDS = (*RECIPES, "smollm2_135m", "hf")
 #: Tokens with which chat models end their turn, beside the end of the text.
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|end|>")
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = ("float32", "bfloat16")
 
 
 def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.info) -> str:
@@ -40,9 +40,8 @@ def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.inf
     Raises ConfigError.
     """
     if config.kind in RECIPES:
-        recipe = RECIPES[config.kind]
-        name = cache_name(config.kind)
-        return str(made_once(name, lambda directory: create_tiny(directory, recipe, progress)))
+        kind = config.kind
+        return str(made_once(cache_name(kind), lambda d: _create_tiny(kind, d, progress)))
     if config.kind == "smollm2_135m":
         return str(made_once(SMOLLM2_CACHE_NAME, lambda d: create_smollm2(d, progress)))
     if config.kind != "hf":
@@ -60,11 +59,19 @@ def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.inf
     return config.name
 
 
+def _create_tiny(kind: str, directory: Path, progress: Callable[[str], None]) -> None:
+    from rlforge.models.tiny.create import create_tiny
+
+    create_tiny(directory, RECIPES[kind], progress)
+
+
 def resolve_device(name: str) -> torch.device:
     """``auto`` (a CUDA device if there is one), ``cpu`` or ``cuda``.
 
     Raises ConfigError when CUDA is asked for and absent.
     """
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):
@@ -83,12 +90,15 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     GPUs do from compute capability 8.0 on; CPUs without its instructions are some 20 times slower
     in bfloat16 than in float32.
     """
+    import torch
+
     if name == "auto":
         good = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if good else torch.float32
     if name not in _DTYPES:
         raise ConfigError(f"model.dtype {name!r} is unknown; there are auto, {', '.join(_DTYPES)}")
-    return _DTYPES[name]
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def load_tokenizer(config: ModelConfig) -> Any:

@@ -16,7 +16,7 @@ from rlforge.config.serving import ServeConfig, ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError, RunError
 from rlforge.graph import build_graph
-from rlforge.hardware import check_cluster, detect, resolve_hardware
+from rlforge.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.runlock import RunLock
 from rlforge.serving.checks import check_deployment, check_room, check_serve
 from rlforge.serving.client import ADDRESS_FILE
@@ -45,7 +45,7 @@ def serve(config: ServingConfig, state_dir: Path, source: Path | None, say: Say)
     hardware = resolve_hardware(
         config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
     )
-    _prepare_ray(hardware)
+    prepare_ray(hardware)
     state_dir = state_dir.absolute()
     state_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(state_dir):  # let go again at once: the service itself takes it
@@ -206,13 +206,3 @@ def found_at(state_dir: Path, url: str) -> Iterator[None]:
         yield
     finally:
         address.unlink(missing_ok=True)
-
-
-def _prepare_ray(hardware: HardwareConfig) -> None:
-    """Ray reads these when it is first imported."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if hardware.ray_address is None:
-        # A Ray of our own listens on the loopback interface only (the name is Ray's).
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    else:
-        check_cluster(hardware.ray_address)
