@@ -24,10 +24,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from recording import ROOT, heading, write_study
 
-from rlforge.hardware import describe, versions
-
-ROOT = Path(__file__).resolve().parents[1]
 FIGURES = {"policy_reward": "mean reward", "win_rate": "trades with a profit", "avg_pnl": "profit"}
 #: Whom a policy that has learned must be above.
 MOMENTUM = "scripted:momentum"
@@ -155,13 +153,7 @@ def page(name: str, record: dict[str, Any]) -> str:
     above = sum(verdict["above_momentum"] is True for verdict in verdicts)
     return "\n".join(
         [
-            f"# {name}",
-            "",
-            f"`{record['command']}`, {record['date']}, {record['hardware']['processor']}, "
-            f"{record['hardware']['cores']} cores, no GPU, "
-            + ", ".join(f"{package} {number}" for package, number in record["versions"].items())
-            + ".",
-            "",
+            *heading(name, record),
             "Mean reward of the policy's decisions: higher in the last window than in the first in "
             f"{rises} of {len(results)} runs, above the momentum trader in the last window in "
             f"{above}. Median wall time {statistics.median(walls):.0f} s (from {min(walls):.0f} to "
@@ -191,7 +183,7 @@ def main() -> None:
         for seed in arguments.seeds:
             results.append(run_seed(preset, seed, arguments.overrides, runs))
             # After every run, so that a study that is stopped keeps what it has.
-            write(name, _command(arguments), results)
+            write_study(name, _command(arguments), results, plot, page)
     print(table(results))
 
 
@@ -202,22 +194,6 @@ def _command(arguments: argparse.Namespace) -> str:
     words += ["--set", *arguments.overrides] if arguments.overrides else []
     words += ["--name", arguments.name] if arguments.name else []
     return shlex.join(words)
-
-
-def write(name: str, command: str, results: list[dict[str, Any]]) -> None:
-    """Write results.json, curves.svg and README.md of the study."""
-    out = ROOT / "experiments" / name
-    out.mkdir(parents=True, exist_ok=True)
-    record = {
-        "command": command,
-        "date": time.strftime("%Y-%m-%d"),
-        "hardware": describe(),
-        "versions": versions(),
-        "results": results,
-    }
-    (out / "results.json").write_text(json.dumps(record, indent=1) + "\n")
-    plot(results, out / "curves.svg")
-    (out / "README.md").write_text(page(name, record))
 
 
 if __name__ == "__main__":

@@ -25,10 +25,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from nash_conv import policy_nash_conv
-
-from rlforge.hardware import describe, versions
-
-ROOT = Path(__file__).resolve().parents[1]
+from recording import ROOT, heading, write_study
 
 
 def run_seed(experiment: str, seed: int, overrides: list[str], folder: Path) -> dict[str, Any]:
@@ -138,6 +135,7 @@ def main() -> None:
     arguments = parser.parse_args()
     runs = arguments.runs or ROOT / "runs" / "studies" / arguments.experiment
     runs.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["python", "experiments/study.py", *sys.argv[1:]])
     results: list[dict[str, Any]] = []
     for seed in arguments.seeds:
         result = run_seed(arguments.experiment, seed, arguments.overrides, runs.absolute())
@@ -146,24 +144,8 @@ def main() -> None:
             result["nash_conv"] = policy_nash_conv(runs / f"seed-{seed}")
         results.append(result)
         # After every seed, so that a study that is stopped keeps what it has.
-        write(arguments.experiment, results)
+        write_study(arguments.experiment, command, results, plot, page)
     print(table(results))
-
-
-def write(experiment: str, results: list[dict[str, Any]]) -> None:
-    """Write results.json, curves.svg and README.md of the study."""
-    out = ROOT / "experiments" / experiment
-    out.mkdir(parents=True, exist_ok=True)
-    record = {
-        "command": shlex.join(["python", "experiments/study.py", *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%d"),
-        "hardware": describe(),
-        "versions": versions(),
-        "results": results,
-    }
-    (out / "results.json").write_text(json.dumps(record, indent=1) + "\n")
-    plot(results, out / "curves.svg")
-    (out / "README.md").write_text(page(experiment, record))
 
 
 def page(name: str, record: dict[str, Any]) -> str:
@@ -171,13 +153,7 @@ def page(name: str, record: dict[str, Any]) -> str:
     results = record["results"]
     walls = [result["wall_s"] for result in results]
     lines = [
-        f"# {name}",
-        "",
-        f"`{record['command']}`, {record['date']}, {record['hardware']['processor']}, "
-        f"{record['hardware']['cores']} cores, no GPU, "
-        + ", ".join(f"{package} {number}" for package, number in record["versions"].items())
-        + ".",
-        "",
+        *heading(name, record),
         f"Median wall time {statistics.median(walls):.0f} s (from {min(walls):.0f} to "
         f"{max(walls):.0f}), with the tiny model made anew for every seed.",
         "",

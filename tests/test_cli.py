@@ -399,13 +399,14 @@ def test_ctrl_c_is_no_stack_trace(rlforge: Rlforge, monkeypatch: pytest.MonkeyPa
 
 
 def test_looking_needs_no_heavy_library() -> None:
-    """``config``, ``graph`` and ``--help`` start fast: torch and Ray stay on disk."""
+    """``config``, ``graph`` and ``--help`` start fast: torch, Ray and statistics stay on disk."""
     code = (
         "import sys\n"
         "from rlforge.cli import main\n"
         "sys.argv = ['rlforge', 'graph', '+experiment=simpletak_mirror']\n"
         "try:\n    main()\nexcept SystemExit as ending:\n    assert ending.code == 0\n"
-        "sys.exit(sorted({'torch', 'ray', 'transformers'} & set(sys.modules)).__repr__())\n"
+        "heavy = {'torch', 'ray', 'transformers', 'sklearn', 'scipy', 'pandas', 'duckdb'}\n"
+        "sys.exit(sorted(heavy & set(sys.modules)).__repr__())\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False

@@ -41,3 +41,12 @@ RunDir = Annotated[
         metavar="RUN", help="A run directory, as train printed it.", callback=must_be_run
     ),
 ]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume",
+        metavar="RUN",
+        help="Go on with the run in this directory.",
+        callback=must_be_run,
+    ),
+]

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-from rlforge.cli.arguments import ConfigDir, Overrides, must_be_run
+from rlforge.cli.arguments import ConfigDir, Overrides, Resume
 from rlforge.errors import ConfigError
 
 
 def continuous(
     overrides: Overrides = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume",
-            metavar="RUN",
-            help="Go on with the run in this directory.",
-            callback=must_be_run,
-        ),
-    ] = None,
+    resume: Resume = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Train from window to window of a market; the last line printed is the run directory.

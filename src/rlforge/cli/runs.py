@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rlforge.cli.arguments import ConfigDir, Overrides, RunDir, must_be_run
+from rlforge.cli.arguments import ConfigDir, Overrides, Resume, RunDir
 from rlforge.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -22,15 +22,7 @@ def train(
     multirun: Annotated[
         bool, typer.Option("-m", "--multirun", help="Sweep over comma-separated values.")
     ] = False,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume",
-            metavar="RUN",
-            help="Go on with the run in this directory.",
-            callback=must_be_run,
-        ),
-    ] = None,
+    resume: Resume = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Train; the last line printed is the run directory.

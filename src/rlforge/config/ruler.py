@@ -13,6 +13,10 @@ DEFAULT_RUBRIC = (
 )
 
 
+#: What ``ruler.regression.model`` may be.
+REGRESSION_MODELS = ("ridge", "gradient_boosting")
+
+
 @dataclass
 class PreferenceConfig:
     """The preference model: Bradley-Terry with strengths that are linear in the features."""

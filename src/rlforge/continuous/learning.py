@@ -89,7 +89,7 @@ class WindowLearner:
                 return None
             facts = {"samples": result.samples, "metrics": dict(result.metrics)}
             self._write(result.version, window_id, parent, facts)
-        except Exception:
+        except Exception:  # whatever it was, a half-trained policy must not stay behind
             self.restore(parent)
             raise
         self._standing = f"step-{result.version}"

@@ -5,7 +5,6 @@ The journal is the truth; the files are written from it, and again when a run is
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,14 @@ from rlforge.config.schema import TrackerConfig
 from rlforge.continuous.journal import Entry
 from rlforge.continuous.learning import Trained
 from rlforge.continuous.performance import POLICY, by_player
-from rlforge.tracking.files import JsonlFile, RunPaths, json_ready, read_json, write_json
+from rlforge.tracking.files import (
+    JsonlFile,
+    RunPaths,
+    json_ready,
+    read_json,
+    write_json,
+    write_jsonl,
+)
 from rlforge.tracking.formatting import number, percent
 from rlforge.tracking.progress import Progress, RunStatus
 from rlforge.tracking.sinks import make_sinks
@@ -116,8 +122,8 @@ class Records:
         for facts in done:
             if facts["update"] is not None:
                 self._updates.append(self._update_row(facts["window"], facts["update"]))
-        _rewrite(self._paths.windows, self._rows)
-        _rewrite(self._paths.metrics, self._updates)
+        write_jsonl(self._paths.windows, self._rows)
+        write_jsonl(self._paths.metrics, self._updates)
         self._window_file = JsonlFile(self._paths.windows)
         self._update_file = JsonlFile(self._paths.metrics)
         for sink in self._sinks:
@@ -207,9 +213,3 @@ def _scalars(prefix: str, figures: Mapping[str, Any]) -> dict[str, float]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _rewrite(path: Any, rows: Sequence[Row]) -> None:
-    fresh = path.with_name(f".{path.name}.tmp")
-    fresh.write_text("".join(f"{json.dumps(json_ready(row))}\n" for row in rows), encoding="utf-8")
-    fresh.replace(path)

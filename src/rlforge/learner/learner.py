@@ -30,7 +30,12 @@ from rlforge.learner.metrics import (
     logprob_metrics,
     optimizer_metrics,
 )
-from rlforge.learner.optim import learning_rate_factor, make_optimizer, set_learning_rate
+from rlforge.learner.optim import (
+    learning_rate_factor,
+    make_optimizer,
+    set_learning_rate,
+    steps_per_pass,
+)
 from rlforge.learner.policy import Policy
 from rlforge.learner.ranks import Ranks
 from rlforge.learner.sharding import clip_gradient, cpu_copy, spread_optimizer_state
@@ -142,10 +147,11 @@ class Learner:
         selection = select_rows(batch.steps, config.max_train_len)
         with self._random_state() as generator:
             evidence = self._evidence(batch.steps, selection, watch)
+            steps = steps_per_pass(config, len(selection.rows))
             done = [
                 self._optimizer_step(rows, evidence, watch)
                 for _ in range(config.epochs)
-                for rows in split_rows(selection.rows, self._steps(selection), generator)
+                for rows in split_rows(selection.rows, steps, generator)
             ]
         if self._single_step:
             self._ranks.sum_(evidence.start)
@@ -239,14 +245,6 @@ class Learner:
         except FileNotFoundError:
             raise CheckpointError(f"{directory} holds no {STATE_FILE} to resume from") from None
         self.load_state_dict(state)
-
-    def _steps(self, selection: Selection) -> int:
-        """Optimizer steps of one pass over ``selection``."""
-        passes = self._config.gradient_accumulation_steps
-        if passes is None:
-            return self._config.optimizer_steps
-        together = passes * (self._config.mini_batch_size or 1)
-        return max(1, -(-len(selection.rows) // together))
 
     def _evidence(self, steps: Sequence[Step], selection: Selection, watch: Stopwatch) -> Evidence:
         """Everything that is fixed before the first optimizer step."""

@@ -73,3 +73,11 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
     """Give every group ``factor`` times its initial rate."""
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor
+
+
+def steps_per_pass(config: LearnerConfig, rows: int) -> int:
+    """Optimizer steps of one pass over ``rows`` rows."""
+    if config.gradient_accumulation_steps is None:
+        return config.optimizer_steps
+    together = config.gradient_accumulation_steps * (config.mini_batch_size or 1)
+    return max(1, -(-rows // together))

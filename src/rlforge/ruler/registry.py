@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlforge.config.ruler import JudgeConfig, RulerConfig
+from rlforge.config.ruler import REGRESSION_MODELS, JudgeConfig, RulerConfig
 from rlforge.errors import ConfigError, nearest
 from rlforge.ruler.base import Scorer
 from rlforge.ruler.endpoint import FORMS, EndpointVoice, check_endpoint
 from rlforge.ruler.features import FEATURES
-from rlforge.ruler.judge import JudgeScorer
-from rlforge.ruler.preference import PreferenceScorer
-from rlforge.ruler.regression import MODELS, RegressionScorer
 from rlforge.ruler.voices import EngineVoice, LocalModel, Voice
 
 #: ``ruler.judge.model`` for the run's own model.
@@ -37,7 +34,7 @@ def check_ruler(config: RulerConfig, *, keys: bool = True) -> None:
     for key, given, choices in (
         ("scoring_method", config.scoring_method, tuple(_SCORERS)),
         ("features", config.features, FEATURES),
-        ("regression.model", config.regression.model, MODELS),
+        ("regression.model", config.regression.model, REGRESSION_MODELS),
         ("judge.structured", judge.structured, ("auto", *FORMS)),
         ("judge.group_by", judge.group_by, ("time", "agent")),
     ):
@@ -85,15 +82,25 @@ def _check_judge(judge: JudgeConfig, keys: bool) -> None:
         check_endpoint(judge)
 
 
+# Scorers are imported when they are made: every command checks a configuration, and none should
+# wait for the statistics behind them.
+
+
 def _preference(config: RulerConfig, seed: int, local: LocalModel | None) -> Scorer:
+    from rlforge.ruler.preference import PreferenceScorer
+
     return PreferenceScorer(config, seed=seed)
 
 
 def _regression(config: RulerConfig, seed: int, local: LocalModel | None) -> Scorer:
+    from rlforge.ruler.regression import RegressionScorer
+
     return RegressionScorer(config, seed=seed)
 
 
 def _judge(config: RulerConfig, seed: int, local: LocalModel | None) -> Scorer:
+    from rlforge.ruler.judge import JudgeScorer
+
     voice: Voice
     if config.judge.model != ENGINE:
         voice = EndpointVoice(config.judge)

@@ -23,9 +23,6 @@ Floats = NDArray[np.float64]
 _FEWEST = 4
 _FOLDS = 5
 
-#: Choices of ``ruler.regression.model``.
-MODELS = ("ridge", "gradient_boosting")
-
 
 class RegressionScorer(LearnedScorer):
     """The predicted reward r, as sigmoid((r - mean) / (deviation × ``ruler.temperature``)).

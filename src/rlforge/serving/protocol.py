@@ -6,6 +6,7 @@ may be given with it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
@@ -54,7 +55,7 @@ class ResponseFormat(_Strict):
     type: Literal["text"]
 
 
-class Sampling(_Strict):
+class Sampling(_Strict, ABC):
     """What both kinds of request have."""
 
     model: Text
@@ -79,9 +80,9 @@ class Sampling(_Strict):
         """Most tokens of the answer; None: the service's default."""
         return self.max_tokens
 
+    @abstractmethod
     def wants_logprobs(self) -> bool:
         """Whether log-probabilities of the tokens are asked for."""
-        raise NotImplementedError
 
 
 class ChatRequest(Sampling):

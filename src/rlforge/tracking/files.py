@@ -190,9 +190,23 @@ def json_ready(data: Any) -> Any:
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Replace ``path`` by ``data`` in one step: a reader sees the old file or the new one."""
+    _replace(path, json.dumps(json_ready(data), indent=1) + "\n")
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Leave exactly ``rows`` in ``path``, an object a line; replaced in one step where it differs.
+
+    An unfinished last line goes, too.
+    """
+    text = "".join(f"{json.dumps(json_ready(row))}\n" for row in rows)
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        _replace(path, text)
+
+
+def _replace(path: Path, text: str) -> None:
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        fresh.write_text(json.dumps(json_ready(data), indent=1) + "\n", encoding="utf-8")
+        fresh.write_text(text, encoding="utf-8")
         os.replace(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)
@@ -244,7 +258,7 @@ class JsonlFile:
     def __init__(self, path: Path) -> None:
         """Open for appending; the rest of a line that a crash cut short is removed."""
         self.path = path
-        self._rewrite(read_jsonl(path))
+        write_jsonl(path, read_jsonl(path))
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def rewind(self, step: int) -> None:
@@ -253,17 +267,8 @@ class JsonlFile:
         Also needed when another process has replaced the file.
         """
         self._file.close()
-        self._rewrite(row for row in read_jsonl(self.path) if row["step"] <= step)
+        write_jsonl(self.path, (row for row in read_jsonl(self.path) if row["step"] <= step))
         self._file = self.path.open("a", encoding="utf-8")
-
-    def _rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Leave exactly ``rows``; an unfinished last line goes, too."""
-        text = "".join(f"{json.dumps(json_ready(row))}\n" for row in rows)
-        if self.path.is_file() and self.path.read_text(encoding="utf-8") == text:
-            return
-        fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        fresh.write_text(text, encoding="utf-8")
-        os.replace(fresh, self.path)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add one object."""

@@ -56,7 +56,7 @@ class GroupCommit:
             tickets, self._queue = self._queue, []
         try:
             self._write([ticket.frame for ticket in tickets])
-        except BaseException as error:
+        except BaseException as error:  # an interrupt, too: others wait for these tickets
             for ticket in tickets:
                 ticket.error = error
         for ticket in tickets:
