@@ -185,14 +185,15 @@ def test_a_cluster_that_says_its_memory_is_checked(machine):
 
 
 def test_an_adapter_of_layers_that_the_model_does_not_have_is_found_before_it_is_loaded():
-    wrong = compose([QUICK_START, "model.lora.target_modules=[q_proj,v_projj]"])
+    model = ("model=smollm2_135m", "hardware=cpu")
+    wrong = compose([*model, "model.lora.target_modules=[q_proj,v_projj]"])
     with pytest.raises(ConfigError, match=r"no linear layers named v_projj; it has .*v_proj"):
         check_fit(wrong.config)
 
     problem = finding(examine(wrong), "model")
     assert problem.state == "problem"
     assert "v_projj" in problem.detail
-    check_fit(compose([QUICK_START, "model.lora.target_modules=[q_proj,lm_head]"]).config)
+    check_fit(compose([*model, "model.lora.target_modules=[q_proj,lm_head]"]).config)
 
 
 FOUR_B = ("model.name=Qwen/Qwen3-4B", "hardware=gpu_1", "learner.gradient_checkpointing=true")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError
@@ -73,6 +75,23 @@ def test_loading_prints_nothing(
     load_base_model(local_model, CPU, torch.float32)
     load_tokenizer(local_model)
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_tokenizer_of_a_tiny_model_needs_no_torch(small_model: Path) -> None:
+    code = f"""
+import sys
+from rlforge.config.schema import ModelConfig
+from rlforge.models.load import load_tokenizer, stop_token_ids
+model = ModelConfig(kind="hf", name={str(small_model)!r})
+stop_token_ids(model, load_tokenizer(model))
+sys.exit("torch" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    ours = load_tokenizer(ModelConfig(kind="hf", name=str(small_model)))
+    theirs = AutoTokenizer.from_pretrained(str(small_model))
+    assert type(ours) is type(theirs)
+    assert ours.get_vocab() == theirs.get_vocab()
+    assert ours.init_kwargs.keys() == theirs.init_kwargs.keys()
 
 
 def test_stop_tokens_come_from_all_that_names_them(local_model: ModelConfig) -> None:
