@@ -54,9 +54,13 @@ def composed(
     """
     result = compose_for(overrides, config_dir, wanted)
     check(result, keys=keys)
-    if isinstance(result.config, ContinuousConfig):
-        return result, continuous_graph(result.config, detect())
-    return result, build_graph(result.config, detect())
+    return result, _graph(result.config)
+
+
+def _graph(config: RunConfig) -> RunGraph:
+    if isinstance(config, ContinuousConfig):
+        return continuous_graph(config, detect())
+    return build_graph(config, detect())
 
 
 def check(result: Composed, *, keys: bool = True) -> None:
@@ -92,7 +96,7 @@ def resume_continuous(run_dir: Path) -> Any:
             f"{run_dir}: already finished its {done} windows; start a new run with "
             "learner.initial_adapter to go further"
         )
-    return _run_continuously(config, continuous_graph(config, detect()), run_dir, resume=True)
+    return _run_continuously(config, _graph(config), run_dir, resume=True)
 
 
 def resume(run_dir: Path) -> Any:
@@ -101,7 +105,6 @@ def resume(run_dir: Path) -> Any:
     Raises CheckpointError naming the file when that state is damaged: nothing is started then.
     """
     config = read_run(run_dir, GAMES)
-    graph = build_graph(config, detect())
     check_fit(config)
     checkpoints = run_dir / "checkpoints"
     newest = latest_checkpoint(checkpoints, with_state=True)
@@ -115,19 +118,19 @@ def resume(run_dir: Path) -> Any:
             read_manifest(newest)
         except CheckpointError as error:
             raise CheckpointError(f"{error}: delete {newest} and resume again") from None
-    return _run(config, graph, run_dir, resume=True)
+    return _run(config, _graph(config), run_dir, resume=True)
 
 
-def sweep(overrides: Sequence[str], config_dir: Path | None) -> bool:
+def sweep(overrides: Sequence[str], config_dir: Path | None, wanted: Primary = GAMES) -> bool:
     """Run every combination with Hydra's launcher and sweeper; True when all jobs succeeded.
 
-    Plain grid sweeps are validated whole before the first job starts; other sweepers (Optuna)
-    choose as they go, so their jobs are validated one by one.
+    wanted: what the command runs. Plain grid sweeps are validated whole before the first job
+    starts; other sweepers (Optuna) choose as they go, so their jobs are validated one by one.
     """
     jobs = _grid(overrides)
     for job in jobs:
-        check_fit(composed(job, config_dir, wanted=GAMES)[0].config)
-    first, _ = composed(jobs[0], config_dir)
+        check_fit(composed(job, config_dir, wanted=wanted)[0].config)
+    first, _ = composed(jobs[0], config_dir, wanted=wanted)
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     sweep_dir = Path("runs") / first.config.name / f"sweep_{stamp}"
     os.environ["RLFORGE_SWEEP_DIR"] = str(sweep_dir)
@@ -136,7 +139,7 @@ def sweep(overrides: Sequence[str], config_dir: Path | None) -> bool:
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
             GlobalHydra.instance().hydra.multirun(
-                "config", sweep_job, [*overrides, *extra, "hydra.mode=MULTIRUN"]
+                wanted.name, sweep_job, [*overrides, *extra, "hydra.mode=MULTIRUN"]
             )
     except HydraException as error:  # a launcher or sweeper that is not installed, or its options
         raise ConfigError(f"the sweep cannot start: {str(error).splitlines()[0]}") from error
@@ -160,10 +163,13 @@ def sweep_job(config: DictConfig) -> float:
     dirs = [conf_dir(), *([Path(folder)] if folder else [])]
     run_dir = Path(hydra.runtime.output_dir)
     try:
-        result = from_hydra(whole, list(hydra.overrides.task), dirs)
-        validate(result)
+        continuous = hydra.job.config_name == CONTINUOUS.name
+        root = (CONTINUOUS if continuous else GAMES).root
+        result = from_hydra(whole, list(hydra.overrides.task), dirs, root)
+        check(result)
         check_fit(result.config)
-        outcome = _run(result.config, build_graph(result.config, detect()), run_dir)
+        start = _run_continuously if continuous else _run
+        outcome = start(result.config, _graph(result.config), run_dir)
     except RlforgeError as error:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "failed.txt").write_text(f"{error}\n")

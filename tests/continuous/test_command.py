@@ -92,6 +92,28 @@ def test_config_and_graph_show_a_continuous_experiment(
     assert "learner -->|Checkpoint| deployment" in out
 
 
+def test_a_sweep_trains_one_run_after_the_other(
+    small: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = [*small, "continuous.windows=1", "algorithm=window_grpo,window_ppo"]
+    code, out, err = command(monkeypatch, capsys, "continuous", "-m", *sweep)
+    assert code == 0, err
+    folder = Path(out.splitlines()[-1])
+    assert folder.parent == Path("runs/test")
+    names = [
+        yaml.safe_load((folder / job / "config.yaml").read_text())["algorithm"]["name"]
+        for job in ("0", "1")
+    ]
+    assert names == ["window_grpo", "window_ppo"]
+    for job in ("0", "1"):
+        summary = json.loads((folder / job / "summary.json").read_text())
+        assert (summary["status"], summary["windows"]) == ("done", 1)
+    # A run stands for the folder of its service.
+    code, out, _ = command(monkeypatch, capsys, "deployments", "--state", folder / "0")
+    assert code == 0
+    assert "step-0" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -100,6 +122,8 @@ def test_config_and_graph_show_a_continuous_experiment(
         (["continuous", "continuous.agents=0"], 2, "continuous.agents=0"),
         (["continuous", "--resume", "nowhere"], 2, "no run directory nowhere"),
         (["continuous", "--resume", "x", "seed=1"], 2, "give it no other argument"),
+        (["continuous", "-m", "seed=0,1", "continuous.agents=0"], 2, "continuous.agents=0"),
+        (["continuous", "-m", "+experiment=kuhn_grpo", "seed=0,1"], 2, "rlforge train +exp"),
     ],
 )
 def test_slips_are_one_message(

@@ -50,3 +50,6 @@ Resume = Annotated[
         callback=must_be_run,
     ),
 ]
+Multirun = Annotated[
+    bool, typer.Option("-m", "--multirun", help="Sweep over comma-separated values.")
+]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from rlforge.cli.arguments import ConfigDir, Overrides, Resume
+from rlforge.cli.arguments import ConfigDir, Multirun, Overrides, Resume
 from rlforge.errors import ConfigError
 
 
 def continuous(
     overrides: Overrides = None,
+    multirun: Multirun = False,
     resume: Resume = None,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -24,12 +25,19 @@ def continuous(
 
       rlforge continuous +experiment=market_continuous continuous.windows=20 seed=1
 
+      rlforge continuous -m +experiment=market_continuous algorithm=window_grpo,window_ppo
+
       rlforge continuous --resume runs/market_continuous/2026-01-01_12-00-00
     """
     from rlforge import launch
+    from rlforge.config.primary import CONTINUOUS
 
-    if resume is not None and (overrides or config_dir):
+    if resume is not None and (overrides or multirun or config_dir):
         raise ConfigError("--resume goes on with the run's own config; give it no other argument")
+    if multirun:
+        if not launch.sweep(overrides or [], config_dir, CONTINUOUS):
+            raise typer.Exit(1)
+        return
     outcome = (
         launch.train_continuously(overrides or [], config_dir)
         if resume is None

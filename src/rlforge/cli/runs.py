@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rlforge.cli.arguments import ConfigDir, Overrides, Resume, RunDir
+from rlforge.cli.arguments import ConfigDir, Multirun, Overrides, Resume, RunDir
 from rlforge.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 def train(
     overrides: Overrides = None,
-    multirun: Annotated[
-        bool, typer.Option("-m", "--multirun", help="Sweep over comma-separated values.")
-    ] = False,
+    multirun: Multirun = False,
     resume: Resume = None,
     config_dir: ConfigDir = None,
 ) -> None:

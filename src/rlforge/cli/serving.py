@@ -20,7 +20,8 @@ StateDir = Annotated[
     typer.Option(
         "--state",
         metavar="DIR",
-        help="State folder of the service. Default: RUN/deployments, else deployments/.",
+        help="State folder of the service, or a run that holds it. Default: RUN/deployments, "
+        "else deployments/.",
     ),
 ]
 Url = Annotated[
@@ -137,7 +138,7 @@ def deployments(
 
     [bold]Example[/bold]
 
-      rlforge deployments --state runs/simpletak_mirror/2026-01-01_12-00-00/deployments
+      rlforge deployments --state runs/market_continuous/2026-01-01_12-00-00
     """
     from rlforge.serving.client import AdminClient, state_folder
     from rlforge.serving.journal import read_history

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from rlforge.continuous.snapshot import load_life
 from rlforge.continuous.speech import Speech
 from rlforge.continuous.trainer import Parts, life_path
 from rlforge.continuous.trials import MarketTrials
-from rlforge.engines.base import Engine
+from rlforge.engines.base import Engine, LocalEngine
 from rlforge.engines.registry import make_engine
 from rlforge.learner.build import make_learner
 from rlforge.learner.ranks import Ranks
@@ -79,103 +79,51 @@ async def assembled(
     async with contextlib.AsyncExitStack() as stack:
         journal = Journal(paths.root / "journal.sqlite")
         stack.callback(journal.close)
-        engine = await asyncio.to_thread(
-            make_engine,
-            config,
-            device=hardware.device,
-            threads=hardware.threads,
-            gpus=hardware.engine_gpus,
-        )
+        engine = await asyncio.to_thread(_engine, config, hardware)
         stack.push_async_callback(engine.close)
         learner = await asyncio.to_thread(_learner, config, hardware, paths)
         store = TrajectoryStore(store_folder(config.store, paths.root), config.store)
         stack.callback(store.close)
 
-        tokenizer = load_tokenizer(config.model)
-        params = SamplingParams(
-            temperature=config.engine.temperature,
-            top_p=config.engine.top_p,
-            max_tokens=config.engine.max_tokens,
-            stop_token_ids=stop_token_ids(config.model, tokenizer),
-        )
-        speech = Speech(
-            config.market,
-            tokenizer,
-            template=config.model.prompt_template,
-            extraction=config.model.action_extraction,
-        )
-        reward = DecisionReward(config.decision_reward)
-        invalid = config.continuous.invalid_reward
-
-        def rewarded(settled: Settled) -> float:
-            if settled.invalid and invalid is not None:
-                return invalid
-            return reward(_result(settled)).reward
-
-        trials = MarketTrials(config, engine, speech, params, rewarded)
+        voice, reward = _voice(config), DecisionReward(config.decision_reward)
+        rewarded = _rewarded(config, reward)
+        trials = MarketTrials(config, engine, voice.speech, voice.params, rewarded)
         service_folder, metrics = paths.root / "deployments", Metrics()
         service = await DeploymentService.open(
             service_folder,
             engine,
             config.deployment,
             config.model,
-            market_probes(config, speech, params),
+            market_probes(config, voice.speech, voice.params),
             holdout=trials.holdout if config.deployment.holdout_games else None,
             on_phase=metrics.on_phase,
         )
         stack.push_async_callback(service.close)
 
-        async def answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
-            seeded = dataclasses.replace(params, seed=draw)
-            return await service.generate(prompt, seeded, user=agent_id)
-
-        async def heard(uid: str, decision_id: str, reward: float) -> None:
-            await service.record_outcome(reward, uid=uid, key=decision_id)
-
         last = journal.last()
-        life = _life(config, paths.root, last)
-        grid = WindowGrid(config.window.minutes)
-        simulated = config.window.clock == "simulated"
-        clock = WallClock()
-        begin = window_start(config.continuous.start)
-
-        def now(life: Life) -> float:
-            return begin + life.world.minute * 60 if simulated else clock.now()
-
-        population = Population(
+        life, time = _life(config, paths.root, last), _MarketTime(config)
+        population = _population(
+            config,
             life,
-            name=f"{config.name}-{config.seed}",
-            seed=config.seed,
-            speech=speech,
-            answer=answer,
-            provider=config.model.name or config.model.kind,
-            ledger=_StoreLedger(store),
-            now=now,
-            window_of=grid.id_of,
-            reward=rewarded,
-            heard=heard,
+            time,
+            voice,
+            service,
+            store,
+            rewarded,
             recorded=await asyncio.to_thread(_recorded, store, last),
         )
         habitat: Habitat
-        if simulated:
-            habitat = SimulatedHabitat(population, lambda: now(life), stop)
+        if time.simulated:
+            habitat = SimulatedHabitat(population, lambda: time.now(life), stop)
         else:
-            habitat = WallHabitat(population, clock, config.market.tick_minutes * 60, stop)
+            habitat = WallHabitat(population, time.clock, config.market.tick_minutes * 60, stop)
         stack.push_async_callback(habitat.close)
-
-        # The judge that is the run's own model is that before training: it does not change.
-        local = LocalModel(
-            generator=engine,
-            tokenizer=tokenizer,
-            policy=PolicyRef(uid="base", kind="checkpoint"),
-            stop_token_ids=params.stop_token_ids,
-        )
-        scorer = _scorer(config, paths, local)
+        scorer = _scorer(config, paths, engine, voice)
         stack.push_async_callback(scorer.close)
 
         parts = Parts(
             habitat=habitat,
-            windows=Calendar(Windows(store, config.window), skips=not simulated),
+            windows=Calendar(Windows(store, config.window), skips=not time.simulated),
             scorer=scorer,
             reward=reward,
             algorithm=make_algorithm(config.algorithm, config.engine.max_tokens),
@@ -195,6 +143,92 @@ async def assembled(
         )
 
 
+@value
+class _Voice:
+    """How the agents speak: what their model reads and writes, and how it draws."""
+
+    tokenizer: Any
+    params: SamplingParams
+    speech: Speech
+
+
+def _voice(config: ContinuousConfig) -> _Voice:
+    tokenizer = load_tokenizer(config.model)
+    params = SamplingParams(
+        temperature=config.engine.temperature,
+        top_p=config.engine.top_p,
+        max_tokens=config.engine.max_tokens,
+        stop_token_ids=stop_token_ids(config.model, tokenizer),
+    )
+    speech = Speech(
+        config.market,
+        tokenizer,
+        template=config.model.prompt_template,
+        extraction=config.model.action_extraction,
+    )
+    return _Voice(tokenizer=tokenizer, params=params, speech=speech)
+
+
+class _MarketTime:
+    """The time of decisions: that of the market, or that of the clock on the wall."""
+
+    def __init__(self, config: ContinuousConfig) -> None:
+        self.simulated = config.window.clock == "simulated"
+        self.clock = WallClock()
+        self._begin = window_start(config.continuous.start)
+
+    def now(self, life: Life) -> float:
+        return self._begin + life.world.minute * 60 if self.simulated else self.clock.now()
+
+
+def _rewarded(config: ContinuousConfig, reward: DecisionReward) -> Callable[[Settled], float]:
+    """The reward of a settled decision, or what a refused action costs."""
+    invalid = config.continuous.invalid_reward
+
+    def rewarded(settled: Settled) -> float:
+        if settled.invalid and invalid is not None:
+            return invalid
+        return reward(_result(settled)).reward
+
+    return rewarded
+
+
+def _population(
+    config: ContinuousConfig,
+    life: Life,
+    time: _MarketTime,
+    voice: _Voice,
+    service: DeploymentService,
+    store: TrajectoryStore,
+    rewarded: Callable[[Settled], float],
+    *,
+    recorded: Mapping[str, Decision],
+) -> Population:
+    """The agents of ``life``, who ask the service like anybody else and tell it how they fared."""
+
+    async def answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
+        seeded = dataclasses.replace(voice.params, seed=draw)
+        return await service.generate(prompt, seeded, user=agent_id)
+
+    async def heard(uid: str, decision_id: str, reward: float) -> None:
+        await service.record_outcome(reward, uid=uid, key=decision_id)
+
+    return Population(
+        life,
+        name=f"{config.name}-{config.seed}",
+        seed=config.seed,
+        speech=voice.speech,
+        answer=answer,
+        provider=config.model.name or config.model.kind,
+        ledger=_StoreLedger(store),
+        now=time.now,
+        window_of=WindowGrid(config.window.minutes).id_of,
+        reward=rewarded,
+        heard=heard,
+        recorded=recorded,
+    )
+
+
 class _StoreLedger:
     """The store as the population sees it: its syncs of the disk hold up nobody else."""
 
@@ -206,6 +240,12 @@ class _StoreLedger:
 
     async def complete(self, outcomes: Sequence[Outcome]) -> None:
         await asyncio.to_thread(self._store.complete, outcomes)
+
+
+def _engine(config: ContinuousConfig, hardware: HardwareConfig) -> LocalEngine:
+    return make_engine(
+        config, device=hardware.device, threads=hardware.threads, gpus=hardware.engine_gpus
+    )
 
 
 def _learner(config: ContinuousConfig, hardware: HardwareConfig, paths: RunPaths) -> WindowLearner:
@@ -222,8 +262,17 @@ def _learner(config: ContinuousConfig, hardware: HardwareConfig, paths: RunPaths
     return WindowLearner(learner, paths.checkpoints, config.name)
 
 
-def _scorer(config: ContinuousConfig, paths: RunPaths, local: LocalModel) -> Scorer:
-    """The scorer, which keeps what it learned with the run: one that is resumed still knows it."""
+def _scorer(config: ContinuousConfig, paths: RunPaths, engine: Engine, voice: _Voice) -> Scorer:
+    """The scorer, which keeps what it learned with the run: one that is resumed still knows it.
+
+    A judge that is the run's own model is that before training: it does not change.
+    """
+    local = LocalModel(
+        generator=engine,
+        tokenizer=voice.tokenizer,
+        policy=PolicyRef(uid="base", kind="checkpoint"),
+        stop_token_ids=voice.params.stop_token_ids,
+    )
     ruler = config.ruler
     if ruler.model_path is None:
         ruler = dataclasses.replace(ruler, model_path=str(paths.root / "ruler"))

@@ -55,3 +55,11 @@ def in_words(comparison: Mapping[str, Any]) -> list[str]:
         f"{name}: {say(before[name])} before, {say(after[name])} after"
         for name, say in FIGURES.items()
     ]
+
+
+def final_reward(comparison: Mapping[str, Any], otherwise: float) -> float:
+    """Mean reward of the policy's decisions after training; ``otherwise`` where not compared."""
+    if "after" not in comparison:
+        return otherwise
+    mean = comparison["after"]["players"][POLICY]["avg_reward"]
+    return otherwise if mean is None else float(mean)

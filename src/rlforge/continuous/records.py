@@ -147,6 +147,12 @@ class Records:
             sink.write(row["window"], finite)
         self._publish("running", {})
 
+    @property
+    def policy_reward(self) -> float:
+        """Mean reward of the policy's decisions in the last window; nan where there are none."""
+        mean = self._rows[-1]["policy_reward"] if self._rows else None
+        return math.nan if mean is None else float(mean)
+
     def close(self, status: RunStatus, extra: Mapping[str, Any]) -> None:
         """The run ended; ``extra``: what it reached."""
         self._publish(status, extra)

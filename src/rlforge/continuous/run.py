@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import HardwareConfig
 from rlforge.continuous.assembly import Assembly, assembled
-from rlforge.continuous.comparison import compare_once, in_words
+from rlforge.continuous.comparison import compare_once, final_reward, in_words
 from rlforge.continuous.endpoint import endpoint
 from rlforge.continuous.trainer import ContinuousTrainer
 from rlforge.errors import RlforgeError, RunError
@@ -29,11 +30,20 @@ _ONE_SIGNAL_S = 1.0
 
 @value
 class ContinuousOutcome:
-    """How a run ended. windows: done so far, those of earlier parts of the run included."""
+    """How a run ended. windows: done so far, those of earlier parts of the run included.
+
+    mean_reward: of the policy's decisions in the markets that it is compared in at the end, else
+    in the last window; nan before the first.
+    """
 
     run_dir: Path
     windows: int
     interrupted: bool
+    mean_reward: float
+
+    def objective(self) -> float:
+        """What a sweeper maximises: the mean reward, the worst there is where there is none."""
+        return self.mean_reward if math.isfinite(self.mean_reward) else -math.inf
 
 
 class ContinuousRun:
@@ -87,7 +97,12 @@ class ContinuousRun:
         )
         for line in in_words(comparison):
             display.note(line)
-        return ContinuousOutcome(run_dir=self._paths.root, windows=windows, interrupted=not done)
+        return ContinuousOutcome(
+            run_dir=self._paths.root,
+            windows=windows,
+            interrupted=not done,
+            mean_reward=final_reward(comparison, parts.records.policy_reward),
+        )
 
     async def _take_up(self, assembly: Assembly) -> None:
         """Bring learner and service to where they were; both know it from their own files."""

@@ -22,9 +22,9 @@ _CONNECT_S = 5.0
 
 
 def state_folder(given: Path | None, run: Path | None = None) -> Path:
-    """Where a service keeps its state: as given, below the run, or here."""
+    """Where a service keeps its state: as given, below the run (which may be given), or here."""
     if given is not None:
-        return given
+        return given / STATE_DIR if (given / STATE_DIR).is_dir() else given
     if run is not None and (run / STATE_DIR).is_dir():
         return run / STATE_DIR
     return Path(STATE_DIR)
