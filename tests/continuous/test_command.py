@@ -104,14 +104,14 @@ def test_a_sweep_trains_one_run_after_the_other(
         yaml.safe_load((folder / job / "config.yaml").read_text())["algorithm"]["name"]
         for job in ("0", "1")
     ]
-    assert names == ["window_grpo", "window_ppo"]
+    assert names == ["window_grpo", "ppo"]
     for job in ("0", "1"):
         summary = json.loads((folder / job / "summary.json").read_text())
         assert (summary["status"], summary["windows"]) == ("done", 1)
     # A run stands for the folder of its service.
     code, out, _ = command(monkeypatch, capsys, "deployments", "--state", folder / "0")
     assert code == 0
-    assert "step-0" in out
+    assert "version-1  live" in out
 
 
 @pytest.mark.parametrize(
