@@ -2,9 +2,10 @@
 
     python experiments/continuous_study.py market_continuous market_direct_reward --seeds 0 1 2
 
-Every preset is run with every seed, each in a process of its own. Writes results.json, README.md
-and curves.svg to experiments/NAME/; NAME is that of the first preset unless --name says another.
-Several presets stand beside each other in the table and in the curves.
+Every preset is run with every seed, each in a process of its own, --jobs of them at once (markets
+of simulated time come to the same end whatever else the machine does). Writes results.json,
+README.md and curves.svg to experiments/NAME/; NAME is that of the first preset unless --name says
+another. Several presets stand beside each other in the tables and in the curves.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ import matplotlib.pyplot as plt
 from recording import ROOT, heading, write_study
 
 FIGURES = {"policy_reward": "mean reward", "win_rate": "trades with a profit", "avg_pnl": "profit"}
+#: More presets than these are drawn in panels of their own.
+FEW = 3
 #: Whom a policy that has learned must be above.
 MOMENTUM = "scripted:momentum"
 
@@ -98,13 +102,85 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def summary(results: list[dict[str, Any]]) -> str:
+    """One row per preset: what its policies reached, median and range over the seeds."""
+    lines = [
+        "| preset | runs | windows trained | reward in the last window | after: reward | win rate "
+        "| profit of a trade |",
+        "|" + "---|" * 7,
+    ]
+    for preset in dict.fromkeys(result["preset"] for result in results):
+        found = [reached(result) for result in results if result["preset"] == preset]
+        compared = [one["after"] for one in found if "after" in one]
+        cells = [
+            f"{sum(one['trained'] for one in found)} of "
+            f"{sum(len(r['windows']) for r in results if r['preset'] == preset)}",
+            _spread([one["last"] for one in found]),
+            *(
+                _spread([one[key] for one in compared])
+                for key in ("avg_reward", "win_rate", "avg_pnl")
+            ),
+        ]
+        lines.append(f"| {preset} | {len(found)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _spread(numbers: list[float | None]) -> str:
+    there = [number for number in numbers if number is not None]
+    if not there:
+        return "–"
+    return f"{statistics.median(there):.3f} ({min(there):.3f} to {max(there):.3f})"
+
+
 def _say(number: float | None) -> str:
     return "–" if number is None else f"{number:.3f}"
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:
-    """Each figure over the windows: a colour per preset, a line per seed, momentum dotted."""
+    """Curves over the windows; of many presets the reward alone, in a panel each."""
     presets = list(dict.fromkeys(result["preset"] for result in results))
+    (_panels if len(presets) > FEW else _curves)(results, presets, path)
+
+
+def _panels(results: list[dict[str, Any]], presets: list[str], path: Path) -> None:
+    """A panel per preset: its seeds, and dotted the mean of the first preset's."""
+    columns = 4
+    rows = -(-len(presets) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(3.2 * columns, 2.6 * rows), sharex=True, sharey=True, squeeze=False
+    )
+    reference = _mean_curve([r for r in results if r["preset"] == presets[0]])
+    for index, axis in enumerate(axes.flat):
+        if index >= len(presets):
+            axis.set_visible(False)
+            continue
+        for result in (r for r in results if r["preset"] == presets[index]):
+            windows = [row for row in result["windows"] if row["policy_reward"] is not None]
+            axis.plot(
+                [w["window"] for w in windows], [w["policy_reward"] for w in windows], alpha=0.8
+            )
+        axis.plot(*reference, ":", color="black", label=f"{presets[0]}, mean")
+        axis.set_title(presets[index], fontsize=9)
+        axis.grid(alpha=0.3)
+    for axis in axes[-1]:
+        axis.set_xlabel("window")
+    for axis in axes[:, 0]:
+        axis.set_ylabel(FIGURES["policy_reward"])
+    axes[0][0].legend(frameon=False, fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def _mean_curve(results: list[dict[str, Any]]) -> tuple[list[int], list[float]]:
+    curves: dict[int, list[float]] = {}
+    for row in (row for result in results for row in result["windows"]):
+        if row["policy_reward"] is not None:
+            curves.setdefault(row["window"], []).append(row["policy_reward"])
+    return list(curves), [statistics.fmean(rewards) for rewards in curves.values()]
+
+
+def _curves(results: list[dict[str, Any]], presets: list[str], path: Path) -> None:
+    """Each figure over the windows: a colour per preset, a line per seed, momentum dotted."""
     figure, axes = plt.subplots(1, len(FIGURES), figsize=(4.2 * len(FIGURES), 3.4))
     for axis, (key, title) in zip(axes, FIGURES.items(), strict=True):
         for index, preset in enumerate(presets):
@@ -151,6 +227,8 @@ def page(name: str, record: dict[str, Any]) -> str:
     verdicts = [reached(result) for result in results]
     rises = sum(verdict["rises"] for verdict in verdicts)
     above = sum(verdict["above_momentum"] is True for verdict in verdicts)
+    presets = {result["preset"] for result in results}
+    several = [summary(results), ""] if len(presets) > 1 else []
     return "\n".join(
         [
             *heading(name, record),
@@ -159,6 +237,7 @@ def page(name: str, record: dict[str, Any]) -> str:
             f"{above}. Median wall time {statistics.median(walls):.0f} s (from {min(walls):.0f} to "
             f"{max(walls):.0f}).",
             "",
+            *several,
             table(results),
             "",
             "![reward, wins and profit over windows](curves.svg)",
@@ -174,14 +253,20 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides")
     parser.add_argument("--name", help="folder of the study below experiments/")
+    parser.add_argument("--jobs", type=int, default=1, help="how many runs at once")
     parser.add_argument("--runs", type=Path, help="where the run directories go")
     arguments = parser.parse_args()
     name = arguments.name or arguments.presets[0]
     runs = (arguments.runs or ROOT / "runs" / "studies" / name).absolute()
     results: list[dict[str, Any]] = []
-    for preset in arguments.presets:
-        for seed in arguments.seeds:
-            results.append(run_seed(preset, seed, arguments.overrides, runs))
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        running = [
+            pool.submit(run_seed, preset, seed, arguments.overrides, runs)
+            for preset in arguments.presets
+            for seed in arguments.seeds
+        ]
+        for run in running:
+            results.append(run.result())
             # After every run, so that a study that is stopped keeps what it has.
             write_study(name, _command(arguments), results, plot, page)
     print(table(results))
@@ -193,6 +278,7 @@ def _command(arguments: argparse.Namespace) -> str:
     words += map(str, arguments.seeds)
     words += ["--set", *arguments.overrides] if arguments.overrides else []
     words += ["--name", arguments.name] if arguments.name else []
+    words += ["--jobs", str(arguments.jobs)] if arguments.jobs > 1 else []
     return shlex.join(words)
 
 

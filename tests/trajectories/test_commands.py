@@ -68,6 +68,14 @@ def test_the_list_tells_why_a_window_is_not_ready(windows: Rlforge, run_dir: Pat
         assert "it is open for" in words
 
 
+def test_a_window_that_a_run_has_trained_on_is_not_open(windows: Rlforge, run_dir: Path) -> None:
+    (run_dir / "windows.jsonl").write_text('{"window_id": "2024-11-13-12:00"}\n')
+    for where in (run_dir, run_dir / "store"):
+        _, out, _ = windows("list", where)
+        assert "12:00" in out
+        assert "open" not in out
+
+
 def test_the_list_is_of_the_newest(windows: Rlforge, run_dir: Path) -> None:
     code, out, _ = windows("list", run_dir, "--last", "1")
     assert code == 0

@@ -57,7 +57,7 @@ def list_windows(
     if not ids:
         typer.echo(f"{reader.layout.root} holds no decisions yet")
         return
-    Console().print(_list_table(windows.summaries(ids[-last:], _now(reader, config))))
+    Console().print(_list_table(windows.summaries(ids[-last:], _now(where, reader, config))))
     if len(ids) > last:
         typer.echo(f"and {len(ids) - last:,} earlier windows; --last {len(ids)} shows all")
 
@@ -79,7 +79,7 @@ def show(
 
     reader, config = _opened(where)
     _check_ids([window_id], reader)
-    (window,) = Windows(reader, config).summaries([window_id], _now(reader, config))
+    (window,) = Windows(reader, config).summaries([window_id], _now(where, reader, config))
     console = Console()
     console.print(Text(_headline(window, config), overflow="fold"))
     console.print(_agents_table(window, config))
@@ -166,12 +166,22 @@ def _opened(where: Path) -> tuple[StoreReader, WindowConfig]:
     return StoreReader(folder), window
 
 
-def _now(reader: StoreReader, config: WindowConfig) -> float:
-    """The time by the clock of the decisions; a simulated one stands where the newest was made."""
+def _now(where: Path, reader: StoreReader, config: WindowConfig) -> float:
+    """The time by the clock of the decisions.
+
+    A simulated one stands where the newest was made, or has come to the end of the window that
+    the run in or around ``where`` trained on last.
+    """
+    from rlforge.tracking.files import RunPaths, read_jsonl
+    from rlforge.trajectories.windows import Windows
+
     if config.clock == "wall":
         return time.time()
-    newest = reader.activity(reader.window_ids()[-1:])
-    return max(agent.newest for agent in newest)
+    moments = [agent.newest for agent in reader.activity(reader.window_ids()[-1:])]
+    runs = (where, where.absolute().parent)
+    if trained := [row for run in runs for row in read_jsonl(RunPaths(run).windows)]:
+        moments.append(Windows(reader, config).due_at(trained[-1]["window_id"]))
+    return max(moments)
 
 
 def _check_ids(window_ids: list[str], reader: StoreReader) -> None:
