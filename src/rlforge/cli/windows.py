@@ -179,7 +179,7 @@ def _now(where: Path, reader: StoreReader, config: WindowConfig) -> float:
         return time.time()
     moments = [agent.newest for agent in reader.activity(reader.window_ids()[-1:])]
     runs = (where, where.absolute().parent)
-    if trained := [row for run in runs for row in read_jsonl(RunPaths(run).windows)]:
+    if trained := [row for run in runs for row in read_jsonl(RunPaths(root=run).windows)]:
         moments.append(Windows(reader, config).due_at(trained[-1]["window_id"]))
     return max(moments)
 
