@@ -17,7 +17,6 @@ import shlex
 import statistics
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,24 +34,32 @@ FEW = 3
 MOMENTUM = "scripted:momentum"
 
 
-def run_seed(preset: str, seed: int, overrides: list[str], runs: Path) -> dict[str, Any]:
-    """One run in a process of its own; what its run directory says, and wall time."""
+def run_seed(
+    preset: str, seed: int, overrides: list[str], runs: Path, keep: bool
+) -> dict[str, Any]:
+    """One run in a process of its own; what its run directory says.
+
+    keep: a run that is done there already is taken as it is.
+    """
     run_dir = runs / preset / f"seed-{seed}"
     command = ["rlforge", "continuous", f"+experiment={preset}", f"seed={seed}", *overrides]
-    started = time.monotonic()
-    subprocess.run(
-        [str(Path(sys.executable).with_name("rlforge")), *command[1:], f"run_dir={run_dir}"],
-        check=True,
-        env=os.environ,
-        stdout=subprocess.DEVNULL,
-    )
+    if not (keep and run_dir.exists()):
+        subprocess.run(
+            [str(Path(sys.executable).with_name("rlforge")), *command[1:], f"run_dir={run_dir}"],
+            check=True,
+            env=os.environ,
+            stdout=subprocess.DEVNULL,
+        )
+    summary = json.loads((run_dir / "summary.json").read_text())
+    if summary["status"] != "done":
+        raise SystemExit(f"{run_dir} is {summary['status']}: finish or delete it")
     lines = (run_dir / "windows.jsonl").read_text().splitlines()
     comparison = run_dir / "comparison.json"
     return {
         "preset": preset,
         "seed": seed,
         "command": shlex.join(command),
-        "wall_s": round(time.monotonic() - started, 1),
+        "wall_s": round(summary["wall_time_s"], 1),
         "windows": [json.loads(line) for line in lines],
         "comparison": json.loads(comparison.read_text()) if comparison.exists() else {},
     }
@@ -255,13 +262,16 @@ def main() -> None:
     parser.add_argument("--name", help="folder of the study below experiments/")
     parser.add_argument("--jobs", type=int, default=1, help="how many runs at once")
     parser.add_argument("--runs", type=Path, help="where the run directories go")
+    parser.add_argument(
+        "--keep", action="store_true", help="take runs that are done in --runs as they are"
+    )
     arguments = parser.parse_args()
     name = arguments.name or arguments.presets[0]
     runs = (arguments.runs or ROOT / "runs" / "studies" / name).absolute()
     results: list[dict[str, Any]] = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
         running = [
-            pool.submit(run_seed, preset, seed, arguments.overrides, runs)
+            pool.submit(run_seed, preset, seed, arguments.overrides, runs, arguments.keep)
             for preset in arguments.presets
             for seed in arguments.seeds
         ]
