@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole runs first: they take longest, and another process does the rest meanwhile."""
+    items.sort(key=lambda item: item.path.name != "test_run.py")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Ray must not look for a cloud, nor a test for the user's files."""
