@@ -140,6 +140,7 @@ def deepen(source: str, layers: int, folder: Path) -> None:
             # What a layer adds to its input comes out of these two.
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
+    deep.generation_config = shallow.generation_config  # where an answer ends
     deep.save_pretrained(folder)
     AutoTokenizer.from_pretrained(source).save_pretrained(folder)
 
@@ -170,7 +171,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--experiment", default="simpletak_mirror")
-    parser.add_argument("--layers", type=int, nargs="+", default=[2, 8, 32])
+    parser.add_argument("--layers", type=int, nargs="+", default=[2, 8, 32, 128])
     arguments = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}
     for layers in arguments.layers:
