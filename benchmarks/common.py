@@ -38,8 +38,10 @@ def record(name: str, results: dict[str, Any], script: str | None = None) -> Non
 
     script: the file in benchmarks/ that was run, where it is not called ``name``.
     """
+    # Where something lay on this machine is nobody's concern.
+    words = (Path(word).name if word.startswith("/") else word for word in sys.argv[1:])
     report = {
-        "command": " ".join(["python", f"benchmarks/{script or name}.py", *sys.argv[1:]]),
+        "command": " ".join(["python", f"benchmarks/{script or name}.py", *words]),
         "date": time.strftime("%Y-%m-%d"),
         "hardware": describe(),
         "versions": versions(),
