@@ -22,7 +22,8 @@ def game_list(run_dir: Path, most: int = MOST_LISTED) -> RenderableType:
     """The newest ``most`` games of a run, newest last."""
     games = index_games(run_dir)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("game", "environment", "seats"):
+    table.add_column("game", no_wrap=True)  # is typed again, to see it
+    for title in ("environment", "seats"):
         table.add_column(title, overflow="fold")
     table.add_column("turns", justify="right", no_wrap=True)
     table.add_column("rewards", overflow="fold")
