@@ -25,6 +25,10 @@ from rlforge.utilisation import Span
 
 log = logging.getLogger(__name__)
 
+HANDED_OUT_AT_ONCE = 32
+"""Answers that reach their games in one turn of the event loop: these games ask again while the
+others' moves are made, so that an engine that answered everybody at once is not left waiting."""
+
 
 @value
 class Request:
@@ -304,16 +308,23 @@ class RemoteEngine:
                 log.warning("engine-%d is gone: %s", index, error)
                 await self._fail_lost(index, error)
                 continue
-            for ticket, answer in answers:
-                waiting = self._pending[index].get(ticket)
-                if waiting is None or waiting.done():
-                    continue
-                if isinstance(answer, tuple):
-                    self._streams[ticket](answer)
-                elif isinstance(answer, EngineError):
-                    waiting.set_exception(answer)
-                else:
-                    waiting.set_result(answer)
+            for begin in range(0, len(answers), HANDED_OUT_AT_ONCE):
+                for ticket, answer in answers[begin : begin + HANDED_OUT_AT_ONCE]:
+                    self._hand_on(index, ticket, answer)
+                await asyncio.sleep(0)
+
+    def _hand_on(
+        self, index: int, ticket: int, answer: Completion | EngineError | tuple[int, ...]
+    ) -> None:
+        waiting = self._pending[index].get(ticket)
+        if waiting is None or waiting.done():
+            return
+        if isinstance(answer, tuple):
+            self._streams[ticket](answer)
+        elif isinstance(answer, EngineError):
+            waiting.set_exception(answer)
+        else:
+            waiting.set_result(answer)
 
     async def _fail_lost(self, index: int, error: Exception) -> None:
         """Fail what was lost with a dead engine, and leave what its successor has been asked."""
