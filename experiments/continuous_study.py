@@ -50,16 +50,16 @@ def run_seed(
             env=os.environ,
             stdout=subprocess.DEVNULL,
         )
-    summary = json.loads((run_dir / "summary.json").read_text())
-    if summary["status"] != "done":
-        raise SystemExit(f"{run_dir} is {summary['status']}: finish or delete it")
+    ended = json.loads((run_dir / "summary.json").read_text())
+    if ended["status"] != "done":
+        raise SystemExit(f"{run_dir} is {ended['status']}: finish or delete it")
     lines = (run_dir / "windows.jsonl").read_text().splitlines()
     comparison = run_dir / "comparison.json"
     return {
         "preset": preset,
         "seed": seed,
         "command": shlex.join(command),
-        "wall_s": round(summary["wall_time_s"], 1),
+        "wall_s": round(ended["wall_time_s"], 1),
         "windows": [json.loads(line) for line in lines],
         "comparison": json.loads(comparison.read_text()) if comparison.exists() else {},
     }

@@ -194,6 +194,9 @@ def test_an_adapter_of_layers_that_the_model_does_not_have_is_found_before_it_is
     assert problem.state == "problem"
     assert "v_projj" in problem.detail
     check_fit(compose([*model, "model.lora.target_modules=[q_proj,lm_head]"]).config)
+    # Full weights have no adapter whose layers could be missing.
+    full = ("learner.train=full", "model.lora.target_modules=[v_projj]")
+    check_fit(compose([*model, *full]).config)
 
 
 FOUR_B = ("model.name=Qwen/Qwen3-4B", "hardware=gpu_1", "learner.gradient_checkpointing=true")

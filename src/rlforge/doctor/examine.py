@@ -15,7 +15,7 @@ from rlforge.errors import ConfigError
 from rlforge.hardware import Gpu, Machine, detect, gpus, ram, resolve_hardware
 from rlforge.memory.plan import GIB, Plan, make_plan
 from rlforge.memory.remedies import Option, largest_pass, mend, options
-from rlforge.models.shapes import Located, locate
+from rlforge.models.shapes import Located, locate, unknown_targets
 from rlforge.types import value
 from rlforge.validate import validate
 
@@ -277,14 +277,8 @@ def _model(config: RunConfig, located: Located) -> Finding:
 
 
 def _unknown_targets(config: RunConfig, located: Located) -> str | None:
-    """Which layers of the adapter a model of known shape does not have."""
-    if located.shape is None:
+    """What is wrong with the layers that an adapter names, where it is known."""
+    if located.shape is None or config.learner.train != "lora":
         return None
-    layers = [*located.shape.linears, "lm_head"]
-    unknown = [name for name in config.model.lora.target_modules if name not in layers]
-    if not unknown:
-        return None
-    return (
-        f"model.lora.target_modules: {located.shape.name} has no linear layers named "
-        f"{', '.join(unknown)}; it has {', '.join(sorted(layers))}"
-    )
+    shape, targets = located.shape, config.model.lora.target_modules
+    return unknown_targets(shape.name, [*shape.linears, "lm_head"], targets)

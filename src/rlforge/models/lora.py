@@ -11,6 +11,7 @@ from torch import nn
 
 from rlforge.config.schema import LoraConfig, ModelConfig
 from rlforge.errors import ConfigError
+from rlforge.models.shapes import unknown_targets
 
 
 def linear_layers(model: nn.Module) -> list[str]:
@@ -28,13 +29,9 @@ def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
 
-    available = linear_layers(model)
-    missing = [name for name in lora.target_modules if name not in available]
-    if missing or not lora.target_modules:
-        raise ConfigError(
-            f"model.lora.target_modules: {type(model).__name__} has no linear layers named "
-            f"{', '.join(missing) or 'nothing'}; it has {', '.join(available)}"
-        )
+    name, layers = type(model).__name__, linear_layers(model)
+    if (problem := unknown_targets(name, layers, lora.target_modules)) is not None:
+        raise ConfigError(problem)
     if lora.rank < 1:
         raise ConfigError(f"model.lora.rank is {lora.rank}; it must be at least 1")
     config = PeftLoraConfig(
