@@ -64,6 +64,14 @@ def test_a_game_under_way_goes_on_with_the_newer_version_and_says_so(answers):
     assert engine.versions == [3, 4]
 
 
+def test_a_game_ahead_of_the_news_is_played_with_the_version_it_was_given(answers):
+    """Else a game that counts as version 4 would go stale with a first turn of version 3."""
+    engine, seats = answers
+    seats.learned(version(3))
+    ask(seats, spec_of([version(4), version(4)], "step-4"), 0)
+    assert engine.versions == [4]
+
+
 def test_opponents_and_evaluated_versions_stay_what_they_are(answers):
     engine, seats = answers
     seats.learned(version(4))

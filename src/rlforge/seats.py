@@ -40,7 +40,8 @@ class SeatAnswers:
         """A newer version is out: trained seats move with it from now on, in games under way too.
 
         So a game that takes longer than an update does not go stale with the version it began
-        with; each completion says which version made it.
+        with; each completion says which version made it. A game that begins with a version of
+        which this was not told yet is ahead, and stays so.
         """
         self._newest = policy
 
@@ -52,7 +53,9 @@ class SeatAnswers:
         )
 
         async def answer(seat: Seat, view: View, seed: int) -> Completion:
-            policy = (self._newest or seat.policy) if seat.trained else seat.policy
+            policy = seat.policy
+            if seat.trained and self._newest is not None:
+                policy = max(policy, self._newest, key=lambda each: each.version)
             if policy.kind == "scripted":
                 if seat.player_id not in players:
                     name = policy.path_or_name or policy.uid

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -26,13 +29,22 @@ from rlforge.graph import RunGraph
 from rlforge.hardware import versions
 from rlforge.types import value
 
+log = logging.getLogger(__name__)
+
 PLACEMENT_PATIENCE_S = 120.0
 """Seconds within which a cluster must have room for all ranks of the learner at once."""
+
+END_PATIENCE_S = 10.0
+"""Seconds that processes of a Ray of our own have to end by themselves before they are killed."""
 
 
 @contextlib.contextmanager
 def ray_started(hardware: HardwareConfig, graph: RunGraph) -> Iterator[None]:
-    """A Ray of our own for the block, or a connection to ``hardware.ray_address``."""
+    """A Ray of our own for the block, or a connection to ``hardware.ray_address``.
+
+    None of the processes of our own outlives the block.
+    """
+    before = set(psutil.Process().children(recursive=True))
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if hardware.ray_address is not None:
         try:
@@ -49,7 +61,38 @@ def ray_started(hardware: HardwareConfig, graph: RunGraph) -> Iterator[None]:
     try:
         yield
     finally:
+        of_ray = set(psutil.Process().children(recursive=True)) - before
         ray.shutdown()
+        _ended(of_ray)
+
+
+def _ended(processes: Collection[psutil.Process]) -> None:
+    """Wait until all are gone; kill those that are not within ``END_PATIENCE_S``.
+
+    Ray gives its node one second, and leaves what the node started to end by itself.
+    """
+    for process in _left(processes):
+        log.warning("%s does not end and is killed", process)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    if left := _left(processes):
+        log.error("these processes cannot be killed: %s", left)
+
+
+def _left(processes: Collection[psutil.Process]) -> list[psutil.Process]:
+    """Which of ``processes`` still run after ``END_PATIENCE_S``; sooner once none does."""
+    deadline = time.monotonic() + END_PATIENCE_S
+    while (left := [each for each in processes if _runs(each)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        # Nobody may be there to take notice of the end of an orphan.
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @value
