@@ -20,8 +20,9 @@ from transformers import (
 from rlforge.config.schema import LoraConfig
 from rlforge.learner import attention
 from rlforge.learner.attention import NAME, causal_attention
-from rlforge.learner.batching import Row, collate, select_rows
+from rlforge.learner.batching import Row, collate, select_rows, whole
 from rlforge.learner.forward import Scorer
+from rlforge.learner.prefixes import in_order, segments
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -71,7 +72,7 @@ def test_packed_rows_score_like_padded_ones(parts, make):
     padded = everything(scorer, model, collate(rows, 0, CPU))
 
     assert scorer.can_pack()
-    micro = collate(rows, 0, CPU, packed=True)
+    micro = collate(rows, 0, CPU, whole(rows))
     assert micro.input_ids.shape == (1, sum(row.input_length for row in rows))
     assert micro.padding == 0
     assert_same(everything(scorer, model, micro), padded)
@@ -84,18 +85,18 @@ def test_padded_rows_and_shared_beginnings_score_the_same(parts, make):
     scorer = Scorer(model, temperature=0.9, value_head=torch.nn.Linear(32, 1))
     steps = [
         parts.step(
-            prompt_token_ids=(9, 8, 7, *step.prompt_token_ids),
+            prompt_token_ids=(9, 8, 7, *[number % 3] * 2, *step.prompt_token_ids),
             token_ids=step.token_ids,
             logprobs=step.logprobs,
         )
-        for step in parts.random_steps(7)
+        for number, step in enumerate(parts.random_steps(7))
     ]
-    rows = select_rows(steps, None).rows
+    rows = in_order(select_rows(steps, None).rows)
     wanted = everything(scorer, model, collate(rows, 0, CPU))
     assert scorer.can_pack()
     assert_same(everything(scorer, model, collate(rows, 0, CPU)), wanted)
-    micro = collate(rows, 0, CPU, packed=True, shared=3)
-    assert micro.reused == 18
+    micro = collate(rows, 0, CPU, segments(rows))
+    assert micro.reused >= 6 * 3 + 4 * 2
     assert_same(everything(scorer, model, micro), wanted)
 
 
@@ -168,16 +169,18 @@ def test_a_cache_of_keys_is_refused(parts):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shared", [0, 40])
-def test_the_kernel_gives_what_sequences_give_one_by_one(shared):
+@pytest.mark.parametrize("build", [whole, segments])
+def test_the_kernel_gives_what_segments_give_one_by_one(build):
     torch.manual_seed(0)
     device = torch.device("cuda")
-    rows = [Row(step=0, prompt=(1,) * (shared + n), answer=()) for n in (5, 130, 64)]
-    packing = collate(rows, 0, device, packed=True, shared=shared).packing
+    rows = [Row(step=0, prompt=(1,) * n + (n,), answer=()) for n in (44, 103, 103, 169)]
+    micro = collate(rows, 0, device, build(rows))
     query, key, value = (
-        torch.randn(shared + 199, heads, 64, device=device, dtype=torch.bfloat16)
+        torch.randn(micro.input_ids.numel(), heads, 64, device=device, dtype=torch.bfloat16)
         for heads in (8, 2, 2)
     )
-    ours = attention._varlen(query, key, value, packing, None, True)
-    wanted = attention._one_by_one(query.float(), key.float(), value.float(), packing, None, True)
+    ours = attention._varlen(query, key, value, micro.packing, None, True)
+    wanted = attention._one_by_one(
+        query.float(), key.float(), value.float(), micro.packing, None, True
+    )
     torch.testing.assert_close(ours.float(), wanted, rtol=2e-2, atol=2e-2)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlforge.errors import RunError
-from rlforge.learner.batching import Row, collate, select_rows, split_rows
+from rlforge.learner.batching import Row, Segment, collate, select_rows, split_rows, whole
 
 
 def row(prompt: int, answer: int, step: int = 0, start: int = 0) -> Row:
@@ -71,7 +71,8 @@ def test_collate_pads_right_and_points_at_the_predicting_positions():
 
 
 def test_packed_rows_follow_each_other():
-    micro = collate([row(2, 3), row(4, 1)], 0, torch.device("cpu"), packed=True)
+    rows = [row(2, 3), row(4, 1)]
+    micro = collate(rows, 0, torch.device("cpu"), whole(rows))
 
     assert micro.input_ids.tolist() == [[1, 2, 101, 102, 1, 2, 3, 4]]
     assert micro.positions.tolist() == [1, 2, 3, 7]
@@ -82,10 +83,12 @@ def test_packed_rows_follow_each_other():
     assert (micro.packing.longest, micro.padding, micro.reused) == ((4, 4), 0, 0)
 
 
-def test_packed_rows_hold_the_beginning_that_all_share_once():
+def test_segments_go_on_from_what_they_share():
     rows = [row(3, 3), row(6, 1)]
+    stem = Segment(row=1, begin=0, end=2, shared=True)
+    ends = [Segment(row=n, begin=2, end=rows[n].input_length, parent=0) for n in range(2)]
 
-    micro = collate(rows, 0, torch.device("cpu"), packed=True, shared=2)
+    micro = collate(rows, 0, torch.device("cpu"), [stem, *ends])
 
     assert micro.input_ids.tolist() == [[1, 2, 3, 101, 102, 3, 4, 5, 6]]
     assert micro.positions.tolist() == [2, 3, 4, 8]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlforge.learner.batching import Row
 from rlforge.learner.division import balanced, deal, shares
-from rlforge.learner.prefixes import Family, families, parts
+from rlforge.learner.prefixes import in_order, parts, segments
 
 COSTS = st.lists(st.integers(0, 1000), max_size=60)
 PARTS = st.integers(1, 9)
@@ -53,43 +53,44 @@ def test_equal_costs_are_counted_out_even_when_they_are_nothing(count: int, part
 PROMPTS = st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=12), max_size=40)
 
 
-def rows_in(whole: list[Family]) -> list[Row]:
-    return [row for family in whole for row in family.rows]
-
-
-def reads(rows: list[Row], shared: int) -> int:
-    """Tokens that a rank reads of rows that share their first ``shared`` tokens."""
-    return sum(row.input_length for row in rows) - shared * max(0, len(rows) - 1)
+def reads(rows: list[Row]) -> int:
+    """Tokens that a rank reads of rows in order that share their beginnings."""
+    return sum(segment.end - segment.begin for segment in segments(rows))
 
 
 @given(PROMPTS, PARTS)
-def test_rows_that_share_a_beginning_are_dealt_once_each(
+def test_rows_that_share_beginnings_are_dealt_once_each_as_evenly_as_neighbours_can_be(
     prompts: list[list[int]], size: int
 ) -> None:
     rows = [Row(step=n, prompt=tuple(prompt), answer=(3,)) for n, prompt in enumerate(prompts)]
-    dealt = [rows_in(mine) for mine in deal(families(rows, 2), size)]
+    dealt = deal(rows, size, "shared")
     assert len(dealt) == size
     assert sorted(row.step for mine in dealt for row in mine) == list(range(len(rows)))
+    # A part is full when the next row does not fit, and begins with a row read from its start.
+    longest = max((row.input_length for row in rows), default=0)
+    assert max(map(reads, dealt)) <= reads(in_order(rows)) / size + 2 * longest
 
 
-def test_a_family_stays_on_one_rank_while_others_balance_it() -> None:
+def test_a_game_stays_on_one_rank_while_others_balance_it() -> None:
     rules = [tuple(range(100 * n, 100 * n + 80)) for n in range(8)]
     rows = [
         Row(step=10 * game + turn, prompt=(*rules[game], *range(900, 901 + turn)), answer=(1,))
-        for game in range(8)
         for turn in range(10)
+        for game in range(8)
     ]
-    for mine in map(rows_in, deal(families(rows, 20), 4)):
+    for mine in deal(rows, 4, "shared"):
         assert sorted({row.step // 10 for row in mine}) == [row.step // 10 for row in mine[::10]]
         assert len(mine) == 20
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
-def test_a_family_larger_than_a_share_is_divided(size: int) -> None:
+def test_rows_with_one_beginning_are_divided(size: int) -> None:
     rules = tuple(range(50))
-    rows = [Row(step=n, prompt=(*rules, *range(100, 120 + n)), answer=(1,)) for n in range(64)]
-    dealt = deal([Family(rows=tuple(rows), shared=50)], size)
-    loads = [reads(rows_in(mine), 50) for mine in dealt]
+    rows = [
+        Row(step=n, prompt=(*rules, *range(100 * n, 120 + 101 * n)), answer=(1,))
+        for n in range(1, 65)
+    ]
+    loads = [reads(mine) for mine in deal(rows, size, "shared")]
     assert max(loads) <= 1.15 * sum(loads) / size
 
 
@@ -99,25 +100,18 @@ def rows_of(lengths: list[int]) -> list[Row]:
     ]
 
 
-def together(rows: list[Row]) -> Family:
-    return Family(rows=tuple(rows), shared=0)
-
-
-def cut(family: Family) -> Iterator[Family]:
-    return parts(family, 3, 1000)
+def cut(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    return parts(rows, 3, 1000, "padded")
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), PARTS, st.booleans())
 def test_all_ranks_together_count_every_row_once(
     lengths: list[int], size: int, in_step: bool
 ) -> None:
-    rows = rows_of(lengths)
-    by_rank = [
-        list(shares([together(rows)], rank, size, cut, in_step=in_step)) for rank in range(size)
-    ]
-    counted = [share.part for mine in by_rank for share in mine if share.counts]
-    counted = [row.step for part in counted for row in part.rows]
-    assert sorted(counted) == list(range(len(rows)))
+    dealt = deal(rows_of(lengths), size, "padded")
+    by_rank = [list(shares(dealt, rank, cut, in_step=in_step)) for rank in range(size)]
+    counted = [row.step for mine in by_rank for share in mine if share.counts for row in share.rows]
+    assert sorted(counted) == list(range(len(lengths)))
     if in_step:
         assert len({len(mine) for mine in by_rank}) == 1
     else:
@@ -126,14 +120,16 @@ def test_all_ranks_together_count_every_row_once(
 
 def test_a_rank_without_rows_computes_the_shortest_in_step_without_counting_it() -> None:
     rows = rows_of([7, 3])
-    (filler,) = shares([together(rows)], 2, 3, cut, in_step=True)
-    assert filler.part == Family(rows=(rows[1],), shared=0)
+    dealt = deal(rows, 3, "padded")
+    assert dealt[2] == []
+    (filler,) = shares(dealt, 2, cut, in_step=True)
+    assert filler.rows == [rows[1]]
     assert not filler.counts
-    assert list(shares([together(rows)], 2, 3, cut, in_step=False)) == []
+    assert list(shares(dealt, 2, cut, in_step=False)) == []
 
 
 @pytest.mark.parametrize("in_step", [False, True])
 def test_one_rank_makes_the_micro_batches_of_all_rows(in_step: bool) -> None:
     rows = rows_of([5, 1, 4, 2, 3, 9, 8])
-    alone = [share.part for share in shares([together(rows)], 0, 1, cut, in_step=in_step)]
-    assert alone == list(cut(together(rows)))
+    alone = [share.rows for share in shares([rows], 0, cut, in_step=in_step)]
+    assert alone == list(cut(rows))

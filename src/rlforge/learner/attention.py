@@ -1,9 +1,9 @@
 """Causal attention of packed sequences, under the name by which transformers models find it.
 
-Sequences of any lengths stand one behind the other in a single row: nothing is padded. Each attends
-to itself and to what stands at the start of the row for all of them, a beginning that they share.
-On GPUs in half precision that is torch's variable-length kernel; elsewhere each sequence is
-computed for itself, which shows that both mean the same.
+Segments of any lengths stand one behind the other in a single row: nothing is padded. Each attends
+to itself and to those that it goes on from: sequences that begin alike have the same beginning. On
+GPUs in half precision that is torch's variable-length kernel; elsewhere each segment is computed
+for itself, which shows that both mean the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def causal_attention(
 ) -> tuple[Tensor, None]:
     """Attention [B, Q, H, D] of query [B, H, Q, D] to key and value [B, G, Q, D].
 
-    packing: where the sequences are, with B = 1. The signature is that of transformers' attention
+    packing: where the segments are, with B = 1. The signature is that of transformers' attention
     functions. Raises ValueError for what a model wants beyond that.
     """
     if unknown := [name for name in _UNKNOWN if others.get(name) is not None]:
@@ -67,8 +67,8 @@ def _varlen(
 ) -> Tensor:
     """[S, H, D] from query [S, H, D], key and value [S, G, D], by torch's kernel.
 
-    It lets the last query of a sequence stand at its last key, so that what comes before the
-    sequence's own tokens, the shared beginning, is seen by all of them.
+    It lets the last query of a segment stand at its last key, so that what comes before the
+    segment's own tokens is seen by all of them.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -92,16 +92,21 @@ def _varlen(
 def _one_by_one(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float | None, gqa: bool
 ) -> Tensor:
-    """The same, sequence by sequence."""
-    sizes = [packing.shared, *packing.lengths]
+    """The same, segment by segment."""
     queries, keys, values = (
-        torch.split(part.transpose(0, 1)[None], sizes, dim=2) for part in (query, key, value)
+        torch.split(part.transpose(0, 1)[None], list(packing.lengths), dim=2)
+        for part in (query, key, value)
     )
+    attended: list[tuple[Tensor, Tensor]] = []
     outputs = []
-    for index, (q, k, v) in enumerate(zip(queries, keys, values, strict=True)):
-        after = packing.shared > 0 and index > 0
-        if after:
-            k, v = torch.cat([keys[0], k], dim=2), torch.cat([values[0], v], dim=2)
+    for q, k, v, parent in zip(queries, keys, values, packing.parents, strict=True):
+        if parent is not None:
+            k, v = (
+                torch.cat([before, own], dim=2)
+                for before, own in zip(attended[parent], (k, v), strict=True)
+            )
+        attended.append((k, v))
+        after = parent is not None
         mask = causal_lower_right(q.shape[2], k.shape[2]) if after and q.shape[2] > 1 else None
         outputs.append(
             scaled_dot_product_attention(

@@ -7,6 +7,7 @@ padding cannot change a result and no attention mask is needed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,6 +15,10 @@ from torch import Tensor
 
 from rlforge.errors import RunError
 from rlforge.types import Step, value
+
+Layout = Literal["padded", "packed", "shared"]
+"""How rows of one forward pass stand: padded to the same length, one behind the other, or so that
+what prompts begin with alike stands there once."""
 
 
 @value
@@ -52,28 +57,38 @@ class Selection:
 
 
 @value
-class Packing:
-    """Where sequences stand that follow each other in one row of S tokens.
+class Segment:
+    """Tokens ``begin`` to ``end`` of a row, which go on from what another segment ends with.
 
-    shared: tokens at the start of the row that all sequences begin with; each goes on from there.
-    lengths: of each sequence, without the shared tokens. position_ids [1, S]: counted within each,
-    the shared tokens included. keys: which tokens of the row each sequence attends to, one sequence
-    after the other; None without shared tokens, when they are the row itself. query_ends and
-    key_ends: int32, from 0, where the sequences end in the row and in ``keys``; the shared tokens
-    count as a sequence of their own.
+    row: its index. parent: index of that other segment; None: it begins the row. shared: other rows
+    go on from it; otherwise the row ends with it.
     """
 
-    shared: int
+    row: int
+    begin: int
+    end: int
+    parent: int | None = None
+    shared: bool = False
+
+
+@value
+class Packing:
+    """Where segments stand that follow each other in one row of S tokens.
+
+    lengths, parents: of each segment; None: it goes on from nothing. position_ids [1, S]: counted
+    from the beginning of each sequence. keys: which tokens of the row each segment attends to, one
+    segment after the other; None where each attends to itself alone. query_ends and key_ends:
+    int32, from 0, where the segments end in the row and in ``keys``. longest: most tokens of one
+    segment, and most that one attends to.
+    """
+
     lengths: tuple[int, ...]
+    parents: tuple[int | None, ...]
     position_ids: Tensor
     keys: Tensor | None
     query_ends: Tensor
     key_ends: Tensor
-
-    @property
-    def longest(self) -> tuple[int, int]:
-        """Most tokens of one sequence among the queries, and among the keys."""
-        return max(self.shared, *self.lengths), self.shared + max(self.lengths)
+    longest: tuple[int, int]
 
 
 @value
@@ -85,8 +100,8 @@ class MicroBatch:
     each of them is predicted. slots [N]: where in ``mask.flatten()`` each stands. flat [N]: which
     of the batch's answer tokens each is. steps [B]: index in the batch. last_prompt [B]: last
     prompt token in ``input_ids.flatten()``. padding: positions that are none of any row. reused:
-    tokens that are computed once for several rows, beyond the first. packing: None where rows are
-    padded to the same length.
+    tokens of rows that are not computed because they are for another row. packing: None where rows
+    are padded to the same length.
     """
 
     input_ids: Tensor
@@ -160,36 +175,40 @@ def collate(
     rows: Sequence[Row],
     pad_token_id: int,
     device: torch.device,
-    *,
-    packed: bool = False,
-    shared: int = 0,
+    segments: Sequence[Segment] | None = None,
 ) -> MicroBatch:
     """Tensors of ``rows`` on ``device``. Rows without an answer give empty per-token tensors.
 
-    packed: one behind the other instead of padded. shared: tokens that all prompts begin with, less
-    than any has, which a packed row holds once.
+    segments: of which tokens a packed row consists, parents before children; None: rows are padded.
     """
-    lengths = np.array([row.input_length - shared for row in rows])
+    lengths = np.array([row.input_length for row in rows])
     width = max(len(row.answer) for row in rows)
-    if packed:
-        starts = shared + np.cumsum(lengths) - lengths
-        shape = (1, shared + int(lengths.sum()))
-    else:
+    if segments is None:
+        # Where the first token of each row stands, or would stand if it were its own.
         starts = np.arange(len(rows)) * lengths.max()
-        shape = (len(rows), int(lengths.max()))
-    input_ids = np.full(shape, pad_token_id, dtype=np.int64)
-    input_ids[0, :shared] = rows[0].prompt[:shared]
+        input_ids = np.full((len(rows), int(lengths.max())), pad_token_id, dtype=np.int64)
+        for index, row in enumerate(rows):
+            input_ids[index, : lengths[index]] = row.prompt + row.answer[:-1]
+    else:
+        sizes = np.array([segment.end - segment.begin for segment in segments])
+        starts = np.zeros(len(rows), dtype=np.int64)
+        input_ids = np.empty((1, int(sizes.sum())), dtype=np.int64)
+        for segment, place in zip(segments, np.cumsum(sizes) - sizes, strict=True):
+            row, end = rows[segment.row], place + segment.end - segment.begin
+            input_ids[0, place:end] = (row.prompt + row.answer[:-1])[segment.begin : segment.end]
+            if not segment.shared:
+                starts[segment.row] = place - segment.begin
     mask = np.zeros((len(rows), width), dtype=np.float32)
     positions, slots, flat = [], [], []
-    for index, (row, start, length) in enumerate(zip(rows, starts, lengths, strict=True)):
-        count, first = len(row.answer), start + len(row.prompt) - shared - 1
-        input_ids.reshape(-1)[start : start + length] = row.prompt[shared:] + row.answer[:-1]
+    for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
+        count, first = len(row.answer), start + len(row.prompt) - 1
         mask[index, :count] = 1.0
         positions.append(np.arange(first, first + count))
         slots.append(np.arange(index * width, index * width + count))
         flat.append(np.arange(row.start, row.start + count))
     token_ids = np.array([token for row in rows for token in row.answer], dtype=np.int64)
     prompt_lengths = np.array([len(row.prompt) for row in rows], dtype=np.int64)
+    surplus = input_ids.size - int(lengths.sum())
     return MicroBatch(
         input_ids=_tensor(input_ids, device),
         mask=_tensor(mask, device),
@@ -198,29 +217,38 @@ def collate(
         slots=_tensor(np.concatenate(slots), device),
         flat=_tensor(np.concatenate(flat), device),
         steps=_tensor(np.array([row.step for row in rows], dtype=np.int64), device),
-        last_prompt=_tensor(starts + prompt_lengths - shared - 1, device),
-        padding=input_ids.size - shared - int(lengths.sum()),
-        reused=shared * (len(rows) - 1),
-        packing=_packing(lengths, shared, device) if packed else None,
+        last_prompt=_tensor(starts + prompt_lengths - 1, device),
+        padding=max(surplus, 0),
+        reused=max(-surplus, 0),
+        packing=_packing(segments, device) if segments is not None else None,
     )
 
 
-def _packing(lengths: np.ndarray, shared: int, device: torch.device) -> Packing:
-    stem = np.arange(shared)
-    starts = shared + np.cumsum(lengths) - lengths
-    pairs = list(zip(starts, lengths, strict=True))
-    keys = [stem, *(part for start, n in pairs for part in (stem, np.arange(start, start + n)))]
-    queries = np.concatenate([[shared], lengths]) if shared else lengths
-    attended = np.concatenate([[shared], lengths + shared]) if shared else lengths
-    ends = [np.append(0, np.cumsum(sizes)).astype(np.int32) for sizes in (queries, attended)]
-    positions = [stem, *(np.arange(shared, shared + n) for n in lengths)]
+def whole(rows: Sequence[Row]) -> list[Segment]:
+    """Each row a segment of its own."""
+    return [Segment(row=i, begin=0, end=row.input_length) for i, row in enumerate(rows)]
+
+
+def _packing(segments: Sequence[Segment], device: torch.device) -> Packing:
+    sizes = np.array([segment.end - segment.begin for segment in segments])
+    attended = np.array([segment.end for segment in segments])
+    keys: list[np.ndarray] = []
+    for segment, start, size in zip(segments, np.cumsum(sizes) - sizes, sizes, strict=True):
+        own = np.arange(start, start + size)
+        before = [] if segment.parent is None else [keys[segment.parent]]
+        keys.append(np.concatenate([*before, own]))
+    ends = [np.append(0, np.cumsum(counts)).astype(np.int32) for counts in (sizes, attended)]
+    alone = all(segment.parent is None for segment in segments)
     return Packing(
-        shared=shared,
-        lengths=tuple(lengths.tolist()),
-        position_ids=_tensor(np.concatenate(positions)[None], device),
-        keys=_tensor(np.concatenate(keys), device) if shared else None,
+        lengths=tuple(sizes.tolist()),
+        parents=tuple(segment.parent for segment in segments),
+        position_ids=_tensor(
+            np.concatenate([np.arange(s.begin, s.end) for s in segments])[None], device
+        ),
+        keys=None if alone else _tensor(np.concatenate(keys), device),
         query_ends=_tensor(ends[0], device),
         key_ends=_tensor(ends[1], device),
+        longest=(int(sizes.max()), int(attended.max())),
     )
 
 

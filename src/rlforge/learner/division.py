@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
+from itertools import pairwise
 
-from rlforge.learner.batching import Row
-from rlforge.learner.prefixes import Family
+from rlforge.learner.batching import Layout, Row
+from rlforge.learner.prefixes import in_order, shared_with_previous
 from rlforge.types import value
 
 
@@ -16,7 +15,7 @@ from rlforge.types import value
 class Share:
     """One micro-batch of a rank. counts: False where it only keeps the ranks in step."""
 
-    part: Family
+    rows: list[Row]
     counts: bool
 
 
@@ -38,73 +37,60 @@ def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
     return [sorted(indexes) for indexes in dealt]
 
 
-def deal(whole: Sequence[Family], parts: int) -> list[list[Family]]:
-    """``whole`` dealt to ``parts`` ranks, balanced by the tokens they make each read.
+def deal(rows: Sequence[Row], parts: int, layout: Layout) -> list[list[Row]]:
+    """``rows`` dealt to ``parts`` ranks, balanced by the tokens they make each read.
 
-    Rows that share a beginning stay together as long as that divides the work finely enough: in
-    units of an eighth of a rank's part, or of the length of the beginning where that is more,
-    because each further rank reads it again.
+    Where beginnings are shared, neighbours in the order of their prompts stay together: each
+    further rank reads such a beginning again.
     """
-    if parts == 1:
-        return [list(whole)]
-    most = sum(_cost(family) for family in whole) / (8 * parts)
-    units = [(origin, unit) for origin, family in enumerate(whole) for unit in _units(family, most)]
-    return [
-        [
-            Family(
-                rows=tuple(row for _, unit in group for row in unit.rows), shared=whole[at].shared
-            )
-            for at, group in groupby((units[index] for index in indexes), key=itemgetter(0))
-        ]
-        for indexes in balanced([_cost(unit) for _, unit in units], parts)
-    ]
+    if layout != "shared":
+        lengths = [row.input_length for row in rows]
+        return [[rows[index] for index in indexes] for indexes in balanced(lengths, parts)]
+    ordered = in_order(rows)
+    lengths, shared = [row.input_length for row in ordered], shared_with_previous(ordered)
+    least, most = max(lengths, default=0), sum(lengths)
+    while least < most:  # the smallest load with which the ranks suffice
+        middle = (least + most) // 2
+        if len(_filled(lengths, shared, middle)) < parts:
+            most = middle
+        else:
+            least = middle + 1
+    cuts = _filled(lengths, shared, most)
+    cuts += [len(rows)] * (parts - len(cuts))
+    return [ordered[start:end] for start, end in pairwise([0, *cuts])]
 
 
 def shares(
-    whole: Sequence[Family],
+    dealt: Sequence[Sequence[Row]],
     rank: int,
-    size: int,
-    cut: Callable[[Family], Iterable[Family]],
+    cut: Callable[[Sequence[Row]], Iterable[list[Row]]],
     *,
     in_step: bool,
 ) -> Iterator[Share]:
-    """The micro-batches that ``rank`` of ``size`` computes of the rows of ``whole``.
+    """The micro-batches that ``rank`` computes of its part of what was ``dealt``.
 
-    cut: makes micro-batches of what a rank got of a family. in_step: all ranks get equally many,
-    because each pass through a model that is spread over them takes all of them; whoever has fewer
-    computes the shortest row once more, which does not count.
+    cut: makes micro-batches of what a rank got. in_step: all ranks get equally many, because each
+    pass through a model that is spread over them takes all of them; whoever has fewer computes the
+    shortest row once more, which does not count.
     """
-    dealt = deal(whole, size)
-    mine = [part for family in dealt[rank] for part in cut(family)]
+    mine = list(cut(dealt[rank]))
     for part in mine:
-        yield Share(part=part, counts=True)
-    rows = [row for family in whole for row in family.rows]
+        yield Share(rows=part, counts=True)
+    rows = [row for part in dealt for row in part]
     if in_step and rows:
-        longest = max(sum(1 for family in part for _ in cut(family)) for part in dealt)
+        longest = max(sum(1 for _ in cut(part)) for part in dealt)
         shortest = min(rows, key=lambda row: row.input_length)
         for _ in range(longest - len(mine)):
-            yield Share(part=Family(rows=(shortest,), shared=0), counts=False)
+            yield Share(rows=[shortest], counts=False)
 
 
-def _units(family: Family, most: float) -> Iterator[Family]:
-    """``family`` in the pieces in which it is dealt: single rows where they share nothing."""
-    if family.shared == 0:
-        yield from (Family(rows=(row,), shared=0) for row in family.rows)
-        return
-    unit: list[Row] = []
-    own = 0
-    for row in family.rows:
-        length = row.input_length - family.shared
-        if unit and own + length > max(most, family.shared):
-            yield Family(rows=tuple(unit), shared=family.shared)
-            unit, own = [], 0
-        unit.append(row)
-        own += length
-    if unit:
-        yield Family(rows=tuple(unit), shared=family.shared)
-
-
-def _cost(family: Family) -> int:
-    """Tokens that ``family`` makes a rank read."""
-    lengths = sum(row.input_length for row in family.rows)
-    return lengths - family.shared * max(0, len(family.rows) - 1)
+def _filled(lengths: Sequence[int], shared: Sequence[int], most: int) -> list[int]:
+    """Where to cut rows in order so that each part but the last is as full as ``most`` allows."""
+    cuts = []
+    load = 0
+    for index, (length, known) in enumerate(zip(lengths, shared, strict=True)):
+        load += length - known
+        if load > most:
+            cuts.append(index)
+            load = length
+    return cuts

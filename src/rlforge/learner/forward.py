@@ -20,6 +20,7 @@ from transformers.cache_utils import DynamicLayer
 from rlforge.learner.attention import NAME
 from rlforge.learner.batching import MicroBatch, Row, collate
 from rlforge.learner.logprobs import Head, chunked_logprobs
+from rlforge.learner.prefixes import segments
 from rlforge.types import value
 
 log = logging.getLogger(__name__)
@@ -182,12 +183,12 @@ class Scorer:
         was_training = self._model.training
         self._model.eval()
         device, own = self._model.device, self._model.config._attn_implementation
-        rows = [Row(step=0, prompt=tuple(range(n)), answer=()) for n in (4, 6)]
+        rows = [Row(step=0, prompt=tuple(range(n)), answer=()) for n in (4, 6, 9)]
         padded = collate(rows, 0, device)
         with self._precision():
             expected = self._hidden(padded)[padded.last_prompt]
         self._model.set_attn_implementation(NAME)
-        packed = collate(rows, 0, device, packed=True, shared=2)
+        packed = collate(rows, 0, device, segments(rows))
         try:
             with self._precision():
                 actual = self._hidden(packed)[packed.last_prompt]

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from rlforge.config.schema import LearnerConfig, LoraConfig
-from rlforge.learner.batching import MicroBatch, Row, collate
-from rlforge.learner.division import shares
+from rlforge.learner.batching import Layout, MicroBatch, Row, collate, whole
+from rlforge.learner.division import deal, shares
 from rlforge.learner.folded import fold_small_layers
 from rlforge.learner.forward import Scorer, Scores
 from rlforge.learner.memory import apply_memory_options
-from rlforge.learner.prefixes import Family, families, parts
+from rlforge.learner.prefixes import parts, segments
 from rlforge.learner.ranks import Ranks
 from rlforge.learner.sharding import SpreadScorer, cpu_copy, spread_like
 from rlforge.learner.weights import (
@@ -133,20 +133,15 @@ class Policy:
         """This rank's share of ``rows`` as forward passes within the limits of rows and tokens."""
         tokens = sum(row.input_length for row in rows)
         packed = self._packs and tokens >= self._packs_from * len(rows)
-        alone = [Family(rows=tuple(rows), shared=0)]
-        whole = families(rows) if packed and self._shares else alone
+        layout: Layout = "padded" if not packed else "shared" if self._shares else "packed"
+        build = {"padded": lambda rows: None, "packed": whole, "shared": segments}[layout]
 
-        def cut(family: Family) -> Iterator[Family]:
-            return parts(family, self._max_rows, self._max_tokens, packed=packed)
+        def cut(rows: Sequence[Row]) -> Iterator[list[Row]]:
+            return parts(rows, self._max_rows, self._max_tokens, layout)
 
-        for share in shares(whole, self._ranks.rank, self._ranks.size, cut, in_step=self._spread):
-            micro = collate(
-                share.part.rows,
-                self._pad_token_id,
-                self._device,
-                packed=packed,
-                shared=share.part.shared,
-            )
+        dealt = deal(rows, self._ranks.size, layout)
+        for share in shares(dealt, self._ranks.rank, cut, in_step=self._spread):
+            micro = collate(share.rows, self._pad_token_id, self._device, build(share.rows))
             yield Pass(micro=micro, counts=share.counts)
 
     def score(self, micro: MicroBatch, *, entropy: bool) -> Scores:
