@@ -30,7 +30,7 @@ from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.continuous.graph import continuous_graph
 from rlforge.continuous.journal import Journal
 from rlforge.continuous.validate import check_continuous
-from rlforge.doctor.examine import check_fit
+from rlforge.doctor.examine import check_fit, divided
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.graph import RunGraph, build_graph, to_json
@@ -221,7 +221,7 @@ def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = Fa
     with _prepared(config, graph, hardware, run_dir, resume=resume) as folder:
         from rlforge.run import Run
 
-        return Run(config, graph, hardware, folder).execute(resume=resume)
+        return Run(divided(config), graph, hardware, folder).execute(resume=resume)
 
 
 def _run_continuously(

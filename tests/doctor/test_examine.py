@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rlforge.config.compose import compose
 from rlforge.doctor import examine as examined
-from rlforge.doctor.examine import check_fit, examine
+from rlforge.doctor.examine import check_fit, divided, examine
 from rlforge.doctor.view import render, to_values
 from rlforge.engines import vllm_settings
 from rlforge.errors import ConfigError
@@ -107,7 +107,9 @@ def test_vllm_is_looked_for_and_its_share_of_the_card_is_said(monkeypatch):
     printed = console.file.getvalue()
 
     assert "vLLM is not installed" in finding(report, "packages", "problem").detail
-    assert f"it can have {report.memory.plan.left:.2f} of its card" in printed
+    plan = report.memory.plan
+    text = f"it takes {plan.share:.2f} of its card, and can have {plan.left:.2f}"
+    assert text in " ".join(printed.split())
     assert max(map(len, printed.splitlines())) <= 80
 
 
@@ -176,6 +178,23 @@ def test_train_says_nothing_where_nothing_is_known(machine, overrides):
     machine(dataclasses.replace(ADA, memory=GIB))
 
     check_fit(compose([QUICK_START, *overrides]).config)
+
+
+def test_vllm_is_given_the_share_of_the_card_that_the_learner_leaves(machine):
+    machine(dataclasses.replace(ADA, memory=24 * GIB))
+
+    def share(*overrides):
+        config = compose([QUICK_START, "engine=vllm", "hardware=gpu_1", *overrides]).config
+        return divided(config).engine.vllm.gpu_memory_utilization
+
+    kept = share("learner.gradient_checkpointing=true", "engine.max_model_len=2048")
+    assert 0.5 < kept < 0.9
+    less = share("learner.gradient_checkpointing=true")
+    assert 0.1 < less < kept
+    assert share("engine.vllm.gpu_memory_utilization=0.3") == 0.3
+    assert share("hardware.alternate=true") == 0.85
+    assert share("model.name=some/unknown") is None
+    assert share("engine=transformers") is None
 
 
 def test_a_cluster_that_says_its_memory_is_checked(machine):

@@ -19,7 +19,7 @@ class LearnerConfig:
     mini_batch_size: int | None = None
     #: Most tokens per forward pass, padding included; a longer step goes alone.
     micro_batch_tokens: int = 4096
-    #: Read what prompts begin with alike only once, where sequences are packed: rules, former turns.
+    #: Read only once what prompts begin with alike, where sequences are packed.
     share_prefixes: bool = True
     #: Sequences behind each other instead of padded: ``on``, ``off``, or ``auto``, always on GPUs
     #: that have the kernel for it, and elsewhere where steps have 64 tokens or more on average.

@@ -109,7 +109,8 @@ class ModelConfig:
 class VllmConfig:
     """What only ``engine.name: vllm`` reads; the meanings are vLLM's own."""
 
-    #: Share of the GPU's memory for weights and KV cache; null: 0.9 of the engine's share of it.
+    #: Share of the GPU's memory for weights and KV cache; null: what the memory plan says that the
+    #: learner leaves, or 0.9 of the engine's share of a card where no learner is.
     gpu_memory_utilization: float | None = None
     #: GiB of the KV cache; null: what the GPU's share leaves, 1 on a CPU.
     kv_cache_gb: float | None = None

@@ -96,19 +96,12 @@ def check_fit(config: RunConfig) -> None:
 
     Says nothing where the shape of the model or the memory of the card cannot be known.
     """
-    found = gpus()
-    hardware = resolve_hardware(
-        config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
-    )
-    located, capacity = locate(config.model), _capacity(hardware, found)
-    if (unknown := _unknown_targets(config, located)) is not None:
+    if (unknown := _unknown_targets(config, locate(config.model))) is not None:
         raise ConfigError(unknown)
-    if located.shape is None or capacity is None:
+    memory = _memory_here(config)
+    if memory is None or memory.plan.excess == 0:
         return
-    memory = _memory(config, located, hardware, capacity, found)
     plan = memory.plan
-    if plan.excess == 0:
-        return
     card = max(plan.cards, key=lambda card: plan.need(card) - card.usable)
     saving = ", ".join(f"{option.key} ({_gib(option.saves)})" for option in memory.options[:4])
     change = f"these fit: {' '.join(memory.mend)}" if memory.mend else f"largest savings: {saving}"
@@ -120,6 +113,31 @@ def check_fit(config: RunConfig) -> None:
         f"{_gib(plan.need(card))}, {_gib(plan.excess)} too much; {change}; "
         "rlforge doctor shows each part"
     )
+
+
+def divided(config: RunConfig) -> RunConfig:
+    """``config`` with the share of its card that each engine takes, where the plan decides it.
+
+    Where the shape of the model or the memory of the card cannot be known, it stays as it is.
+    """
+    vllm = config.engine.vllm
+    memory = _memory_here(config) if vllm.gpu_memory_utilization is None else None
+    if memory is None or memory.plan.share is None:
+        return config
+    vllm = dataclasses.replace(vllm, gpu_memory_utilization=memory.plan.share)
+    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, vllm=vllm))
+
+
+def _memory_here(config: RunConfig) -> Memory | None:
+    """The plan for this machine; None where it cannot be made."""
+    found = gpus()
+    hardware = resolve_hardware(
+        config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
+    )
+    located, capacity = locate(config.model), _capacity(hardware, found)
+    if located.shape is None or capacity is None:
+        return None
+    return _memory(config, located, hardware, capacity, found)
 
 
 def _who(learners: int, engines: int) -> str:

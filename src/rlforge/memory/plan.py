@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 from rlforge.config.schema import HardwareConfig, RunConfig
@@ -22,8 +23,9 @@ USABLE = 0.95
 #: figure that is not measured here. cpu: Python with torch, transformers and Ray, measured.
 PROCESS_BYTES = {"cuda": 640 * 2**20, "cpu": 420 * 2**20}
 
-#: What vLLM takes where nothing is said: of an engine's share of a card, of the whole card where
-#: engines have it in turns with the learner, tokens read in a step, and GiB of cache on a CPU.
+#: What vLLM takes where nothing is said: of its share of a card that engines have for themselves,
+#: of the whole card where they have it in turns with the learner, tokens read in a step, and GiB of
+#: cache on a CPU. Beside a learner at work it takes what that leaves, and no more than alone.
 VLLM_SHARE = 0.9
 VLLM_TURN_SHARE = 0.85
 VLLM_STEP_TOKENS = 8192
@@ -88,7 +90,8 @@ class Plan:
     (``alternate``). sequences: full-length sequences that each engine has room for on its card, on
     the fullest one. wanted: those it may have to run at once. shortage: bytes that a cache of fixed
     size lacks for one sequence. left: share of its card that each engine can have beside the
-    learner, at work or at rest.
+    learner, at work or at rest. share: what each takes of its card ahead of its need, as vLLM does;
+    None for engines that do not.
     """
 
     shape: ModelShape
@@ -104,6 +107,7 @@ class Plan:
     sequence_bytes: int
     shortage: int
     left: float
+    share: float | None
 
     def need(self, card: Card) -> int:
         """The least that works on ``card``, in bytes."""
@@ -170,8 +174,13 @@ def make_plan(
         for card in cards
         if card.engines
     )
+    left = max(0.0, room / capacity)
+    share = None
     if job.paged:
-        engine = least = reserved_need(config, job, process, hardware, capacity)
+        if device == "cuda":
+            share = engine_share(config, hardware, cards, left)
+        reserved = None if share is None else int(share * capacity)
+        engine = least = reserved_need(config, job, process, reserved)
         cache = next(part.bytes for part in least.parts if part.name == "KV cache")
         sequences, shortage = cache // per_sequence, max(0, per_sequence - cache)
     else:
@@ -192,7 +201,8 @@ def make_plan(
         wanted=1 if job.paged else job.sequences,
         sequence_bytes=per_sequence,
         shortage=shortage,
-        left=max(0.0, room / capacity),
+        left=left,
+        share=share,
     )
 
 
@@ -298,27 +308,36 @@ def engine_idle(need: Need, device: str, *, paged: bool) -> Need:
     return Need(parts=tuple(part for part in need.parts if part.name in kept))
 
 
-def reserved_need(
-    config: RunConfig, job: EngineJob, process: Part, hardware: HardwareConfig, capacity: int
-) -> Need:
+def engine_share(
+    config: RunConfig, hardware: HardwareConfig, cards: tuple[Card, ...], left: float
+) -> float:
+    """Share of its card that an engine of vLLM takes: what is said, or what fits.
+
+    left: of the fullest card, what the learner leaves each engine on it.
+    """
+    said = config.engine.vllm.gpu_memory_utilization
+    if said is not None:
+        return said
+    if config.hardware.alternate:
+        return VLLM_TURN_SHARE / config.engine.num_engines
+    if any(card.learners and card.engines for card in cards):
+        return min(VLLM_SHARE, math.floor(left * 100) / 100)
+    return VLLM_SHARE * min(hardware.engine_gpus, 1.0)
+
+
+def reserved_need(config: RunConfig, job: EngineJob, process: Part, reserved: int | None) -> Need:
     """An engine of vLLM, which takes its memory at the start and divides it among sequences.
 
-    On a GPU that is a share of the card for everything together, or a cache of a given size; on a
-    CPU a cache of a given size (``rlforge.engines.vllm_settings``).
+    reserved: bytes of a GPU for everything together, of which the cache takes what is left, unless
+    its size is given; None on a CPU (``rlforge.engines.vllm_settings``).
     """
-    vllm, none = config.engine.vllm, dataclasses.replace(job, sequences=0)
+    none = dataclasses.replace(job, sequences=0)
     parts = [part for part in engine_need(none, process).parts if part.name != "KV cache"]
-    share = vllm.gpu_memory_utilization
-    if share is None and config.hardware.alternate:
-        share = VLLM_TURN_SHARE / config.engine.num_engines
-    elif share is None:
-        share = VLLM_SHARE * min(hardware.engine_gpus, 1.0)
-    if vllm.kv_cache_gb is not None:
-        cache = int(vllm.kv_cache_gb * GIB)
-    elif hardware.device == "cuda":
-        cache = max(0, int(share * capacity) - sum(part.bytes for part in parts))
+    said = config.engine.vllm.kv_cache_gb
+    if said is None and reserved is not None:
+        cache = max(0, reserved - sum(part.bytes for part in parts))
     else:
-        cache = int(VLLM_CPU_CACHE_GB * GIB)
+        cache = int((VLLM_CPU_CACHE_GB if said is None else said) * GIB)
     return Need(parts=(*parts, Part(name="KV cache", bytes=cache)))
 
 
