@@ -6,10 +6,10 @@ The engine computes the tiny model, of two layers, and the same player made slow
 on what they get are laid on top, so that its games are the same and each token costs more. Models
 that people train are slower still.
 
-``alone``: the engine's own answers a second, in this process, with 256 requests always waiting (the
-prompts of random games). ``games``: answers a second in real games, asked by a collector in this
-process and answered by an engine actor in another, as in a run, without learner, buffer and pool.
-``working``: share of the time in which that engine computed. Both take turns.
+``games``: answers a second in real games, asked by a collector in this process and answered by an
+engine actor in another, as in a run, without learner, buffer and pool. ``working``: share of the
+time in which that engine computed. ``alone``: the engine's own answers a second to what these games
+asked, in this process, with 256 requests always waiting. Both take turns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import Any
 import ray
 import torch
 from common import record, shown, spread
-from engine import positions
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from rlforge.actors.cast import ray_started
@@ -57,6 +56,8 @@ class EndlessGames:
         self._started = 0
         self.stopped = False
         self.failed = 0
+        #: What was asked in games that ended.
+        self.prompts: list[tuple[int, ...]] = []
 
     async def next_games(self, wanted: int) -> list[GameSpec] | None:
         if self.stopped:
@@ -75,12 +76,14 @@ class EndlessGames:
 
     async def deliver(self, delivery: Delivery) -> None:
         self.failed += sum(game.error is not None for game in delivery.records)
+        turns = (turn for game in delivery.records for turn in game.turns)
+        self.prompts += (turn.completion.prompt_token_ids for turn in turns)
 
 
 async def in_games(
     config: RunConfig, actor: Any, client: str, length: float
-) -> tuple[float, float]:
-    """Answers a second and the share of ``length`` seconds in which the engine worked."""
+) -> tuple[float, float, list[tuple[int, ...]]]:
+    """Answers a second, the share of ``length`` seconds in which the engine worked, the prompts."""
     tokenizer = load_tokenizer(config.model)
     remote = RemoteEngine([actor], client, timeout_s=60.0, retries=0)
     answers = SeatAnswers(config, tokenizer, remote, stop_token_ids(config.model, tokenizer))
@@ -96,7 +99,8 @@ async def in_games(
     games.stopped = True
     await playing
     assert games.failed == 0
-    return (after.requests - before.requests) / took, (after.busy_s - before.busy_s) / took
+    answered, worked = after.requests - before.requests, after.busy_s - before.busy_s
+    return answered / took, worked / took, games.prompts
 
 
 async def alone(
@@ -150,7 +154,6 @@ def measure(config: RunConfig, seconds: float, repeats: int) -> dict[str, list[f
     graph = build_graph(config, detect())
     hardware = resolve_hardware(config.hardware, detect(), config.engine.num_engines)
     engine = make_engine(config, device=hardware.device, threads=hardware.threads)
-    prompts = positions(load_tokenizer(config.model), 2048)
     figures: dict[str, list[float]] = {"alone": [], "games": [], "working": []}
     with tempfile.TemporaryDirectory() as folder, ray_started(hardware, graph):
         made: Any = ray.remote(EngineActor)
@@ -158,10 +161,11 @@ def measure(config: RunConfig, seconds: float, repeats: int) -> dict[str, list[f
             config, hardware, "engine-0", folder
         )
         for repeat in range(repeats):
-            figures["alone"].append(asyncio.run(alone(config, engine, prompts, seconds)))
-            games, working = asyncio.run(in_games(config, actor, f"client-{repeat}", seconds))
+            client = f"client-{repeat}"
+            games, working, prompts = asyncio.run(in_games(config, actor, client, seconds))
             figures["games"].append(games)
             figures["working"].append(working)
+            figures["alone"].append(asyncio.run(alone(config, engine, prompts, seconds)))
         asyncio.run(engine.close())
     return figures
 
