@@ -43,3 +43,23 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs go to runs/ in the current directory: give each test its own."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def cards(tmp_path, monkeypatch):
+    """A stand-in for nvidia-smi that answers as the real one does, and notes how it was asked."""
+
+    def pretend(*lines: str, status: int = 0) -> Path:
+        asked = tmp_path / "asked"
+        tool = tmp_path / "bin" / "nvidia-smi"
+        tool.parent.mkdir(exist_ok=True)
+        answer = "\n".join(lines)
+        tool.write_text(
+            f'#!/bin/sh\necho "$@" > {asked}\ncat <<END\n{answer}\nEND\nexit {status}\n'
+        )
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        return asked
+
+    return pretend

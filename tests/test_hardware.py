@@ -4,7 +4,6 @@ import os
 import platform
 import socket
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 
@@ -38,28 +37,11 @@ def test_versions_are_those_installed_and_nothing_else():
     assert all(found.values())
 
 
-@pytest.fixture
-def cards(tmp_path, monkeypatch):
-    """A stand-in for nvidia-smi that answers as the real one does, and notes how it was asked."""
-
-    def pretend(*lines: str, status: int = 0) -> Path:
-        asked = tmp_path / "asked"
-        tool = tmp_path / "bin" / "nvidia-smi"
-        tool.parent.mkdir(exist_ok=True)
-        answer = "\n".join(lines)
-        tool.write_text(
-            f'#!/bin/sh\necho "$@" > {asked}\ncat <<END\n{answer}\nEND\nexit {status}\n'
-        )
-        tool.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        return asked
-
-    return pretend
-
-
 def test_gpus_have_names_memory_and_capability(cards):
-    cards("NVIDIA RTX 6000 Ada Generation, 49140, 8.9", "NVIDIA H200, 143771, 9.0")
+    cards(
+        "0, GPU-5f1, NVIDIA RTX 6000 Ada Generation, 49140, 8.9",
+        "1, GPU-a02, NVIDIA H200, 143771, 9.0",
+    )
 
     ada, h200 = gpus()
 
@@ -68,11 +50,11 @@ def test_gpus_have_names_memory_and_capability(cards):
         49140 * 2**20,
         8.9,
     )
-    assert h200.memory == 143771 * 2**20
+    assert (h200.memory, h200.index, h200.uuid) == (143771 * 2**20, 1, "GPU-a02")
 
 
 def test_only_visible_gpus_are_asked_for(cards, monkeypatch):
-    asked = cards("NVIDIA H200, 143771, 9.0")
+    asked = cards("2, GPU-5f, NVIDIA H200, 143771, 9.0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5f")
     gpus()
     assert "-i 2,GPU-5f" in asked.read_text()
@@ -85,7 +67,7 @@ def test_only_visible_gpus_are_asked_for(cards, monkeypatch):
     [
         (["NVIDIA-SMI has failed because it could not communicate with the driver."], 9),
         (["No devices were found"], 0),
-        (["Some GPU, [N/A], [N/A]"], 0),
+        (["0, GPU-5f, Some GPU, [N/A], [N/A]"], 0),
     ],
 )
 def test_a_tool_without_an_answer_knows_of_no_gpus(cards, lines, status):

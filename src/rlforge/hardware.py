@@ -43,11 +43,16 @@ def detect() -> Machine:
 
 @value
 class Gpu:
-    """A GPU as the driver shows it. memory: bytes; capability: of its kernels, such as 8.9."""
+    """A GPU as the driver shows it. memory: bytes; capability: of its kernels, such as 8.9.
+
+    index, uuid: its place among all of the machine, by PCI address, and its own identifier.
+    """
 
     name: str
     memory: int
     capability: float
+    index: int = 0
+    uuid: str = ""
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -60,7 +65,7 @@ def gpus() -> tuple[Gpu, ...]:
     if tool is None or (visible is not None and visible.strip() in ("", "-1")):
         return ()
     chosen = [] if visible is None else ["-i", visible]
-    query = "--query-gpu=name,memory.total,compute_cap"
+    query = "--query-gpu=index,uuid,name,memory.total,compute_cap"
     try:
         done = subprocess.run(
             [tool, *chosen, query, "--format=csv,noheader,nounits"],
@@ -69,10 +74,16 @@ def gpus() -> tuple[Gpu, ...]:
             timeout=30,
             check=True,
         )
-        rows = [line.rsplit(",", 2) for line in done.stdout.splitlines() if line.strip()]
+        rows = [line.split(",") for line in done.stdout.splitlines() if line.strip()]
         return tuple(
-            Gpu(name=name.strip(), memory=int(memory) * 2**20, capability=float(capability))
-            for name, memory, capability in rows
+            Gpu(
+                name=name.strip(),
+                memory=int(memory) * 2**20,
+                capability=float(capability),
+                index=int(index),
+                uuid=uuid.strip(),
+            )
+            for index, uuid, name, memory, capability in rows
         )
     except (OSError, subprocess.SubprocessError, ValueError):
         return ()  # no driver behind the tool, or an answer of another form: nothing is known

@@ -33,8 +33,10 @@ from rlforge.continuous.validate import check_continuous
 from rlforge.doctor.examine import check_fit, divided
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
+from rlforge.gpuclaims import claimed
 from rlforge.graph import RunGraph, build_graph, to_json
 from rlforge.hardware import detect, prepare_ray, resolve_hardware
+from rlforge.memory.plan import place
 from rlforge.resume import checkpoint_version
 from rlforge.runlock import RunLock
 from rlforge.tracking.report import write_report
@@ -218,7 +220,11 @@ def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = Fa
         config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
     )
     prepare_ray(hardware)
-    with _prepared(config, graph, hardware, run_dir, resume=resume) as folder:
+    cards = place(hardware, config.learner.num_learners, config.engine.num_engines, capacity=0)
+    with (
+        claimed(hardware, sum(card.count for card in cards)) as hardware,
+        _prepared(config, graph, hardware, run_dir, resume=resume) as folder,
+    ):
         from rlforge.run import Run
 
         return Run(divided(config), graph, hardware, folder).execute(resume=resume)
@@ -230,7 +236,10 @@ def _run_continuously(
     """Run in ``run_dir`` what ``continuous`` runs: one process, without Ray."""
     assert isinstance(config, ContinuousConfig)
     hardware = resolve_hardware(config.hardware, detect(), 1)
-    with _prepared(config, graph, hardware, run_dir, resume=resume) as folder:
+    with (
+        claimed(hardware, 1) as hardware,
+        _prepared(config, graph, hardware, run_dir, resume=resume) as folder,
+    ):
         from rlforge.continuous.run import ContinuousRun
 
         return ContinuousRun(config, hardware, folder).execute()

@@ -1,4 +1,4 @@
-"""One process at a time owns a run directory."""
+"""One process at a time owns a run directory, or whatever else a lock file stands for."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from typing import Any, Self
 from rlforge.errors import RunError
 
 
-class RunLock:
-    """An exclusive lock on a run directory, held from ``acquire`` (or ``with``) to ``release``.
+class BusyError(Exception):
+    """Another process holds the lock; the message names it."""
+
+
+class Lock:
+    """An exclusive lock, held from ``acquire`` to ``release``.
 
     The kernel releases it when its process ends, however it ends. The lock file names the holder
     and stays behind unlocked: deleting it would let two processes lock two files of one name.
     """
 
-    FILE = "run.lock"
-
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
+    def __init__(self, file: Path) -> None:
+        """file: in a directory that exists when the lock is acquired."""
+        self._file = file
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Lock the directory, which must exist; RunError naming the holder if it is locked."""
-        file = self._run_dir / self.FILE
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        """Raises BusyError where another holds it, or this one does already."""
+        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise RunError(
-                f"{self._run_dir} is in use by {_holder(file)}; wait for it or stop it, then resume"
-            ) from None
+            raise BusyError(_holder(self._file)) from None
         holder = {"pid": os.getpid(), "host": socket.gethostname()}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(holder).encode(), 0)
@@ -48,6 +48,25 @@ class RunLock:
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
+
+
+class RunLock(Lock):
+    """The lock on a run directory, which must exist."""
+
+    FILE = "run.lock"
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(run_dir / self.FILE)
+        self._run_dir = run_dir
+
+    def acquire(self) -> None:
+        """Lock the directory; RunError naming the holder if it is locked."""
+        try:
+            super().acquire()
+        except BusyError as holder:
+            raise RunError(
+                f"{self._run_dir} is in use by {holder}; wait for it or stop it, then resume"
+            ) from None
 
     def __enter__(self) -> Self:
         self.acquire()

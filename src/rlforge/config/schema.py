@@ -268,6 +268,8 @@ class HardwareConfig:
     alternate: bool = False
     #: With ``alternate``: the learner's weights and states are on the host while engines play.
     offload_learner: bool = True
+    #: Take only GPUs that no other run of rlforge has, and keep them from others until the end.
+    exclusive: bool = True
     #: GiB of memory on each GPU, as its name says (24 of a 24 GB card); null: ask the machine.
     memory_gb: float | None = None
     #: OpenMP threads in each engine and learner rank; null lets torch choose.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,6 +16,7 @@ from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.config.serving import ServeConfig, ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError, RunError
+from rlforge.gpuclaims import claimed
 from rlforge.graph import build_graph
 from rlforge.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.runlock import RunLock
@@ -46,7 +48,19 @@ def serve(config: ServingConfig, state_dir: Path, source: Path | None, say: Say)
         config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
     )
     prepare_ray(hardware)
-    state_dir = state_dir.absolute()
+    cards = math.ceil(config.engine.num_engines * hardware.engine_gpus)
+    with claimed(hardware, cards) as hardware:
+        _serve_on(config, hardware, state_dir.absolute(), source, say)
+
+
+def _serve_on(
+    config: ServingConfig,
+    hardware: HardwareConfig,
+    state_dir: Path,
+    source: Path | None,
+    say: Say,
+) -> None:
+    """Prepare the state, the address and the model, then Ray."""
     state_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(state_dir):  # let go again at once: the service itself takes it
         token = make_token(state_dir)
