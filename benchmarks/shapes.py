@@ -13,6 +13,7 @@ what the card can do in bfloat16. Recomputation and padding do not count.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,13 +65,23 @@ PASSES = 4
 MEDIAN_ANSWER, SPREAD_OF_LOG, LONGEST_ANSWER = 200, 0.7, 2048
 
 
-def make_steps(tokens: int, vocabulary: int, seed: int = 0) -> tuple[Step, ...]:
-    """Turns of random ids with about ``tokens`` prompt and answer tokens together."""
+def make_steps(
+    vocabulary: int,
+    *,
+    tokens: float = math.inf,
+    number: float = math.inf,
+    median: int = MEDIAN_ANSWER,
+    seed: int = 0,
+) -> tuple[Step, ...]:
+    """Turns of random ids: ``number`` of them, or about ``tokens`` of prompts and answers together.
+
+    median: tokens of an answer.
+    """
     draw = random.Random(seed)
     prompts = json.loads(LENGTHS.read_text())["prompt_tokens"]
     steps: list[Step] = []
-    while tokens > 0:
-        answer = round(MEDIAN_ANSWER * draw.lognormvariate(0.0, SPREAD_OF_LOG))
+    while tokens > 0 and len(steps) < number:
+        answer = round(median * draw.lognormvariate(0.0, SPREAD_OF_LOG))
         lengths = (draw.choice(prompts), max(1, min(answer, LONGEST_ANSWER)))
         tokens -= sum(lengths)
         prompt_ids, answer_ids = (
@@ -98,18 +109,26 @@ def make_steps(tokens: int, vocabulary: int, seed: int = 0) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def measure_shape(name: str, device: str, packed_tokens: int, repeats: int) -> dict[str, Any]:
-    """Times updates, prints them and returns them; on a GPU they are recorded as well."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("--device cuda: torch finds no CUDA device here; this needs a GPU")
-    sizes, rank = SHAPES[name]
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+def vocabulary(name: str) -> int:
+    """Tokens that a model of shape ``name`` knows."""
+    size: int = (QWEN3 | SHAPES[name][0])["vocab_size"]
+    return size
+
+
+def random_model(name: str, device: str) -> Qwen3ForCausalLM:
+    """A model of shape ``name`` as it is trained on ``device``: in bfloat16 on GPUs."""
     torch.manual_seed(0)
     with torch.device(device):
-        model = Qwen3ForCausalLM(Qwen3Config(**(QWEN3 | sizes))).to(dtype)
-    learner = Learner(
-        model,
-        LearnerConfig(micro_batch_tokens=packed_tokens),
+        model = Qwen3ForCausalLM(Qwen3Config(**(QWEN3 | SHAPES[name][0])))
+    return model.to(torch.bfloat16 if device == "cuda" else torch.float32)
+
+
+def make_learner(name: str, device: str, config: LearnerConfig | None = None) -> Learner:
+    """A learner of such a model with an adapter of the shape's rank."""
+    rank = SHAPES[name][1]
+    return Learner(
+        random_model(name, device),
+        config or LearnerConfig(),
         LoraConfig(rank=rank, alpha=rank),
         make_algorithm(ReinforceConfig(), LONGEST_ANSWER),
         temperature=1.0,
@@ -117,7 +136,14 @@ def measure_shape(name: str, device: str, packed_tokens: int, repeats: int) -> d
         device=device,
         seed=0,
     )
-    steps = make_steps(PASSES * packed_tokens, model.config.vocab_size)
+
+
+def measure_shape(name: str, device: str, packed_tokens: int, repeats: int) -> dict[str, Any]:
+    """Times updates, prints them and returns them; on a GPU they are recorded as well."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("--device cuda: torch finds no CUDA device here; this needs a GPU")
+    learner = make_learner(name, device, LearnerConfig(micro_batch_tokens=packed_tokens))
+    steps = make_steps(vocabulary(name), tokens=PASSES * packed_tokens)
     batch = TrainBatch(steps=steps, whole_episodes=False, min_version=0, max_version=0)
 
     def update() -> Mapping[str, float]:
@@ -127,8 +153,8 @@ def measure_shape(name: str, device: str, packed_tokens: int, repeats: int) -> d
     updates = [update() for _ in range(repeats)]
     result: dict[str, Any] = {
         "shape": name,
-        "rank": rank,
-        "dtype": str(dtype).removeprefix("torch."),
+        "rank": SHAPES[name][1],
+        "dtype": "bfloat16" if device == "cuda" else "float32",
         "packed_tokens": packed_tokens,
         "turns": len(steps),
         "tokens": sum(len(step.prompt_token_ids) + len(step.token_ids) for step in steps),

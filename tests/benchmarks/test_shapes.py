@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 def test_a_batch_has_the_prompts_of_simpletak_and_about_the_tokens_asked_for():
     shapes = importlib.import_module("shapes")
 
-    steps = shapes.make_steps(20_000, 512)
+    steps = shapes.make_steps(512, tokens=20_000)
 
     total = sum(len(step.prompt_token_ids) + len(step.token_ids) for step in steps)
     assert 20_000 <= total <= 20_000 + 510 + shapes.LONGEST_ANSWER
