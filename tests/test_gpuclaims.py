@@ -44,15 +44,15 @@ def claim(stack: ExitStack, count: int = 1, **fields) -> tuple[str | None, int |
     return os.environ.get("CUDA_VISIBLE_DEVICES"), hardware.num_gpus
 
 
-def test_runs_beside_each_other_get_cards_of_their_own_until_none_is_left(cards, monkeypatch):
+def test_runs_beside_each_other_get_cards_of_their_own_until_none_is_left(cards):
     cards(*THREE)
     with ExitStack() as stack:
         assert claim(stack) == ("0", 1)
         assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
         # Another process was started with all cards visible.
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
         assert claim(stack, 2) == ("1,2", 2)
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
         with pytest.raises(RunError) as caught:
             claim(stack)
     message = str(caught.value)
@@ -116,7 +116,7 @@ def test_cards_are_called_as_the_user_calls_them(cards, monkeypatch):
         assert claim(stack) == ("MIG-7f", 3)
 
 
-def test_a_second_run_ends_with_one_message_and_leaves_nothing(cards, monkeypatch):
+def test_a_second_run_ends_with_one_message_and_leaves_nothing(cards):
     cards(THREE[0])
     rlforge = Path(sys.executable).with_name("rlforge")
     with ExitStack() as stack:
