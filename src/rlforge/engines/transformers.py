@@ -19,6 +19,11 @@ from rlforge.errors import ConfigError
 _CPU_BATCH_TOKENS = 1536
 _GPU_BATCH_TOKENS = 16384
 
+#: Prompt tokens of one step: on a CPU one batch, so that its answers leave while the next is read
+#: (256 games beside a tiny model of 8 layers get 12% more answers than with 8192).
+_CPU_STEP_TOKENS = _CPU_BATCH_TOKENS
+_GPU_STEP_TOKENS = 8192
+
 
 class TransformersEngine(ThreadedEngine):
     """Continuous batching over a base model and its adapters (see ``rlforge.engines.base``).
@@ -39,6 +44,7 @@ class TransformersEngine(ThreadedEngine):
             BatchLimits(
                 max_sequences=config.max_parallel_seq,
                 max_model_len=min(config.max_model_len, _positions(causal)),
+                step_prompt_tokens=_CPU_STEP_TOKENS if on_cpu else _GPU_STEP_TOKENS,
                 batch_prompt_tokens=_CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS,
             ),
             decode=decoder(tokenizer),
