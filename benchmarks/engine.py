@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from adapters import save_adapters
 from common import record, seconds, shown, spread
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 
 from rlforge.config.schema import EngineConfig, ModelConfig
 from rlforge.engines.transformers import TransformersEngine
@@ -48,23 +49,6 @@ def positions(tokenizer: Any, number: int) -> list[tuple[int, ...]]:
             game.step(players[view.player_id].act(view))
     draw.shuffle(found)
     return found[:number]
-
-
-def adapters(model: Any, folder: Path, number: int) -> list[PolicyRef]:
-    """Saved adapters with small random weights."""
-    config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", init_lora_weights=False)
-    made = get_peft_model(model, config)
-    refs = []
-    for index in range(number):
-        for name, weight in made.named_parameters():
-            if "lora_" in name:
-                torch.nn.init.normal_(weight.data, std=0.02)
-        path = folder / f"step-{index + 1}"
-        made.save_pretrained(path)
-        refs.append(
-            PolicyRef(uid=path.name, kind="checkpoint", path_or_name=str(path), version=index + 1)
-        )
-    return refs
 
 
 def ours(
@@ -125,7 +109,7 @@ def main() -> None:
     prompts = positions(tokenizer, REQUESTS)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        refs = adapters(load_base_model(MODEL, device, torch.float32), Path(folder), 4)
+        refs = save_adapters(load_base_model(MODEL, device, torch.float32), Path(folder), 4)
         base = PolicyRef(uid="step-0", kind="checkpoint", path_or_name=None)
         config = EngineConfig(max_parallel_seq=256, max_loras=6)
         engine = TransformersEngine(

@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from adapters import randomise
 from common import record
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -45,9 +46,7 @@ def make_model(vocabulary: int, device: str) -> LlamaForCausalLM:
     )
     model = LlamaForCausalLM(config).to(device)
     lora = attach_lora(model, LoraConfig(rank=4, target_modules=["q_proj", "v_proj"]), seed=0)
-    for name, weight in lora.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(weight.data, std=0.02)
+    randomise(lora)
     return model
 
 

@@ -32,11 +32,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from adapters import save_adapters
 from common import record, seconds, shown, spread
-from peft import LoraConfig as PeftConfig
-from peft import get_peft_model
 from shapes import SHAPES, make_learner, make_steps, random_model, vocabulary
-from transformers import Qwen3ForCausalLM
 
 from rlforge.config.schema import EngineConfig, LearnerConfig
 from rlforge.engines.transformers import TransformersEngine
@@ -54,25 +52,6 @@ class NoText:
 
     def decode(self, ids: Sequence[int], **_options: Any) -> str:
         return ""
-
-
-def save_adapters(model: Qwen3ForCausalLM, rank: int, folder: Path) -> list[PolicyRef]:
-    """Two versions with small random weights, and the model as it was."""
-    layers = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    config = PeftConfig(r=rank, lora_alpha=rank, target_modules=layers, init_lora_weights=False)
-    made = get_peft_model(model, config)
-    policies = []
-    for version in (1, 2):
-        for name, weight in made.named_parameters():
-            if "lora_" in name:
-                torch.nn.init.normal_(weight.data, std=0.02)
-        path = folder / f"step-{version}"
-        made.save_pretrained(path)
-        policies.append(
-            PolicyRef(uid=path.name, kind="checkpoint", path_or_name=str(path), version=version)
-        )
-    made.unload()
-    return policies
 
 
 async def play(
@@ -135,7 +114,7 @@ def generate(
     config = EngineConfig(max_parallel_seq=workers, max_model_len=LONGEST)
     model = random_model(shape, device)
     with tempfile.TemporaryDirectory() as folder:
-        policies = save_adapters(model, SHAPES[shape][1], Path(folder))
+        policies = save_adapters(model, Path(folder), 2, rank=SHAPES[shape][1])
         for _ in range(repeats):
             engine = TransformersEngine(config, model, NoText())
             for name, value in asyncio.run(play(engine, steps, policies, workers, length)).items():

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import yaml
+from adapters import randomise
 from contenders.work import Turn, Work
 from peft import LoraConfig, get_peft_model
 
@@ -126,7 +127,7 @@ def make_work(option: str, turns: int, folder: Path) -> Work:
 
 
 def make_adapter(model: ModelConfig, folder: Path) -> Path:
-    """A saved adapter with small random weights: where B is zero, A has no gradient."""
+    """A saved adapter with small random weights."""
     torch.manual_seed(0)
     config = LoraConfig(
         r=model.lora.rank,
@@ -135,9 +136,7 @@ def make_adapter(model: ModelConfig, folder: Path) -> Path:
         task_type="CAUSAL_LM",
     )
     made = get_peft_model(load_base_model(model, torch.device("cpu"), torch.float32), config)
-    for name, weight in made.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(weight.data, std=0.02)
+    randomise(made)
     made.save_pretrained(folder)
     return folder
 

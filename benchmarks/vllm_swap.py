@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from adapters import save_adapters
 from common import record, seconds, shown, spread
-from engine import ENV, MODEL, REQUESTS, adapters, positions
+from engine import ENV, MODEL, REQUESTS, positions
 
 from rlforge.config.schema import EngineConfig, LoraConfig, RunConfig
 from rlforge.engines.registry import make_engine
@@ -91,7 +92,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         plain = load_base_model(MODEL, torch.device("cpu"), torch.float32)
-        refs = adapters(plain, Path(folder), 2 * repeats + 2)
+        refs = save_adapters(plain, Path(folder), 2 * repeats + 2)
         half = repeats + 1
         engine: Any = None
 

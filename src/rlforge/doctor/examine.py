@@ -96,9 +96,10 @@ def check_fit(config: RunConfig) -> None:
 
     Says nothing where the shape of the model or the memory of the card cannot be known.
     """
-    if (unknown := _unknown_targets(config, locate(config.model))) is not None:
+    located = locate(config.model)
+    if (unknown := _unknown_targets(config, located)) is not None:
         raise ConfigError(unknown)
-    memory = _memory_here(config)
+    memory = _memory_here(config, located)
     if memory is None or memory.plan.excess == 0:
         return
     plan = memory.plan
@@ -121,20 +122,22 @@ def divided(config: RunConfig) -> RunConfig:
     Where the shape of the model or the memory of the card cannot be known, it stays as it is.
     """
     vllm = config.engine.vllm
-    memory = _memory_here(config) if vllm.gpu_memory_utilization is None else None
+    if config.engine.name != "vllm" or vllm.gpu_memory_utilization is not None:
+        return config
+    memory = _memory_here(config, locate(config.model))
     if memory is None or memory.plan.share is None:
         return config
     vllm = dataclasses.replace(vllm, gpu_memory_utilization=memory.plan.share)
     return dataclasses.replace(config, engine=dataclasses.replace(config.engine, vllm=vllm))
 
 
-def _memory_here(config: RunConfig) -> Memory | None:
+def _memory_here(config: RunConfig, located: Located) -> Memory | None:
     """The plan for this machine; None where it cannot be made."""
     found = gpus()
     hardware = resolve_hardware(
         config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
     )
-    located, capacity = locate(config.model), _capacity(hardware, found)
+    capacity = _capacity(hardware, found)
     if located.shape is None or capacity is None:
         return None
     return _memory(config, located, hardware, capacity, found)
