@@ -17,7 +17,7 @@ import ray
 from rlforge.actors.process import end, enter, restarted, turn_file
 from rlforge.clock import TimeLimit
 from rlforge.config.schema import HardwareConfig, RunConfig
-from rlforge.engines.base import EngineStats, LocalEngine, OnTokens
+from rlforge.engines.base import Caller, EngineStats, LocalEngine, OnTokens
 from rlforge.engines.registry import make_engine
 from rlforge.errors import EngineDeadError, EngineError
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
@@ -67,7 +67,7 @@ class EngineActor:
             self._load_model()
         self._outbox: dict[str, list[Answered]] = {}
         self._filled: dict[str, asyncio.Event] = {}
-        self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._callers: dict[str, dict[int, Caller]] = {}
 
     def _load_model(self) -> None:
         hardware = self._hardware
@@ -81,32 +81,39 @@ class EngineActor:
         self._loaded.set()
 
     async def submit(self, client: str, requests: Sequence[Request]) -> None:
+        """Begin to answer ``requests``: see ``collect``."""
+        loop = asyncio.get_running_loop()
+        callers = self._callers.setdefault(client, {})
         for request in requests:
-            key = (client, request.ticket)
-            self._tasks[key] = asyncio.create_task(self._serve(client, request))
-            self._tasks[key].add_done_callback(partial(self._forget, key))
-
-    def _forget(self, key: tuple[str, int], task: asyncio.Task[None]) -> None:
-        self._tasks.pop(key, None)
+            ticket = request.ticket
+            callers[ticket] = Caller(
+                loop,
+                partial(self._end, client, ticket),
+                partial(self._put, client, ticket) if request.stream else None,
+            )
+        await self._loaded.wait()
+        self._engine.ask(
+            (request.prompt_token_ids, request.params, request.policy, callers[request.ticket])
+            for request in requests
+            if request.ticket in callers  # nobody gave it up while the model was loaded
+        )
 
     async def cancel(self, client: str, tickets: Sequence[int]) -> None:
         """Nobody waits for these any more."""
-        for ticket in tickets:
-            if (task := self._tasks.get((client, ticket))) is not None:
-                task.cancel()
+        callers = self._callers.get(client, {})
+        left = [callers.pop(ticket) for ticket in tickets if ticket in callers]
+        if left and self._loaded.is_set():
+            self._engine.forget(left)
 
-    async def _serve(self, client: str, request: Request) -> None:
-        await self._loaded.wait()
-        on_tokens = partial(self._put, client, request.ticket) if request.stream else None
-        try:
-            answer: Completion | EngineError = await self._engine.generate(
-                request.prompt_token_ids, request.params, request.policy, on_tokens
-            )
-        except EngineDeadError as error:  # Ray starts the process anew, and clients ask again
+    def _end(
+        self, client: str, ticket: int, completion: Completion | None, error: EngineError | None
+    ) -> None:
+        if isinstance(error, EngineDeadError):  # Ray starts the process anew, and clients ask again
             end(error)
-        except EngineError as error:
-            answer = error
-        self._put(client, request.ticket, answer)
+        del self._callers[client][ticket]
+        answer = completion if error is None else error
+        assert answer is not None
+        self._put(client, ticket, answer)
 
     def _put(
         self, client: str, ticket: int, news: Completion | EngineError | Sequence[int]
@@ -134,7 +141,7 @@ class EngineActor:
         answered = [ticket for ticket, _ in self._outbox.get(client, [])]
         if answered:
             event.set()
-        return [ticket for asker, ticket in self._tasks if asker == client] + answered
+        return [*self._callers.get(client, {}), *answered]
 
     def _event(self, client: str) -> asyncio.Event:
         return self._filled.setdefault(client, asyncio.Event())

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from rlforge.errors import EngineError
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 from rlforge.utilisation import Span
 
 #: Told the token ids drawn since it was last told, in the event loop of whoever asks.
 OnTokens = Callable[[Sequence[int]], None]
+
+#: Told of the end of what was asked: of the completion, or of the reason why there is none.
+OnEnd = Callable[[Completion | None, EngineError | None], None]
+
+
+@dataclass(slots=True, eq=False)
+class Caller:
+    """Who asked for something, and hears of it in ``loop``: of tokens as they come, and of the end.
+
+    told: how many tokens it heard of. gone: it hears no more.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    on_end: OnEnd
+    on_tokens: OnTokens | None = None
+    told: int = 0
+    gone: bool = False
+
+
+#: What ``generate`` is asked for, and who hears of it.
+Question = tuple[tuple[int, ...], SamplingParams, PolicyRef, Caller]
 
 
 @value
@@ -78,7 +102,15 @@ class Engine(Generator, Protocol):
 
 
 class LocalEngine(Engine, Protocol):
-    """An engine of this process, which can leave its device to others for a while."""
+    """An engine of this process: many requests at one call, and a device left for a while."""
+
+    def ask(self, questions: Iterable[Question]) -> None:
+        """As ``generate`` for each of them, without a wait: their callers are told."""
+        ...
+
+    def forget(self, callers: Iterable[Caller]) -> None:
+        """Takes requests that nobody waits for out of the batch; their callers hear no more."""
+        ...
 
     async def sleep(self) -> None:
         """Give the device's memory back until ``wake``.

@@ -14,21 +14,14 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
-from rlforge.engines.base import EngineStats, OnTokens
+from rlforge.engines.base import Caller, EngineStats, OnTokens, Question
 from rlforge.engines.requests import Answer
 from rlforge.errors import EngineDeadError, EngineError
 from rlforge.types import Completion, PolicyRef, SamplingParams
 from rlforge.utilisation import Span
-
-#: A caller's future and the submission that the worker makes for it; returns the request's id.
-_Future = asyncio.Future[Completion | None]
-_Call = tuple[Callable[[], int], _Future, OnTokens | None]
-_Result = tuple[_Future, Completion | None, EngineError | None]
-_News = tuple[_Future, OnTokens, Sequence[int]]
 
 log = logging.getLogger(__name__)
 
@@ -95,13 +88,11 @@ class StepGenerator(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Stream:
-    """A caller that wants tokens as they come. sent: how many it has."""
-
-    future: _Future
-    on_tokens: OnTokens
-    sent: int = 0
+_Future = asyncio.Future[Completion | None]
+#: A caller and the submission that the worker makes for it, which returns the request's id.
+_Call = tuple[Callable[[], int], Caller]
+_Result = tuple[Caller, Completion | None, EngineError | None]
+_News = tuple[Caller, Sequence[int]]
 
 
 class ThreadedEngine:
@@ -117,14 +108,14 @@ class ThreadedEngine:
         self._stuck_after_s = stuck_after_s
         self._changed = threading.Condition()
         self._inbox: list[_Call] = []
-        self._cancelled: set[_Future] = set()
+        self._someone_left = False
         self._end: EngineError | None = None
-        self._pending: dict[int, _Future] = {}
+        self._pending: dict[int, Caller] = {}
         # Whether it is to sleep, who waits until it does (or is awake again), and how far it is.
         self._rest = False
-        self._turn_callers: list[_Future] = []
+        self._turn_callers: list[Caller] = []
         self._state: Literal["awake", "draining", "asleep"] = "awake"
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, Caller] = {}
         # Progress so far and when it last grew; None while there is nothing to do.
         self._seen: tuple[int, float] | None = None
         self._over = threading.Event()
@@ -148,14 +139,33 @@ class ThreadedEngine:
         Raises EngineError for a prompt without room for an answer, a policy that does not load, a
         failed computation, and when the engine closes; EngineDeadError when it cannot go on.
         """
-        submit = partial(self._core.submit, tuple(prompt_token_ids), params, policy)
-        completion = await self._ask(submit, on_tokens)
+        future, caller = _future_caller(on_tokens)
+        self.ask([(tuple(prompt_token_ids), params, policy, caller)])
+        completion = await self._unless_cancelled(future, caller)
         assert completion is not None
         return completion
 
+    def ask(self, questions: Iterable[Question]) -> None:
+        """As ``generate`` for each of them, without a wait: their callers are told."""
+        submit = self._core.submit
+        self._put(
+            [
+                (partial(submit, prompt, params, policy), caller)
+                for prompt, params, policy, caller in questions
+            ]
+        )
+
+    def forget(self, callers: Iterable[Caller]) -> None:
+        """Takes requests that nobody waits for out of the batch; their callers hear no more."""
+        with self._changed:
+            for caller in callers:
+                caller.gone = self._someone_left = True
+
     async def load(self, policy: PolicyRef) -> None:
         """Make ``policy`` resident ahead of its first request. Raises EngineError as above."""
-        await self._ask(partial(self._core.load, policy))
+        future, caller = _future_caller()
+        self._put([(partial(self._core.load, policy), caller)])
+        await self._unless_cancelled(future, caller)
 
     async def sleep(self) -> None:
         """Finish what is being generated, then give memory back; what else is asked for waits.
@@ -169,12 +179,14 @@ class ThreadedEngine:
         await self._take_turn(rest=False)
 
     async def _take_turn(self, *, rest: bool) -> None:
-        future: _Future = asyncio.get_running_loop().create_future()
+        future, caller = _future_caller()
         with self._changed:
-            self._check_alive()
-            self._rest = rest
-            self._turn_callers.append(future)
-            self._changed.notify()
+            if self._end is None:
+                self._rest = rest
+                self._turn_callers.append(caller)
+                self._changed.notify()
+        if self._end is not None:
+            self._fail([caller])
         await future
 
     def stats(self) -> EngineStats:
@@ -191,24 +203,20 @@ class ThreadedEngine:
         # A worker that is stuck in a step never ends; it is left behind.
         await asyncio.to_thread(self._over.wait)
 
-    async def _ask(
-        self, submit: Callable[[], int], on_tokens: OnTokens | None = None
-    ) -> Completion | None:
-        future: _Future = asyncio.get_running_loop().create_future()
+    def _put(self, calls: Sequence[_Call]) -> None:
         with self._changed:
-            self._check_alive()
-            self._inbox.append((submit, future, on_tokens))
-            self._changed.notify()
+            if self._end is None:
+                self._inbox.extend(calls)
+                self._changed.notify()
+                return
+        self._fail(caller for _, caller in calls)
+
+    async def _unless_cancelled(self, future: _Future, caller: Caller) -> Completion | None:
         try:
             return await future
         except asyncio.CancelledError:
-            with self._changed:
-                self._cancelled.add(future)
+            self.forget([caller])
             raise
-
-    def _check_alive(self) -> None:
-        if self._end is not None:
-            raise type(self._end)(str(self._end))
 
     # ------------------------------------------------------------ the worker thread
 
@@ -232,11 +240,14 @@ class ThreadedEngine:
 
     def _fail_all(self) -> None:
         with self._changed:
-            assert self._end is not None
-            kind, reason = type(self._end), str(self._end)
-            left = [*self._pending.values(), *(future for _, future, _ in self._inbox)]
+            left = [*self._pending.values(), *(caller for _, caller in self._inbox)]
             left += self._turn_callers
-        _deliver([(future, None, kind(reason)) for future in left], [])
+        self._fail(left)
+
+    def _fail(self, callers: Iterable[Caller]) -> None:
+        assert self._end is not None
+        kind, reason = type(self._end), str(self._end)
+        _deliver([(caller, None, kind(reason)) for caller in callers], [])
 
     def _round(self) -> bool:
         """Takes what came in and makes one step; False when the engine is to stop."""
@@ -249,21 +260,21 @@ class ThreadedEngine:
             inbox: list[_Call] = []
             if not rest:
                 inbox, self._inbox = self._inbox, []
-            cancelled, self._cancelled = self._cancelled, set()
+            someone_left, self._someone_left = self._someone_left, False
         done: list[_Result] = []
-        for submit, future, on_tokens in inbox:
-            if future.cancelled():  # while the engine slept
+        for submit, caller in inbox:
+            if caller.gone:  # while the engine slept
                 continue
             try:
                 number = submit()
             except EngineError as error:
-                done.append((future, None, error))
+                done.append((caller, None, error))
                 continue
-            self._pending[number] = future
-            if on_tokens is not None:
-                self._streams[number] = _Stream(future, on_tokens)
-        if cancelled:
-            gone = [i for i, future in self._pending.items() if future in cancelled]
+            self._pending[number] = caller
+            if caller.on_tokens is not None:
+                self._streams[number] = caller
+        if someone_left:
+            gone = [i for i, caller in self._pending.items() if caller.gone]
             self._core.cancel(gone)
             for i in gone:
                 del self._pending[i]
@@ -299,16 +310,16 @@ class ThreadedEngine:
             if self._rest != rest or self._state == "draining":
                 return
             callers, self._turn_callers = self._turn_callers, []
-        _deliver([(future, None, None) for future in callers], [])
+        _deliver([(caller, None, None) for caller in callers], [])
 
     def _take_news(self) -> list[_News]:
         """Tokens that streams do not have yet."""
         news: list[_News] = []
         for number, tokens in self._core.drawn(self._streams).items():
-            stream = self._streams[number]
-            if len(tokens) > stream.sent:
-                news.append((stream.future, stream.on_tokens, tuple(tokens[stream.sent :])))
-                stream.sent = len(tokens)
+            caller = self._streams[number]
+            if len(tokens) > caller.told:
+                news.append((caller, tuple(tokens[caller.told :])))
+                caller.told = len(tokens)
         return news
 
     # ------------------------------------------------------------ the watch
@@ -338,29 +349,42 @@ class ThreadedEngine:
             self._over.set()
 
 
-def _deliver(results: list[_Result], news: list[_News]) -> None:
+def _deliver(results: Iterable[_Result], news: Iterable[_News]) -> None:
     """Hands both to the loops that wait for them: one wake-up per loop, not per request."""
     by_loop: dict[asyncio.AbstractEventLoop, tuple[list[_Result], list[_News]]] = defaultdict(
         lambda: ([], [])
     )
     for result in results:
-        by_loop[result[0].get_loop()][0].append(result)
+        by_loop[result[0].loop][0].append(result)
     for piece in news:
-        by_loop[piece[0].get_loop()][1].append(piece)
+        by_loop[piece[0].loop][1].append(piece)
     for loop, batch in by_loop.items():
         # A loop that closed meanwhile has no callers left.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_settle, *batch)
+            loop.call_soon_threadsafe(_tell, *batch)
 
 
-def _settle(results: list[_Result], news: list[_News]) -> None:
-    for future, on_tokens, tokens in news:
-        if not future.done():  # cancelled while the tokens were under way
-            on_tokens(tokens)
-    for future, completion, error in results:
+def _tell(results: list[_Result], news: list[_News]) -> None:
+    for caller, tokens in news:
+        if not caller.gone and caller.on_tokens is not None:  # nor left meanwhile
+            caller.on_tokens(tokens)
+    for caller, completion, error in results:
+        if not caller.gone:
+            caller.gone = True
+            caller.on_end(completion, error)
+
+
+def _future_caller(on_tokens: OnTokens | None = None) -> tuple[_Future, Caller]:
+    """A caller of this event loop, and the future that what it is told ends."""
+    loop = asyncio.get_running_loop()
+    future: _Future = loop.create_future()
+
+    def settle(completion: Completion | None, error: EngineError | None) -> None:
         if future.done():  # cancelled while the answer was under way
-            continue
+            return
         if error is not None:
             future.set_exception(error)
         else:
             future.set_result(completion)
+
+    return future, Caller(loop, settle, on_tokens)
