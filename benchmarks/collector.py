@@ -28,7 +28,8 @@ from common import record, shown, spread
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from rlforge.actors.cast import ray_started
-from rlforge.actors.generation import EngineActor, RemoteEngine
+from rlforge.actors.generation import EngineActor
+from rlforge.actors.remote import RemoteEngine
 from rlforge.collector import Collector, Delivery
 from rlforge.config.compose import compose
 from rlforge.config.schema import CollectorConfig, RunConfig
@@ -91,10 +92,10 @@ async def in_games(
     collector = Collector(CollectorConfig(num_train_workers=CONCURRENT), games, answers.for_game)
     playing = asyncio.create_task(collector.train())
     await asyncio.sleep(WARM_UP_S)
-    before, _ = await actor.stats.remote()
+    before = (await actor.report.remote()).stats
     started = time.perf_counter()
     await asyncio.sleep(length)
-    after, _ = await actor.stats.remote()
+    after = (await actor.report.remote()).stats
     took = time.perf_counter() - started
     games.stopped = True
     await playing

@@ -139,7 +139,8 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(small_model: Path) -> 
 
 
 def test_a_run_outlives_engine_and_collector_stops_at_ctrl_c_and_goes_on(small_model: Path) -> None:
-    process = start(small_model, "learner.total_updates=400", "learner.state_every=1000")
+    endless = ("learner.total_updates=400", "learner.state_every=1000")
+    process = start(small_model, *endless, "engine.num_engines=2")
     wait_for(lambda: len(rows("metrics.jsonl")) >= 1, process)
     for name in ("engine-0", "collector-0"):
         os.kill(actor_pids(name)[-1], signal.SIGKILL)
@@ -158,6 +159,10 @@ def test_a_run_outlives_engine_and_collector_stops_at_ctrl_c_and_goes_on(small_m
     assert "Traceback" not in stderr
     assert stdout.splitlines()[-1] == str(Path("run").absolute())
     assert not any(map(alive, all_pids()))
+    assert json.loads(Path("run/summary.json").read_text())["restarts"] == 2
+    scalars = rows("scalars.jsonl")
+    for engine in ("engine-0", "engine-1"):
+        assert max(row.get(f"inference/{engine}/tok_s", 0) for row in scalars) > 0
     assert overlap() > 1e-3
     newest = latest_checkpoint(Path("run/checkpoints"), with_state=True)
     assert newest is not None

@@ -83,6 +83,7 @@ class Run:
         self._display: Display
         self._state_saved = 0
         self._engine_tokens: dict[int, tuple[float, int]] = {}
+        self._engine_lives: dict[int, str] = {}
         self._utilisation = Utilisation(self._started)  # begun anew once the actors are up
         self._restarts = 0
 
@@ -359,25 +360,28 @@ class Run:
 
     async def _watch_engines(self) -> None:
         while True:
-            await asyncio.sleep(ENGINE_POLL_S)
             await self._look_at_engines()
+            await asyncio.sleep(ENGINE_POLL_S)
 
     async def _look_at_engines(self) -> None:
-        """Report each engine's queue and token rate; count its working time."""
+        """Report each engine's queue and token rate; count its working time, and its deaths."""
         for index, engine in enumerate(self._cast.engines):
             try:
-                stats, spans = await engine.stats.remote()
+                report = await engine.report.remote()
             except ray.exceptions.RayActorError as error:
                 log.warning("engine-%d does not answer: %s", index, error)
                 continue
-            self._utilisation.engines_worked(spans)
-            now = time.time()
+            if self._engine_lives.setdefault(index, report.life) != report.life:
+                self._engine_lives[index] = report.life
+                self._count_restart(f"engine-{index}")
+            self._utilisation.engines_worked(report.spans)
+            stats, now = report.stats, time.time()
             then, tokens = self._engine_tokens.get(index, (self._started, 0))
             self._engine_tokens[index] = (now, stats.generated_tokens)
             # A restarted engine counts from nothing again.
             rate = max(0, stats.generated_tokens - tokens) / (now - then)
-            report = {"queued": stats.queued, "running": stats.running, "tok_s": rate}
-            self._cast.tracker.log_inference.remote(f"engine-{index}", report)
+            seen = {"queued": stats.queued, "running": stats.running, "tok_s": rate}
+            self._cast.tracker.log_inference.remote(f"engine-{index}", seen)
 
     # ---------------------------------------------------------------- failures
 
@@ -391,9 +395,12 @@ class Run:
             try:
                 return await method.remote(*arguments)
             except ray.exceptions.ActorUnavailableError as error:
-                self._restarts += 1
                 log.warning("%s died and is restarted: %s", name, error)
-                self._display.note(f"{name} died and is restarted")
-                if name.startswith("collector"):
+                if name.startswith("collector"):  # engines: see ``_look_at_engines``
+                    self._count_restart(name)
                     await self._cast.buffer.release_all.remote(name)
-                await restarted(self._cast.named()[name])
+                await restarted(self._cast.named()[name], name)
+
+    def _count_restart(self, name: str) -> None:
+        self._restarts += 1
+        self._display.note(f"{name} died and is restarted")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Any, get_args
@@ -54,19 +57,34 @@ def rows(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path("run") / name).read_text().splitlines()]
 
 
-def test_a_run_trains_on_vllm(player: Path) -> None:
+def engine_pids() -> list[int]:
+    """Processes that were the engine, oldest first, from its log."""
+    log = Path("run/logs/engine-0.log")
+    text = log.read_text() if log.exists() else ""
+    return [int(pid) for pid in re.findall(r"started as process (\d+)", text)]
+
+
+def test_a_run_trains_on_vllm_and_outlives_its_engine(player: Path) -> None:
     command = [*RLFORGE, "train", "+experiment=tictactoe_mirror", *SETTINGS]
     command += [f"model.name={player}", "run_dir=run"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].endswith("run")
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+    while process.poll() is None and not Path("run/metrics.jsonl").exists():
+        time.sleep(0.1)
+    os.kill(engine_pids()[-1], signal.SIGKILL)
+    stdout, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
+    assert stdout.splitlines()[-1].endswith("run")
+    assert len(engine_pids()) == 2
     metrics = rows("metrics.jsonl")
     assert [row["step"] for row in metrics] == [1, 2, 3]
     # At version lag 0 the learner computes what the engine sampled from.
     gaps = [row["logprob_gap_mean"] for row in metrics if "logprob_gap_mean" in row]
     assert gaps
     assert max(gaps) < 1e-4
-    assert json.loads(Path("run/summary.json").read_text())["engine_share"] > 0
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["engine_share"] > 0
+    assert summary["restarts"] == 1
     assert len(list_checkpoints(Path("run/checkpoints"))) == 3
     assert {row["step"] for row in rows("evals.jsonl")} == {0, 3}
     seen = [key for row in rows("scalars.jsonl") for key in row if key.startswith("inference/")]

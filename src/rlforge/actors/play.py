@@ -11,8 +11,8 @@ from typing import Any
 
 import ray
 
-from rlforge.actors.generation import RemoteEngine
 from rlforge.actors.process import enter
+from rlforge.actors.remote import RemoteEngine
 from rlforge.clock import Clock
 from rlforge.collector import Collector, Delivery
 from rlforge.config.schema import RunConfig

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import ray
 
+from rlforge.errors import RunError
 from rlforge.tracking.logs import enter as enter
 
 RESTART_PATIENCE_S = 300.0
@@ -41,13 +42,21 @@ def turn_file(run_dir: str | Path) -> Path:
     return Path(run_dir) / "learning"
 
 
-async def restarted(actor: Any) -> None:
-    """Wait until a dead ``actor`` is back; Ray's exception when Ray gives it up."""
-    async with asyncio.timeout(RESTART_PATIENCE_S):
-        while True:
-            try:
-                await actor.__ray_ready__.remote()
-            except ray.exceptions.ActorUnavailableError:
-                await asyncio.sleep(1.0)
-            else:
-                return
+async def restarted(actor: Any, name: str) -> None:
+    """Wait until a dead ``actor`` is back.
+
+    Raises Ray's exception when Ray gives it up, and RunError when it takes too long.
+    """
+    try:
+        async with asyncio.timeout(RESTART_PATIENCE_S):
+            while True:
+                try:
+                    await actor.__ray_ready__.remote()
+                except ray.exceptions.ActorUnavailableError:
+                    await asyncio.sleep(1.0)
+                else:
+                    return
+    except TimeoutError:
+        raise RunError(
+            f"{name} died, and was not back {RESTART_PATIENCE_S:g} s after: see logs/{name}.log"
+        ) from None

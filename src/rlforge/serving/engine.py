@@ -10,11 +10,12 @@ from typing import Any
 
 import ray
 
-from rlforge.actors.generation import EngineActor, RemoteEngine
+from rlforge.actors.generation import EngineActor
 from rlforge.actors.process import restarted
+from rlforge.actors.remote import RemoteEngine
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.engines.base import EngineStats, OnTokens
-from rlforge.errors import EngineDeadError, EngineError
+from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.types import Completion, PolicyRef, SamplingParams
 from rlforge.utilisation import Span
 
@@ -72,9 +73,10 @@ class ActorEngine:
         return await self._remote.generate(prompt_token_ids, params, policy, on_tokens)
 
     async def load(self, policy: PolicyRef) -> None:
-        await asyncio.gather(*(self._load(actor, policy) for actor in self._actors))
+        await asyncio.gather(*(self._load(index, policy) for index in range(len(self._actors))))
 
-    async def _load(self, actor: Any, policy: PolicyRef) -> None:
+    async def _load(self, index: int, policy: PolicyRef) -> None:
+        actor = self._actors[index]
         for _ in range(RETRIES + 1):
             try:
                 return await actor.load.remote(policy)  # type: ignore[no-any-return]
@@ -85,8 +87,8 @@ class ActorEngine:
             except ray.exceptions.RayActorError as error:
                 last = error
             try:
-                await restarted(actor)
-            except (ray.exceptions.RayActorError, TimeoutError):
+                await restarted(actor, f"engine-{index}")
+            except (ray.exceptions.RayActorError, RunError):
                 break
         raise EngineDeadError(f"the engine died while loading {policy.uid}: {last}")
 
@@ -116,7 +118,7 @@ class ActorEngine:
 
     async def _look(self, index: int) -> None:
         try:
-            stats, spans = await self._actors[index].stats.remote()
+            report = await self._actors[index].report.remote()
         except ray.exceptions.ActorUnavailableError as error:
             if self._here[index]:
                 log.warning("engine-%d died and is restarted: %s", index, error)
@@ -127,9 +129,9 @@ class ActorEngine:
             self._here[index] = False
             self._gone.set()
             return
-        self._here[index], self._stats[index] = True, stats
+        self._here[index], self._stats[index] = True, report.stats
         # Nobody needs to take them: only the newest are kept.
-        self._spans = [*self._spans, *spans][-1000:]
+        self._spans = [*self._spans, *report.spans][-1000:]
 
 
 async def start_engine(
