@@ -72,6 +72,11 @@ def test_every_actor_finds_a_card_with_room_for_it(
             ["learner.num_learners=2", "hardware.learner_gpus=0.5"],
             "learner_gpus=0.5 .*takes one GPU",
         ),
+        (["hardware.learner_gpus=2"], r"learner_gpus=2 .*learner.num_learners=2"),
+        (
+            ["engine=vllm", "hardware.engine_gpus=1.5", "hardware.learner_gpus=1"],
+            r"engine_gpus=1.5 .*several whole ones",
+        ),
         (
             ["hardware=cluster", "learner.num_learners=2", "hardware.learner_gpus=0.5"],
             r"learner_gpus=0.5 \(hardware=cluster\)",

@@ -60,6 +60,7 @@ def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPa
         (["engine.vllm.kv_cache_gb=0"], r"kv_cache_gb=0.*above 0"),
         (["engine.name=vlm"], r"did you mean vllm"),
         (["engine=vllm", "learner.train=full"], r"learner\.train=full.*swaps adapters.*use"),
+        (["hardware.engine_gpus=2"], r"hardware\.engine_gpus=2.*only engine=vllm divides"),
         (["engine=vllm", "model.lora.rank=600"], r"model\.lora\.rank=600.*up to rank 512"),
         (["engine=vllm", "engine.temperature=2.5"], r"from 0\.01 to 2"),
         (["engine=vllm", "eval.temperature=0.001"], r"eval\.temperature=0\.001.*from 0\.01"),

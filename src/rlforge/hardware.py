@@ -183,8 +183,8 @@ def resolve_hardware(
     ``auto`` takes CUDA when a GPU is there: one GPU is shared by learner and engines, with more
     each learner rank has one of its own, and with ``alternate`` one is all there is. A remote
     cluster (``ray_address``) is left as it is described. Raises ConfigError when the profile asks
-    for GPUs that the machine does not have, lets several ranks share one, or alternates on more
-    than one.
+    for GPUs that the machine does not have, for one and a half, or for more than one where one is
+    used: by a rank of the learner, or by engines that alternate with it.
     """
     if config.alternate:
         _check_one_place(config, num_learners)
@@ -193,7 +193,7 @@ def resolve_hardware(
     device = config.device
     if config.ray_address is not None:
         if device != "cpu":
-            _check_whole_gpus(config, config.learner_gpus, num_learners)
+            _check_whole_gpus(config, config.learner_gpus, config.engine_gpus, num_learners)
         return dataclasses.replace(config, device="cuda" if device == "auto" else device)
     if device == "cuda" and gpus == 0:
         raise ConfigError(
@@ -221,7 +221,7 @@ def resolve_hardware(
             f"hardware.engine_gpus{mend}"
         )
     if device == "cuda":
-        _check_whole_gpus(config, learner_gpus, num_learners)
+        _check_whole_gpus(config, learner_gpus, engine_gpus, num_learners)
     # Compute actors share the cores: more threads than that fight each other on a CPU. Where they
     # take turns only the engines do.
     workers = num_engines if config.alternate else num_learners + num_engines
@@ -268,7 +268,20 @@ def _share_gpus(gpus: int, num_engines: int, num_learners: int) -> tuple[float, 
     return 1.0, 1.0 / math.ceil(num_engines / left)
 
 
-def _check_whole_gpus(config: HardwareConfig, learner_gpus: float, num_learners: int) -> None:
+def _check_whole_gpus(
+    config: HardwareConfig, learner_gpus: float, engine_gpus: float, num_learners: int
+) -> None:
+    if engine_gpus > 1 and engine_gpus != int(engine_gpus):
+        raise ConfigError(
+            f"hardware.engine_gpus={engine_gpus:g} (hardware={config.name}): an engine takes a "
+            "share of one GPU, or several whole ones"
+        )
+    if num_learners == 1 and learner_gpus > 1:
+        raise ConfigError(
+            f"hardware.learner_gpus={learner_gpus:g} (hardware={config.name}): a rank of the "
+            f"learner uses one GPU; for more, learner.num_learners={learner_gpus:g} and "
+            "hardware.learner_gpus=1"
+        )
     if num_learners > 1 and learner_gpus != 1:
         raise ConfigError(
             f"hardware.learner_gpus={learner_gpus:g} (hardware={config.name}): each of several "

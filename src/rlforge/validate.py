@@ -266,6 +266,10 @@ def _check_vllm(composed: Composed) -> None:
     config = composed.config
     engine = config.engine
     if engine.name != "vllm":
+        if config.hardware.engine_gpus > 1:
+            raise composed.error(
+                "hardware.engine_gpus", "only engine=vllm divides a model among several GPUs"
+            )
         return
     if config.learner.train == "full":
         raise composed.error(

@@ -12,6 +12,7 @@ import pytest
 from rlforge.actors import cast
 from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig
+from rlforge.errors import RunError
 from rlforge.graph import build_graph
 from rlforge.hardware import detect
 
@@ -44,6 +45,18 @@ def test_nothing_that_ray_started_is_there_afterwards(
     assert bystander.is_running()
     bystander.kill()
     bystander.wait()
+
+
+async def test_who_finds_no_room_is_told_so_and_does_not_wait_for_ever(
+    own_home: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cast, "PLACEMENT_PATIENCE_S", 0.5)
+    graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
+    with cast.ray_started(HardwareConfig(device="cpu"), graph):
+        [place] = await cast._places([(1.0, 0.0)], "one engine", "engine.num_engines")
+        assert place["scheduling_strategy"].placement_group_bundle_index == 0
+        with pytest.raises(RunError, match=r"no room for 2 engines .*lower engine.num_engines"):
+            await cast._places([(1.0, 1.0)] * 2, "2 engines", "engine.num_engines")
 
 
 def test_who_ends_in_time_is_not_killed_and_who_does_not_is(

@@ -197,6 +197,40 @@ def test_vllm_is_given_the_share_of_the_card_that_the_learner_leaves(machine):
     assert share("engine=transformers") is None
 
 
+def test_a_profile_plans_no_more_than_the_card_has(machine):
+    machine(dataclasses.replace(ADA, memory=12 * GIB))
+    with pytest.raises(ConfigError, match=r"does not fit GPU of 12\.0 GiB"):
+        check_fit(compose([QUICK_START, "hardware=gpu_80gb"]).config)
+    report = examine(compose([QUICK_START, "hardware=gpu_80gb"]))
+    assert report.memory.plan.cards[0].capacity == 12 * GIB
+    assert report.memory.plan.excess > 0
+
+
+def test_vllm_on_a_larger_card_takes_the_share_of_the_card_that_the_profile_names(machine):
+    def share():
+        wanted = [QUICK_START, "engine=vllm", "hardware=gpu_24gb"]
+        return divided(compose(wanted).config).engine.vllm.gpu_memory_utilization
+
+    machine(dataclasses.replace(ADA, memory=24 * GIB))
+    exact = share()
+    machine(dataclasses.replace(ADA, memory=96 * GIB))
+    assert share() == pytest.approx(exact / 4)
+
+
+def test_an_engine_divides_its_model_among_several_cards(machine):
+    machine(*[dataclasses.replace(ADA, memory=24 * GIB)] * 5)
+    model = ["model.name=Qwen/Qwen3-8B", "engine.vllm.kv_cache_gb=2", "engine=vllm"]
+    wanted = [QUICK_START, "hardware=multi_gpu", "engine.num_engines=1", *model]
+
+    def engine(*overrides):
+        plan = examine(compose([*wanted, *overrides])).memory.plan
+        return plan.cards[1].count, plan.least.parts[0].bytes, plan.sequence_bytes
+
+    (one, weights, sequence), (four, part, piece) = engine(), engine("hardware.engine_gpus=4")
+    assert (one, four) == (1, 4)
+    assert (part, piece) == (weights // 4, sequence // 4)  # it has 8 heads of keys and values
+
+
 def test_a_cluster_that_says_its_memory_is_checked(machine):
     machine()
     with pytest.raises(ConfigError, match=r"2 engines|the learner"):

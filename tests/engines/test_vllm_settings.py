@@ -93,6 +93,13 @@ def test_an_engine_takes_its_own_share_of_the_card(gpus: float, share: float) ->
     assert _arguments(gpus=gpus)["gpu_memory_utilization"] == pytest.approx(share)
 
 
+def test_several_cards_divide_the_model() -> None:
+    arguments = _arguments(gpus=4.0)
+    assert arguments["tensor_parallel_size"] == 4
+    assert arguments["distributed_executor_backend"] == "mp"
+    assert "tensor_parallel_size" not in _arguments(gpus=1.0)
+
+
 @pytest.mark.parametrize(("engines", "share"), [(1, 0.85), (2, 0.425)])
 def test_in_turns_engines_take_the_card_and_can_give_it_back(engines: int, share: float) -> None:
     engine = EngineConfig(num_engines=engines)

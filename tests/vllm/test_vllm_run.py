@@ -54,7 +54,8 @@ def player(tmp_path: Path) -> Path:
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (Path("run") / name).read_text().splitlines()]
+    path = Path("run") / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def engine_pids() -> list[int]:
@@ -69,7 +70,7 @@ def test_a_run_trains_on_vllm_and_outlives_its_engine(player: Path) -> None:
     command += [f"model.name={player}", "run_dir=run"]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
-    while process.poll() is None and not Path("run/metrics.jsonl").exists():
+    while process.poll() is None and not rows("metrics.jsonl"):
         time.sleep(0.1)
     os.kill(engine_pids()[-1], signal.SIGKILL)
     stdout, stderr = process.communicate(timeout=240)

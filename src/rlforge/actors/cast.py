@@ -10,7 +10,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from rlforge.types import value
 log = logging.getLogger(__name__)
 
 PLACEMENT_PATIENCE_S = 120.0
-"""Seconds within which a cluster must have room for all ranks of the learner at once."""
+"""Seconds within which a cluster must have room for everybody."""
 
 END_PATIENCE_S = 10.0
 """Seconds that processes of a Ray of our own have to end by themselves before they are killed."""
@@ -128,30 +128,29 @@ async def start_actors(
 ) -> Cast:
     """Start everything; engines and learner load the model side by side.
 
-    part: how often the run was taken up again, which keeps its game ids apart. Where they share a
-    card in turns, the learner loads alone, and rests when the engines come.
-    Raises what an actor's constructor raised, wrapped by Ray (see ``reason``).
+    part: how often the run was taken up again, which keeps its game ids apart. Processes that share
+    a card load one after the other: an engine may measure what it takes by what becomes less.
+    Raises what an actor's constructor raised, wrapped by Ray (see ``reason``), and RunError where
+    there is no room for all.
     """
     about = {"seed": config.seed, "versions": versions(), "experiment": config.name}
     tracker = _actor(TrackerActor, "tracker", num_cpus=0).remote(config, run_dir, about)
     pool = _actor(PoolActor, "pool", num_cpus=0).remote(config, run_dir, part)
     buffer = _actor(BufferActor, "buffer", num_cpus=0).remote(config, run_dir)
     learner = await _learner_group(config, hardware, run_dir)
+    engines_and_collectors = [(1.0, hardware.engine_gpus)] * config.engine.num_engines
+    engines_and_collectors += [(1.0, 0.0)] * config.collector.num_collectors
+    places = await _places(
+        engines_and_collectors,
+        f"{config.engine.num_engines} engines with a CPU core and {hardware.engine_gpus:g} GPUs "
+        f"each, and {config.collector.num_collectors} collectors with a core each",
+        "engine.num_engines or collector.num_collectors",
+    )
     turn_file(run_dir).unlink(missing_ok=True)  # of a part of the run that was killed in its turn
     learning = asyncio.ensure_future(learner.start())
-    if hardware.alternate:
+    shared = hardware.alternate or 0 < hardware.engine_gpus < 1
+    if shared:
         await learning
-    engines = tuple(
-        _actor(
-            EngineActor,
-            f"engine-{index}",
-            num_cpus=1,
-            num_gpus=hardware.engine_gpus,
-            max_restarts=config.engine.max_restarts,
-            max_concurrency=1000,
-        ).remote(config, hardware, f"engine-{index}", run_dir)
-        for index in range(config.engine.num_engines)
-    )
     collectors = tuple(
         _actor(
             CollectorActor,
@@ -159,40 +158,44 @@ async def start_actors(
             num_cpus=1,
             max_restarts=config.collector.max_restarts,
             max_concurrency=16,
+            **place,
         ).remote(config, f"collector-{index}", run_dir)
-        for index in range(config.collector.num_collectors)
+        for index, place in enumerate(places[config.engine.num_engines :])
     )
+    engines = []
+    for index, place in enumerate(places[: config.engine.num_engines]):
+        engine = _actor(
+            EngineActor,
+            f"engine-{index}",
+            num_cpus=1,
+            num_gpus=hardware.engine_gpus,
+            max_restarts=config.engine.max_restarts,
+            max_concurrency=1000,
+            **place,
+        ).remote(config, hardware, f"engine-{index}", run_dir)
+        engines.append(engine)
+        if shared:
+            await engine.__ray_ready__.remote()
     everyone = (tracker, pool, buffer, *engines, *collectors)
     await asyncio.gather(learning, *(actor.__ray_ready__.remote() for actor in everyone))
     return Cast(
         tracker=tracker,
         pool=pool,
         buffer=buffer,
-        engines=engines,
+        engines=tuple(engines),
         collectors=collectors,
         learner=learner,
     )
 
 
 async def _learner_group(config: RunConfig, hardware: HardwareConfig, run_dir: str) -> LearnerGroup:
-    """The learner's ranks, side by side on as few nodes as have room for them.
-
-    Raises RunError when there is no room.
-    """
+    """The learner's ranks, side by side on as few nodes as have room for them."""
     size, gpus = config.learner.num_learners, hardware.learner_gpus
-    places: list[dict[str, Any]] = [{}]
-    if size > 1:
-        bundle = {"CPU": 1.0, **({"GPU": gpus} if gpus else {})}
-        group = ray.util.placement_group([bundle] * size, strategy="PACK")
-        if not await asyncio.to_thread(group.wait, PLACEMENT_PATIENCE_S):
-            raise RunError(
-                f"no room for {size} learner ranks with 1 CPU core and {gpus:g} GPUs each within "
-                f"{PLACEMENT_PATIENCE_S:g} s; lower learner.num_learners, or free what others hold"
-            )
-        places = [
-            {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, rank)}
-            for rank in range(size)
-        ]
+    places = await _places(
+        [(1.0, gpus)] * size,
+        f"{size} learner ranks with a CPU core and {gpus:g} GPUs each",
+        "learner.num_learners",
+    )
     return LearnerGroup(
         [
             _actor(LearnerActor, rank_name(rank), num_cpus=1, num_gpus=gpus, **place).remote(
@@ -201,6 +204,28 @@ async def _learner_group(config: RunConfig, hardware: HardwareConfig, run_dir: s
             for rank, place in enumerate(places)
         ]
     )
+
+
+async def _places(
+    wanted: Sequence[tuple[float, float]], who: str, lower: str
+) -> list[dict[str, Any]]:
+    """Options that place one actor each: CPU cores and GPUs that are kept for it, also while it is
+    restarted.
+
+    All are had at once, on as few nodes as have room for them. Raises RunError when there is none:
+    Ray itself would wait for ever. who, lower: whom it concerns, and which keys lower their number.
+    """
+    bundles = [{"CPU": cpus, **({"GPU": gpus} if gpus else {})} for cpus, gpus in wanted]
+    group = ray.util.placement_group(bundles, strategy="PACK")
+    if not await asyncio.to_thread(group.wait, PLACEMENT_PATIENCE_S):
+        raise RunError(
+            f"no room for {who} within {PLACEMENT_PATIENCE_S:g} s; lower {lower}, or free what "
+            "others hold"
+        )
+    return [
+        {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, index)}
+        for index in range(len(bundles))
+    ]
 
 
 def _actor(cls: type, name: str, **options: Any) -> Any:

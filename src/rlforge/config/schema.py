@@ -261,7 +261,7 @@ class HardwareConfig:
     num_gpus: int | None = None
     #: GPUs of each learner rank; a single rank may take a fraction of a shared card.
     learner_gpus: float = 0.0
-    #: GPUs of each engine; fractions share a card.
+    #: GPUs of each engine; fractions share a card, and among several vLLM divides the model.
     engine_gpus: float = 0.0
     #: Engines and one learner rank share one GPU in turns: engines sleep while the learner updates.
     #: On a CPU they take turns, too, but keep their memory.
@@ -270,7 +270,8 @@ class HardwareConfig:
     offload_learner: bool = True
     #: Take only GPUs that no other run of rlforge has, and keep them from others until the end.
     exclusive: bool = True
-    #: GiB of memory on each GPU, as its name says (24 of a 24 GB card); null: ask the machine.
+    #: GiB of memory on each GPU, as its name says (24 of a 24 GB card): no more than that is used,
+    #: nor more than the machine's cards have. null: what they have.
     memory_gb: float | None = None
     #: OpenMP threads in each engine and learner rank; null lets torch choose.
     threads: int | None = None

@@ -80,7 +80,7 @@ def examine(
     findings += [finding, *_packages(config, hardware), _model(config, located)]
     memory = None
     if hardware is not None:
-        capacity = _capacity(hardware, found)
+        capacity = _capacity(hardware, () if gpu_memory_gb is not None else found)
         if located.shape is None:
             findings.append(_unplanned("the shape of the model is not known"))
         elif capacity is None:
@@ -127,7 +127,12 @@ def divided(config: RunConfig) -> RunConfig:
     memory = _memory_here(config, locate(config.model))
     if memory is None or memory.plan.share is None:
         return config
-    vllm = dataclasses.replace(vllm, gpu_memory_utilization=memory.plan.share)
+    # vLLM counts by the card itself, of which the profile may use a part.
+    planned = memory.plan.cards[0].capacity
+    here = config.hardware.ray_address is None
+    whole = min((gpu.memory for gpu in gpus() if here), default=planned)
+    share = memory.plan.share * planned / whole
+    vllm = dataclasses.replace(vllm, gpu_memory_utilization=share)
     return dataclasses.replace(config, engine=dataclasses.replace(config.engine, vllm=vllm))
 
 
@@ -159,14 +164,17 @@ def _with_memory(config: RunConfig, memory_gb: float) -> RunConfig:
 
 
 def _capacity(hardware: HardwareConfig, found: tuple[Gpu, ...]) -> int | None:
-    """Bytes of the smallest card, or of the machine for a run on the CPU."""
+    """Bytes of the smallest card, or of the machine for a run on the CPU.
+
+    A profile that names its GPUs' memory uses no more of larger ones; smaller ones have what they
+    have. found: empty where others than this machine's are meant.
+    """
     if hardware.device != "cuda":
         return ram()
-    if hardware.memory_gb is not None:
-        return int(hardware.memory_gb * GIB)
-    if hardware.ray_address is not None:
-        return None  # cards of other machines
-    return min((gpu.memory for gpu in found), default=None)
+    sizes = [int(hardware.memory_gb * GIB)] if hardware.memory_gb is not None else []
+    if hardware.ray_address is None:  # else cards of other machines
+        sizes += [gpu.memory for gpu in found]
+    return min(sizes, default=None)
 
 
 def _memory(

@@ -107,7 +107,8 @@ def vllm_arguments(
     """Arguments of vLLM's ``EngineArgs`` for ``config``.
 
     model: directory or hub id. device: ``cpu`` or ``cuda``. dtype: ``float32`` or ``bfloat16``.
-    positions: most tokens the model has positions for. gpus: the engine's share of a GPU.
+    positions: most tokens the model has positions for. gpus: the engine's share of a GPU, or how
+    many it has.
     """
     engine = config.engine
     # vLLM's kernels for CPUs give sequences without an adapter that of the last slot
@@ -137,6 +138,10 @@ def vllm_arguments(
         arguments["max_num_batched_tokens"] = engine.vllm.max_num_batched_tokens
     cache_gb = engine.vllm.kv_cache_gb
     if device == "cuda":
+        if gpus > 1:
+            # Each card computes its part of every layer (Shoeybi et al. 2019, Megatron-LM), in a
+            # process that ends with the engine's.
+            arguments |= {"tensor_parallel_size": int(gpus), "distributed_executor_backend": "mp"}
         share = _GPU_SHARE * min(gpus, 1)
         if config.hardware.alternate:
             share = _TURN_SHARE / engine.num_engines

@@ -17,7 +17,7 @@ class EngineJob:
     lora: None when versions are whole models. versions: resident beside the base model. sequences
     of ``length`` tokens: generated at the same time. prompt_tokens: read in one pass. paged: the
     KV cache is divided into blocks that sequences take as they grow (vLLM), not one batch of
-    aligned rows.
+    aligned rows. cards: among which layers and heads are divided; sizes are those of one card.
     """
 
     shape: ModelShape
@@ -28,6 +28,7 @@ class EngineJob:
     length: int
     prompt_tokens: int
     paged: bool
+    cards: int = 1
 
     @property
     def number_bytes(self) -> int:
@@ -36,8 +37,8 @@ class EngineJob:
 
 
 def weight_bytes(job: EngineJob) -> int:
-    """The base model."""
-    return job.shape.parameters * job.number_bytes
+    """The base model, or one card's part."""
+    return job.shape.parameters * job.number_bytes // job.cards
 
 
 def version_bytes(job: EngineJob) -> int:
@@ -59,8 +60,13 @@ def version_bytes(job: EngineJob) -> int:
 
 
 def token_bytes(job: EngineJob) -> int:
-    """Keys and values of one token: 2 (K and V) x layers x their width x bytes."""
-    return 2 * job.shape.layers * job.shape.key * job.number_bytes
+    """Keys and values of one token: 2 (K and V) x layers x their width x bytes.
+
+    Cards divide heads, and have one each where there are fewer.
+    """
+    shape = job.shape
+    width = shape.key // min(job.cards, shape.kv_heads)
+    return 2 * shape.layers * width * job.number_bytes
 
 
 def sequence_bytes(job: EngineJob) -> int:

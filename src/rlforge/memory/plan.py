@@ -163,7 +163,7 @@ def make_plan(
     device = "cuda" if hardware.device == "cuda" else "cpu"
     process = Part(name="process", bytes=PROCESS_BYTES[device])
     learner = learner_need(learner_job(config, shape, bf16=bf16), process)
-    job = engine_job(config, shape, device, bf16=bf16)
+    job = engine_job(config, shape, device, bf16=bf16, gpus=hardware.engine_gpus)
     cards = place(hardware, config.learner.num_learners, config.engine.num_engines, capacity)
     alternate = config.hardware.alternate
     idle = learner_idle(learner, device, offload=config.hardware.offload_learner)
@@ -239,8 +239,10 @@ def train_length(config: RunConfig) -> int:
     return longest if cut is None else min(longest, cut)
 
 
-def engine_job(config: RunConfig, shape: ModelShape, device: str, *, bf16: bool) -> EngineJob:
-    """One engine with all the sequences it may have to run."""
+def engine_job(
+    config: RunConfig, shape: ModelShape, device: str, *, bf16: bool, gpus: float = 1.0
+) -> EngineJob:
+    """One engine with all the sequences it may have to run; ``gpus``: cards that it divides."""
     engine, paged = config.engine, config.engine.name == "vllm"
     read = PROMPT_TOKENS[device]
     if paged:
@@ -254,6 +256,7 @@ def engine_job(config: RunConfig, shape: ModelShape, device: str, *, bf16: bool)
         length=engine.max_model_len,
         prompt_tokens=min(read, engine.max_parallel_seq * engine.max_model_len),
         paged=paged,
+        cards=max(1, int(gpus)) if device == "cuda" else 1,
     )
 
 
@@ -357,6 +360,6 @@ def place(hardware: HardwareConfig, learners: int, engines: int, capacity: int) 
     left = engines - beside
     if left:
         together = min(left, int(1 / share + 1e-9)) if 0 < share < 1 else 1
-        count = -(-left // together)
+        count = -(-left // together) * max(1, int(share))
         cards.append(Card(learners=0, engines=together, count=count, capacity=capacity))
     return tuple(cards)
