@@ -1,10 +1,15 @@
 """How much of an engine's speed reaches the games: 256 of them, one collector, one engine actor.
 
     python benchmarks/collector.py [--seconds S] [--repeats N] [--experiment NAME] [--layers L …]
+                                   [--rates R …]
 
-The engine computes the tiny model, of two layers, and the same player made slower: layers that hand
-on what they get are laid on top, so that its games are the same and each token costs more. Models
-that people train are slower still.
+The engine computes the tiny model, whose answers have one token, on one of these cores:
+
+``layers``: with its two layers, and the same player made slower: layers that hand on what they get
+are laid on top, so that its games are the same and each answer costs more. It shares the machine
+with the games that it answers.
+``rates``: the two layers, and each step lasts as long as on a device that gives R answers a second;
+meanwhile the core is free, as beside a GPU.
 
 ``games``: answers a second in real games, asked by a collector in this process and answered by an
 engine actor in another, as in a run, without learner, buffer and pool. ``working``: share of the
@@ -32,9 +37,10 @@ from rlforge.actors.generation import EngineActor
 from rlforge.actors.remote import RemoteEngine
 from rlforge.collector import Collector, Delivery
 from rlforge.config.compose import compose
-from rlforge.config.schema import CollectorConfig, RunConfig
+from rlforge.config.schema import CollectorConfig, HardwareConfig, RunConfig
 from rlforge.engines.base import Engine
 from rlforge.engines.registry import make_engine
+from rlforge.engines.requests import Answer
 from rlforge.graph import build_graph
 from rlforge.hardware import detect, resolve_hardware
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
@@ -150,16 +156,49 @@ def deepen(source: str, layers: int, folder: Path) -> None:
     AutoTokenizer.from_pretrained(source).save_pretrained(folder)
 
 
-def measure(config: RunConfig, seconds: float, repeats: int) -> dict[str, list[float]]:
-    """``alone``, ``games`` and ``working``, ``repeats`` times each, by turns."""
+def pace(engine: Any, rate: float | None) -> None:
+    """Let steps of ``engine`` last as if it gave ``rate`` answers a second; None: as they do."""
+    if rate is None:
+        return
+    core, step = engine._core, engine._core.step
+
+    def paced() -> list[Answer]:
+        started = time.perf_counter()
+        answers: list[Answer] = step()
+        time.sleep(max(0.0, started + len(answers) / rate - time.perf_counter()))
+        return answers
+
+    core.step = paced
+
+
+class PacedActor(EngineActor):
+    """The engine actor of a run, at a pace."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        hardware: HardwareConfig,
+        name: str,
+        run_dir: str,
+        rate: float | None,
+    ) -> None:
+        super().__init__(config, hardware, name, run_dir)
+        pace(self._engine, rate)
+
+
+def measure(
+    config: RunConfig, seconds: float, repeats: int, rate: float | None = None
+) -> dict[str, Any]:
+    """``alone``, ``games`` and ``working``, each of ``repeats`` by turns, and their ``share``."""
     graph = build_graph(config, detect())
     hardware = resolve_hardware(config.hardware, detect(), config.engine.num_engines)
     engine = make_engine(config, device=hardware.device, threads=hardware.threads)
+    pace(engine, rate)
     figures: dict[str, list[float]] = {"alone": [], "games": [], "working": []}
     with tempfile.TemporaryDirectory() as folder, ray_started(hardware, graph):
-        made: Any = ray.remote(EngineActor)
+        made: Any = ray.remote(PacedActor)
         actor = made.options(num_cpus=1, max_concurrency=1000).remote(
-            config, hardware, "engine-0", folder
+            config, hardware, "engine-0", folder, rate
         )
         for repeat in range(repeats):
             client = f"client-{repeat}"
@@ -168,7 +207,17 @@ def measure(config: RunConfig, seconds: float, repeats: int) -> dict[str, list[f
             figures["working"].append(working)
             figures["alone"].append(asyncio.run(alone(config, engine, prompts, seconds)))
         asyncio.run(engine.close())
-    return figures
+    row: dict[str, Any] = {name: spread(values, "per_s") for name, values in figures.items()}
+    row["share"] = row["games"]["median_per_s"] / row["alone"]["median_per_s"]
+    return row
+
+
+def tell(engine: str, row: dict[str, Any]) -> None:
+    print(
+        f"{engine}: alone {shown(row['alone'], 'per_s', digits=0)} answers/s, "
+        f"in games {shown(row['games'], 'per_s', digits=0)}, share {row['share']:.3f}",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -176,31 +225,34 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--experiment", default="simpletak_mirror")
-    parser.add_argument("--layers", type=int, nargs="+", default=[2, 8, 32, 128])
+    parser.add_argument("--layers", type=int, nargs="*", default=[2, 8, 32, 128])
+    parser.add_argument("--rates", type=float, nargs="*", default=[250, 500, 1000, 2000, 4000])
     arguments = parser.parse_args()
-    results: dict[str, dict[str, Any]] = {}
+    lengths = arguments.seconds, arguments.repeats
+    by_layers: dict[str, dict[str, Any]] = {}
+    by_rate: dict[str, dict[str, Any]] = {}
     for layers in arguments.layers:
         config = compose([f"+experiment={arguments.experiment}"]).config
         with tempfile.TemporaryDirectory() as folder:
             deepen(resolve_model(config.model), layers, Path(folder))
             config.model.kind, config.model.name = "hf", folder
-            figures = measure(config, arguments.seconds, arguments.repeats)
-        row: dict[str, Any] = {name: spread(values, "per_s") for name, values in figures.items()}
-        row["share"] = row["games"]["median_per_s"] / row["alone"]["median_per_s"]
-        results[str(layers)] = row
-        print(
-            f"{layers} layers: alone {shown(row['alone'], 'per_s', digits=0)} answers/s, "
-            f"in games {shown(row['games'], 'per_s', digits=0)}, share {row['share']:.3f}"
-        )
+            row = by_layers[str(layers)] = measure(config, *lengths)
+        tell(f"{layers} layers", row)
+    for rate in arguments.rates:
+        config = compose([f"+experiment={arguments.experiment}"]).config
+        row = by_rate[f"{rate:g}"] = measure(config, *lengths, rate)
+        tell(f"a device of {rate:g} answers/s", row)
     record(
         "collector",
         {
             "experiment": arguments.experiment,
             "concurrent_games": CONCURRENT,
-            "layers": results,
+            "layers": by_layers,
+            "rates": by_rate,
         },
     )
-    if not any(row["share"] >= FLOOR for row in results.values()):
+    rows = [*by_layers.values(), *by_rate.values()]
+    if not any(row["share"] >= FLOOR for row in rows):
         raise SystemExit(f"less than {FLOOR:.0%} of every engine's speed reaches the games")
 
 

@@ -7,8 +7,9 @@ from importlib.metadata import version
 
 import pytest
 
+from rlforge import hardware
 from rlforge.errors import ConfigError
-from rlforge.hardware import check_cluster, describe, gpus, ram, versions
+from rlforge.hardware import check_cluster, describe, detect, gpus, ram, versions
 
 
 def test_a_machine_is_described_without_loading_a_framework():
@@ -51,6 +52,17 @@ def test_gpus_have_names_memory_and_capability(cards):
         8.9,
     )
     assert (h200.memory, h200.index, h200.uuid) == (143771 * 2**20, 1, "GPU-a02")
+
+
+def test_gpus_that_the_driver_lists_nowhere_are_counted_by_its_tool(cards, monkeypatch, tmp_path):
+    cards("0, GPU-5f1, NVIDIA L4, 23034, 8.9", "1, GPU-a02, NVIDIA L4, 23034, 8.9")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(hardware, "_DRIVER", tmp_path / "nowhere")
+    assert detect().gpus == 2
+    assert describe()["gpus"] == ["NVIDIA L4", "NVIDIA L4"]
+    (tmp_path / "one" / "0000:01:00.0").mkdir(parents=True)
+    monkeypatch.setattr(hardware, "_DRIVER", tmp_path / "one")
+    assert detect().gpus == 1
 
 
 def test_only_visible_gpus_are_asked_for(cards, monkeypatch):

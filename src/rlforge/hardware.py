@@ -18,6 +18,9 @@ from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError
 from rlforge.types import value
 
+#: Where the driver lists its GPUs; not under WSL2 and in some sandboxes.
+_DRIVER = Path("/proc/driver/nvidia/gpus")
+
 CLUSTER_PATIENCE_S = 5.0
 """Seconds within which an existing Ray cluster must accept a connection."""
 
@@ -34,11 +37,10 @@ def detect() -> Machine:
     """Look at the machine; respects CPU affinity and CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        gpus = len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
+        count = len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
     else:
-        driver = Path("/proc/driver/nvidia/gpus")
-        gpus = len(list(driver.iterdir())) if driver.is_dir() else 0
-    return Machine(cpus=len(os.sched_getaffinity(0)), gpus=gpus)
+        count = len(list(_DRIVER.iterdir())) if _DRIVER.is_dir() else len(gpus())
+    return Machine(cpus=len(os.sched_getaffinity(0)), gpus=count)
 
 
 @value
@@ -120,10 +122,7 @@ def describe() -> dict[str, Any]:
     return {
         "processor": _first(Path("/proc/cpuinfo"), "model name") or platform.machine(),
         "cores": detect().cpus,
-        "gpus": [
-            _first(gpu / "information", "Model") or gpu.name
-            for gpu in sorted(Path("/proc/driver/nvidia/gpus").glob("*"))
-        ],
+        "gpus": [gpu.name for gpu in gpus()],
         "system": f"{platform.system()} {platform.machine()}",
     }
 

@@ -87,6 +87,14 @@ def test_the_smallest_card_and_the_oldest_decide(machine):
     assert weights == 4 * report.memory.plan.shape.parameters  # float32: no bfloat16 before 8.0
 
 
+def test_tokens_that_are_never_drawn_are_noted():
+    cut = examine(compose(["+experiment=simpletak_mirror", "engine.top_p=0.9"]))
+    assert "engine.top_p=0.9" in finding(cut, "sampling", "note").detail
+    assert cut.healthy
+    whole = examine(compose(["+experiment=simpletak_mirror"]))
+    assert "sampling" not in {each.what for each in whole.findings}
+
+
 def test_what_is_not_installed_is_named(monkeypatch):
     def nothing(name):
         raise examined.PackageNotFoundError(name)

@@ -140,7 +140,8 @@ class EngineConfig:
     max_loras: int = 5
     #: Sampling temperature; the learner uses the same.
     temperature: float = 1.0
-    #: Nucleus sampling: smallest set of tokens with this probability mass.
+    #: Nucleus sampling: smallest set of tokens with this probability mass. The learner's log-probs
+    #: are over all tokens.
     top_p: float = 1.0
     #: Seconds until an unanswered request counts as failed.
     request_timeout_s: float = 600.0

@@ -78,6 +78,7 @@ def examine(
     hardware, finding = _hardware(config, assumed=gpu_memory_gb is not None)
     located = locate(config.model)
     findings += [finding, *_packages(config, hardware), _model(config, located)]
+    findings += _sampling(config)
     memory = None
     if hardware is not None:
         capacity = _capacity(hardware, () if gpu_memory_gb is not None else found)
@@ -303,6 +304,17 @@ def _model(config: RunConfig, located: Located) -> Finding:
         return Finding(what="model", state="problem", detail=unknown)
     name = config.model.name or config.model.kind
     return Finding(what="model", state="ok", detail=f"{name}: {located.place}")
+
+
+def _sampling(config: RunConfig) -> list[Finding]:
+    """Where what is drawn from is not what is learned."""
+    if config.engine.top_p == 1:
+        return []
+    detail = (
+        f"engine.top_p={config.engine.top_p:g}: games are drawn from the likeliest tokens, and the "
+        "learner's log-probs are over all of them: importance ratios lie below 1 by what is cut"
+    )
+    return [Finding(what="sampling", state="note", detail=detail)]
 
 
 def _unknown_targets(config: RunConfig, located: Located) -> str | None:

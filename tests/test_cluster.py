@@ -1,0 +1,82 @@
+"""A run that joins a Ray cluster, as it is started by hand."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+BIN = Path(sys.executable).parent
+SETTINGS = (
+    "model=hf",
+    "model.prompt_template=board",
+    "model.action_extraction=bracket",
+    "model.lora.rank=4",
+    "env.train.0.error_allowance=5",
+    "hardware=cluster",
+    "hardware.device=cpu",
+    "hardware.learner_gpus=0",
+    "hardware.engine_gpus=0",
+    "learner.total_updates=2",
+    "learner.batch_size=32",
+    "collector.num_train_workers=8",
+    "eval.games=4",
+    "eval.final_games=4",
+    "eval.opponents=[random_legal]",
+    "tracker.progress=plain",
+)
+
+
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    """The address of a cluster with room for one run: learner, engine and collector."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [BIN / "ray", "start", "--head", "--block", f"--port={port}", "--num-cpus=3"]
+    command += ["--include-dashboard=false", "--disable-usage-stats", "--node-ip-address=127.0.0.1"]
+    head = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    address = f"127.0.0.1:{port}"
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            break
+        except OSError:
+            assert time.monotonic() < deadline
+            assert head.poll() is None
+            time.sleep(0.2)
+    yield address
+    head.terminate()
+    head.wait(60)
+
+
+def _train(model: Path, address: str, folder: str, *overrides: str) -> subprocess.Popen[str]:
+    command = [BIN / "rlforge", "train", "+experiment=tictactoe_mirror", *SETTINGS]
+    command += [f"model.name={model}", f"hardware.ray_address={address}", f"run_dir={folder}"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*command, *overrides], stdout=pipe, stderr=pipe, text=True)
+
+
+def test_runs_on_a_cluster_one_after_the_other_and_none_waits_for_ever(
+    small_model: Path, cluster: str
+) -> None:
+    run = _train(small_model, cluster, "run")
+    _, stderr = run.communicate(timeout=200)
+    assert run.returncode == 0, stderr
+    assert json.loads(Path("run/summary.json").read_text())["updates"] == 2
+
+    # What the first one had is free again, and not enough for two engines.
+    crowded = _train(small_model, cluster, "crowded", "engine.num_engines=2")
+    _, stderr = crowded.communicate(timeout=200)
+    assert crowded.returncode == 1
+    assert "no room for 2 engines with a CPU core" in stderr
+    assert "lower engine.num_engines" in stderr
+    assert "Traceback" not in stderr

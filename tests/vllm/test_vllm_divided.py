@@ -1,0 +1,57 @@
+"""A model that is divided among cards answers as one on a single card."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlforge.types import PolicyRef, SamplingParams
+
+from .conftest import LORA
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+PROMPTS = ([5, 6, 7], [9, 8, 7, 6, 5, 4])
+
+
+def test_two_ranks_answer_as_one(
+    engine: Any,
+    model_folder: Path,
+    base_policy: PolicyRef,
+    versions: tuple[tuple[PolicyRef, Any], ...],
+    tmp_path: Path,
+) -> None:
+    adapted = versions[0][0]
+    job = {
+        "folder": str(model_folder),
+        "adapter": adapted.path_or_name,
+        "lora": dataclasses.asdict(LORA),
+        "prompts": PROMPTS,
+    }
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    script = Path(__file__).with_name("divided_engine.py")
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "job.json"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    divided = json.loads(done.stdout.splitlines()[-1])
+
+    async def answers() -> list[Any]:
+        asked = [(prompt, policy) for prompt in PROMPTS for policy in (base_policy, adapted)]
+        params = SamplingParams(max_tokens=8, seed=7)
+        return [await engine.generate(prompt, params, policy) for prompt, policy in asked]
+
+    for one, two in zip(asyncio.run(answers()), divided, strict=True):
+        assert list(one.token_ids) == two["tokens"]
+        assert one.logprobs == pytest.approx(two["logprobs"], abs=1e-4)
