@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +44,9 @@ def cluster() -> Iterator[str]:
         port = free.getsockname()[1]
     command = [BIN / "ray", "start", "--head", "--block", f"--port={port}", "--num-cpus=3"]
     command += ["--include-dashboard=false", "--disable-usage-stats", "--node-ip-address=127.0.0.1"]
+    # Where it leaves no word of itself to others; paths of sockets must be short.
+    folder = tempfile.mkdtemp(prefix="ray")
+    command.append(f"--temp-dir={folder}")
     head = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     address = f"127.0.0.1:{port}"
     deadline = time.monotonic() + 60
@@ -56,6 +61,7 @@ def cluster() -> Iterator[str]:
     yield address
     head.terminate()
     head.wait(60)
+    shutil.rmtree(folder)
 
 
 def _train(model: Path, address: str, folder: str, *overrides: str) -> subprocess.Popen[str]:

@@ -37,6 +37,7 @@ def test_nothing_that_ray_started_is_there_afterwards(
 
     graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
     monkeypatch.setattr(cast, "END_PATIENCE_S", 1.0)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # of a cluster that is not meant
     bystander = psutil.Popen(["sleep", "60"])
     with cast.ray_started(HardwareConfig(device="cpu"), graph):
         pids = cast.ray.get(cast._actor(Process, "process", num_cpus=0).remote().pids.remote())
@@ -50,11 +51,11 @@ def test_nothing_that_ray_started_is_there_afterwards(
 async def test_who_finds_no_room_is_told_so_and_does_not_wait_for_ever(
     own_home: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cast, "PLACEMENT_PATIENCE_S", 0.5)
     graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
     with cast.ray_started(HardwareConfig(device="cpu"), graph):
         [place] = await cast._places([(1.0, 0.0)], "one engine", "engine.num_engines")
         assert place["scheduling_strategy"].placement_group_bundle_index == 0
+        monkeypatch.setattr(cast, "PLACEMENT_PATIENCE_S", 0.5)
         with pytest.raises(RunError, match=r"no room for 2 engines .*lower engine.num_engines"):
             await cast._places([(1.0, 1.0)] * 2, "2 engines", "engine.num_engines")
 

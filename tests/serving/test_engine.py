@@ -27,7 +27,7 @@ LONG = SamplingParams(max_tokens=60, seed=1)
 
 @pytest.fixture(scope="module", autouse=True)
 def own_ray(own_home: None) -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

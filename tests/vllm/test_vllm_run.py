@@ -70,7 +70,8 @@ def test_a_run_trains_on_vllm_and_outlives_its_engine(player: Path) -> None:
     command += [f"model.name={player}", "run_dir=run"]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
-    while process.poll() is None and not rows("metrics.jsonl"):
+    while not rows("metrics.jsonl"):
+        assert process.poll() is None, process.communicate()[1]
         time.sleep(0.1)
     os.kill(engine_pids()[-1], signal.SIGKILL)
     stdout, stderr = process.communicate(timeout=240)

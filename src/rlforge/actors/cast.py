@@ -42,6 +42,7 @@ END_PATIENCE_S = 10.0
 def ray_started(hardware: HardwareConfig, graph: RunGraph) -> Iterator[None]:
     """A Ray of our own for the block, or a connection to ``hardware.ray_address``.
 
+    Our own it is whatever cluster this machine belongs to, or RAY_ADDRESS names.
     None of the processes of our own outlives the block.
     """
     before = set(psutil.Process().children(recursive=True))
@@ -56,8 +57,9 @@ def ray_started(hardware: HardwareConfig, graph: RunGraph) -> Iterator[None]:
             ) from None
     else:
         # Our own Ray counts cores for placement only: the small actors share what there is.
+        own: dict[str, Any] = {"address": "local", "include_dashboard": False}
         cpus = max(hardware.num_cpus or 1, round(graph.num_cpus))
-        ray.init(num_cpus=cpus, num_gpus=hardware.num_gpus, include_dashboard=False, **quiet)
+        ray.init(num_cpus=cpus, num_gpus=hardware.num_gpus, **own, **quiet)
     try:
         yield
     finally:
