@@ -98,7 +98,7 @@ def test_what_is_kept_does_not_grow_with_the_run() -> None:
                 shares = watch.shares(second + 1.0)
         sizes.append(len(pickle.dumps(watch)))
     assert sizes[-1] < 1.1 * sizes[0]
-    # Of every ten seconds the learner works from 5.0 to 9.3; engines half of each, before and after.
+    # Of every ten seconds the learner works from 5.0 to 9.3, and engines half of each one.
     assert shares == {
         "engine_share": pytest.approx(0.5),
         "learner_share": pytest.approx(0.43),
