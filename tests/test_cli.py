@@ -11,11 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from rlforge.checkpoint import write_checkpoint
 from rlforge.cli import main
 from rlforge.config.compose import compose, to_yaml
+from rlforge.config.schema import LoraConfig, ModelConfig
+from rlforge.models.load import load_base_model
+from rlforge.models.lora import attach_lora
 from rlforge.tracking.tracker import Tracker
 from rlforge.types import EvalResult, UpdateResult, value
 
@@ -280,6 +284,30 @@ def test_an_initial_adapter_of_another_kind_starts_nothing(
     )
     assert answer.code == 2
     assert "the adapter in adapter does not fit the configuration: model.lora.rank 4" in answer.err
+    assert answer.err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
+@pytest.mark.parametrize("key", ["pool.fixed_opponents", "eval.opponents"])
+def test_an_opponent_that_cannot_be_played_starts_nothing(
+    rlforge: Rlforge, tmp_path: Path, small_model: Path, key: str
+) -> None:
+    adapter = tmp_path / "adapter"
+    model = load_base_model(ModelConfig("hf", str(small_model)), torch.device("cpu"), torch.float32)
+    attach_lora(model, LoraConfig(rank=2, target_modules=["q_proj"]), 0).save_pretrained(adapter)
+    weights = adapter / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    answer = rlforge(
+        "train",
+        "+experiment=tictactoe_mirror",
+        "model=hf",
+        f"model.name={small_model}",
+        "model.prompt_template=board",
+        f"{key}=['checkpoint:{adapter}']",
+    )
+    assert answer.code == 2
+    assert f"{key}: 'checkpoint:{adapter}' cannot be played: {weights} is damaged" in answer.err
+    assert "name a version saved over this model" in answer.err
     assert answer.err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
 

@@ -220,6 +220,14 @@ async def test_unknown_opponents_are_refused(one_idea: Path, opponent: str, mess
         await evaluate_run(one_idea, "latest", [opponent], 2)
 
 
+async def test_an_opponent_that_cannot_be_played_is_refused(one_idea: Path, run_dir: Path) -> None:
+    torn = run_dir / "checkpoints" / "step-1"
+    weights = torn / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=rf"'checkpoint:{torn}' cannot be played: .* truncated"):
+        await evaluate_run(one_idea, "latest", [f"checkpoint:{torn}"], 2)
+
+
 async def test_players_that_do_not_know_the_game_are_refused(run_dir: Path) -> None:
     env = from_yaml(run_dir / "config.yaml").env.train[0]
     change(run_dir, {"env": {"eval": [dataclasses.replace(env, id="SimpleTak-v0-train")]}})

@@ -313,10 +313,14 @@ def test_grpo_groups_against_lagged_opponents(small_model: Path) -> None:
             "pool.lag_range=[1,2]",
             "algorithm.group_size=4",
             "learner.total_updates=4",
+            "learner.keep_checkpoints=0",
         )
     )
     assert done.returncode == 0, done.stderr
-    training = [game for game in read_games(Path("run")) if game.spec.purpose == "train"]
+    games = list(read_games(Path("run")))
+    assert [game.error for game in games if game.error is not None] == []
+    assert {path.name for path in list_checkpoints(Path("run/checkpoints"))} >= {"step-3", "step-4"}
+    training = [game for game in games if game.spec.purpose == "train"]
     groups: dict[str | None, set[tuple[int, tuple[str, ...]]]] = {}
     for game in training:
         line_up = tuple(seat.policy.uid for seat in game.spec.seats)

@@ -9,8 +9,8 @@ from rlforge.config.schema import PoolConfig
 from rlforge.errors import ConfigError
 from rlforge.pool.modes import mode_names
 from rlforge.pool.pool import ModelPool
-from rlforge.schedule import GameScheduler, derive_seed, retry
-from rlforge.types import Checkpoint, EnvSpec, GameSpec, PolicyRef
+from rlforge.schedule import GameScheduler, GamesUnderWay, derive_seed, retry
+from rlforge.types import Checkpoint, EnvSpec, GameRecord, GameSpec, PolicyRef
 
 RANDOM = PolicyRef(uid="random_legal", kind="scripted", path_or_name="random_legal")
 MINIMAX = PolicyRef(uid="minimax", kind="scripted", path_or_name="minimax")
@@ -208,3 +208,45 @@ def test_derived_seeds_are_the_same_in_every_process_and_differ_by_part():
 def test_impossible_settings_are_refused(envs, group_size, message):
     with pytest.raises(ConfigError, match=message):
         GameScheduler(envs, make_pool("mirror"), group_size=group_size, seed=0)
+
+
+def played(spec: GameSpec, error: str | None = None) -> GameRecord:
+    return GameRecord(spec=spec, turns=(), rewards={}, end_reason="finished", error=error)
+
+
+def test_a_game_is_under_way_until_it_or_its_replacement_was_played():
+    under_way = GamesUnderWay()
+    first, second = make_scheduler().next_games(2)
+    under_way.begin("collector-0", [first, second])
+    under_way.end(played(first, error="the engine died"))
+    under_way.end(played(retry(first, 1), error="again"))
+    assert under_way.specs == [first, second]
+    under_way.end(played(retry(first, 2)))
+    under_way.end(played(second))
+    under_way.end(played(second))  # heard twice
+    assert under_way.specs == []
+
+
+def test_the_games_of_a_collector_that_died_are_no_longer_under_way():
+    under_way = GamesUnderWay()
+    first, second = make_scheduler().next_games(2)
+    under_way.begin("collector-0", [first])
+    under_way.begin("collector-1", [second])
+    under_way.forget("collector-0")
+    assert under_way.specs == [second]
+
+
+def test_the_opponent_of_an_open_group_is_needed_after_it_has_retired():
+    pool = ModelPool(PoolConfig(mode="lagged", lag_range=[1, 1], max_active_lora=2), [], 5)
+    for version in range(3):
+        add_version(pool, version)
+    scheduler = GameScheduler([TWO], pool, group_size=2, seed=1)
+    [spec] = scheduler.next_games(1)
+    assert "step-1" in {seat.policy.uid for seat in spec.seats}
+    for version in (3, 4, 5):
+        add_version(pool, version)
+    assert scheduler.open_group is not None
+    assert pool.needed([scheduler.open_group]) == {"step-1", *(f"step-{n}" for n in (2, 3, 4, 5))}
+    [last] = scheduler.next_games(1)
+    assert last.seats == spec.seats
+    assert scheduler.open_group is None

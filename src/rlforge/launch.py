@@ -40,7 +40,8 @@ from rlforge.memory.plan import place
 from rlforge.resume import checkpoint_version
 from rlforge.runlock import RunLock
 from rlforge.tracking.report import write_report
-from rlforge.validate import validate
+from rlforge.types import PolicyRef
+from rlforge.validate import eval_opponents, fixed_opponents, validate
 
 
 def composed(
@@ -260,6 +261,7 @@ def _prepared(
         from rlforge.models.lora import check_adapter
 
         check_adapter(config.learner.initial_adapter, config.model, model)
+    _check_policies(config)
     run_dir = run_dir.absolute()
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(run_dir):
@@ -273,3 +275,20 @@ def _prepared(
         finally:
             if config.tracker.report:
                 write_report(run_dir)
+
+
+def _check_policies(config: RunConfig) -> None:
+    """Raise ConfigError for saved policies that the configuration names and nobody could play."""
+    from rlforge.engines.playable import check_playable
+
+    start = config.learner.initial_adapter
+    version = PolicyRef(uid="step-0", kind="checkpoint", path_or_name=start)
+    for key, policies in (
+        ("learner.initial_adapter", (version,)),
+        ("pool.fixed_opponents", fixed_opponents(config)),
+        ("eval.opponents", eval_opponents(config)),
+    ):
+        try:
+            check_playable(policies, config)
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rlforge.checkpoint import latest_checkpoint, list_checkpoints, read_manifest
 from rlforge.config.compose import from_yaml
 from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.engines.playable import check_playable
 from rlforge.engines.registry import make_engine
 from rlforge.errors import CheckpointError
 from rlforge.games.players import check_player
@@ -21,11 +22,14 @@ from rlforge.validate import eval_envs
 
 
 @asynccontextmanager
-async def seat_answers(config: RunConfig, say: Callable[[str], None]) -> AsyncIterator[SeatAnswers]:
+async def seat_answers(
+    config: RunConfig, policies: Sequence[PolicyRef], say: Callable[[str], None]
+) -> AsyncIterator[SeatAnswers]:
     """Who answers at the seats of ``config``'s games, with its engine in this process.
 
-    say: told what takes time. The run's device is used where it was the CPU, else whatever this
-    machine has. Raises ConfigError for a model or an engine that is not to be had.
+    policies: those that will sit there. say: told what takes time. The run's device is used where
+    it was the CPU, else whatever this machine has. Raises ConfigError for a model or an engine that
+    is not to be had, and for saved policies that it cannot play.
     """
     here = HardwareConfig(
         device="cpu" if config.hardware.device == "cpu" else "auto",
@@ -33,6 +37,7 @@ async def seat_answers(config: RunConfig, say: Callable[[str], None]) -> AsyncIt
     )
     hardware = resolve_hardware(here, detect(), 1)
     resolve_model(config.model, say)
+    check_playable(policies, config)
     engine = make_engine(config, device=hardware.device, threads=hardware.threads)
     tokenizer = load_tokenizer(config.model)
     try:

@@ -74,7 +74,7 @@ async def evaluate_run(
         if rival.kind == "api":
             check_api(rival.path_or_name or rival.uid, config.pool.api)
     specs = plan_evaluation(envs, against, policy, games, step=step, seed=config.seed)
-    async with seat_answers(config, say) as answers:
+    async with seat_answers(config, [policy, *against], say) as answers:
         say(f"{policy.uid} plays {len(specs)} games")
         collector = Collector(config.collector, _NoTraining(), answers.for_game)
         records = await collector.evaluate(specs)

@@ -155,7 +155,8 @@ async def play(
     modelled = any(policy.kind == "checkpoint" for policy in policies)
     # Ctrl-C while a line is read must not wait for the line, as asyncio's own handler does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    async with seat_answers(config, say) if modelled else nullcontext(_no_model(config)) as answers:
+    seats = seat_answers(config, policies, say) if modelled else nullcontext(_no_model(config))
+    async with seats as answers:
         others = answers.for_game(spec)
 
         async def answer(seat: Seat, view: View, draw: int) -> Completion:

@@ -24,11 +24,11 @@ import ray
 from rlforge.actors.cast import Cast, explained, ray_started, start_actors
 from rlforge.actors.process import enter, restarted
 from rlforge.actors.turns import update_in_turn
-from rlforge.checkpoint import latest_checkpoint, prune
+from rlforge.checkpoint import latest_checkpoint
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.evaluation import plan_evaluation, summarise
 from rlforge.graph import RunGraph
-from rlforge.resume import BEFORE_ALL, checkpoint_version, rewind
+from rlforge.resume import BEFORE_ALL, Retention, checkpoint_version, rewind
 from rlforge.tracking.display import Display, make_display
 from rlforge.types import Checkpoint, EvalResult, PolicyRef, value
 from rlforge.utilisation import Utilisation
@@ -72,6 +72,7 @@ class Run:
         self._config, self._graph, self._hardware = config, graph, hardware
         self._run_dir = run_dir
         self._newest = Checkpoint(uid="step-0", version=0, path=config.learner.initial_adapter)
+        self._retention = Retention(run_dir / "checkpoints", config.learner.keep_checkpoints)
         self._version = 0
         self._evals: dict[tuple[str, str], EvalResult] = {}
         self._interrupted = False
@@ -202,10 +203,7 @@ class Run:
         snapshot = await self._cast.pool.add_checkpoint.remote(checkpoint)
         await self._cast.buffer.set_version.remote(checkpoint.version)
         self._cast.tracker.log_pool.remote(snapshot)
-        keep = self._config.learner.keep_checkpoints
-        if keep is not None:
-            active = {entry["uid"] for entry in snapshot["entries"] if entry["active"]}
-            prune(self._run_dir / "checkpoints", keep, protected=active)
+        self._retention.prune(await self._cast.pool.needed.remote(), checkpoint.version)
 
     async def _load(self, policy: PolicyRef) -> None:
         await asyncio.gather(
@@ -226,6 +224,7 @@ class Run:
         self._state_saved = self._version
         await self._save()
         await self._published()
+        self._retention.resumable = await self._cast.pool.needed.remote()
         pool, buffer = await asyncio.gather(
             self._cast.pool.state_dict.remote(), self._cast.buffer.state_dict.remote()
         )
@@ -263,6 +262,7 @@ class Run:
             self._cast.pool.load_state_dict.remote(state["pool"]),
             self._cast.buffer.load_state_dict.remote(state["buffer"]),
         )
+        self._retention.resumable = await self._cast.pool.needed.remote()
         await self._load(self._newest.policy())
         for collector in self._cast.collectors:
             collector.learned.remote(self._newest.policy())
@@ -351,7 +351,7 @@ class Run:
                 self._evals[(result.env_id, result.opponent)] = result
                 self._cast.tracker.add_eval.remote(result)
 
-        self._evaluation = self._group.create_task(measure())
+        self._evaluation = self._group.create_task(self._retention.during(measure, checkpoint.uid))
 
     async def _watch_progress(self) -> None:
         while True:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rlforge.errors import ConfigError
 from rlforge.pool.pool import ModelPool
-from rlforge.types import EnvSpec, GameSpec, PolicyRef, Seat
+from rlforge.types import EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -94,6 +94,11 @@ class GameScheduler:
             self._left -= 1
         return games
 
+    @property
+    def open_group(self) -> GameSpec | None:
+        """A game like those that are left of the group under way; None between two groups."""
+        return self._open if self._left else None
+
     def _draw(self) -> GameSpec:
         """One environment, line-up and seed; the id is given when the game is handed out."""
         rng = random.Random(derive_seed(self._seed, "env", self._draws))
@@ -145,6 +150,35 @@ class GameScheduler:
         self._left = state["left"]
 
 
+class GamesUnderWay:
+    """The training games that were handed out and have not ended."""
+
+    def __init__(self) -> None:
+        self._games: dict[str, tuple[str, GameSpec]] = {}
+
+    @property
+    def specs(self) -> list[GameSpec]:
+        """As they were handed out, oldest first."""
+        return [spec for _, spec in self._games.values()]
+
+    def begin(self, collector: str, specs: Iterable[GameSpec]) -> None:
+        """``collector`` plays ``specs``."""
+        self._games.update((spec.game_id, (collector, spec)) for spec in specs)
+
+    def end(self, record: GameRecord) -> None:
+        """A game was played; one that failed goes on as its replacement."""
+        if record.error is None:
+            self._games.pop(_first_id(record.spec), None)
+
+    def forget(self, collector: str) -> None:
+        """A collector died, and its games with it."""
+        self._games = {
+            game_id: (player, spec)
+            for game_id, (player, spec) in self._games.items()
+            if player != collector
+        }
+
+
 def retry(spec: GameSpec, attempt: int) -> GameSpec:
     """The replacement of a failed game: same line-up under a new id, ``ID~ATTEMPT``.
 
@@ -152,12 +186,16 @@ def retry(spec: GameSpec, attempt: int) -> GameSpec:
     be the game itself or its last replacement. Outside groups the seed is new, since the old one
     may be what made the game fail; a group's games must start alike, so theirs stays.
     """
-    original = spec.game_id.partition("~")[0]
     return dataclasses.replace(
         spec,
-        game_id=f"{original}~{attempt}",
+        game_id=f"{_first_id(spec)}~{attempt}",
         seed=spec.seed if spec.group_id is not None else derive_seed(spec.seed, "retry", attempt),
     )
+
+
+def _first_id(spec: GameSpec) -> str:
+    """The id of the game that ``spec`` is, or replaces."""
+    return spec.game_id.partition("~")[0]
 
 
 def _game_spec(entry: dict[str, Any]) -> GameSpec:

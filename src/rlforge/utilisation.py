@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable
 
@@ -9,13 +10,8 @@ Span = tuple[float, float]
 """Start and end of work, in seconds of the wall clock."""
 
 
-def union_length(spans: Iterable[Span]) -> float:
-    """Seconds covered by at least one span."""
-    covered, reached = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        covered += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return covered
+LATEST_REPORT_S = 600.0
+"""Engines are asked for their spans every few seconds: none is told of later than this."""
 
 
 class WorkLog:
@@ -40,32 +36,73 @@ class WorkLog:
         return joined
 
 
+class Covered:
+    """Time since ``since`` that is covered by one span at least, of many that come in any order."""
+
+    def __init__(self, since: float) -> None:
+        self._settled = since
+        # Spans after that, those that touch each other joined, in order.
+        self._starts: list[float] = []
+        self._ends: list[float] = []
+        self._seconds = 0.0
+
+    def add(self, span: Span) -> None:
+        """``span`` is covered; what of it lies before all that is settled no longer counts."""
+        start, end = max(span[0], self._settled), span[1]
+        if end <= start:
+            return
+        first, beyond = bisect_left(self._ends, start), bisect_right(self._starts, end)
+        if first < beyond:
+            self._seconds -= sum(self._ends[first:beyond]) - sum(self._starts[first:beyond])
+            start = min(start, self._starts[first])
+            end = max(end, self._ends[beyond - 1])
+        self._starts[first:beyond], self._ends[first:beyond] = [start], [end]
+        self._seconds += end - start
+
+    def seconds(self, until: float) -> float:
+        """What is covered before ``until``."""
+        late = bisect_right(self._ends, until)
+        after = zip(self._starts[late:], self._ends[late:], strict=True)
+        return self._seconds - sum(end - max(start, until) for start, end in after)
+
+    def settle(self, before: float) -> None:
+        """Keep of spans that ended ``before`` only their sum: no span that touches them comes."""
+        done = bisect_right(self._ends, before)
+        if done:
+            self._settled = self._ends[done - 1]
+            del self._starts[:done], self._ends[:done]
+
+
 class Utilisation:
-    """Collects spans of work since ``started`` and sums them up."""
+    """Collects spans of work since ``started`` and sums them up.
+
+    The learner's come in order, the engines' at most ``LATEST_REPORT_S`` after they began. What is
+    older than that, and than the learner's last, is kept as a sum.
+    """
 
     def __init__(self, started: float) -> None:
-        self._started = started
-        self._learner: list[Span] = []
-        self._engines: list[Span] = []
+        self._started = self._learned = started
+        self._learner, self._engines, self._either = (Covered(started) for _ in range(3))
 
     def learner_worked(self, span: Span) -> None:
         """The learner computed during ``span``."""
-        self._learner.append(span)
+        self._learned = max(self._learned, span[1])
+        for covered in (self._learner, self._either):
+            covered.add(span)
 
     def engines_worked(self, spans: Iterable[Span]) -> None:
         """Engines computed during ``spans``."""
-        self._engines.extend(spans)
+        for span in spans:
+            self._engines.add(span)
+            self._either.add(span)
 
     def shares(self, now: float) -> dict[str, float]:
         """``engine_share``, ``learner_share`` and ``idle_share`` (neither) of the time so far."""
         wall = max(now - self._started, 1e-9)
-
-        def clipped(spans: Iterable[Span]) -> list[Span]:
-            return [(max(a, self._started), min(b, now)) for a, b in spans if b > self._started]
-
-        engine, learner = clipped(self._engines), clipped(self._learner)
+        for covered in (self._learner, self._engines, self._either):
+            covered.settle(min(now - LATEST_REPORT_S, self._learned))
         return {
-            "engine_share": union_length(engine) / wall,
-            "learner_share": union_length(learner) / wall,
-            "idle_share": max(0.0, 1.0 - union_length(engine + learner) / wall),
+            "engine_share": self._engines.seconds(now) / wall,
+            "learner_share": self._learner.seconds(now) / wall,
+            "idle_share": max(0.0, 1.0 - self._either.seconds(now) / wall),
         }

@@ -163,6 +163,7 @@ def _check_numbers(composed: Composed) -> None:
         "collector.max_restarts",
         "learner.warmup_updates",
         "learner.weight_decay",
+        "learner.keep_checkpoints",
         "algorithm.kl.coef",
         "algorithm.entropy_coef",
         "model.lora.dropout",
@@ -263,8 +264,7 @@ def _check_pool(composed: Composed) -> None:
 
 
 def _check_vllm(composed: Composed) -> None:
-    config = composed.config
-    engine = config.engine
+    config, engine = composed.config, composed.config.engine
     if engine.name != "vllm":
         if config.hardware.engine_gpus > 1:
             raise composed.error(

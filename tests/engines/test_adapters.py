@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import LoraConfig
+from safetensors.torch import save_file
 
 from rlforge.engines.adapters import Adapter, AdapterTable
 from rlforge.engines.policies import PolicyKey
@@ -21,12 +24,13 @@ class Backend:
 
     def __init__(self, capacity: int) -> None:
         self.held: dict[int, Adapter] = {}
+        self.broken: tuple[str, ...] = ("broken",)
         self.most = 0
         self.ever: list[Adapter] = []
         self.table = AdapterTable(capacity, add=self._add, remove=self._remove)
 
     def _add(self, adapter: Adapter) -> None:
-        if "broken" in adapter.path:
+        if Path(adapter.path).name in self.broken:
             raise EngineError("broken")
         self.held[adapter.number] = adapter
         self.ever.append(adapter)
@@ -36,13 +40,18 @@ class Backend:
         del self.held[adapter.number]
 
 
+def _adapter(path: Path) -> Path:
+    """Files that are whole; what is in them is the engine's business."""
+    path.mkdir(exist_ok=True)
+    LoraConfig(r=4, target_modules=["q_proj"]).save_pretrained(path)
+    save_file({"a.lora_A.weight": torch.zeros(4, 8)}, path / "adapter_model.safetensors")
+    return path
+
+
 @pytest.fixture
 def key(tmp_path: Path) -> Callable[..., PolicyKey]:
     def make(uid: str, folder: str = "adapter") -> PolicyKey:
-        path = tmp_path / folder
-        path.mkdir(exist_ok=True)
-        (path / "adapter_config.json").touch()
-        return PolicyKey(uid, str(path))
+        return PolicyKey(uid, str(_adapter(tmp_path / folder)))
 
     return make
 
@@ -117,13 +126,63 @@ def test_an_adapter_that_the_engine_refuses_is_not_resident(key: Callable[..., P
     assert backend.table.load(key("a"), busy=())
 
 
+@pytest.mark.parametrize(
+    ("file", "size"),
+    [
+        ("adapter_config.json", 10),
+        ("adapter_model.safetensors", 100),
+        ("adapter_model.safetensors", 0),
+    ],
+)
+def test_a_torn_adapter_is_refused_before_anybody_leaves_for_it(
+    key: Callable[..., PolicyKey], file: str, size: int
+) -> None:
+    backend = Backend(1)
+    held, torn = key("a"), key("x", "torn")
+    backend.table.load(held, busy=())
+    whole = Path(torn.path or "", file).read_bytes()
+    Path(torn.path or "", file).write_bytes(whole[:size])
+    with pytest.raises(EngineError, match=rf"policy 'x' cannot be loaded: .*{file} .*complete"):
+        backend.table.load(torn, busy=())
+    assert backend.table.resident == (held,)
+    assert [adapter.name for adapter in backend.ever] == ["a#1"]
+
+
+def test_who_left_for_an_adapter_that_the_engine_refuses_is_loaded_again(
+    key: Callable[..., PolicyKey],
+) -> None:
+    backend = Backend(3)
+    a, b, c = key("a"), key("b"), key("c")
+    for asked in (a, b, c):
+        backend.table.load(asked, busy=())
+    with pytest.raises(EngineError, match="broken"):
+        backend.table.load(key("x", "broken"), busy={a})
+    assert backend.table.resident == (a, b, c)
+    assert sorted(adapter.name for adapter in backend.held.values()) == ["a#1", "b#5", "c#3"]
+    adapter = backend.table.use(b)
+    assert adapter is not None
+    assert backend.held[adapter.number] == adapter
+
+
+def test_who_left_and_cannot_come_back_is_not_taken_for_resident(
+    key: Callable[..., PolicyKey],
+) -> None:
+    backend = Backend(1)
+    lost = key("a", "lost")
+    backend.table.load(lost, busy=())
+    backend.broken = ("broken", "lost")
+    with pytest.raises(EngineError, match="broken"):
+        backend.table.load(key("x", "broken"), busy=())
+    assert backend.table.resident == ()
+    assert backend.held == {}
+    assert backend.table.load(key("b"), busy=())
+
+
 @given(asked=st.lists(st.integers(0, 6), max_size=60), capacity=st.integers(1, 4))
 def test_places_are_bounded_and_numbers_never_used_again(
     asked: list[int], capacity: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tmp_path_factory.getbasetemp() / "table"
-    folder.mkdir(exist_ok=True)
-    (folder / "adapter_config.json").touch()
+    folder = _adapter(tmp_path_factory.getbasetemp() / "table")
     backend = Backend(capacity)
     for index in asked:
         key = PolicyKey(f"v{index}", str(folder))

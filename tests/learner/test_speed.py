@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from rlforge.config.schema import LoraConfig
+from rlforge.learner import speed
 from rlforge.learner.batching import Row
 from rlforge.learner.speed import Operations, Stopwatch, peak_operations
 from rlforge.models.lora import attach_lora
@@ -64,17 +65,76 @@ def test_phases_of_the_same_name_add_up():
     assert metrics["tflops"] == pytest.approx(5 / metrics["seconds"])
 
 
-def test_the_peak_is_known_for_cards_only(monkeypatch):
+CARDS = {
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA GH200 144G HBM3e": 989e12,
+    "NVIDIA RTX 6000 Ada Generation": 364e12,
+    "NVIDIA RTX A6000": 154.8e12,
+    "NVIDIA GeForce RTX 3090": 71e12,
+    "NVIDIA GeForce RTX 3090 Ti": 80e12,
+    "NVIDIA GeForce RTX 4090": 165e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA L40": 181e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "A100 80GB PCIe": 312e12,
+    "NVIDIA A40": 149.7e12,
+    "NVIDIA A10": 125e12,
+    "NVIDIA A10G": 70e12,
+}
+
+OTHERS = (
+    "Something Else",
+    "NVIDIA RTX A1000",  # not A10, nor A100
+    "NVIDIA GeForce RTX 4090 Laptop GPU",
+    "NVIDIA A100-SXM4-40GB MIG 1g.5gb",  # a seventh of a card
+    "NVIDIA A10-12Q",  # a virtual share of a card
+    "Tesla T4",  # no bfloat16
+    "Tesla V100-SXM2-16GB",
+)
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_the_peak_is_that_of_the_card(monkeypatch, name):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: name)
+    assert peak_operations(torch.device("cuda")) == CARDS[name]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_card_that_only_resembles_a_known_one_has_no_known_peak(monkeypatch, name):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: name)
+    assert peak_operations(torch.device("cuda")) is None
+
+
+def test_a_cpu_has_no_known_peak():
     assert peak_operations(torch.device("cpu")) is None
-    for name, peak in {
-        "NVIDIA H100 80GB HBM3": 989e12,
-        "NVIDIA H100 PCIe": 756e12,
-        "NVIDIA RTX 6000 Ada Generation": 364e12,
-        "NVIDIA L40S": 362e12,
-        "NVIDIA L4": 121e12,
-        "NVIDIA A100-SXM4-80GB": 312e12,
-        "NVIDIA A10G": 125e12,
-        "Something Else": None,
-    }.items():
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device, name=name: name)
-        assert peak_operations(torch.device("cuda")) == peak
+
+
+def test_mfu_is_the_model_s_operations_over_time_and_the_peak_of_the_cards(monkeypatch):
+    """Worked by hand: a model with an adapter, two sequences, 0.5 ms on two cards of 70 TFLOPS."""
+    operations = Operations(linear=1_000_000, trained=100_000, head=50_000, attention=1_000)
+    rows = [
+        Row(step=0, prompt=(1,) * 900, answer=(1,) * 100),  # reads 999 tokens, all but the last
+        Row(step=1, prompt=(1,) * 900, answer=(1,) * 101),  # reads 1,000
+    ]
+    linear = 1_999 * 4_200_000  # 2 N forward, 2 N for the inputs, 2 for each trained weight
+    head = 201 * 200_000  # forward and inputs, at answers only
+    attention = 1_998_001 * 6_000  # 999^2 + 1,000^2; 2 d forward, 4 d backward
+    assert linear + head + attention == 20_424_006_000
+    now = iter([10.0, 10.0005])
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "NVIDIA A10G")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _device: 3_000_000_000)
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: next(now))
+    watch = Stopwatch(cuda)
+    metrics = watch.metrics(1_999, operations.training(rows, reused=0), devices=2)
+    assert metrics["tflops"] == pytest.approx(40.848012)
+    assert metrics["mfu"] == pytest.approx(40.848012 / 140)
+    assert metrics["tokens_per_s"] == pytest.approx(3_998_000)
+    assert metrics["memory_peak_gb"] == 3

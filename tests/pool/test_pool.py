@@ -107,6 +107,17 @@ def test_the_newest_checkpoints_are_active_and_fixed_opponents_always_are():
     assert active == {"step-4", "step-3", "step-2", "random_legal", "minimax"}
 
 
+def test_games_under_way_need_their_opponents_and_every_version_since_they_began():
+    pool = pool_of(9, max_active_lora=2)
+    active = {"step-8", "step-7"}
+    assert pool.needed([]) == active
+    lagged = record([checkpoint(5).policy(), checkpoint(2).policy()], [1, -1]).spec
+    assert pool.needed([lagged]) == active | {"step-2", "step-5", "step-6"}
+    scripted = record([checkpoint(7).policy(), RANDOM], [1, -1]).spec
+    assert pool.needed([scripted]) == active
+    assert pool.needed([scripted, lagged]) == pool.needed([lagged])
+
+
 def test_before_the_first_checkpoint_there_is_no_current_one():
     pool = pool_of(0)
     assert pool.active() == []

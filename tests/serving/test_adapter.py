@@ -83,7 +83,7 @@ def test_an_adapter_for_a_base_model_of_another_name_is_refused(
     described = json.loads((path / "adapter_config.json").read_text())
     described["base_model_name_or_path"] = "Qwen/Qwen3-0.6B"
     (path / "adapter_config.json").write_text(json.dumps(described))
-    with pytest.raises(DeploymentError, match=r"another base model: Qwen/Qwen3-0\.6B; served is"):
+    with pytest.raises(DeploymentError, match=r"another base model: Qwen/Qwen3-0\.6B; this one is"):
         WeightCheck(config.model).check_fit(path)
 
 

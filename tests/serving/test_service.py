@@ -103,7 +103,7 @@ async def test_requests_finish_on_the_version_they_began_with(
 
 
 async def test_each_check_that_fails_is_the_reason_and_nothing_changes(
-    opened: Opened, config: ServingConfig, make_adapter: MakeAdapter, tmp_path: Path
+    opened: Opened, small_model: Path, make_adapter: MakeAdapter, tmp_path: Path
 ) -> None:
     good = make_adapter(1)
 
@@ -129,13 +129,17 @@ async def test_each_check_that_fails_is_the_reason_and_nothing_changes(
         del weights[min(weights)]
         save_file(weights, path / "adapter_model.safetensors")
 
+    unknown = tmp_path / "unknown"  # weights of this model that say to be of a kind of none
+    shutil.copytree(small_model, unknown)
+    (unknown / "config.json").write_text('{"model_type": "unheard_of"}')
     cut = make_adapter(2)
     (cut / "adapter_model.safetensors").write_bytes(b"short")
     cases = {
         "files: ": cut,
         "finite: ": spoiled("nan", nan),
         "fit: ": spoiled("other", other_base),
-        "loads: ": spoiled("lacking", lacking),
+        "fit: /": spoiled("lacking", lacking),
+        "loads: ": unknown,
     }
     async with opened() as service:
         kept = await service.deploy(good)
@@ -148,7 +152,7 @@ async def test_each_check_that_fails_is_the_reason_and_nothing_changes(
         missing = await service.deploy(tmp_path / "nowhere")
         assert (missing.phase, "no such directory" in missing.reason) == ("failed", True)
         phases = [d.phase for d in service.history()]
-        assert phases == ["former", "live", *["rejected"] * 4, "failed"]
+        assert phases == ["former", "live", *["rejected"] * len(cases), "failed"]
 
 
 async def test_answers_that_cannot_be_read_are_a_reason(

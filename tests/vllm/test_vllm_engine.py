@@ -131,6 +131,22 @@ async def test_more_versions_than_places_are_all_answered(engine: Any, versions:
     assert len(engine._core._llm.list_loras()) == 2
 
 
+async def test_a_version_that_vllm_refuses_sends_nobody_away(
+    engine: Any, versions: Versions, make_adapter: Callable[..., tuple[PolicyRef, Any]]
+) -> None:
+    large, _ = make_adapter(11, LoraConfig(rank=64))
+    for policy, _ in versions[:2]:
+        await engine.load(policy)
+    resident = engine.stats().resident
+    with pytest.raises(EngineError, match="LoRA rank 64 is greater"):
+        await engine.load(large)
+    assert engine.stats().resident == resident == ("step-1", "step-2")
+    assert len(engine._core._llm.list_loras()) == 2
+    for policy, model in versions[:2]:
+        answer = await engine.generate([5, 6], SamplingParams(max_tokens=20, seed=0), policy)
+        assert logprob_gap(model, answer) < 1e-4
+
+
 async def test_two_hundred_swaps_keep_memory_flat_and_reuse_no_number(
     engine: Any, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

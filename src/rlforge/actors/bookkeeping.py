@@ -14,7 +14,7 @@ from rlforge.collector import Delivery
 from rlforge.config.schema import RunConfig
 from rlforge.pool.pool import ModelPool
 from rlforge.rewards.pipeline import RewardPipeline
-from rlforge.schedule import GameScheduler
+from rlforge.schedule import GameScheduler, GamesUnderWay
 from rlforge.tracking.tracker import Tracker
 from rlforge.types import Checkpoint, EvalResult, GameRecord, GameSpec, TrainBatch, UpdateResult
 from rlforge.validate import fixed_opponents, train_envs
@@ -64,17 +64,30 @@ class PoolActor:
         self._scheduler = GameScheduler(
             train_envs(config), self._pool, group_size=group_size, seed=config.seed, part=part
         )
+        self._under_way = GamesUnderWay()
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> dict[str, Any]:
         self._pool.add_checkpoint(checkpoint)
         return self._pool.snapshot()
 
-    def next_games(self, count: int) -> list[GameSpec]:
-        return self._scheduler.next_games(count)
+    def next_games(self, collector: str, count: int) -> list[GameSpec]:
+        games = self._scheduler.next_games(count)
+        self._under_way.begin(collector, games)
+        return games
 
     def push_outcomes(self, records: Sequence[GameRecord]) -> None:
         for record in records:
+            self._under_way.end(record)
             self._pool.push_outcome(record)
+
+    def forget_games(self, collector: str) -> None:
+        """``collector`` begins anew: whatever it played is played no more."""
+        self._under_way.forget(collector)
+
+    def needed(self) -> set[str]:
+        """Uids of the versions that training games, under way or to come, may ask for."""
+        group = self._scheduler.open_group
+        return self._pool.needed([*self._under_way.specs, *([group] if group else [])])
 
     def snapshot(self) -> dict[str, Any]:
         return self._pool.snapshot()

@@ -61,6 +61,7 @@ class CollectorActor:
         )
 
     async def train(self) -> None:
+        await self._pool.forget_games.remote(self._name)
         try:
             await self._collector.train()
         finally:
@@ -86,7 +87,7 @@ class CollectorActor:
 
     async def next_games(self, wanted: int) -> list[GameSpec] | None:
         granted = await self._buffer.reserve.remote(self._name, wanted)
-        return await self._pool.next_games.remote(granted) if granted else None
+        return await self._pool.next_games.remote(self._name, granted) if granted else None
 
     async def deliver(self, delivery: Delivery) -> None:
         if self._writer is not None:

@@ -65,7 +65,7 @@ class LearnerConfig:
     save_every: int = 1
     #: Save optimizer, RNG, pool and buffer for --resume every this many updates.
     state_every: int = 10
-    #: Saved versions kept beside the active ones; null: all.
+    #: Saved versions kept beside those that games, evaluations or --resume may ask for; null: all.
     keep_checkpoints: int | None = None
     #: Learner ranks: processes that divide the rows of every update by tokens.
     num_learners: int = 1

@@ -7,13 +7,17 @@ id and name here, so that neither weights nor cached prompts of an older version
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from rlforge.engines.policies import PolicyKey
-from rlforge.errors import PolicyLoadError
+from rlforge.errors import ConfigError, EngineError, PolicyLoadError
+from rlforge.models.fit import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter, read_shapes
 from rlforge.types import value
+
+log = logging.getLogger(__name__)
 
 
 @value
@@ -59,27 +63,57 @@ class AdapterTable:
         """Makes ``key`` resident, in place of the least recently used one that is not busy.
 
         Returns False when all places are busy. Raises EngineError when the policy cannot load.
+
+        The engine has no place for one more, so another version leaves before it takes this one.
+        Files that are not whole are therefore refused first, and where the engine itself refuses,
+        who left is loaded again: what is resident stays resident, unless its own files are gone.
         """
         if key.path is None or key in self._held:
             return True
         check_files(key.path, key.uid)
+        victim = None
         if len(self._held) >= self._capacity:
             victim = next((held for held in self._held if held not in busy), None)
             if victim is None:
                 return False
-            # First out, then in: there is no place for one more.
-            self._remove(self._held.pop(victim))
-        number = next(self._numbers)
-        adapter = Adapter(number=number, name=f"{key.uid}#{number}", path=key.path)
-        self._add(adapter)
-        self._held[key] = adapter
+            self._remove(self._held[victim])
+        try:
+            self._held[key] = self._added(key.uid, key.path)
+        except EngineError:
+            if victim is not None:
+                self._bring_back(victim)
+            raise
+        if victim is not None:
+            del self._held[victim]
         return True
+
+    def _added(self, uid: str, path: str) -> Adapter:
+        """The adapter in ``path`` in the engine, under a fresh number."""
+        number = next(self._numbers)
+        adapter = Adapter(number=number, name=f"{uid}#{number}", path=path)
+        self._add(adapter)
+        return adapter
+
+    def _bring_back(self, victim: PolicyKey) -> None:
+        """Loads who left for nothing, in its old place among the least recently used."""
+        try:
+            self._held[victim] = self._added(victim.uid, self._held[victim].path)
+        except EngineError as error:  # its files are gone; whoever asks for it next is told
+            log.warning("%s is not resident any more: %s", victim.uid, error)
+            del self._held[victim]
 
 
 def check_files(path: str, uid: str) -> None:
-    """Raises PolicyLoadError unless the directory ``path`` holds an adapter."""
+    """Raises PolicyLoadError unless ``path`` is a directory with the whole files of an adapter."""
     folder = Path(path)
-    if (folder / "adapter_config.json").is_file():
+    if (folder / ADAPTER_CONFIG).is_file():
+        try:
+            read_adapter(folder)
+            read_shapes(folder / ADAPTER_WEIGHTS)
+        except ConfigError as error:
+            raise PolicyLoadError(
+                f"policy {uid!r} cannot be loaded: {error}; is it complete?"
+            ) from error
         return
     if (folder / "config.json").is_file():
         found = "holds full weights; the vLLM engine plays adapters only: use engine=transformers"

@@ -10,6 +10,7 @@ layer's d = heads x head size, and twice that backward. The head is read at answ
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import sys
 import time
@@ -22,33 +23,60 @@ from torch import nn
 from rlforge.learner.batching import Row
 from rlforge.types import value
 
-#: Dense bfloat16 operations a second, with float32 sums, as the makers state them; most exact
-#: names first.
+#: Dense bfloat16 operations a second, with float32 sums, by NVIDIA's data sheets and white papers.
+#: Cards without bfloat16 (T4, V100) have none.
 _PEAKS = {
-    "H200": 989e12,
-    "GH200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "B200": 2250e12,
+    "A10": 125e12,
+    "A10G": 70e12,
+    "A30": 165e12,
+    "A40": 149.7e12,
     "A100": 312e12,
+    "A800": 312e12,
+    "RTX A6000": 154.8e12,
+    "RTX 3090": 71e12,
+    "RTX 3090 Ti": 80e12,
+    "L4": 121e12,
+    "L40": 181e12,
     "L40S": 362e12,
     "RTX 6000 Ada": 364e12,
     "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-    "L40": 181e12,
-    "L4": 121e12,
-    "A10": 125e12,
-    "T4": 65e12,
+    "H20": 148e12,
+    "H100": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H200": 989e12,
+    "H200 NVL": 835e12,
+    "H800": 989e12,
+    "H800 PCIe": 756e12,
+    "GH200": 989e12,
+    "B200": 2250e12,
+    "RTX 5090": 209.5e12,
 }
+
+#: What the driver's names say beside the card: maker, form and memory. Any other word (``Laptop``,
+#: ``Ti``, a slice of a card by MIG) makes it another one.
+_BESIDE = re.compile(
+    r"NVIDIA|GeForce|Tesla|Generation|SXM\d?|PCIe|NVL|HBM\d\w?|\d+GB?", flags=re.IGNORECASE
+)
 
 
 def peak_operations(device: torch.device) -> float | None:
-    """What the card can do at most, in bfloat16; None where that is not known."""
+    """What the card can do at most, in bfloat16; None where that is not known.
+
+    A card is known by whole words of its name, the most of them where several fit.
+    """
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in _PEAKS.items() if part in name), None)
+    words = re.split(r"[ -]", torch.cuda.get_device_name(device).casefold())
+    fitting = [name for name in _PEAKS if _is_named(words, name.casefold().split())]
+    return _PEAKS[max(fitting, key=len)] if fitting else None
+
+
+def _is_named(words: Sequence[str], name: Sequence[str]) -> bool:
+    """Whether ``words`` say ``name``, and otherwise only what is beside the card."""
+    return set(name) <= set(words) and all(
+        word in name or _BESIDE.fullmatch(word) for word in words
+    )
 
 
 @value

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from rlforge.config.schema import PoolConfig
@@ -13,7 +14,7 @@ from rlforge.errors import ConfigError, RunError, nearest
 from rlforge.pool.exploration import ExplorationTracker
 from rlforge.pool.modes import PoolView, Weights, find_mode
 from rlforge.pool.ratings import Rating, RatingTable
-from rlforge.types import Checkpoint, GameRecord, PolicyRef
+from rlforge.types import Checkpoint, GameRecord, GameSpec, PolicyRef
 
 #: learner: a version of ours. fixed: always to be drawn. guest: met in evaluations, never drawn.
 Role = Literal["learner", "fixed", "guest"]
@@ -94,6 +95,22 @@ class ModelPool:
         """The at most ``max_active_lora`` newest checkpoints, the current one first."""
         newest_first = reversed(self._checkpoints.values())
         return list(itertools.islice(newest_first, self._cfg.max_active_lora))
+
+    def needed(self, games: Iterable[GameSpec]) -> set[str]:
+        """Uids of checkpoints that are active, or may still be asked to move in ``games``.
+
+        Opponents move to the end of their game, active or not. A trained seat moves with what was
+        the newest version when the move was asked for: any since the game was handed out.
+        """
+        asked, since = {checkpoint.uid for checkpoint in self.active()}, math.inf
+        for spec in games:
+            asked |= {seat.policy.uid for seat in spec.seats}
+            since = min([since, *(seat.policy.version for seat in spec.seats if seat.trained)])
+        return {
+            checkpoint.uid
+            for checkpoint in self._checkpoints.values()
+            if checkpoint.uid in asked or checkpoint.version >= since
+        }
 
     def fixed(self) -> list[PolicyRef]:
         """The fixed opponents, in order of registration."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -13,7 +12,7 @@ from typing import Any
 
 from rlforge.checkpoint import MANIFEST, STATE, latest_checkpoint, list_checkpoints, read_manifest
 from rlforge.config.schema import ModelConfig
-from rlforge.errors import CheckpointError, DeploymentError, RlforgeError
+from rlforge.errors import CheckpointError, ConfigError, DeploymentError, RlforgeError
 from rlforge.types import Checkpoint
 
 _ADAPTER, _FULL = "adapter_config.json", "config.json"
@@ -121,6 +120,46 @@ class WeightCheck:
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
 
+    def check_fit(self, path: Path) -> str:
+        """Same base model, target modules and rank; returns what fits, in words.
+
+        Raises DeploymentError with the first difference.
+        """
+        from rlforge.models.fit import check_adapter_fits, largest_rank, read_adapter
+        from rlforge.models.load import resolve_model
+
+        if not (path / _ADAPTER).is_file():
+            if not (path / _FULL).is_file():
+                raise DeploymentError(f"{path}: neither {_ADAPTER} nor {_FULL} in it")
+            self._check_full(path)
+            return "full weights of this model"
+        try:
+            described = read_adapter(path)
+            kind, rank, most = (
+                described["peft_type"],
+                largest_rank(described),
+                self._config.lora.rank,
+            )
+            if kind != "LORA":
+                raise DeploymentError(f"the adapter in {path} is of kind {kind}; LORA is served")
+            if rank > most:
+                raise DeploymentError(
+                    f"the adapter in {path} has rank {rank}; the service was started with "
+                    f"model.lora.rank={most} at most"
+                )
+            targets = check_adapter_fits(path, self._config, resolve_model(self._config))
+        except ConfigError as error:
+            raise DeploymentError(str(error)) from error
+        return f"LoRA of rank {rank} on {', '.join(targets)}"
+
+    def _check_full(self, path: Path) -> None:
+        for file, name, tensor in _tensors(path):
+            ours = self._shapes.get(name)
+            if ours is not None and tuple(tensor.shape) != ours:
+                raise DeploymentError(
+                    f"{file}: {name} is {tuple(tensor.shape)}; the model's is {ours}"
+                )
+
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Every parameter of the base model with its shape."""
@@ -132,65 +171,6 @@ class WeightCheck:
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(load_model_config(self._config))
         return {name: tuple(p.shape) for name, p in model.state_dict().items()}
-
-    def check_fit(self, path: Path) -> str:
-        """Same base model, target modules and rank; returns what fits, in words.
-
-        Raises DeploymentError with the first difference.
-        """
-        if not (path / _ADAPTER).is_file():
-            if not (path / _FULL).is_file():
-                raise DeploymentError(f"{path}: neither {_ADAPTER} nor {_FULL} in it")
-            self._check_full(path)
-            return "full weights of this model"
-        from rlforge.models.load import resolve_model
-
-        described = _read_json(path / _ADAPTER)
-        base, ours = str(described.get("base_model_name_or_path")), resolve_model(self._config)
-        if _last(base) != _last(ours):
-            raise DeploymentError(
-                f"the adapter in {path} is for another base model: {base}; served is {ours}"
-            )
-        if described.get("peft_type") != "LORA":
-            raise DeploymentError(
-                f"the adapter in {path} is of kind {described.get('peft_type')}; LORA is served"
-            )
-        rank, most = int(described.get("r", 0)), self._config.lora.rank
-        if rank > most:
-            raise DeploymentError(
-                f"the adapter in {path} has rank {rank}; the service was started with "
-                f"model.lora.rank={most} at most"
-            )
-        targets = self._check_adapter(path)
-        return f"LoRA of rank {rank} on {', '.join(sorted(targets))}"
-
-    def _check_adapter(self, path: Path) -> set[str]:
-        targets = set()
-        for file, name, tensor in _tensors(path):
-            for part, axis in ((".lora_A.weight", 1), (".lora_B.weight", 0)):
-                if not name.endswith(part):
-                    continue
-                layer = name.removeprefix("base_model.model.").removesuffix(part)
-                weight = self._shapes.get(f"{layer}.weight")
-                if weight is None:
-                    raise DeploymentError(f"{file} changes {layer}, which the model does not have")
-                if tensor.shape[axis] != weight[axis]:
-                    raise DeploymentError(
-                        f"{file}: {name} is {tuple(tensor.shape)}, and does not fit the model's "
-                        f"{layer} of {weight}"
-                    )
-                targets.add(layer.rsplit(".", 1)[-1])
-        if not targets:
-            raise DeploymentError(f"{path}: no LoRA weights in it")
-        return targets
-
-    def _check_full(self, path: Path) -> None:
-        for file, name, tensor in _tensors(path):
-            ours = self._shapes.get(name)
-            if ours is not None and tuple(tensor.shape) != ours:
-                raise DeploymentError(
-                    f"{file}: {name} is {tuple(tensor.shape)}; the model's is {ours}"
-                )
 
     def check_finite(self, path: Path) -> str:
         """Every weight is a finite number. Raises DeploymentError naming the first that is not."""
@@ -217,18 +197,3 @@ def _tensors(path: Path) -> Iterator[tuple[Path, str, Any]]:
                     yield file, name, opened.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise DeploymentError(f"{file} is damaged or truncated: {error}") from error
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DeploymentError(f"{file} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise DeploymentError(f"{file} is not a JSON object")
-    return found
-
-
-def _last(model: str) -> str:
-    """The last part of an id or path: caches lie elsewhere on other machines."""
-    return model.rstrip("/").rsplit("/", 1)[-1]

@@ -1,0 +1,181 @@
+"""Directories of weights against a real small Llama, and the sentence for each that misfits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlforge.config.schema import ModelConfig
+from rlforge.errors import ConfigError
+from rlforge.models.fit import check_adapter_fits, check_model_fits, largest_rank, read_adapter
+
+# PEFT looks at the base for a changed vocabulary.
+pytestmark = pytest.mark.filterwarnings("ignore:Could not find a config file:UserWarning")
+
+
+def _llama(**sizes: Any) -> Any:
+    torch.manual_seed(0)
+    settings = {
+        "vocab_size": 50,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    return LlamaForCausalLM(LlamaConfig(**settings | sizes)).eval()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> ModelConfig:
+    _llama().save_pretrained(tmp_path / "small")
+    return ModelConfig(kind="hf", name=str(tmp_path / "small"))
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Callable[..., Path]:
+    def make(base: str = "/another/cache/small", model: Any = None, **lora: Any) -> Path:
+        settings = {"r": 4, "target_modules": ["q_proj", "down_proj"]} | lora
+        wrapped = get_peft_model(model or _llama(), LoraConfig(**settings))
+        wrapped.peft_config["default"].base_model_name_or_path = base
+        wrapped.save_pretrained(tmp_path / "adapter")
+        return tmp_path / "adapter"
+
+    return make
+
+
+def _check(path: Path, model: ModelConfig) -> list[str]:
+    assert model.name is not None
+    return check_adapter_fits(path, model, model.name)
+
+
+def _describe(path: Path, **changed: Any) -> None:
+    file = path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+
+
+def _weigh(path: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    weights = load_file(path / "adapter_model.safetensors")
+    change(weights)
+    save_file(weights, path / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("lora", "layers"),
+    [
+        ({}, ["down_proj", "q_proj"]),
+        ({"r": 9, "lora_alpha": 3}, ["down_proj", "q_proj"]),
+        ({"target_modules": ["v_proj"], "layers_to_transform": [1]}, ["v_proj"]),
+        (
+            {"target_modules": "all-linear"},
+            ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"],
+        ),
+        ({"target_modules": r".*\.0\..*v_proj", "use_rslora": True}, ["v_proj"]),
+        ({"rank_pattern": {"q_proj": 2}}, ["down_proj", "q_proj"]),
+    ],
+)
+def test_adapters_of_any_rank_and_layers_fit(
+    model: ModelConfig, adapter: Callable[..., Path], lora: dict[str, Any], layers: list[str]
+) -> None:
+    assert _check(adapter(**lora), model) == layers
+
+
+def test_an_adapter_that_names_no_base_fits_by_its_shapes(
+    model: ModelConfig, adapter: Callable[..., Path]
+) -> None:
+    assert _check(adapter(base=""), model) == ["down_proj", "q_proj"]
+
+
+def test_no_random_number_is_drawn(model: ModelConfig, adapter: Callable[..., Path]) -> None:
+    path, state = adapter(), torch.random.get_rng_state()
+    _check(path, model)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_the_largest_rank_counts_those_of_single_layers(adapter: Callable[..., Path]) -> None:
+    assert largest_rank(read_adapter(adapter())) == 4
+    assert largest_rank(read_adapter(adapter(rank_pattern={"q_proj": 12}))) == 12
+
+
+def test_an_adapter_of_another_base_is_refused_by_name_and_by_shape(
+    model: ModelConfig, adapter: Callable[..., Path]
+) -> None:
+    with pytest.raises(ConfigError, match=r"another base model: org/large; this one is .*small"):
+        _check(adapter(base="org/large"), model)
+    with pytest.raises(ConfigError, match=r"is \(32, 4\), and does not fit the model: .*\(16, 4\)"):
+        _check(adapter(model=_llama(hidden_size=32)), model)
+    with pytest.raises(ConfigError, match=r"changes model\.layers\.2\.\S+, which the model does"):
+        _check(adapter(model=_llama(num_hidden_layers=3)), model)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda p: (p / "adapter_config.json").unlink(), r"adapter_config\.json is missing"),
+        (lambda p: (p / "adapter_config.json").write_text("{"), r"config\.json cannot be read"),
+        (lambda p: (p / "adapter_config.json").write_text("[]"), r"is not a JSON object"),
+        (lambda p: (p / "adapter_config.json").write_text("{}"), r"describes no adapter of PEFT"),
+        (lambda p: _describe(p, r=0), r"describes no adapter of PEFT"),
+        (lambda p: _describe(p, r=7), r"is \(4, 24\), and does not fit the model: .*\(7, 24\)"),
+        (lambda p: _describe(p, target_modules=["query"]), r"does not fit the model: Target mod"),
+        (
+            lambda p: _describe(p, target_modules=["q_proj", "down_proj", "k_proj"]),
+            r"has no weights for model\.layers\.0\.self_attn\.k_proj",
+        ),
+        (lambda p: (p / "adapter_model.safetensors").unlink(), r"safetensors is missing"),
+        (
+            lambda p: (p / "adapter_model.safetensors").write_bytes(
+                (p / "adapter_model.safetensors").read_bytes()[:-1]
+            ),
+            r"adapter_model\.safetensors is damaged or truncated",
+        ),
+        (
+            lambda p: _weigh(p, lambda weights: weights.pop(max(weights))),
+            r"has no weights for model\.layers\.1\.self_attn\.q_proj",
+        ),
+    ],
+)
+def test_a_damaged_adapter_is_one_sentence_with_its_file(
+    model: ModelConfig, adapter: Callable[..., Path], damage: Callable[[Path], Any], message: str
+) -> None:
+    path = adapter()
+    damage(path)
+    with pytest.raises(ConfigError, match=message) as caught:
+        _check(path, model)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_full_weights_fit_that_read_the_same_tokens(model: ModelConfig, tmp_path: Path) -> None:
+    _llama(hidden_size=32, num_hidden_layers=1).save_pretrained(tmp_path / "wide")
+    check_model_fits(tmp_path / "wide", model)
+    _llama(vocab_size=60).save_pretrained(tmp_path / "other")
+    with pytest.raises(ConfigError, match="has 60 tokens, that of this one 50"):
+        check_model_fits(tmp_path / "other", model)
+
+
+@pytest.mark.parametrize("size", ["1KB", "1GB"])
+def test_full_weights_that_are_not_whole_are_refused(
+    model: ModelConfig, tmp_path: Path, size: str
+) -> None:
+    path = tmp_path / "full"
+    _llama(hidden_size=32).save_pretrained(path, max_shard_size=size)
+    check_model_fits(path, model)
+    shard = max(path.glob("*.safetensors"))
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1])
+    with pytest.raises(ConfigError, match=rf"{shard.name} is damaged or truncated"):
+        check_model_fits(path, model)
+    shard.unlink()
+    with pytest.raises(ConfigError, match=rf"{shard.name} is missing|has no weights"):
+        check_model_fits(path, model)
+    (path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
+        check_model_fits(path, model)
