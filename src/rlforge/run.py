@@ -24,6 +24,7 @@ import ray
 from rlforge.actors.cast import Cast, explained, ray_started, start_actors
 from rlforge.actors.process import enter, restarted
 from rlforge.actors.turns import update_in_turn
+from rlforge.actors.watch import EngineWatch
 from rlforge.checkpoint import latest_checkpoint
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.evaluation import plan_evaluation, summarise
@@ -83,8 +84,7 @@ class Run:
         self._live: Cast | None = None
         self._display: Display
         self._state_saved = 0
-        self._engine_tokens: dict[int, tuple[float, int]] = {}
-        self._engine_lives: dict[int, str] = {}
+        self._engines_seen = EngineWatch(self._started)
         self._utilisation = Utilisation(self._started)  # begun anew once the actors are up
         self._restarts = 0
 
@@ -371,16 +371,10 @@ class Run:
             except ray.exceptions.RayActorError as error:
                 log.warning("engine-%d does not answer: %s", index, error)
                 continue
-            if self._engine_lives.setdefault(index, report.life) != report.life:
-                self._engine_lives[index] = report.life
-                self._count_restart(f"engine-{index}")
             self._utilisation.engines_worked(report.spans)
-            stats, now = report.stats, time.time()
-            then, tokens = self._engine_tokens.get(index, (self._started, 0))
-            self._engine_tokens[index] = (now, stats.generated_tokens)
-            # A restarted engine counts from nothing again.
-            rate = max(0, stats.generated_tokens - tokens) / (now - then)
-            seen = {"queued": stats.queued, "running": stats.running, "tok_s": rate}
+            seen, restarted = self._engines_seen.look(index, report, time.time())
+            if restarted:
+                self._count_restart(f"engine-{index}")
             self._cast.tracker.log_inference.remote(f"engine-{index}", seen)
 
     # ---------------------------------------------------------------- failures
