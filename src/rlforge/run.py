@@ -372,8 +372,8 @@ class Run:
                 log.warning("engine-%d does not answer: %s", index, error)
                 continue
             self._utilisation.engines_worked(report.spans)
-            seen, restarted = self._engines_seen.look(index, report, time.time())
-            if restarted:
+            seen, is_new = self._engines_seen.look(index, report, time.time())
+            if is_new:
                 self._count_restart(f"engine-{index}")
             self._cast.tracker.log_inference.remote(f"engine-{index}", seen)
 
