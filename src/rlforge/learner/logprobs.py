@@ -108,14 +108,16 @@ def recomputed_logprobs(
     def score(part: Tensor, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         return logprobs_of(head(part), ids, reading, entropy=entropy)
 
-    scores = [
-        checkpoint(score, part, ids, use_reentrant=False)
-        if torch.is_grad_enabled()
-        else score(part, ids)
-        for part, ids in zip(hidden.split(chunk), token_ids.split(chunk), strict=True)
-    ]
-    logprobs = torch.cat([part for part, _ in scores])
-    return logprobs, torch.cat([part for _, part in scores]) if entropy else None
+    logprobs, entropies = [], []
+    chunks = zip(torch.split(hidden, chunk), torch.split(token_ids, chunk), strict=True)
+    for part, ids in chunks:
+        if torch.is_grad_enabled():
+            scores = checkpoint(score, part, ids, use_reentrant=False)
+        else:
+            scores = score(part, ids)
+        logprobs.append(scores[0])
+        entropies.append(scores[1])
+    return torch.cat(logprobs), torch.cat(entropies) if entropy else None
 
 
 def logprobs_of(
