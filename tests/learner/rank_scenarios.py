@@ -8,7 +8,6 @@ import math
 import random
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -69,10 +68,6 @@ SCENARIOS: dict[str, tuple[AlgorithmConfig, dict[str, Any]]] = {
     "spread, fewer rows than ranks": (AlgorithmConfig(), {**SPREAD, "games": 0}),
     "spread full, resumed": (PPO, {**SPREAD, **STEPS, "train": "full", "resume": True}),
 }
-#: Those that take minutes.
-SLOW: dict[str, tuple[AlgorithmConfig, dict[str, Any]]] = {
-    "spread, compiled": (PPO, {**SPREAD, "compile": True, "packing": "on"}),
-}
 UPDATES = 3
 
 
@@ -117,7 +112,7 @@ def play(
     others saved in the same scenario, to go on from instead of one's own.
     """
     parts = conftest()
-    algorithm, options = (SCENARIOS | SLOW)[name]
+    algorithm, options = SCENARIOS[name]
     options = dict(options)
     games, resume = options.pop("games", 4), options.pop("resume", False)
     tied, warm = options.pop("tied", True), options.pop("warm", False)
@@ -129,8 +124,7 @@ def play(
         targets = ["down_proj", "q_b_proj"] if alone else ["down_proj", "q_proj", "lm_head"]
         options["lora"] = LoraConfig(rank=4, alpha=8, target_modules=targets)
     if ranks.size == 1:
-        for only_together in ("shard_weights", "compile"):
-            options.pop(only_together, None)
+        options.pop("shard_weights", None)
     kernel = broken_kernel if options.pop("no_kernel", False) else attention._one_by_one
     if warm:
         first = parts.learner(seed=3)
@@ -215,8 +209,8 @@ def held(model: torch.nn.Module) -> float:
     return here / sum(p.numel() for p in weights)
 
 
-def main(rank: int, size: int, folder: Path, names: Sequence[str]) -> None:
-    """Meet the other ranks, play the scenarios and leave the results in ``folder``."""
+def main(rank: int, size: int, folder: Path) -> None:
+    """Meet the other ranks, play every scenario and leave the results in ``folder``."""
     torch.set_num_threads(1)
     port_file = folder / "port"
     if rank == 0:
@@ -229,7 +223,7 @@ def main(rank: int, size: int, folder: Path, names: Sequence[str]) -> None:
         store = join("127.0.0.1", int(port_file.read_text()), size)
     ranks = ConnectedRanks(store, rank, size, torch.device("cpu"))
     results = {}
-    for name in names:
+    for name in SCENARIOS:
         own = folder / name
         own.mkdir(exist_ok=True)
         results[name] = play(name, ranks, own)
@@ -237,4 +231,4 @@ def main(rank: int, size: int, folder: Path, names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

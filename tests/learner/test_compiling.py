@@ -70,6 +70,7 @@ def test_passes_of_other_lengths_are_not_compiled_anew(parts, packing):
             "cpu",
             r"keep no cache; set learner\.use_trainer_cache=false",
         ),
+        ({"shard_weights": True}, "cpu", r"learner\.shard_weights=false"),
         ({"activation_checkpointing": True}, "cpu", r"use learner\.gradient_checkpointing instead"),
         ({}, "cpu", r"no g\+\+ here; install one"),
         ({}, "cuda", r"needs Triton on a GPU.*learner\.compile=false"),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,14 +33,14 @@ SCENARIOS = scenarios().SCENARIOS
 NAMES = pytest.mark.parametrize("name", SCENARIOS)
 
 
-def play_together(names: Iterable[str], folder: Path) -> Path:
-    """Two processes play the scenarios together and leave their results in ``folder``."""
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two processes have played every scenario together; their results are in this folder."""
+    folder = tmp_path_factory.mktemp("ranks")
     pipe = subprocess.PIPE
     processes = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), "2", str(folder), *names],
-            stderr=pipe,
-            text=True,
+            [sys.executable, str(SCRIPT), str(rank), "2", str(folder)], stderr=pipe, text=True
         )
         for rank in range(2)
     ]
@@ -55,12 +53,6 @@ def play_together(names: Iterable[str], folder: Path) -> Path:
         for process in processes:
             process.kill()
     return folder
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two processes have played every scenario together; their results are in this folder."""
-    return play_together(SCENARIOS, tmp_path_factory.mktemp("ranks"))
 
 
 def results(folder: Path, rank: int, name: str) -> dict[str, Any]:
@@ -158,13 +150,3 @@ def test_the_gradient_is_clipped_as_torch_does(largest: float) -> None:
     assert norm == pytest.approx(float(torch.nn.utils.clip_grad_norm_(copies, largest)))
     for parameter, copy in zip(parameters, copies, strict=True):
         assert torch.allclose(parameter.grad, copy.grad)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-def test_layers_of_a_spread_model_may_be_compiled(parts: Any, tmp_path: Path) -> None:
-    (name,) = scenarios().SLOW
-    alone = scenarios().play(name, Ranks(), tmp_path)
-    together = results(play_together([name], tmp_path), 0, name)
-
-    assert distance(together["weights"], alone["weights"]) <= 1e-5

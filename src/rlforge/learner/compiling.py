@@ -1,9 +1,10 @@
 """Decoder layers compiled with torch.compile.
 
 Each layer's forward pass is compiled for itself, for any number of rows and tokens; layers that are
-alike share the result. Around it everything stays as it is: hooks gather weights that are divided
-over ranks (FSDP2), and gradient checkpointing runs the compiled layer a second time. The attention
-of packed sequences stays outside (``rlforge.learner.attention``).
+alike share the result. Around it everything stays as it is: gradient checkpointing runs the
+compiled layer a second time. The attention of packed sequences stays outside
+(``rlforge.learner.attention``). Weights divided over ranks are refused: no test shows yet that a
+compiled layer and FSDP2, which gathers them around it, make the same update.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ def check_compiling(config: LearnerConfig, device: str | None) -> None:
     if config.use_trainer_cache:
         raise ConfigError(
             "learner.compile: compiled layers keep no cache; set learner.use_trainer_cache=false"
+        )
+    if config.shard_weights:
+        raise ConfigError(
+            "learner.compile: not together with weights that are divided over ranks; set "
+            "learner.compile=false or learner.shard_weights=false"
         )
     if config.activation_checkpointing:
         raise ConfigError(
