@@ -15,9 +15,10 @@ takes one, its default. What each was given and spared is told in ``benchmarks/c
 
 ``--peers`` names the interpreter of an environment with ``benchmarks/requirements-peers.txt``.
 
-    python benchmarks/learner.py --device cuda --shape qwen3-0.6b [--packed-tokens 16384]
+    python benchmarks/learner.py --device cuda --shape qwen3-0.6b [--packed-tokens N] [--compile]
 
-measures tokens a second and MFU of a random model of a published shape: ``benchmarks/shapes.py``.
+measures tokens a second and MFU of a random model of a published shape: ``benchmarks/shapes.py``;
+with ``--compile``, of compiled layers.
 """
 
 from __future__ import annotations
@@ -184,14 +185,23 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--shape", choices=SHAPES)
     parser.add_argument("--packed-tokens", type=int, default=16384)
+    parser.add_argument("--compile", action="store_true", help="learner.compile, with --shape")
     arguments = parser.parse_args()
     if arguments.repeats < 2:
         parser.error("--repeats: a spread needs at least 2")
     if arguments.shape is not None:
-        measure_shape(arguments.shape, arguments.device, arguments.packed_tokens, arguments.repeats)
+        measure_shape(
+            arguments.shape,
+            arguments.device,
+            arguments.packed_tokens,
+            arguments.repeats,
+            compiled=arguments.compile,
+        )
         return
     if arguments.device == "cuda":
         parser.error("--device cuda needs --shape")
+    if arguments.compile:
+        parser.error("--compile needs --shape")
     if shutil.which(arguments.peers) is None:
         parser.error(f"--peers {arguments.peers}: no such interpreter")
     for name in arguments.models:

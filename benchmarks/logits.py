@@ -1,12 +1,16 @@
 """Peak memory of the loss: full logits against the learner's, at 8k tokens and 150k words.
 
-    python benchmarks/logits.py [--tokens N] [--vocabulary N] [--device cpu|cuda]
+    python benchmarks/logits.py [--tokens N] [--vocabulary N]
 
 A Llama of one narrow layer with an adapter, so that next to nothing but the logits takes memory.
 Forward and backward of -mean log p(answer token): once through ``rlforge.learner.forward.Scorer``,
 once as written first (``model(...).logits``, log softmax, gather). Each runs in a process of its
-own that measures what it grows by: resident memory on a CPU, allocated memory on a GPU. Both leave
-the adapter's gradient, which must be the same. Full logits take some 15 GB at the default sizes.
+own that measures what its resident memory grows by. Both leave the adapter's gradient, which must
+be the same. Full logits take some 15 GB at the default sizes.
+
+    python benchmarks/logits.py --device cuda [--width 2048] [--repeats 20]
+
+times the head alone on a GPU, and Liger's fused one beside it: ``benchmarks/heads.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from pathlib import Path
 import torch
 from adapters import randomise
 from common import record
+from heads import measure_heads
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -33,7 +38,7 @@ HIDDEN, ANSWER = 64, 512
 LIMIT = 1 / 8
 
 
-def make_model(vocabulary: int, device: str) -> LlamaForCausalLM:
+def make_model(vocabulary: int) -> LlamaForCausalLM:
     """One layer, its attention adapted."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -44,20 +49,20 @@ def make_model(vocabulary: int, device: str) -> LlamaForCausalLM:
         num_attention_heads=2,
         tie_word_embeddings=True,
     )
-    model = LlamaForCausalLM(config).to(device)
+    model = LlamaForCausalLM(config)
     lora = attach_lora(model, LoraConfig(rank=4, target_modules=["q_proj", "v_proj"]), seed=0)
     randomise(lora)
     return model
 
 
-def make_batch(tokens: int, vocabulary: int, device: str) -> MicroBatch:
+def make_batch(tokens: int, vocabulary: int) -> MicroBatch:
     """``tokens`` answer tokens in rows of ``ANSWER``, each after one prompt token."""
     ids = torch.randint(vocabulary, (tokens,), generator=torch.Generator().manual_seed(1)).tolist()
     rows = [
         Row(step=index, prompt=(1,), answer=tuple(ids[start : start + ANSWER]), start=start)
         for index, start in enumerate(range(0, tokens, ANSWER))
     ]
-    return collate(rows, 0, torch.device(device))
+    return collate(rows, 0, torch.device("cpu"))
 
 
 def full_logits(model: LlamaForCausalLM, micro: MicroBatch) -> Tensor:
@@ -74,23 +79,18 @@ def resident(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def growth(way: str, tokens: int, vocabulary: int, device: str, gradient_file: str) -> int:
+def growth(way: str, tokens: int, vocabulary: int, gradient_file: str) -> int:
     """Bytes that a forward and backward pass takes at its peak, above what was there before."""
-    model = make_model(vocabulary, device)
+    model = make_model(vocabulary)
     scorer = Scorer(model, temperature=1.0)
-    micro = make_batch(tokens, vocabulary, device)
-    cuda = device == "cuda"
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-        before = resident("VmRSS")
+    micro = make_batch(tokens, vocabulary)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = resident("VmRSS")
     logprobs = scorer.score(micro).logprobs if way == "rlforge" else full_logits(model, micro)
     (-logprobs.mean()).backward()
-    peak = torch.cuda.max_memory_allocated() if cuda else resident("VmHWM")
+    peak = resident("VmHWM")
     gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-    torch.save(torch.cat(gradients).double().cpu(), gradient_file)
+    torch.save(torch.cat(gradients).double(), gradient_file)
     return peak - before
 
 
@@ -99,9 +99,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--vocabulary", type=int, default=150_000)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--width", type=int, default=2048, help="of hidden states, on a GPU")
+    parser.add_argument("--repeats", type=int, default=20, help="on a GPU")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)  # in the child process
     arguments = parser.parse_args()
-    sizes = (arguments.tokens, arguments.vocabulary, arguments.device)
+    sizes = (arguments.tokens, arguments.vocabulary)
+    if arguments.device == "cuda":
+        if arguments.repeats < 2:
+            parser.error("--repeats: a spread needs at least 2")
+        measure_heads(*sizes, arguments.width, arguments.repeats)
+        return
     if arguments.measure:
         way, file = arguments.measure
         print(json.dumps(growth(way, *sizes, file)))

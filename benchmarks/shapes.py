@@ -138,11 +138,18 @@ def make_learner(name: str, device: str, config: LearnerConfig | None = None) ->
     )
 
 
-def measure_shape(name: str, device: str, packed_tokens: int, repeats: int) -> dict[str, Any]:
-    """Times updates, prints them and returns them; on a GPU they are recorded as well."""
+def measure_shape(
+    name: str, device: str, packed_tokens: int, repeats: int, *, compiled: bool = False
+) -> dict[str, Any]:
+    """Times updates, prints them and returns them; on a GPU they are recorded as well.
+
+    compiled: with ``learner.compile``.
+    """
     if device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("--device cuda: torch finds no CUDA device here; this needs a GPU")
-    learner = make_learner(name, device, LearnerConfig(micro_batch_tokens=packed_tokens))
+    learner = make_learner(
+        name, device, LearnerConfig(micro_batch_tokens=packed_tokens, compile=compiled)
+    )
     steps = make_steps(vocabulary(name), tokens=PASSES * packed_tokens)
     batch = TrainBatch(steps=steps, whole_episodes=False, min_version=0, max_version=0)
 
@@ -155,6 +162,7 @@ def measure_shape(name: str, device: str, packed_tokens: int, repeats: int) -> d
         "shape": name,
         "rank": SHAPES[name][1],
         "dtype": "bfloat16" if device == "cuda" else "float32",
+        "compiled": "yes" if compiled else "no",
         "packed_tokens": packed_tokens,
         "turns": len(steps),
         "tokens": sum(len(step.prompt_token_ids) + len(step.token_ids) for step in steps),
@@ -170,5 +178,5 @@ def measure_shape(name: str, device: str, packed_tokens: int, repeats: int) -> d
             print(f"MFU {shown(result['mfu'], 'share', scale=100)} %")
         else:
             print(f"no MFU: rlforge.learner.speed does not know the peak of {result['card']}")
-        record(f"learner_{name}", result, script="learner")
+        record(f"learner_{name}{'_compiled' if compiled else ''}", result, script="learner")
     return result

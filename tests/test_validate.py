@@ -53,6 +53,10 @@ def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPa
         (["learner.num_learners=0"], r"num_learners=0.*above 0"),
         (["learner.shard_weights=true"], r"several ranks; raise learner\.num_learners"),
         (["learner.keep_checkpoints=-1"], r"keep_checkpoints=-1.*must not be negative"),
+        (
+            ["learner.compile=true", "learner.activation_checkpointing=true"],
+            r"learner\.compile: .*use learner\.gradient_checkpointing",
+        ),
         (["learner.grad_clip=0"], r"grad_clip=0.*above 0"),
         (["engine.temperature=0"], r"nothing to learn from"),
         (["engine.top_p=1.5"], r"\(0, 1\]"),

@@ -20,6 +20,7 @@ from rlforge.games.actions import check_extraction
 from rlforge.games.base import SOURCES, check_env, make_game
 from rlforge.games.players import check_player
 from rlforge.games.prompts import check_template
+from rlforge.hardware import detect
 from rlforge.pool.modes import mode_names
 from rlforge.pool.names import parse_opponent
 from rlforge.rewards.pipeline import RewardPipeline
@@ -71,6 +72,8 @@ def check_policy(composed: Composed, *, keys: bool = True) -> None:
         check(composed)
     if keys and composed.config.engine.name == "vllm":
         check_installed()
+    if keys:
+        _check_compiling(composed)
 
 
 def _spec(entry: EnvEntry, model: ModelConfig) -> EnvSpec:
@@ -339,6 +342,19 @@ def _check_update(composed: Composed) -> None:
         raise composed.error(
             "algorithm.importance_cap", "must be above 0, or null to switch it off"
         )
+
+
+def _check_compiling(composed: Composed) -> None:
+    """Also what must be installed for it, where the learner runs on this machine."""
+    config = composed.config
+    if not config.learner.compile:
+        return
+    from rlforge.learner.compiling import check_compiling  # torch: seconds
+
+    device: str | None = config.hardware.device
+    if device == "auto":
+        device = "cuda" if detect().gpus else "cpu"
+    check_compiling(config.learner, None if config.hardware.ray_address else device)
 
 
 def _check_batches(composed: Composed) -> None:

@@ -55,7 +55,7 @@ def run(make_inputs, algorithm, batch, parts):
         output.loss.backward()
         loss += float(output.loss.detach())
         for key, number in output.metrics.items():
-            metrics[key] = metrics.get(key, 0.0) + number
+            metrics[key] = metrics.get(key, 0.0) + float(number)
     gradients = [torch.zeros(()) if leaf.grad is None else leaf.grad for leaf in leaves.values()]
     return loss, gradients, metrics
 

@@ -107,6 +107,7 @@ def test_absent_peers_are_named_with_the_way_to_install_them(work, capsys):
     ("options", "message"),
     [
         (["--device", "cuda"], "--device cuda needs --shape"),
+        (["--compile"], "--compile needs --shape"),
         (["--peers", "no-such-python"], "--peers no-such-python: no such interpreter"),
         (["--turns", "1000"], "--turns 1000: tiny needs a multiple of 768"),
         (["--repeats", "1"], "--repeats: a spread needs at least 2"),

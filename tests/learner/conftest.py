@@ -56,7 +56,7 @@ class PolicyGradient:
         if inputs.values is not None:
             assert inputs.returns is not None
             loss = loss + ((inputs.values - inputs.returns) ** 2).sum() / inputs.total_sequences
-        return LossOutput(loss=loss, metrics={"share": float(weight.sum())})
+        return LossOutput(loss=loss, metrics={"share": weight.sum()})
 
 
 def make_model(seed: int = 0, **changes: Any) -> LlamaForCausalLM:

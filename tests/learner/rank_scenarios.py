@@ -14,10 +14,22 @@ from unittest import mock
 
 import torch
 from torch.distributed.tensor import DTensor
-from transformers import GraniteConfig, GraniteForCausalLM
+from transformers import (
+    GraniteConfig,
+    GraniteForCausalLM,
+    MiniCPM3Config,
+    MiniCPM3ForCausalLM,
+)
 
 from rlforge.algorithms import make_algorithm
-from rlforge.config.schema import A2cConfig, AlgorithmConfig, GrpoConfig, KlConfig, PpoConfig
+from rlforge.config.schema import (
+    A2cConfig,
+    AlgorithmConfig,
+    GrpoConfig,
+    KlConfig,
+    LoraConfig,
+    PpoConfig,
+)
 from rlforge.learner import attention
 from rlforge.learner.learner import Learner
 from rlforge.learner.ranks import ConnectedRanks, Ranks, join, meeting_point
@@ -44,7 +56,13 @@ SCENARIOS: dict[str, tuple[AlgorithmConfig, dict[str, Any]]] = {
     "spread warm start": (GRPO, {**SPREAD, "warm": True}),
     "spread full": (PPO, {**SPREAD, **STEPS, "train": "full", "grad_clip": 0.5}),
     "spread full, own head": (A2cConfig(), {**SPREAD, "train": "full", "tied": False}),
-    "spread, logits by the model alone": (AlgorithmConfig(), {**SPREAD, "granite": True}),
+    "spread, scaled logits": (AlgorithmConfig(), {**SPREAD, "scaled": True}),
+    "spread, logits by the model alone": (AlgorithmConfig(), {**SPREAD, "alone": True}),
+    "spread, adapted head": (PPO, {**SPREAD, **STEPS, "adapted_head": True, "packing": "on"}),
+    "spread, adapted head in float32": (
+        AlgorithmConfig(),
+        {**SPREAD, "adapted_head": True, "fp32_head": True},
+    ),
     "spread, packed": (PPO, {**SPREAD, **STEPS, "packing": "on"}),
     "spread, a kernel that fails": (PPO, {**SPREAD, "packing": "on", "no_kernel": True}),
     "spread, fewer rows than ranks": (AlgorithmConfig(), {**SPREAD, "games": 0}),
@@ -99,7 +117,12 @@ def play(
     games, resume = options.pop("games", 4), options.pop("resume", False)
     tied, warm = options.pop("tied", True), options.pop("warm", False)
     rules = options.pop("rules", 0)
-    granite, infinite = options.pop("granite", False), options.pop("infinite", False)
+    scaled, alone = options.pop("scaled", False), options.pop("alone", False)
+    infinite = options.pop("infinite", False)
+    if alone or options.pop("adapted_head", False):
+        tied = False
+        targets = ["down_proj", "q_b_proj"] if alone else ["down_proj", "q_proj", "lm_head"]
+        options["lora"] = LoraConfig(rank=4, alpha=8, target_modules=targets)
     if ranks.size == 1:
         options.pop("shard_weights", None)
     kernel = broken_kernel if options.pop("no_kernel", False) else attention._one_by_one
@@ -112,7 +135,9 @@ def play(
         options["initial_adapter"] = str(start)
 
     def new() -> Learner:
-        model = granite_model(parts) if granite else parts.model(tie_word_embeddings=tied)
+        model = parts.model(tie_word_embeddings=tied)
+        if scaled or alone:
+            model = granite_model(parts) if scaled else minicpm_model(parts)
         with mock.patch.object(attention, "_one_by_one", kernel):
             learner = parts.learner(
                 model,
@@ -153,11 +178,23 @@ def play(
 
 
 def granite_model(parts: Any) -> Any:
-    """A model that scales its logits: decoder and head alone do not give them."""
+    """A model that scales its logits."""
     config = GraniteConfig(**{**parts.model().config.to_dict(), "logits_scaling": 4.0})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return GraniteForCausalLM(config)
+
+
+def minicpm_model(parts: Any) -> Any:
+    """A model whose head reads scaled hidden states: decoder and head do not give its logits."""
+    ranks = {"q_lora_rank": 8, "kv_lora_rank": 8}
+    sizes = {"dim_model_base": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    settings = parts.model().config.to_dict() | ranks | sizes
+    for name in ("model_type", "head_dim", "rope_parameters"):
+        settings.pop(name, None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return MiniCPM3ForCausalLM(MiniCPM3Config(**settings))
 
 
 def broken_kernel(*arguments: Any) -> Any:

@@ -7,18 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlforge.learner.logprobs import Head, chunked_logprobs
+from rlforge.learner.logprobs import Head, Reading, chunked_logprobs, recomputed_logprobs
 
 
-def make_head(weight, bias, dtype=torch.float32, softcap=None, temperature=1.0, chunk=1):
-    return Head(
-        weight=weight, bias=bias, dtype=dtype, softcap=softcap, temperature=temperature, chunk=chunk
-    )
+def make_head(weight, bias, dtype=torch.float32, chunk=1, **reading):
+    return Head(weight=weight, bias=bias, dtype=dtype, reading=Reading(**reading), chunk=chunk)
 
 
-def plain(hidden, token_ids, weight, bias, softcap, temperature):
+def plain(hidden, token_ids, weight, bias, softcap=None, temperature=1.0, scale=1.0):
     """Log-probs and entropies in one piece."""
-    logits = torch.nn.functional.linear(hidden, weight, bias)
+    logits = torch.nn.functional.linear(hidden, weight, bias) * scale
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     logs = torch.log_softmax(logits / temperature, -1)
@@ -33,12 +31,15 @@ def plain(hidden, token_ids, weight, bias, softcap, temperature):
     st.booleans(),
     st.sampled_from([None, 3.0]),
     st.sampled_from([1.0, 0.6]),
+    st.sampled_from([1.0, 0.25]),
+    st.booleans(),
     st.booleans(),
     st.integers(0, 100),
 )
 def test_values_and_gradients_are_those_of_the_plain_formula(
-    number, chunk, with_bias, softcap, temperature, entropy, seed
+    number, chunk, with_bias, softcap, temperature, scale, entropy, plain_head, seed
 ):
+    """Of a matrix, and of any function in its place."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -49,10 +50,21 @@ def test_values_and_gradients_are_those_of_the_plain_formula(
     token_ids = torch.randint(0, 11, (number,), generator=generator)
     factors = torch.randn(2, number, generator=generator, dtype=torch.float64)
     inputs = [hidden, weight, *([bias] if with_bias else [])]
-    head = make_head(weight, bias, torch.float64, softcap, temperature, chunk)
+    reading = {"softcap": softcap, "temperature": temperature, "scale": scale}
 
-    logprobs, entropies = chunked_logprobs(hidden, token_ids, head, entropy=entropy)
-    wanted, wanted_entropies = plain(hidden, token_ids, weight, bias, softcap, temperature)
+    if plain_head:
+        head = make_head(weight, bias, torch.float64, chunk, **reading)
+        logprobs, entropies = chunked_logprobs(hidden, token_ids, head, entropy=entropy)
+    else:
+        logprobs, entropies = recomputed_logprobs(
+            hidden,
+            token_ids,
+            lambda part: torch.nn.functional.linear(part, weight, bias),
+            Reading(**reading),
+            chunk,
+            entropy=entropy,
+        )
+    wanted, wanted_entropies = plain(hidden, token_ids, weight, bias, **reading)
 
     torch.testing.assert_close(logprobs, wanted.float(), rtol=1e-5, atol=1e-5)
     loss, expected = (logprobs * factors[0]).sum(), (wanted * factors[0]).sum()
@@ -83,7 +95,7 @@ def test_logits_are_computed_in_the_dtype_of_the_head(dtype):
     torch.manual_seed(0)
     weight, hidden = torch.randn(50, 64).bfloat16(), torch.randn(20, 64).bfloat16()
     ids = torch.arange(20)
-    exact, _ = plain(hidden.double(), ids, weight.double(), None, None, 1.0)
+    exact, _ = plain(hidden.double(), ids, weight.double(), None)
     logprobs, _ = chunked_logprobs(
         hidden, ids, make_head(weight, None, dtype, chunk=7), entropy=False
     )
@@ -91,19 +103,30 @@ def test_logits_are_computed_in_the_dtype_of_the_head(dtype):
     assert error < 1e-5 if dtype == torch.float32 else 1e-4 < error < 0.5
 
 
+class Counting(torch.utils._python_dispatch.TorchDispatchMode):
+    """Numbers in the tensors that are made inside the block, ``ignored`` aside."""
+
+    def __init__(self, ignored):
+        super().__init__()
+        self.sizes = []
+        self._ignored = ignored.data_ptr()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.data_ptr() != self._ignored:
+            self.sizes.append(out.numel())
+        return out
+
+
 def test_no_more_logits_than_a_chunk_exist_at_once():
-    sizes = []
-
-    class Counting(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            if isinstance(out, torch.Tensor) and out.data_ptr() != weight.data_ptr():
-                sizes.append(out.numel())
-            return out
-
     hidden, weight = torch.randn(30, 4, requires_grad=True), torch.randn(1000, 4)
     head = make_head(weight, None, chunk=3)
-    with Counting():
+    with Counting(weight) as plain_head:
         logprobs, entropies = chunked_logprobs(hidden, torch.arange(30), head, entropy=True)
         (logprobs.sum() + entropies.sum()).backward()
-    assert max(sizes) == 3 * 1000
+    with Counting(weight) as function:
+        logprobs, entropies = recomputed_logprobs(
+            hidden, torch.arange(30), lambda h: h @ weight.T, Reading(), 3, entropy=True
+        )
+        (logprobs.sum() + entropies.sum()).backward()
+    assert max(plain_head.sizes) == max(function.sizes) == 3 * 1000

@@ -267,6 +267,26 @@ def test_checkpointing_keeps_fewer_activations(parts, option):
     assert kept_bytes(**{option: True}) < kept_bytes()
 
 
+def test_fp32_head_computes_exact_logits_of_what_a_bfloat16_model_gives_the_head(parts):
+    errors = []
+    for fp32_head in (True, False):
+        model = parts.model().to(torch.bfloat16)
+        algorithm = parts.PolicyGradient()
+        learner = parts.learner(model, algorithm, mini_batch_size=1, fp32_head=fp32_head)
+        read = []
+        model.model.register_forward_hook(
+            lambda _m, _i, output, read=read: read.append(output.last_hidden_state[0, -1])
+        )
+        learner.update(parts.batch([parts.step(token_ids=(8,), logprobs=(-1.0,))]))
+
+        logits = read[0].detach().double() @ model.lm_head.weight.double().T
+        exact = torch.log_softmax(logits, -1)[8].item()
+        errors.append(abs(algorithm.seen[0].logprobs.item() - exact))
+
+    assert errors[0] < 1e-6
+    assert errors[1] > 1e-4
+
+
 def test_use_trainer_cache_keeps_the_kv_cache(parts):
     for use_cache in (False, True):
         model = parts.model()

@@ -81,6 +81,9 @@ class Case:
         head_dim: int = 16,
         vocab: int = 512,
         dropout: float = 0.0,
+        entropy: bool = False,
+        targets: tuple[str, ...] = (),
+        tied: bool = True,
         **learner: Any,
     ) -> None:
         torch.manual_seed(0)
@@ -94,10 +97,11 @@ class Case:
             head_dim=head_dim,
             vocab_size=vocab,
             max_position_embeddings=4096,
-            tie_word_embeddings=True,
+            tie_word_embeddings=tied,
         )
         self.model = model_class(config).to(torch.bfloat16 if bf16 else torch.float32)
         lora = LoraConfig(rank=rank, alpha=rank, dropout=dropout)
+        lora.target_modules += targets
         self.policy = Policy(
             self.model,
             LearnerConfig(
@@ -135,6 +139,8 @@ class Case:
             bf16=bf16,
             layer_checkpoints=bool(learner.get("gradient_checkpointing")),
             module_checkpoints=bool(learner.get("activation_checkpointing")),
+            fp32_head=bool(learner.get("fp32_head")),
+            entropy=entropy,
         )
 
     def measure(self) -> Measured:
@@ -152,12 +158,12 @@ class Case:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            self.policy.score(self.micro, entropy=False)
+            self.policy.score(self.micro, entropy=self.job.entropy)
         bytes_saved = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
         saved.clear()
         alive = AliveBytes([*owned, *_tensors(self.micro)])
         with alive:
-            loss = self.policy.score(self.micro, entropy=False).logprobs.sum()
+            loss = self.policy.score(self.micro, entropy=self.job.entropy).logprobs.sum()
             kept = alive.now
             loss.backward()
         return Measured(alive=kept, saved=bytes_saved, peak=alive.peak)

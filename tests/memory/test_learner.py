@@ -64,6 +64,20 @@ def test_saved_tensors_are_those_planned_at_other_sizes(architecture, bf16, size
     assert sum(pass_bytes(made.job)) == pytest.approx(measured.peak, rel=0.10)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"fp32_head": True}, {"entropy": True}, {"rank": 32}], ids=str
+)
+@pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])
+def test_an_adapted_output_layer_needs_what_is_planned(bf16, options, case):
+    """Planned are 4 bytes per logit inside log-sum-exp, too, where the count cannot look."""
+    made = case("llama", bf16=bf16, vocab=4096, tied=False, targets=("lm_head",), **options)
+    measured = made.measure()
+    planned, unseen = sum(pass_bytes(made.job)), 4 * made.job.answers * made.job.shape.vocab
+
+    assert planned - unseen < 1.02 * measured.peak
+    assert planned > 0.95 * measured.peak
+
+
 def test_dropout_keeps_its_masks(case):
     made = case("llama", bf16=False, dropout=0.1)
     measured = made.measure()
@@ -90,11 +104,12 @@ def test_the_chunk_of_logits_is_the_learners():
     assert memory.MAX_LOGITS == forward.MAX_LOGITS
 
 
-def test_the_head_needs_a_chunk_and_not_all_logits():
-    job = make_job(tokens=8192, answers=8192)
+@pytest.mark.parametrize("targets", [["q_proj"], ["q_proj", "lm_head"]])
+def test_the_head_needs_a_chunk_and_not_all_logits(targets):
+    job = make_job(tokens=8192, answers=8192, lora=LoraConfig(target_modules=targets))
     everything = 4 * job.answers * job.shape.vocab
 
-    assert memory.head_bytes(job) < everything / 8
+    assert memory.logits_bytes(job) + memory.head_bytes(job) < everything / 8
 
 
 def make_job(**changes) -> LearnerJob:

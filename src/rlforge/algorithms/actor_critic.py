@@ -58,7 +58,7 @@ class ActorCritic(PolicyGradient):
         critic = value_loss(inputs, self._value_clip)
         return LossOutput(
             loss=output.loss + self._critic.value_coef * critic,
-            metrics={**output.metrics, "value_loss": float(critic.detach())},
+            metrics={**output.metrics, "value_loss": critic.detach()},
         )
 
     @property

@@ -57,10 +57,13 @@ class LossInputs:
 
 @value
 class LossOutput:
-    """loss: scalar with gradient. metrics: contributions that add up over micro-batches."""
+    """loss: scalar with gradient. metrics: scalars without it, which add up over micro-batches.
+
+    They stay on the device: who reads them makes a GPU wait.
+    """
 
     loss: Tensor
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Tensor]
 
 
 class Algorithm(Protocol):

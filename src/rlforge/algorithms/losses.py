@@ -23,10 +23,10 @@ _MAX_LOG_RATIO = 20.0
 
 @value
 class TokenLoss:
-    """loss [B, T]: per token, with gradient. metrics: contributions that add up."""
+    """loss [B, T]: per token, with gradient. metrics: scalars without it, which add up."""
 
     loss: Tensor
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Tensor]
 
 
 def ratio(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
@@ -39,10 +39,10 @@ def log_ratio(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask > 0, logprobs - reference, 0.0)
 
 
-def token_mean(values: Tensor, inputs: LossInputs) -> float:
+def token_mean(values: Tensor, inputs: LossInputs) -> Tensor:
     """This micro-batch's contribution to the mean of ``values`` [B, T] over all answer tokens."""
     total = torch.where(inputs.mask > 0, values, 0.0).sum()
-    return float(total.detach()) / max(1, inputs.total_tokens)
+    return total.detach() / max(1, inputs.total_tokens)
 
 
 def aggregate(loss: Tensor, inputs: LossInputs, how: str, max_generation_len: int) -> Tensor:

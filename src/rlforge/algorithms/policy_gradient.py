@@ -58,7 +58,7 @@ class PolicyGradient(ABC):
         per_token = policy.loss
         metrics = {
             **policy.metrics,
-            "policy_loss": float(self._aggregate(per_token, inputs).detach()),
+            "policy_loss": self._aggregate(per_token, inputs).detach(),
         }
         if self.needs_reference or config.kl.to == "previous":
             penalty = self._penalty(inputs)

@@ -57,6 +57,9 @@ class LearnerConfig:
     gradient_checkpointing: bool = False
     #: Checkpoint every module's activations.
     activation_checkpointing: bool = False
+    #: Compile the decoder layers (torch.compile). It takes a minute or more at the start, and
+    #: needs a C++ compiler, or Triton on GPUs; not with ``shard_weights``.
+    compile: bool = False
     #: Keep the KV cache in training passes.
     use_trainer_cache: bool = False
     #: Adapter directory to start from.

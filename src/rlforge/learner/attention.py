@@ -56,10 +56,18 @@ def causal_attention(
         return output.transpose(1, 2), None
     if dropout:
         raise ValueError("packed sequences know no attention dropout")
+    return _packed(query, key, value, packing, scaling, gqa), None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _packed(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float | None, gqa: bool
+) -> Tensor:
+    """[1, S, H, D]. Never compiled: that would be done anew for the lengths of every pass."""
     kernel = query.is_cuda and value.dtype in (torch.bfloat16, torch.float16)
     attend = _varlen if kernel else _one_by_one
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
-    return attend(q, k, v, packing, scaling, gqa)[None], None
+    return attend(q, k, v, packing, scale, gqa)[None]
 
 
 def _varlen(

@@ -1,25 +1,36 @@
 """Log-probabilities of sampled tokens under a model, from as few logits as possible.
 
 Only positions that predict an answer token go through the output head, and of those only as many
-at a time as keep the logits small. Any Hugging Face causal language model works: where decoder and
-a plain linear head do not reproduce the model's own logits, its whole forward runs, with the head
-narrowed to those positions.
+at a time as keep the logits small. That holds for heads that carry an adapter, and for models that
+scale or cap their logits. Any other Hugging Face causal language model works as well: where decoder
+and head do not reproduce its logits, its whole forward runs, with the head narrowed to those
+positions, and their logits all exist at once.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from rlforge.errors import ConfigError
 from rlforge.learner.attention import NAME
 from rlforge.learner.batching import MicroBatch, Row, collate
-from rlforge.learner.logprobs import Head, chunked_logprobs
+from rlforge.learner.logprobs import (
+    Head,
+    Reading,
+    chunked_logprobs,
+    logprobs_of,
+    recomputed_logprobs,
+)
 from rlforge.learner.prefixes import segments
 from rlforge.types import value
 
@@ -27,6 +38,9 @@ log = logging.getLogger(__name__)
 
 #: Most logits that exist at once while scoring (float32: 128 MiB).
 MAX_LOGITS = 2**25
+
+#: Small enough for tanh to leave as it is, and a power of two, which rounds nothing.
+_SMALL = 2.0**-13
 
 
 @value
@@ -59,7 +73,8 @@ class Scorer:
         """``model``: a transformers causal LM, adapters included where it carries any.
 
         autocast: dtype that layers compute in, None: that of their weights. fp32_head: logits are
-        computed in float32 all the same.
+        computed in float32 all the same. Raises ConfigError for that of a model whose logits only
+        its own forward pass gives.
         """
         self._model = model
         self._decoder = model.get_decoder()
@@ -69,25 +84,34 @@ class Scorer:
         self._autocast = autocast
         self._fp32_head = fp32_head
         self._value_head = value_head
-        text_config = model.config.get_text_config()
-        self._softcap: float | None = getattr(text_config, "final_logit_softcapping", None)
-        self._chunk = max(1, max_logits // text_config.vocab_size)
-        self.decoder_and_head = self._reproduces_model()
+        self._chunk = max(1, max_logits // model.config.get_text_config().vocab_size)
+        self._reading = self._find_reading()
+        if self._reading is None:
+            name = type(model).__name__
+            if fp32_head:
+                raise ConfigError(
+                    f"learner.fp32_head: the logits of {name} cannot be computed apart from the "
+                    "rest of it; switch it off"
+                )
+            log.warning("%s gives the logits of all answers of a pass at once only", name)
+
+    @property
+    def decoder_and_head(self) -> bool:
+        """Whether they give the logits, by chunks; otherwise the model's own forward pass does."""
+        return self._reading is not None
 
     def score(self, micro: MicroBatch, *, entropy: bool = False) -> Scores:
         """Log-probs of the answer tokens; values and entropy with gradient where it is enabled."""
         with self._precision():
-            if self.decoder_and_head:
+            if self._reading is not None:
                 hidden = self._hidden(micro)
-                logprobs, entropies = chunked_logprobs(
-                    hidden.index_select(0, micro.positions),
-                    micro.token_ids,
-                    self._linear_head(),
-                    entropy=entropy,
+                logprobs, entropies = self._by_chunks(
+                    hidden.index_select(0, micro.positions), micro.token_ids, self._reading, entropy
                 )
             else:
                 hidden, logits = self._narrowed(micro.input_ids, micro.positions)
-                logprobs, entropies = self._score_logits(logits, micro.token_ids, entropy)
+                reading = Reading(temperature=self._temperature)
+                logprobs, entropies = logprobs_of(logits, micro.token_ids, reading, entropy=entropy)
         return Scores(
             logprobs=logprobs, entropy=entropies, values=self._values(hidden, micro.last_prompt)
         )
@@ -143,30 +167,37 @@ class Scorer:
             hook.remove()
         return seen[0], output.logits[0]
 
-    def _linear_head(self) -> Head:
-        dtype = torch.float32 if self._fp32_head else self._autocast or self._head.weight.dtype
-        return Head(
-            weight=self._head.weight,
+    def _by_chunks(
+        self, hidden: Tensor, token_ids: Tensor, reading: Reading, entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probs and entropies [N] at ``hidden`` [N, H]."""
+        if type(self._head) is not nn.Linear:
+            return recomputed_logprobs(
+                hidden, token_ids, self._whole_head(), reading, self._chunk, entropy=entropy
+            )
+        weight = self._head.weight
+        head = Head(
+            weight=weight,
             bias=self._head.bias,
-            dtype=dtype,
-            softcap=self._softcap,
-            temperature=self._temperature,
+            dtype=torch.float32 if self._fp32_head else self._autocast or weight.dtype,
+            reading=reading,
             chunk=self._chunk,
         )
+        return chunked_logprobs(hidden, token_ids, head, entropy=entropy)
 
-    def _score_logits(
-        self, logits: Tensor, token_ids: Tensor, entropy: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """From logits [n, V]: log-probs [n], and H = log Z - sum_v p_v l_v [n] if asked for."""
-        logits = logits.float()
-        if self._temperature != 1.0:
-            logits = logits / self._temperature
-        normaliser = logits.logsumexp(-1)
-        chosen = logits.gather(-1, token_ids[:, None]).squeeze(-1)
-        if not entropy:
-            return chosen - normaliser, None
-        probabilities = (logits - normaliser[:, None]).exp()
-        return chosen - normaliser, normaliser - (probabilities * logits).sum(-1)
+    def _whole_head(self) -> Callable[[Tensor], Tensor]:
+        """The head with all that is attached to it, such as an adapter."""
+        head: nn.Module = self._head
+        if not self._fp32_head:
+            return head
+        weights = {name: parameter.float() for name, parameter in head.named_parameters()}
+
+        def in_float32(hidden: Tensor) -> Tensor:
+            with torch.autocast(hidden.device.type, enabled=False):
+                outputs: Tensor = functional_call(head, weights, (hidden.float(),))
+            return outputs
+
+        return in_float32
 
     @torch.no_grad()
     def can_pack(self) -> bool:
@@ -204,23 +235,46 @@ class Scorer:
         return same
 
     @torch.no_grad()
-    def _reproduces_model(self) -> bool:
-        """Whether decoder, head and soft cap give the model's own logits, tried on a few tokens.
+    def _find_reading(self) -> Reading | None:
+        """How the model makes logits of what its head gives, tried on a few tokens.
 
-        Some models scale hidden states or logits by factors of their own (Granite, Cohere,
-        MiniCPM); their forward pass is the only description of it.
+        Known numbers in the place of the head's outputs show what becomes of them, whatever they
+        are rounded to later: some models scale (Granite, Cohere) or cap them (Gemma). None where
+        that is not all, or where the head reads something else than the decoder's last hidden
+        states (MiniCPM scales those): the forward pass is the only description of such a model.
         """
         was_training = self._model.training
         self._model.eval()
         ids = torch.arange(4, device=self._model.device)[None]
-        actual = None
+        read: list[Tensor] = []
+        marks: list[Tensor] = []
+
+        def mark(_head: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
+            values = torch.linspace(-30.0, 30.0, outputs.numel(), device=outputs.device)
+            values[0] = _SMALL
+            read.append(inputs[0])
+            marks.append(values.view(outputs.shape))
+            return marks[0].clone()
+
         with self._precision():
-            expected = self._model(input_ids=ids, use_cache=False).logits
-            output = self._decoder(input_ids=ids, use_cache=False)
-            if type(self._head) is nn.Linear and hasattr(output, "last_hidden_state"):
-                actual = self._head(output.last_hidden_state)
-                if self._softcap is not None:
-                    actual = torch.tanh(actual / self._softcap) * self._softcap
+            hidden = self._decoder(input_ids=ids, use_cache=False)
+            hook = self._head.register_forward_hook(mark)
+            try:
+                logits = self._model(input_ids=ids, use_cache=False).logits
+            finally:
+                hook.remove()
         self._model.train(was_training)
+        hidden = getattr(hidden, "last_hidden_state", None)
         # The same operations on the same shapes: rounding gives no room for doubt.
-        return actual is not None and torch.allclose(actual, expected, rtol=1e-5, atol=1e-6)
+        if hidden is None or not torch.allclose(read[0], hidden, rtol=1e-5, atol=1e-6):
+            return None
+        text_config = self._model.config.get_text_config()
+        if logits.shape != marks[0].shape:
+            return None
+        reading = Reading(
+            scale=float(logits.flatten()[0]) / _SMALL,  # where a cap does not bend yet
+            softcap=getattr(text_config, "final_logit_softcapping", None),
+        )
+        if not torch.allclose(reading.logits(marks[0]), logits.float(), rtol=1e-5, atol=1e-6):
+            return None
+        return dataclasses.replace(reading, temperature=self._temperature)

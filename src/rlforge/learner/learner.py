@@ -16,13 +16,7 @@ from torch import Tensor
 from rlforge.algorithms.base import Algorithm, LossInputs
 from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.errors import CheckpointError, ConfigError, RunError
-from rlforge.learner.batching import (
-    MicroBatch,
-    Row,
-    Selection,
-    select_rows,
-    split_rows,
-)
+from rlforge.learner.batching import MicroBatch, Row, Selection, select_rows, split_rows
 from rlforge.learner.forward import Scores
 from rlforge.learner.metrics import (
     OptimizerStep,
@@ -277,8 +271,10 @@ class Learner:
     ) -> OptimizerStep:
         """Accumulate the gradient over the micro-batches of ``rows`` and apply it if finite."""
         total_tokens = sum(len(row.answer) for row in rows)
-        loss, positions, padding, reused = 0.0, 0, 0, 0
-        metrics: dict[str, float] = {}
+        positions, padding, reused = 0, 0, 0
+        # Sums on the device, read once: a GPU need not wait between one pass and the next.
+        loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        sums: dict[str, Tensor] = {}
         with watch.phase("gradient"):
             for part in self._policy.passes(rows):
                 micro = part.micro
@@ -291,31 +287,32 @@ class Learner:
                 (output.loss * float(part.counts)).backward()  # type: ignore[no-untyped-call]
                 if not part.counts:
                     continue
-                loss += float(output.loss.detach())
+                loss += output.loss.detach()
                 positions += micro.input_ids.numel()
                 padding += micro.padding
                 reused += micro.reused
                 for name, number in output.metrics.items():
-                    metrics[name] = metrics.get(name, 0.0) + number
+                    sums[name] = sums.get(name, torch.zeros_like(loss)) + number
         with watch.phase("optimizer"):
-            sums = self._ranks.add_up(
-                {"loss": loss, "positions": positions, "padding": padding, "reused": reused}
+            total_loss, *numbers = torch.stack([loss, *sums.values()]).tolist()
+            metrics = self._ranks.add_up(dict(zip(sums, numbers, strict=True)))
+            totals = self._ranks.add_up(
+                {"loss": total_loss, "positions": positions, "padding": padding, "reused": reused}
             )
-            loss, reused = sums["loss"], round(sums["reused"])
-            metrics = self._ranks.add_up(metrics)
+            total_loss, reused = totals["loss"], round(totals["reused"])
             grad_norm = self._clip_gradient()
-            applied = math.isfinite(loss) and math.isfinite(grad_norm)
+            applied = math.isfinite(total_loss) and math.isfinite(grad_norm)
             if applied:
                 self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
-        self._count_nonfinite(applied, loss, grad_norm)
+        self._count_nonfinite(applied, total_loss, grad_norm)
         return OptimizerStep(
-            loss=loss,
+            loss=total_loss,
             grad_norm=grad_norm,
             applied=applied,
             trained_tokens=total_tokens + sum(len(row.prompt) for row in rows),
-            positions=round(sums["positions"]),
-            padding=round(sums["padding"]),
+            positions=round(totals["positions"]),
+            padding=round(totals["padding"]),
             reused=reused,
             operations=self._operations.training(rows, reused),
             metrics=metrics,

@@ -3,7 +3,7 @@
 With a vocabulary of 150,000 words the logits of one long answer outweigh the model that made them,
 and autograd keeps several copies. Here only one chunk of them exists at any time, forward and
 backward: the normaliser of every position is kept, the logits are computed again for the gradient,
-and the gradient is written over them.
+and the gradient is written over them. A head that is no plain matrix runs itself, by chunks, too.
 
 With logits z, temperature T, l = z / T, log p = l - log sum exp l and entropy H = -sum p log p:
 
@@ -14,28 +14,56 @@ With logits z, temperature T, l = z / T, log p = l - log sum exp l and entropy H
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from rlforge.types import value
 
 
 @value
-class Head:
-    """The output layer: logits = cap tanh((x W' + b) / cap), without the cap where it is None.
+class Reading:
+    """How the head's outputs y become logits: cap tanh(scale y / cap), scale y where cap is None.
 
-    weight [V, H], bias [V] or None. dtype: that the product is computed in. temperature divides
-    the logits afterwards, in float32. chunk: positions whose logits exist at the same time.
+    temperature divides the logits afterwards. Both happen in float32.
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+    temperature: float = 1.0
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Logits over the temperature; float32 ``outputs`` are overwritten."""
+        logits = outputs.float()
+        if self.softcap is not None:
+            logits = logits.mul_(self.scale / self.softcap).tanh_().mul_(self.softcap)
+        elif self.scale != 1.0:
+            logits = logits.mul_(self.scale)
+        return logits if self.temperature == 1.0 else logits.div_(self.temperature)
+
+    def cap_slope(self, logits: Tensor) -> Tensor | None:
+        """d (cap tanh(x / cap)) / dx = 1 - tanh(x / cap)^2 at ``logits``; None without a cap."""
+        if self.softcap is None:
+            return None
+        return (logits * (self.temperature / self.softcap)).square_().neg_().add_(1.0)
+
+
+@value
+class Head:
+    """A plain output layer: outputs x W' + b, and how they are read.
+
+    weight [V, H], bias [V] or None. dtype: that the product is computed in. chunk: positions whose
+    logits exist at the same time.
     """
 
     weight: Tensor
     bias: Tensor | None
     dtype: torch.dtype
-    softcap: float | None
-    temperature: float
+    reading: Reading
     chunk: int
 
     def cast(self) -> Head:
@@ -43,13 +71,10 @@ class Head:
         bias = None if self.bias is None else self.bias.to(self.dtype)
         return dataclasses.replace(self, weight=self.weight.to(self.dtype), bias=bias)
 
-    def tempered(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] over the temperature, in float32, of ``hidden`` [n, H]; weights cast."""
         hidden = hidden.to(self.dtype)
-        logits = torch.nn.functional.linear(hidden, self.weight, self.bias).float()
-        if self.softcap is not None:
-            logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
-        return logits if self.temperature == 1.0 else logits.div_(self.temperature)
+        return self.reading.logits(torch.nn.functional.linear(hidden, self.weight, self.bias))
 
 
 def chunked_logprobs(
@@ -61,6 +86,46 @@ def chunked_logprobs(
     """
     logprobs, entropies = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, head.bias, token_ids, head, entropy
+    )
+    return logprobs, entropies if entropy else None
+
+
+def recomputed_logprobs(
+    hidden: Tensor,
+    token_ids: Tensor,
+    head: Callable[[Tensor], Tensor],
+    reading: Reading,
+    chunk: int,
+    *,
+    entropy: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The same for any ``head`` from [n, H] to outputs [n, V], run once more for the gradient.
+
+    Gradients reach ``hidden`` and whatever ``head`` is made of. chunk: positions whose logits exist
+    at the same time.
+    """
+
+    def score(part: Tensor, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        return logprobs_of(head(part), ids, reading, entropy=entropy)
+
+    logprobs, entropies = [], []
+    chunks = zip(torch.split(hidden, chunk), torch.split(token_ids, chunk), strict=True)
+    for part, ids in chunks:
+        if torch.is_grad_enabled():
+            scores = checkpoint(score, part, ids, use_reentrant=False)
+        else:
+            scores = score(part, ids)
+        logprobs.append(scores[0])
+        entropies.append(scores[1])
+    return torch.cat(logprobs), torch.cat(entropies) if entropy else None
+
+
+def logprobs_of(
+    outputs: Tensor, token_ids: Tensor, reading: Reading, *, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The same from all ``outputs`` [N, V] of a head."""
+    logprobs, entropies = _Logprobs.apply(  # type: ignore[no-untyped-call]
+        outputs, token_ids, reading, entropy
     )
     return logprobs, entropies if entropy else None
 
@@ -83,13 +148,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
         head = head.cast()
         with torch.autocast(hidden.device.type, enabled=False):
             for part in _parts(token_ids, head.chunk):
-                logits = head.tempered(hidden[part])
+                logits = head.logits(hidden[part])
                 normalisers[part] = logits.logsumexp(-1)
                 chosen = logits.gather(-1, token_ids[part, None]).squeeze(-1)
                 logprobs[part] = chosen - normalisers[part]
                 if entropy:
-                    logs = logits.sub_(normalisers[part, None])
-                    entropies[part] = -logs.exp().mul_(logs).sum(-1)
+                    entropies[part] = _entropy(logits.sub_(normalisers[part, None]))
         ctx.save_for_backward(hidden, token_ids, normalisers, entropies)
         return logprobs, entropies
 
@@ -106,19 +170,16 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_bias = normalisers.new_zeros(len(head.weight)) if wants_bias else None
         with torch.autocast(hidden.device.type, enabled=False):
             for part in _parts(token_ids, head.chunk):
-                logits = head.tempered(hidden[part])
-                slope = _cap_slope(logits, head)
-                wanted = grad_logprobs[part, None]
-                logs = logits.sub_(normalisers[part, None])
-                if ctx.entropy:
-                    factor = (logs + entropies[part, None]).mul_(grad_entropies[part, None])
-                    gradient = logs.exp_().mul_(factor.add_(wanted)).neg_()
-                else:
-                    gradient = logs.exp_().mul_(-wanted)
-                gradient.scatter_add_(-1, token_ids[part, None], wanted)
-                gradient.div_(head.temperature)
-                if slope is not None:
-                    gradient.mul_(slope)
+                logits = head.logits(hidden[part])
+                slope = head.reading.cap_slope(logits)
+                gradient = _gradient(
+                    logits.sub_(normalisers[part, None]),
+                    token_ids[part],
+                    head.reading,
+                    slope,
+                    grad_logprobs[part],
+                    (entropies[part], grad_entropies[part]) if ctx.entropy else None,
+                )
                 if grad_bias is not None:
                     grad_bias += gradient.sum(0)
                 rounded = gradient.to(head.dtype)
@@ -136,12 +197,70 @@ class _ChunkedLogprobs(torch.autograd.Function):
         )
 
 
+class _Logprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, outputs: Tensor, token_ids: Tensor, reading: Reading, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        # Of the outputs nothing is overwritten: whatever made them may need them.
+        logits = reading.logits(outputs.to(torch.float32, copy=True))
+        slope = reading.cap_slope(logits) if ctx.needs_input_grad[0] else None
+        normalisers = logits.logsumexp(-1)
+        logs = logits.sub_(normalisers[:, None])
+        # A copy, because FSDP wants no views from a pass.
+        logprobs = logs.gather(-1, token_ids[:, None]).squeeze(-1).clone()
+        entropies = _entropy(logs) if entropy else logprobs.new_empty(0)
+        ctx.reading, ctx.entropy, ctx.dtype = reading, entropy, outputs.dtype
+        ctx.save_for_backward(logs, slope, token_ids, entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        logs, slope, token_ids, entropies = ctx.saved_tensors
+        gradient = _gradient(
+            logs,
+            token_ids,
+            ctx.reading,
+            slope,
+            grad_logprobs,
+            (entropies, grad_entropies) if ctx.entropy else None,
+        )
+        return gradient.to(ctx.dtype), None, None, None
+
+
+def _entropy(logs: Tensor) -> Tensor:
+    """[n] from log-probs [n, V]."""
+    return -logs.exp().mul_(logs).sum(-1)
+
+
+def _gradient(
+    logs: Tensor,
+    token_ids: Tensor,
+    reading: Reading,
+    slope: Tensor | None,
+    of_logprobs: Tensor,
+    of_entropies: tuple[Tensor, Tensor] | None,
+) -> Tensor:
+    """By the head's outputs [n, V], written over the log-probs ``logs`` of all words.
+
+    slope: of the cap. of_logprobs [n]: the loss by the log-probs of the tokens. of_entropies: the
+    entropies [n] and the loss by them.
+    """
+    wanted = of_logprobs[:, None]
+    if of_entropies is not None:
+        entropies, by_entropies = (each[:, None] for each in of_entropies)
+        factor = (logs + entropies).mul_(by_entropies)
+        gradient = logs.exp_().mul_(factor.add_(wanted)).neg_()
+    else:
+        gradient = logs.exp_().mul_(-wanted)
+    gradient.scatter_add_(-1, token_ids[:, None], wanted)
+    if reading.scale != reading.temperature:
+        gradient.mul_(reading.scale / reading.temperature)
+    return gradient if slope is None else gradient.mul_(slope)
+
+
 def _parts(token_ids: Tensor, chunk: int) -> list[slice]:
     return [slice(start, start + chunk) for start in range(0, len(token_ids), chunk)]
-
-
-def _cap_slope(logits: Tensor, head: Head) -> Tensor | None:
-    """d (cap tanh(x / cap)) / dx = 1 - tanh(x / cap)^2, from the capped and tempered logits."""
-    if head.softcap is None:
-        return None
-    return (logits * (head.temperature / head.softcap)).square_().neg_().add_(1.0)

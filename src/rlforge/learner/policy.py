@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.learner.batching import Layout, MicroBatch, Row, collate, whole
+from rlforge.learner.compiling import check_compiling, compile_layers
 from rlforge.learner.division import deal, shares
 from rlforge.learner.folded import fold_small_layers
 from rlforge.learner.forward import Scorer, Scores
@@ -70,6 +71,7 @@ class Policy:
         needs_reference: bool,
         initial_value_head: Mapping[str, Tensor] | None,
     ) -> None:
+        check_compiling(config, device.type)
         self._dtype: torch.dtype = model.dtype
         self._max_rows = config.mini_batch_size
         self._max_tokens = config.micro_batch_tokens
@@ -119,6 +121,9 @@ class Policy:
         undisturbed = self._adapter is None or lora.dropout == 0
         self._shares = config.share_prefixes and undisturbed
         apply_memory_options(model, config)
+        if config.compile:
+            for compiled in (model,) if frozen is None else (model, frozen):
+                compile_layers(compiled)
         ranks.share_from_first(self._trained().values())
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -174,11 +179,11 @@ class Policy:
             for index, step in enumerate(steps)
             if step.prompt_token_ids
         ]
-        values = torch.zeros(len(steps))
+        values = torch.zeros(len(steps), device=self._device)
         for part in self.passes(rows):
             computed = self._scorer.values(part.micro)
             if part.counts:
-                values[part.micro.steps.cpu()] = computed.cpu()
+                values[part.micro.steps] = computed
         return self._ranks.sum_(values).tolist()
 
     def save(self, directory: Path | None) -> None:

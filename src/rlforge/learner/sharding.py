@@ -21,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rlforge.errors import ConfigError
 from rlforge.learner.batching import MicroBatch
 from rlforge.learner.forward import Scorer, Scores
+from rlforge.learner.logprobs import Reading
 from rlforge.learner.ranks import Ranks
 
 
@@ -107,9 +108,9 @@ class SpreadScorer(Scorer):
         cast(FSDPModule, self._whole).reset_iter_state()
         return can
 
-    def _reproduces_model(self) -> bool:
-        reproduces: bool = self._whole(super()._reproduces_model)
-        return reproduces
+    def _find_reading(self) -> Reading | None:
+        reading: Reading | None = self._whole(super()._find_reading)
+        return reading
 
 
 def cpu_copy(tensor: Tensor, keep: bool) -> Tensor:

@@ -171,9 +171,12 @@ def layer_bytes(job: LearnerJob, *, input_is_kept: bool = False) -> int:
 
 def folds(job: LearnerJob, name: str) -> bool:
     """Whether ``rlforge.learner.folded`` makes W + s B A of this layer."""
-    if job.lora is None or job.bf16 or job.lora.dropout > 0 or not adapted(job, name):
+    return bool(adapted(job, name)) and _folds(job, *job.shape.linears[name])
+
+
+def _folds(job: LearnerJob, inputs: int, outputs: int) -> bool:
+    if job.lora is None or job.bf16 or job.lora.dropout > 0:
         return False
-    inputs, outputs = job.shape.linears[name]
     return inputs * outputs <= 3 * job.lora.rank * (inputs + outputs)
 
 
@@ -224,21 +227,43 @@ def final_bytes(job: LearnerJob) -> int:
     return _norm(job, hidden, 1, job.stream_bytes) * job.tokens + answers
 
 
-def head_bytes(job: LearnerJob) -> int:
+def logits_bytes(job: LearnerJob) -> int:
     """While one chunk of logits exists (``rlforge.learner.logprobs``).
 
     Per logit 4 bytes and a second 4 inside log-sum-exp or, with entropy, 8 more; the gradient that
-    is handed on in a bytes fits into the same room. Then the head's weights cast to another dtype,
-    and where they are trained their gradient, made in float32 beside the one that is kept.
+    is handed on in a bytes fits into the same room. An adapted head runs itself: beside its outputs
+    stand their float32 copy and 4 more, which is what entropy needs as well. The models that have
+    all logits of a pass at once (``Scorer.decoder_and_head``) are not of ``shape.FAMILIES``: for
+    them there is no plan.
     """
-    shape = job.shape
-    chunk = min(job.answers, max(1, MAX_LOGITS // shape.vocab))
+    chunk = min(job.answers, max(1, MAX_LOGITS // job.shape.vocab))
+    each = 12 if job.entropy else 8
+    if adapted(job, "lm_head"):
+        each = 8 + _head_number(job)
+    return chunk * job.shape.vocab * each
+
+
+def head_bytes(job: LearnerJob) -> int:
+    """What the head takes beside its logits.
+
+    Its weights cast to another dtype, and where they are trained their gradient, made in float32
+    beside the one that is kept. Of an adapter, its copy in bfloat16, or W + s B A where it folds.
+    """
+    inputs, outputs = job.shape.hidden, job.shape.vocab
     held = 4 if job.lora is None else job.compute_bytes
-    wanted = 4 if job.fp32_head else job.compute_bytes
-    cast = 0 if held == wanted else wanted
-    trained = 4 if job.lora is None else 0
-    logits = chunk * shape.vocab * (12 if job.entropy else 8)
-    return logits + shape.vocab * shape.hidden * (cast + trained)
+    each = 0 if held == _head_number(job) else _head_number(job)
+    each += 4 if job.lora is None else 0
+    if _folds(job, inputs, outputs) and adapted(job, "lm_head"):
+        each += 4
+    adapter = 0
+    if job.lora is not None and adapted(job, "lm_head") and _head_number(job) == 2:
+        adapter = 2 * job.lora.rank * (inputs + outputs)
+    return inputs * outputs * each + adapter
+
+
+def _head_number(job: LearnerJob) -> int:
+    """Bytes of a number in the head's product."""
+    return 4 if job.fp32_head else job.compute_bytes
 
 
 def last_norm_workspace(job: LearnerJob) -> int:
@@ -307,5 +332,6 @@ def pass_bytes(job: LearnerJob) -> tuple[int, int]:
     Two moments can be the fullest: the head with everything kept, or the backward pass of the last
     layer, when head and last norm are done.
     """
-    at_head = final_bytes(job) + max(head_bytes(job), last_norm_workspace(job))
+    head = logits_bytes(job) + head_bytes(job)
+    at_head = final_bytes(job) + max(head, last_norm_workspace(job))
     return kept_bytes(job), max(at_head, in_layer_bytes(job))

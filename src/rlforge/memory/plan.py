@@ -261,8 +261,13 @@ def engine_job(
 
 
 def learner_need(job: LearnerJob, process: Part) -> Need:
-    """The learner at the fullest moment of its longest pass."""
+    """The learner at the fullest moment of its longest pass.
+
+    That may be one without logits: the workspace is what it needs beyond the room that they have at
+    another.
+    """
     kept, beside = learner_memory.pass_bytes(job)
+    logits = learner_memory.logits_bytes(job)
     return Need(
         parts=(
             Part(name="weights", bytes=learner_memory.weight_bytes(job)),
@@ -270,7 +275,8 @@ def learner_need(job: LearnerJob, process: Part) -> Need:
             Part(name="gradients", bytes=learner_memory.gradient_bytes(job)),
             Part(name="AdamW states", bytes=learner_memory.optimizer_bytes(job)),
             Part(name="activations", bytes=kept),
-            Part(name="head and workspace", bytes=beside),
+            Part(name="logits", bytes=logits),
+            Part(name="workspace", bytes=beside - logits),
             process,
         )
     )

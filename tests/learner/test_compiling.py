@@ -1,0 +1,98 @@
+"""Compiled decoder layers make the same update; what compiling needs is known before."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+
+import pytest
+import torch
+
+from rlforge.config.schema import LearnerConfig
+from rlforge.errors import ConfigError
+from rlforge.learner.compiling import check_compiling, compile_layers
+
+
+def gradients(parts, steps, **settings):
+    """(all gradients of an update in one piece, metrics of it)."""
+    model = parts.model()
+    learner = parts.learner(model, parts.PolicyGradient(entropy=True), **settings)
+    parts.randomise_adapter(model)
+    recorded = parts.record_gradients(model)
+    metrics = learner.update(parts.batch(steps)).metrics
+    return torch.cat([recorded[name].flatten() for name in sorted(recorded)]), metrics
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"packing": "off"},
+        {"packing": "on"},
+        {"packing": "on", "gradient_checkpointing": True},
+        {"packing": "off", "train": "full"},
+    ],
+    ids=str,
+)
+def test_compiled_layers_have_the_same_gradients(parts, settings):
+    torch._dynamo.reset()
+    steps = parts.random_steps(9)
+
+    plain, expected = gradients(parts, steps, **settings)
+    compiled, metrics = gradients(parts, steps, compile=True, **settings)
+
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert (compiled - plain).norm() <= 1e-4 * plain.norm()
+    assert metrics["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("packing", ["on", "off"])
+def test_passes_of_other_lengths_are_not_compiled_anew(parts, packing):
+    torch._dynamo.reset()
+    learner = parts.learner(parts.model(num_hidden_layers=4), compile=True, packing=packing)
+    graphs = []
+    for seed in range(4):
+        learner.update(parts.batch(parts.random_steps(9 + seed, seed=seed)))
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+    assert graphs[0] > 0
+    assert graphs[1] == graphs[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "message"),
+    [
+        (
+            {"use_trainer_cache": True},
+            "cpu",
+            r"keep no cache; set learner\.use_trainer_cache=false",
+        ),
+        ({"shard_weights": True}, "cpu", r"learner\.shard_weights=false"),
+        ({"activation_checkpointing": True}, "cpu", r"use learner\.gradient_checkpointing instead"),
+        ({}, "cpu", r"no g\+\+ here; install one"),
+        ({}, "cuda", r"needs Triton on a GPU.*learner\.compile=false"),
+    ],
+)
+def test_what_cannot_be_compiled_is_a_config_error(settings, device, message, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    with pytest.raises(ConfigError, match=message):
+        check_compiling(LearnerConfig(compile=True, **settings), device)
+    check_compiling(LearnerConfig(**settings), device)
+
+
+def test_a_compiler_by_another_name_is_found(monkeypatch):
+    monkeypatch.setenv("CXX", "own-compiler")
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == "own-compiler" else None)
+
+    check_compiling(LearnerConfig(compile=True), "cpu")
+
+
+def test_a_model_without_decoder_layers_cannot_be_compiled():
+    with pytest.raises(ConfigError, match=r"learner\.compile: Linear has no layers"):
+        compile_layers(torch.nn.Linear(2, 2))
