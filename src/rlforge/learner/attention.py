@@ -8,6 +8,9 @@ for itself, which shows that both mean the same.
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,6 +75,8 @@ def _varlen(
     """
     from torch.nn.attention.varlen import varlen_attn
 
+    # The kernel groups heads by itself; torch's newer versions want to hear that it is meant.
+    grouped: dict[str, Any] = {"enable_gqa": gqa} if _asks_for_groups(varlen_attn) else {}
     if packing.keys is not None:
         key, value = key.index_select(0, packing.keys), value.index_select(0, packing.keys)
     output = varlen_attn(
@@ -83,10 +88,16 @@ def _varlen(
         *packing.longest,
         scale=scale,
         window_size=(-1, 0),
-        enable_gqa=gqa,
+        **grouped,
     )
     assert isinstance(output, Tensor)
     return output
+
+
+@functools.cache
+def _asks_for_groups(kernel: Callable[..., Any]) -> bool:
+    """Whether torch's kernel has ``enable_gqa``: in 2.13, not yet in 2.11."""
+    return "enable_gqa" in inspect.signature(kernel).parameters
 
 
 def _one_by_one(
