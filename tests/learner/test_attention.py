@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -249,6 +250,42 @@ def test_every_version_of_the_kernel_is_called_for_what_segments_give(monkeypatc
         gradients.append((output.detach(), *(copy.grad for copy in copies)))
     for ours, wanted in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
+
+
+class OneByOne(TorchDispatchMode):
+    """Rows are added as a GPU adds them: each sum is rounded to the tensor's dtype."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.index_add.default, torch.ops.aten.index_add_.default):
+            into, dim, index, source = args
+            assert dim == 0
+            into = into if function is torch.ops.aten.index_add_.default else into.clone()
+            for place, row in zip(index.tolist(), source, strict=True):
+                into[place] += row
+            return into
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_gradient_of_a_beginning_that_hundreds_share_is_as_good_as_one_number_of_its_dtype(
+    monkeypatch,
+):
+    """Keys of the beginning get a gradient from each of 300 rows, which must not get lost."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(varlen, "varlen_attn", torch_2_13)
+    rows = [Row(step=0, prompt=(1,) * 12 + (2 + n, 3), answer=()) for n in range(300)]
+    micro = collate(rows, 0, CPU, segments(rows))
+    assert micro.input_ids.numel() == 12 + 300 * 2
+    given = [torch.randn(612, heads, 16).bfloat16() for heads in (4, 2, 2)]
+    weight = torch.rand(612, 4, 16).bfloat16()  # of one sign, so that the sum grows
+    errors = []
+    for dtype in (torch.bfloat16, torch.float64):
+        query, key, value = (part.to(dtype, copy=True).requires_grad_() for part in given)
+        output = attention._varlen(query, key, value, micro.packing, None, True)
+        with OneByOne():
+            (output * weight).sum().backward()
+        errors.append([part.grad[:12].double() for part in (key, value)])
+    for ours, exact in zip(*errors, strict=True):
+        assert (ours - exact).norm() < 2e-3 * exact.norm()
 
 
 @pytest.mark.gpu
