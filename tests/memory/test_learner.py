@@ -64,8 +64,9 @@ def test_saved_tensors_are_those_planned_at_other_sizes(architecture, bf16, size
     assert sum(pass_bytes(made.job)) == pytest.approx(measured.peak, rel=0.10)
 
 
-def test_dropout_keeps_its_masks(case):
-    made = case("llama", bf16=False, dropout=0.1)
+@pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])
+def test_dropout_keeps_its_masks(bf16, case):
+    made = case("llama", bf16=bf16, dropout=0.1)
     measured = made.measure()
 
     assert kept_bytes(made.job) + final_bytes(made.job) == pytest.approx(measured.saved, rel=0.10)

@@ -29,7 +29,7 @@ from rlforge.learner.weights import (
     save_model,
     save_value_head,
 )
-from rlforge.models.lora import attach_lora
+from rlforge.models.lora import attach_lora, leave_inputs_alone
 from rlforge.types import Step, value
 
 #: Mean tokens of a step from which packing pays without a kernel for it, sequence by sequence.
@@ -83,8 +83,11 @@ class Policy:
             _new_value_head(model, device, initial_value_head) if needs_values else None
         )
         self._adapter = attach_lora(model, lora, seed) if config.train == "lora" else None
+        autocast = self._dtype if self._dtype == torch.bfloat16 else None
         if self._adapter is not None:
             fold_small_layers(self._adapter)
+            if autocast is not None:
+                leave_inputs_alone(self._adapter)
         if config.initial_adapter is not None:
             self._warm_start(Path(config.initial_adapter))
         if self._adapter is None:
@@ -102,7 +105,7 @@ class Policy:
                 scored,
                 temperature=temperature,
                 use_cache=config.use_trainer_cache,
-                autocast=self._dtype if self._dtype == torch.bfloat16 else None,
+                autocast=autocast,
                 fp32_head=config.fp32_head,
                 value_head=value_head,
             )
