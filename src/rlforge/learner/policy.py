@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.learner.batching import Layout, MicroBatch, Row, collate, whole
 from rlforge.learner.division import deal, shares
-from rlforge.learner.folded import fold_small_layers
+from rlforge.learner.folded import fold_small_layers, join_detours
 from rlforge.learner.forward import Scorer, Scores
 from rlforge.learner.memory import apply_memory_options
 from rlforge.learner.prefixes import parts, segments
@@ -86,6 +86,7 @@ class Policy:
         autocast = self._dtype if self._dtype == torch.bfloat16 else None
         if self._adapter is not None:
             fold_small_layers(self._adapter)
+            join_detours(self._adapter)
             if autocast is not None:
                 leave_inputs_alone(self._adapter)
         if config.initial_adapter is not None:
