@@ -17,6 +17,7 @@ from rlforge.learner.division import deal, shares
 from rlforge.learner.folded import fold_small_layers, join_detours
 from rlforge.learner.forward import Scorer, Scores
 from rlforge.learner.memory import apply_memory_options
+from rlforge.learner.norms import fuse_norms
 from rlforge.learner.prefixes import parts, segments
 from rlforge.learner.ranks import Ranks
 from rlforge.learner.sharding import SpreadScorer, cpu_copy, spread_like
@@ -79,6 +80,7 @@ class Policy:
         self._ranks = ranks
         self._spread = config.shard_weights
         self._model = model if self._spread else model.to(device)
+        fuse_norms(model)
         self.value_head = (
             _new_value_head(model, device, initial_value_head) if needs_values else None
         )

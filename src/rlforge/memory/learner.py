@@ -108,9 +108,12 @@ def optimizer_bytes(job: LearnerJob) -> int:
 
 
 def _norm(job: LearnerJob, width: int, groups: int, input_bytes: int) -> int:
-    """Per position: the float32 input and 1 / rms; with a trained gain its other factor, too."""
-    factor = input_bytes * width if job.lora is None else 0
-    return 4 * width + 4 * groups + factor
+    """Per position: the input and 1 / rms (``rlforge.learner.norms``).
+
+    A gain trained in float32 behind a layer in bfloat16: the input in float32, and its factor.
+    """
+    mixed = job.lora is None and input_bytes == 2
+    return (4 + input_bytes if mixed else input_bytes) * width + 4 * groups
 
 
 def _inputs(job: LearnerJob, width: int, *names: str, is_kept: bool) -> int:
@@ -157,12 +160,12 @@ def feed_forward_bytes(job: LearnerJob, *, input_is_kept: bool = False) -> int:
 def layer_bytes(job: LearnerJob, *, input_is_kept: bool = False) -> int:
     """Per position, kept by one decoder layer without checkpointing.
 
-    input_is_kept: the residual stream is held in any case; a float32 norm then keeps nothing new.
+    input_is_kept: the residual stream is held in any case; its norm then keeps nothing new.
     """
     shape = job.shape
     norms = 2 * _norm(job, shape.hidden, 1, job.stream_bytes)
-    if input_is_kept and job.stream_bytes == 4:
-        norms -= 4 * shape.hidden
+    if input_is_kept:
+        norms -= job.stream_bytes * shape.hidden
     return norms + attention_bytes(job) + feed_forward_bytes(job)
 
 
@@ -207,7 +210,7 @@ def kept_bytes(job: LearnerJob) -> int:
         return inputs * stream * n + rotation * job.length
     kept = shape.layers * (layer_bytes(job) * n + made_weights(job))
     if job.lora is not None:
-        kept -= 4 * (shape.hidden + 1) * n
+        kept -= (stream + 4) * n
     return kept + rotation * job.length
 
 
