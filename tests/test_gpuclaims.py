@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rlforge import gpuclaims
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
 from rlforge.gpuclaims import claimed, visible
@@ -19,18 +21,28 @@ from rlforge.gpuclaims import claimed, visible
 THREE = ("0, GPU-5f10, A, 24000, 8.9", "1, GPU-5f22, B, 24000, 8.9", "2, GPU-a331, A, 48000, 8.9")
 HOLD = """
 import sys
+from pathlib import Path
+from rlforge import gpuclaims
 from rlforge.config.schema import HardwareConfig
 from rlforge.gpuclaims import claimed
+gpuclaims.PLACE = Path(sys.argv[1])
 with claimed(HardwareConfig(device="cuda", num_gpus=3), 2):
     print("held", flush=True)
     sys.stdin.read()
+"""
+COMMAND = """
+import sys
+from pathlib import Path
+from rlforge import gpuclaims
+from rlforge.cli import main
+gpuclaims.PLACE = Path(sys.argv.pop(1))
+main()
 """
 
 
 @pytest.fixture(autouse=True)
 def own_claims(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(gpuclaims, "PLACE", tmp_path)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
 
 
@@ -71,10 +83,13 @@ def test_cards_are_free_again_and_visible_after_the_block(cards, monkeypatch):
         assert "CUDA_DEVICE_ORDER" not in os.environ
 
 
-def test_a_killed_run_holds_nothing(cards):
+def test_a_killed_run_holds_nothing(cards, tmp_path):
     cards(*THREE)
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout.readline() == "held\n"
         with ExitStack() as stack, pytest.raises(RunError, match="1 of 3 is free") as caught:
@@ -92,6 +107,43 @@ def test_what_is_refused_keeps_no_card(cards):
         with pytest.raises(RunError):
             claim(stack, 4)
         assert claim(stack, 3) == ("0,1,2", 3)
+
+
+def test_jobs_with_temporary_folders_of_their_own_see_each_others_claims(
+    cards, tmp_path, monkeypatch
+):
+    cards(THREE[0])
+    with ExitStack() as stack:
+        (tmp_path / "job-1").mkdir()
+        monkeypatch.setenv("TMPDIR", str(tmp_path / "job-1"))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        assert claim(stack) == ("0", 1)
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
+        (tmp_path / "job-2").mkdir()
+        monkeypatch.setenv("TMPDIR", str(tmp_path / "job-2"))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        with pytest.raises(RunError, match="none of 1 are free"):
+            claim(stack)
+
+
+def test_locks_lie_in_a_private_folder_of_ones_own(cards, tmp_path):
+    cards(THREE[0])
+    folder = tmp_path / f"rlforge-gpus-{os.getuid()}"
+    folder.mkdir(mode=0o755)
+    with ExitStack() as stack:
+        claim(stack)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert [file.name for file in folder.iterdir()] == ["GPU-5f10.lock"]
+
+
+def test_a_folder_that_someone_else_put_there_is_refused(cards, tmp_path):
+    cards(THREE[0])
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / f"rlforge-gpus-{os.getuid()}").symlink_to(elsewhere)
+    with ExitStack() as stack, pytest.raises(RunError, match="is no folder of yours"):
+        claim(stack)
+    assert not list(elsewhere.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -116,13 +168,13 @@ def test_cards_are_called_as_the_user_calls_them(cards, monkeypatch):
         assert claim(stack) == ("MIG-7f", 3)
 
 
-def test_a_second_run_ends_with_one_message_and_leaves_nothing(cards):
+def test_a_second_run_ends_with_one_message_and_leaves_nothing(cards, tmp_path):
     cards(THREE[0])
-    rlforge = Path(sys.executable).with_name("rlforge")
+    rlforge = [sys.executable, "-c", COMMAND, str(tmp_path)]
     with ExitStack() as stack:
         claim(stack)
         done = subprocess.run(
-            [rlforge, "train", "+experiment=simpletak_mirror", "hardware=gpu_1"],
+            [*rlforge, "train", "+experiment=simpletak_mirror", "hardware=gpu_1"],
             capture_output=True,
             text=True,
             timeout=60,

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import os
 import re
-import tempfile
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
 from rlforge.hardware import Gpu, gpus
 from rlforge.runlock import BusyError, Lock
+
+PLACE = Path("/tmp")
+"""Where the locks are; not TMPDIR, which a cluster's scheduler sets to another folder per job."""
 
 
 @contextlib.contextmanager
@@ -92,7 +95,15 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 def _folder() -> Path:
-    # One for each user: nobody may write the files of others.
-    folder = Path(tempfile.gettempdir()) / f"rlforge-gpus-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    """One for each user: nobody may write the files of others."""
+    folder = PLACE / f"rlforge-gpus-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise RunError(
+            f"{folder} is no folder of yours, and locks on GPUs cannot lie there; have it removed, "
+            "or share with hardware.exclusive=false"
+        )
+    folder.chmod(0o700)
     return folder

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
+from itertools import pairwise
 
 import pytest
 import torch
+from torch.nn.attention import varlen
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -166,6 +171,121 @@ def test_a_cache_of_keys_is_refused(parts):
     query, key = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8)
     with pytest.raises(ValueError, match="5 keys for 3 queries"):
         causal_attention(None, query, key, key)
+
+
+def attend(query, key, value, query_ends, key_ends, scale, window_size, gqa):
+    """What the kernel for GPUs does: causal attention of segments, aligned at their ends."""
+    assert window_size == (-1, 0)
+    query_ends, key_ends = query_ends.tolist(), key_ends.tolist()
+    outputs = []
+    for (q0, q1), (k0, k1) in zip(pairwise(query_ends), pairwise(key_ends), strict=True):
+        q, k, v = (part.transpose(0, 1) for part in (query[q0:q1], key[k0:k1], value[k0:k1]))
+        mask = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool).tril(k1 - k0 - (q1 - q0))
+        outputs.append(
+            scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=gqa)
+        )
+    return torch.cat(outputs, dim=1).transpose(0, 1)
+
+
+def torch_2_11(
+    query,
+    key,
+    value,
+    cu_seq_q,
+    cu_seq_k,
+    max_q,
+    max_k,
+    *,
+    return_aux=None,
+    scale=None,
+    window_size=(-1, -1),
+):
+    """``varlen_attn`` with the arguments of that version, which groups heads unasked."""
+    gqa = query.shape[1] != key.shape[1]
+    return attend(query, key, value, cu_seq_q, cu_seq_k, scale, window_size, gqa)
+
+
+def torch_2_13(
+    query,
+    key,
+    value,
+    cu_seq_q,
+    cu_seq_k,
+    max_q,
+    max_k,
+    *,
+    return_aux=None,
+    scale=None,
+    window_size=(-1, -1),
+    enable_gqa=False,
+    seqused_k=None,
+    block_table=None,
+    num_splits=None,
+):
+    """The same for that version, which wants to be asked."""
+    return attend(query, key, value, cu_seq_q, cu_seq_k, scale, window_size, enable_gqa)
+
+
+def test_one_of_the_stand_ins_is_called_as_the_torch_that_is_here():
+    here, *others = (
+        list(inspect.signature(call).parameters)
+        for call in (varlen.varlen_attn, torch_2_11, torch_2_13)
+    )
+    assert here in others
+
+
+@pytest.mark.parametrize("kernel", [torch_2_11, torch_2_13])
+@pytest.mark.parametrize("build", [whole, segments])
+def test_every_version_of_the_kernel_is_called_for_what_segments_give(monkeypatch, kernel, build):
+    torch.manual_seed(0)
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    rows = [Row(step=0, prompt=(1,) * n + (n,), answer=()) for n in (4, 10, 10, 17)]
+    micro = collate(rows, 0, CPU, build(rows))
+    parts = [torch.randn(micro.input_ids.numel(), heads, 8) for heads in (4, 2, 2)]
+    gradients = []
+    for attend_all in (attention._varlen, attention._one_by_one):
+        copies = [part.clone().requires_grad_() for part in parts]
+        output = attend_all(*copies, micro.packing, None, True)
+        output.square().sum().backward()
+        gradients.append((output.detach(), *(copy.grad for copy in copies)))
+    for ours, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-5)
+
+
+class OneByOne(TorchDispatchMode):
+    """Rows are added as a GPU adds them: each sum is rounded to the tensor's dtype."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.index_add.default, torch.ops.aten.index_add_.default):
+            into, dim, index, source = args
+            assert dim == 0
+            into = into if function is torch.ops.aten.index_add_.default else into.clone()
+            for place, row in zip(index.tolist(), source, strict=True):
+                into[place] += row
+            return into
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_gradient_of_a_beginning_that_hundreds_share_is_as_good_as_one_number_of_its_dtype(
+    monkeypatch,
+):
+    """Keys of the beginning get a gradient from each of 300 rows, which must not get lost."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(varlen, "varlen_attn", torch_2_13)
+    rows = [Row(step=0, prompt=(1,) * 12 + (2 + n, 3), answer=()) for n in range(300)]
+    micro = collate(rows, 0, CPU, segments(rows))
+    assert micro.input_ids.numel() == 12 + 300 * 2
+    given = [torch.randn(612, heads, 16).bfloat16() for heads in (4, 2, 2)]
+    weight = torch.rand(612, 4, 16).bfloat16()  # of one sign, so that the sum grows
+    errors = []
+    for dtype in (torch.bfloat16, torch.float64):
+        query, key, value = (part.to(dtype, copy=True).requires_grad_() for part in given)
+        output = attention._varlen(query, key, value, micro.packing, None, True)
+        with OneByOne():
+            (output * weight).sum().backward()
+        errors.append([part.grad[:12].double() for part in (key, value)])
+    for ours, exact in zip(*errors, strict=True):
+        assert (ours - exact).norm() < 2e-3 * exact.norm()
 
 
 @pytest.mark.gpu

@@ -1,13 +1,14 @@
-"""LoRA layers that compute with W + s B A."""
+"""LoRA layers that compute with W + s B A, or add their product in place."""
 
 import copy
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlforge.config.schema import LoraConfig
-from rlforge.learner.folded import fold_small_layers
-from rlforge.models.lora import attach_lora
+from rlforge.learner.folded import fold_small_layers, join_detours
+from rlforge.models.lora import attach_lora, leave_inputs_alone
 
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -75,3 +76,87 @@ def test_only_layers_that_gain_are_folded(adapted, rank, folded):
 def test_dropout_and_reduced_precision_are_left_to_peft(adapted):
     assert fold_small_layers(adapted(dropout=0.1)) == 0
     assert fold_small_layers(adapted().to(torch.bfloat16)) == 0
+
+
+def test_joined_layers_give_loss_and_gradient_of_peft(adapted):
+    plain = adapted(rank=3)
+    joined = copy.deepcopy(plain)
+    assert join_detours(joined) == 2 * len(LAYERS)
+    loss, gradient = loss_and_gradient(joined)
+    expected_loss, expected = loss_and_gradient(plain)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=1e-6)
+    assert gradient.keys() == expected.keys()
+    for name, wanted in expected.items():
+        torch.testing.assert_close(gradient[name], wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_joined_layers_drop_out_what_peft_drops(adapted):
+    plain = adapted(rank=3, dropout=0.5).train()
+    joined = copy.deepcopy(plain)
+    join_detours(joined)
+    results = []
+    for model in (plain, joined):
+        torch.manual_seed(5)
+        results.append(loss_and_gradient(model)[0])
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
+    torch.manual_seed(6)
+    assert not torch.allclose(loss_and_gradient(joined)[0], results[1])
+
+
+def test_joined_layers_are_no_further_from_exact_under_autocast(adapted):
+    exact = adapted(rank=3).to(torch.bfloat16).to(torch.float64)
+    _, expected = loss_and_gradient(exact)
+    wanted = torch.cat([gradient.flatten() for gradient in expected.values()])
+    errors = []
+    for join in (False, True):
+        model = adapted(rank=3).to(torch.bfloat16)
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.data = parameter.data.float()
+        leave_inputs_alone(model)
+        assert join_detours(model) == 2 * len(LAYERS) if join else True
+        with torch.autocast("cpu", torch.bfloat16):
+            _, gradient = loss_and_gradient(model)
+        assert {gradient[name].dtype for name in expected} == {torch.float32}
+        found = torch.cat([gradient[name].flatten() for name in expected])
+        errors.append(float((found - wanted).norm() / wanted.norm()))
+    assert errors[1] < 1.1 * errors[0] < 0.05
+
+
+def test_joined_layers_add_in_place_and_make_nothing_else_of_all_outputs(adapted):
+    """Tensors as large as the output: W x, and no B A x, none scaled, no sum."""
+    model = adapted(rank=3)
+    join_detours(model)
+    (layer, *_) = (m for n, m in model.named_modules() if n.endswith("up_proj"))
+    x = torch.randn(2, 5, 32, requires_grad=True)
+    made = []
+
+    class Made(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and result.numel() == 2 * 5 * 64:
+                made.append(result.untyped_storage().data_ptr())
+            return result
+
+    with Made():
+        layer(x)
+    assert len(set(made)) == 1
+
+
+def test_a_switched_off_adapter_of_joined_layers_stays_off(adapted):
+    joined = adapted(rank=3)
+    join_detours(joined)
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        on = joined(ids).logits
+        with joined.disable_adapter():
+            off = joined(ids).logits
+        bare = joined.unload()(ids).logits
+    torch.testing.assert_close(off, bare)
+    assert not torch.allclose(on, off)
+
+
+def test_folded_layers_are_not_joined(adapted):
+    model = adapted(rank=6)
+    assert fold_small_layers(model) == 8
+    assert join_detours(model) == 2 * len(LAYERS) - 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from rlforge.learner.ranks import Ranks
+from rlforge.learner.ranks import Ranks, stay_local
 from rlforge.learner.sharding import clip_gradient
 
 SCRIPT = Path(__file__).with_name("rank_scenarios.py")
@@ -128,6 +129,21 @@ def test_spread_weights_are_saved_whole_in_the_usual_layout(name: str, two_ranks
     weights = results(two_ranks, 0, name)["weights"]
     trained = {n: tensor for n, tensor in weights.items() if not n.startswith("value_head")}
     assert distance(saved, trained) == 0
+
+
+@pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
+def test_ranks_of_one_machine_are_reached_by_nobody_else(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", environment)
+    stay_local("192.0.2.7")
+    assert not environment
+    stay_local("127.0.0.1")
+    assert environment[name] == "lo"
+    environment[name] = "eth7"
+    stay_local("127.0.0.1")
+    assert environment[name] == "eth7"  # as the user has it
 
 
 def test_a_rank_alone_changes_nothing() -> None:

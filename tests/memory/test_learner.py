@@ -78,8 +78,9 @@ def test_an_adapted_output_layer_needs_what_is_planned(bf16, options, case):
     assert planned > 0.95 * measured.peak
 
 
-def test_dropout_keeps_its_masks(case):
-    made = case("llama", bf16=False, dropout=0.1)
+@pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])
+def test_dropout_keeps_its_masks(bf16, case):
+    made = case("llama", bf16=bf16, dropout=0.1)
     measured = made.measure()
 
     assert kept_bytes(made.job) + final_bytes(made.job) == pytest.approx(measured.saved, rel=0.10)

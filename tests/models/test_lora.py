@@ -12,7 +12,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlforge.config.schema import LoraConfig, ModelConfig
 from rlforge.errors import ConfigError
-from rlforge.models.lora import attach_lora, check_adapter, linear_layers
+from rlforge.models.lora import (
+    attach_lora,
+    check_adapter,
+    leave_inputs_alone,
+    linear_layers,
+)
 
 ATTENTION = ["q_proj", "v_proj"]
 
@@ -136,3 +141,38 @@ def test_targets_given_as_a_pattern_are_compared_as_they_are(saved: str) -> None
     file.write_text(json.dumps({**json.loads(file.read_text()), "target_modules": "all-linear"}))
     with pytest.raises(ConfigError, match="'all-linear' against"):
         check_adapter(saved, _config(), "tiny-1")
+
+
+def test_inputs_left_alone_give_the_same_to_the_last_bit_under_autocast() -> None:
+    torch.manual_seed(3)
+    ids = torch.randint(0, 50, (3, 17))
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    results = []
+    for alone in (False, True):
+        lora = LoraConfig(rank=4, alpha=6, target_modules=targets)
+        wrapped = attach_lora(_model().to(torch.bfloat16), lora, seed=1)
+        generator = torch.Generator().manual_seed(2)
+        for name, parameter in _adapter(wrapped).items():
+            assert parameter.dtype == torch.float32
+            if "lora_B" in name:
+                parameter.data.normal_(generator=generator)
+        if alone:
+            leave_inputs_alone(wrapped)
+        seen: list[torch.dtype] = []
+        for layer in wrapped.modules():
+            if isinstance(layer, torch.nn.Linear) and layer.weight.dtype == torch.float32:
+                layer.register_forward_pre_hook(
+                    lambda _, inputs, seen=seen: seen.append(inputs[0].dtype)
+                )
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = wrapped(ids).logits
+        logprobs = logits.float().log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])
+        logprobs.sum().backward()
+        assert set(seen) - {torch.bfloat16} == (set() if alone else {torch.float32})
+        results.append((logprobs, {n: p.grad for n, p in _adapter(wrapped).items()}))
+    (before, expected), (after, found) = results
+    assert torch.equal(after, before)
+    assert len(found) == 2 * len(targets)
+    for name, gradient in expected.items():
+        assert gradient.abs().sum() > 0
+        assert torch.equal(found[name], gradient), name

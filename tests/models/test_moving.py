@@ -87,6 +87,21 @@ def test_what_is_there_already_keeps_its_memory(model: Any) -> None:
     assert [tensor.data_ptr() for tensor in everything(model)] == before
 
 
+def test_what_cublas_keeps_is_let_go_before_memory_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    # Absent in a torch without CUDA.
+    monkeypatch.setattr(
+        torch._C, "_cuda_clearCublasWorkspaces", lambda: done.append("clear"), raising=False
+    )
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("empty"))
+    give_back(CPU)
+    assert not done
+    give_back(torch.device("cuda"))
+    assert done == ["clear", "empty"]
+
+
 @pytest.mark.gpu
 def test_a_gpu_is_rid_of_a_model_and_gets_it_back(model: Any) -> None:
     gpu = torch.device("cuda")

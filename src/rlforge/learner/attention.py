@@ -8,6 +8,9 @@ for itself, which shows that both mean the same.
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -80,21 +83,59 @@ def _varlen(
     """
     from torch.nn.attention.varlen import varlen_attn
 
+    # The kernel groups heads by itself; torch's newer versions want to hear that it is meant.
+    grouped: dict[str, Any] = {"enable_gqa": gqa} if _asks_for_groups(varlen_attn) else {}
+    query, key = query.to(value.dtype), key.to(value.dtype)
     if packing.keys is not None:
-        key, value = key.index_select(0, packing.keys), value.index_select(0, packing.keys)
+        key, value = _gathered(key, packing.keys), _gathered(value, packing.keys)
     output = varlen_attn(
-        query.to(value.dtype),
-        key.to(value.dtype),
+        query,
+        key,
         value,
         packing.query_ends,
         packing.key_ends,
         *packing.longest,
         scale=scale,
         window_size=(-1, 0),
-        enable_gqa=gqa,
+        **grouped,
     )
     assert isinstance(output, Tensor)
     return output
+
+
+class _Gathered(torch.autograd.Function):
+    """``index_select`` of rows, whose gradient is summed in float32 at least.
+
+    A beginning is shared by hundreds of sequences: their gradients added up one by one in bfloat16
+    would be wrong by percents.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, index: Tensor) -> Tensor:
+        """[N, G, D] of rows [S, G, D]; index [N]."""
+        ctx.save_for_backward(index)
+        ctx.count = rows.shape[0]
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """The sum [S, G, D] over all places that a row was taken to."""
+        (index,) = ctx.saved_tensors
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        total = gradient.new_zeros(ctx.count, *gradient.shape[1:], dtype=wide)
+        total.index_add_(0, index, gradient.to(wide))
+        return total.to(gradient.dtype), None
+
+
+def _gathered(rows: Tensor, index: Tensor) -> Tensor:
+    gathered: Tensor = _Gathered.apply(rows, index)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+@functools.cache
+def _asks_for_groups(kernel: Callable[..., Any]) -> bool:
+    """Whether torch's kernel has ``enable_gqa``: in 2.13, not yet in 2.11."""
+    return "enable_gqa" in inspect.signature(kernel).parameters
 
 
 def _one_by_one(

@@ -15,9 +15,10 @@ from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.learner.batching import Layout, MicroBatch, Row, collate, whole
 from rlforge.learner.compiling import check_compiling, compile_layers
 from rlforge.learner.division import deal, shares
-from rlforge.learner.folded import fold_small_layers
+from rlforge.learner.folded import fold_small_layers, join_detours
 from rlforge.learner.forward import Scorer, Scores
 from rlforge.learner.memory import apply_memory_options
+from rlforge.learner.norms import fuse_norms
 from rlforge.learner.prefixes import parts, segments
 from rlforge.learner.ranks import Ranks
 from rlforge.learner.sharding import SpreadScorer, cpu_copy, spread_like
@@ -30,7 +31,7 @@ from rlforge.learner.weights import (
     save_model,
     save_value_head,
 )
-from rlforge.models.lora import attach_lora
+from rlforge.models.lora import attach_lora, leave_inputs_alone
 from rlforge.types import Step, value
 
 #: Mean tokens of a step from which packing pays without a kernel for it, sequence by sequence.
@@ -81,12 +82,17 @@ class Policy:
         self._ranks = ranks
         self._spread = config.shard_weights
         self._model = model if self._spread else model.to(device)
+        fuse_norms(model)
         self.value_head = (
             _new_value_head(model, device, initial_value_head) if needs_values else None
         )
         self._adapter = attach_lora(model, lora, seed) if config.train == "lora" else None
+        autocast = self._dtype if self._dtype == torch.bfloat16 else None
         if self._adapter is not None:
             fold_small_layers(self._adapter)
+            join_detours(self._adapter)
+            if autocast is not None:
+                leave_inputs_alone(self._adapter)
         if config.initial_adapter is not None:
             self._warm_start(Path(config.initial_adapter))
         if self._adapter is None:
@@ -104,7 +110,7 @@ class Policy:
                 scored,
                 temperature=temperature,
                 use_cache=config.use_trainer_cache,
-                autocast=self._dtype if self._dtype == torch.bfloat16 else None,
+                autocast=autocast,
                 fp32_head=config.fp32_head,
                 value_head=value_head,
             )

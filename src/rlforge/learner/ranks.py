@@ -129,9 +129,13 @@ def join(host: str, port: int, size: int) -> TCPStore:
 
 
 def stay_local(host: str) -> None:
-    """Where ``host`` is this machine's own loopback address, let gloo use nothing else."""
+    """Where ``host`` is this machine's own loopback address, let gloo and NCCL use nothing else.
+
+    NCCL would take another interface first, to set up what then goes from card to card.
+    """
     if host.startswith("127."):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, "lo")
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

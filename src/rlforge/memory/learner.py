@@ -3,8 +3,8 @@
 Bytes follow the learner's own operations one by one. Notation: n positions in a pass; H, F, V the
 widths of hidden states, feed-forward and vocabulary; Q and K those of queries and keys; r the rank;
 a the bytes of a number in the layers' products (2 in bfloat16, else 4), s those of the residual
-stream. A bfloat16 model computes under autocast, which makes a copy of every tensor that a float32
-weight multiplies: each adapted layer keeps its own copy of its input.
+stream. A bfloat16 model computes under autocast, which makes a copy of every float32 tensor that a
+weight multiplies; inputs of adapted layers are bfloat16 already.
 """
 
 from __future__ import annotations
@@ -108,43 +108,43 @@ def optimizer_bytes(job: LearnerJob) -> int:
 
 
 def _norm(job: LearnerJob, width: int, groups: int, input_bytes: int) -> int:
-    """Per position: the float32 input and 1 / rms; with a trained gain its other factor, too."""
-    factor = input_bytes * width if job.lora is None else 0
-    return 4 * width + 4 * groups + factor
+    """Per position: the input and 1 / rms (``rlforge.learner.norms``).
+
+    A gain trained in float32 behind a layer in bfloat16: the input in float32, and its factor.
+    """
+    mixed = job.lora is None and input_bytes == 2
+    return (4 + input_bytes if mixed else input_bytes) * width + 4 * groups
 
 
 def _inputs(job: LearnerJob, width: int, *names: str, is_kept: bool) -> int:
     """Per position: what linear layers ``names`` keep of the input they share.
 
-    A frozen layer keeps nothing of it. Under autocast each adapted layer (or each trained one,
-    unless the input is bfloat16 already) has a copy; in float32 all share the tensor itself, which
-    costs nothing where something else keeps it (``is_kept``). Each adapter keeps r numbers, A x.
+    A frozen layer keeps nothing of it. Adapted ones share the tensor itself, which costs nothing
+    where something else keeps it (``is_kept``); so do trained ones, but under autocast each has a
+    copy unless the input is bfloat16 already. Each adapter keeps r numbers, A x.
     """
     if job.lora is None:
         copies = 0 if is_kept else len(names) if job.bf16 else 1
         return job.compute_bytes * width * copies
     count = adapted(job, *names)
     low_rank = sum(job.lora.rank for name in names if adapted(job, name) and not folds(job, name))
-    if job.bf16:
-        return 2 * (width * count + low_rank)
     dropped = count if job.lora.dropout > 0 else 0  # a tensor of its own behind each dropout
     shared = 1 if count and not dropped and not is_kept else 0
-    return 4 * (width * (shared + 2 * dropped) + low_rank)
+    return job.compute_bytes * (width * (shared + 2 * dropped) + low_rank)
 
 
 def attention_bytes(job: LearnerJob, *, input_is_kept: bool = False) -> int:
     """Per position, kept by one attention module.
 
     Inputs of q, k and v; head norms; queries, keys, values, output and one log-sum-exp per head
-    (FlashAttention-2, Dao 2023: no score matrix); the copy of o's input.
+    (FlashAttention-2, Dao 2023: no score matrix), which is o's input.
     """
     shape, a = job.shape, job.compute_bytes
     kept = _inputs(job, shape.hidden, "q_proj", "k_proj", "v_proj", is_kept=input_is_kept)
     if shape.head_norms:
         kept += _norm(job, shape.query, shape.heads, a) + _norm(job, shape.key, shape.kv_heads, a)
     kept += a * (2 * shape.query + 2 * shape.key) + 4 * shape.heads
-    shared_output = job.lora is None or not job.bf16
-    return kept + _inputs(job, shape.query, "o_proj", is_kept=shared_output)
+    return kept + _inputs(job, shape.query, "o_proj", is_kept=True)
 
 
 def feed_forward_bytes(job: LearnerJob, *, input_is_kept: bool = False) -> int:
@@ -160,12 +160,12 @@ def feed_forward_bytes(job: LearnerJob, *, input_is_kept: bool = False) -> int:
 def layer_bytes(job: LearnerJob, *, input_is_kept: bool = False) -> int:
     """Per position, kept by one decoder layer without checkpointing.
 
-    input_is_kept: the residual stream is held in any case; a float32 norm then keeps nothing new.
+    input_is_kept: the residual stream is held in any case; its norm then keeps nothing new.
     """
     shape = job.shape
     norms = 2 * _norm(job, shape.hidden, 1, job.stream_bytes)
-    if input_is_kept and job.stream_bytes == 4:
-        norms -= 4 * shape.hidden
+    if input_is_kept:
+        norms -= job.stream_bytes * shape.hidden
     return norms + attention_bytes(job) + feed_forward_bytes(job)
 
 
@@ -213,7 +213,7 @@ def kept_bytes(job: LearnerJob) -> int:
         return inputs * stream * n + rotation * job.length
     kept = shape.layers * (layer_bytes(job) * n + made_weights(job))
     if job.lora is not None:
-        kept -= 4 * (shape.hidden + 1) * n
+        kept -= (stream + 4) * n
     return kept + rotation * job.length
 
 
@@ -274,20 +274,15 @@ def last_norm_workspace(job: LearnerJob) -> int:
 def layer_workspace(job: LearnerJob) -> int:
     """Beside what one layer keeps while its gradient is computed: temporaries at down_proj.
 
-    Adapter in bfloat16: the float32 copy of its input (4 F), the product it was made from (2 F) and
-    the stream, its gradient and outputs (10 H; 4 H more without checkpoints, where the layer's
-    input is not among what is kept). In float32: gradients of the product by both ways (8 F).
+    Adapter: gradients of the product by both ways (2 a F), and of the stream and the output.
     All weights: gradients of the product and its factors (2 a F). Counted from the tensors alive
     in the learner's own passes (tests/memory/test_learner.py measures them).
     """
     shape = job.shape
     if job.lora is None:
         wide, narrow = 2 * job.compute_bytes, 6
-    elif job.bf16:
-        narrow = 6 if job.module_checkpoints else 10 if job.layer_checkpoints else 14
-        wide = 6
     else:
-        wide, narrow = 8, 4
+        wide, narrow = 2 * job.compute_bytes, job.compute_bytes
     return (wide * shape.ffn + narrow * shape.hidden) * job.tokens
 
 
@@ -314,8 +309,8 @@ def in_layer_bytes(job: LearnerJob) -> int:
     """
     n, stream = job.tokens, job.stream_bytes * job.shape.hidden
     if job.module_checkpoints:
-        # In float32 a module's input, which is held, is what its linear layers keep.
-        held = not job.bf16
+        # A module's input, which is held, is what its linear layers keep; not where they cast it.
+        held = job.lora is not None or not job.bf16
         attention = attention_bytes(job, input_is_kept=held) * n + attention_workspace(job)
         feed_forward = feed_forward_bytes(job, input_is_kept=held) * n + layer_workspace(job)
         inputs = 2 * stream * n if job.layer_checkpoints else 0

@@ -47,6 +47,19 @@ def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
         return get_peft_model(model, config)
 
 
+def leave_inputs_alone(model: nn.Module) -> None:
+    """Let the LoRA layers of ``model`` take their inputs as they are, for use under autocast only.
+
+    PEFT makes them float32 like the adapter, and autocast makes them bfloat16 again: the same
+    numbers, after two passes over them and with a copy that each layer keeps.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            layer.cast_input_dtype_enabled = False
+
+
 def check_adapter(path: str, config: ModelConfig, base: str) -> None:
     """Refuse an adapter in directory ``path`` that is not of the kind that ``config`` describes.
 

@@ -37,4 +37,6 @@ def copied(storage: UntypedStorage, device: torch.device) -> UntypedStorage:
 def give_back(device: torch.device) -> None:
     """Return the memory of ``device`` that this process holds and does not use."""
     if device.type == "cuda":
+        # cuBLAS keeps some 32 MiB for each thread that multiplied; it takes them again when asked.
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
