@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rlforge.engines.batching import Answer, BatchGenerator
+from rlforge.engines.policies import PolicyKey
 from rlforge.errors import EngineError
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
@@ -343,6 +344,99 @@ def test_a_failing_forward_pass_ends_the_requests_in_it_and_no_others(
     answers |= _finish(core)
     _assert_true_logprobs(model, _completion(answers[safe]))
     _assert_true_logprobs(base, _completion(answers[again]))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_end_their_own_requests_and_no_others(
+    base: Any, make_core: Core, base_policy: PolicyRef, wrong: float
+) -> None:
+    """Of five requests that run, two get wrong logits; of two that are new, one does."""
+    core = make_core()
+    prompts = _prompts(7)
+    greedy = SamplingParams(max_tokens=4, temperature=0.0, seed=0)
+    drawn = SamplingParams(max_tokens=4, top_p=0.9, seed=0)
+    settings = [drawn, greedy, greedy, drawn, drawn]
+    ids = [core.submit(p, s, base_policy) for p, s in zip(prompts, settings, strict=False)]
+    assert core.step() == []
+    order = [g.id for g in core._groups[PolicyKey("", None)].running]
+    ids += [core.submit(prompt, drawn, base_policy) for prompt in prompts[5:]]
+
+    def spoil(_model: Any, _inputs: Any, output: Any) -> None:
+        rows = output.logits.shape[0]
+        for row in [1, 3] if rows == 5 else [0]:
+            output.logits[row, -1, 7] = wrong
+
+    hook = base.register_forward_hook(spoil)
+    try:
+        failed = {answer.id: answer.error for answer in core.step()}
+    finally:
+        hook.remove()
+    shorter = min(ids[5:], key=lambda i: len(prompts[ids.index(i)]))
+    assert set(failed) == {order[1], order[3], shorter}
+    for error in failed.values():
+        assert isinstance(error, EngineError)
+    tokens = sorted(str(error).split(" of the answer")[0] for error in failed.values())
+    assert tokens == [
+        "the model computed NaN or infinite logits for token 1",
+        "the model computed NaN or infinite logits for token 2",
+        "the model computed NaN or infinite logits for token 2",
+    ]
+    answers = _finish(core)
+    assert set(answers) == set(ids) - set(failed)
+    for answer in answers.values():
+        assert len(_completion(answer).token_ids) == 4
+
+
+def _error(code: int | None) -> RuntimeError:
+    error: RuntimeError = torch.AcceleratorError("CUDA error")
+    if code is not None:
+        error.error_code = code  # type: ignore[attr-defined]
+    return error
+
+
+@pytest.mark.parametrize("when", ["forward", "load"])
+def test_a_lost_device_ends_the_engine(
+    base: Any,
+    make_core: Core,
+    make_adapter: Adapter,
+    when: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A failed assertion in a kernel makes every later call fail, too."""
+    core = make_core()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise _error(710)
+
+    if when == "load":
+        monkeypatch.setattr("peft.PeftModel.from_pretrained", fail)
+    hook = base.model.register_forward_pre_hook(fail)
+    policy = make_adapter(1)[0] if when == "load" else PolicyRef(uid="base", kind="checkpoint")
+    core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), policy)
+    try:
+        with pytest.raises(torch.AcceleratorError):
+            core.step()
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), _error(2)])
+def test_a_lack_of_memory_does_not(
+    base: Any, make_core: Core, base_policy: PolicyRef, error: Exception
+) -> None:
+    core = make_core()
+    request = core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), base_policy)
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    hook = base.model.register_forward_pre_hook(fail)
+    try:
+        (answer,) = core.step()
+    finally:
+        hook.remove()
+    assert answer.id == request
+    assert isinstance(answer.error, EngineError)
 
 
 def test_cancelled_requests_leave_the_batch(

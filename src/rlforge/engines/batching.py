@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from rlforge.engines.base import EngineStats
+from rlforge.engines.device import is_lost
 from rlforge.engines.group import Generation, Group
 from rlforge.engines.policies import PolicyKey, PolicyStore
 from rlforge.engines.requests import Answer, check_request
@@ -161,7 +162,8 @@ class BatchGenerator:
         """One round: load, draw a token for all that run, read new prompts. Returns what ended.
 
         A policy that does not load, or a forward pass that fails, ends the requests that needed
-        it with EngineError and no others.
+        it with EngineError and no others; so does a row of logits that are no numbers. Raises what
+        says that the device is lost: nothing can be computed any more.
         """
         started = time.time()
         answers = self._waiting.place_policies(list(self._groups))
@@ -233,6 +235,8 @@ class BatchGenerator:
         try:
             ended = forward()
         except Exception as error:  # whatever a model raises; its requests end here, with it
+            if is_lost(error):
+                raise
             for group in self._groups.values():
                 group.drop({g.id for g in generations})
             reason = f"generation failed: {type(error).__name__}: {error}"
@@ -241,17 +245,28 @@ class BatchGenerator:
         return [self._answer(generation) for generation in ended]
 
     def _answer(self, generation: Generation) -> Answer:
+        if generation.finish_reason == "error":
+            return Answer(id=generation.id, error=EngineError(_no_numbers(generation)))
+        assert generation.finish_reason is not None
         self._requests += 1
         completion = Completion(
             text=self._decode(generation.token_ids),
             prompt_token_ids=generation.prompt,
             token_ids=tuple(generation.token_ids),
             logprobs=tuple(generation.logprobs),
-            finish_reason=generation.finish_reason or "error",
+            finish_reason=generation.finish_reason,
             policy_uid=generation.policy.uid,
             policy_version=generation.policy.version,
         )
         return Answer(id=generation.id, completion=completion)
+
+
+def _no_numbers(generation: Generation) -> str:
+    return (
+        f"the model computed NaN or infinite logits for token {len(generation.token_ids)} of the "
+        f"answer of policy {generation.policy.uid!r}: are its weights finite? Training may have "
+        "diverged"
+    )
 
 
 def _caused(error: EngineError, cause: Exception) -> EngineError:

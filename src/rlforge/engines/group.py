@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,10 +42,12 @@ class Generation:
         return len(self.prompt) + len(self.token_ids)
 
     def append(self, token: int, logprob: float) -> None:
-        """Takes the next token, and ends the answer where it must end."""
+        """Takes the next token, and ends the answer where it must end; NaN ends it in an error."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
-        if token in self.stop:
+        if math.isnan(logprob):
+            self.finish_reason = "error"
+        elif token in self.stop:
             self.finish_reason = "stop"
         elif len(self.token_ids) >= self.limit:
             self.finish_reason = "length"
