@@ -8,6 +8,7 @@ has its own running batch; they take turns within a step.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -172,7 +173,9 @@ class BatchGenerator:
             for group in self._groups.values():
                 answers += self._run(group.running, group.step)
             for key, generations in admitted.items():
-                group = self._groups.get(key) or Group(self._policies.use(key), self._pad_id)
+                group = self._groups.get(key) or Group(
+                    self._policies.use(key), self._pad_id, self._limits.max_sequences
+                )
                 self._groups[key] = group
                 for batch in self._prompt_batches(generations):
                     answers += self._run(batch, partial(group.prefill, batch))
@@ -237,6 +240,8 @@ class BatchGenerator:
         except Exception as error:  # whatever a model raises; its requests end here, with it
             if is_lost(error):
                 raise
+            # Whoever keeps the error must not keep keys, values and logits alive with it.
+            traceback.clear_frames(error.__traceback__)
             for group in self._groups.values():
                 group.drop({g.id for g in generations})
             reason = f"generation failed: {type(error).__name__}: {error}"
