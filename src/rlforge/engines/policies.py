@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from rlforge.engines.attention import share_keys
 from rlforge.engines.device import is_lost
 from rlforge.errors import EngineError, PolicyLoadError
 from rlforge.models.moving import give_back, move
@@ -50,6 +51,8 @@ class PolicyStore:
     as with the base. In bfloat16 it stays beside them: folding would round small updates away
     (a weight of 0.02 has a spacing of 1e-4), and the learner, which keeps adapters in float32,
     would train a policy that nobody plays.
+
+    All compute attention as in ``rlforge.engines.attention``, the base model from here on, too.
     """
 
     def __init__(self, base: nn.Module, capacity: int) -> None:
@@ -57,6 +60,7 @@ class PolicyStore:
             raise EngineError(
                 f"engine.max_loras is {capacity}; at least 1 version must be resident"
             )
+        share_keys(base)
         self.base = base
         self.capacity = capacity
         self._models: OrderedDict[PolicyKey, nn.Module] = OrderedDict()
@@ -169,6 +173,7 @@ def _full_model(base: nn.Module, path: str, uid: str) -> nn.Module:
             f"policy {uid!r} cannot be loaded from {path}: its vocabulary has "
             f"{model.config.vocab_size} tokens, the base model's {ours.config.vocab_size}"
         )
+    share_keys(model)
     full: nn.Module = model.to(parameter.device)
     return full.requires_grad_(False).eval()
 

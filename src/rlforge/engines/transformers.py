@@ -28,9 +28,9 @@ _GPU_STEP_TOKENS = 8192
 class TransformersEngine(ThreadedEngine):
     """Continuous batching over a base model and its adapters (see ``rlforge.engines.base``).
 
-    model: the base model, on its device, in the dtype it is to run in; not changed. tokenizer:
-    turns answers into text, without special tokens. seed: of the draws of requests that bring no
-    seed.
+    model: the base model, on its device, in the dtype it is to run in; its weights stay
+    as they are. tokenizer: turns answers into text, without special tokens. seed: of the draws of
+    requests that bring no seed.
     """
 
     def __init__(
