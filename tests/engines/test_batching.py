@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlforge.engines.batching import BatchGenerator
 from rlforge.engines.requests import Answer
 from rlforge.errors import EngineError
 from rlforge.types import PolicyRef, SamplingParams
@@ -176,6 +177,49 @@ def test_long_prompts_are_read_over_several_steps(make_core: Core, base_policy: 
     core.step()
     assert (core.stats().running, core.stats().queued) == (3, 3)
     assert len(finish(core)) == 6
+
+
+def _beginning(core: BatchGenerator, steps: int) -> list[int]:
+    """How many requests each of the next steps begins."""
+    begun = []
+    for _ in range(steps):
+        queued = core.stats().queued
+        core.step()
+        begun.append(queued - core.stats().queued)
+    return begun
+
+
+def test_few_requests_wait_a_while_to_be_read_together(
+    make_core: Core, base_policy: PolicyRef
+) -> None:
+    core = make_core(max_sequences=26, patience_steps=4)
+
+    def ask(number: int, tokens: int = 100) -> None:
+        for index in range(number):
+            core.submit((1, 2), SamplingParams(max_tokens=tokens, seed=index), base_policy)
+
+    ask(20)
+    assert _beginning(core, 1) == [20]  # nothing else runs
+    ask(2)
+    assert _beginning(core, 2) == [0, 0]  # fewer than an eighth of 20
+    ask(1)
+    assert _beginning(core, 1) == [3]
+    ask(1)
+    assert _beginning(core, 6) == [0, 0, 0, 0, 1, 0]  # its patience is over
+    ask(9, tokens=9)
+    assert _beginning(core, 6) == [0, 0, 0, 0, 2, 0]  # all that there is room for
+    assert core.stats().queued == 7
+    ask(1)
+    core.cancel(range(1, 5))  # the full house counts for nobody's patience
+    assert _beginning(core, 1) == [4]
+    assert len(finish(core)) == 34 - 4
+
+
+def test_without_patience_requests_begin_at_once(make_core: Core, base_policy: PolicyRef) -> None:
+    core = make_core()
+    for index in range(20):
+        core.submit((1, 2), SamplingParams(max_tokens=50, seed=index), base_policy)
+        assert _beginning(core, 1) == [1]
 
 
 def test_stats_count_tokens_and_requests(make_core: Core, base_policy: PolicyRef) -> None:

@@ -33,12 +33,15 @@ class BatchLimits:
     max_sequences: generated at the same time, over all policies. max_model_len: tokens of prompt
     and answer. step_prompt_tokens: prompt tokens read per step, so that long prompts do not hold
     up running answers. batch_prompt_tokens: padded prompt tokens of one forward pass.
+    patience_steps: how long requests wait while there is room for them, until they are an eighth
+    of what runs; 0 begins with them at once.
     """
 
     max_sequences: int
     max_model_len: int
     step_prompt_tokens: int = 8192
     batch_prompt_tokens: int = 8192
+    patience_steps: int = 0
 
 
 class BatchGenerator:
@@ -70,6 +73,8 @@ class BatchGenerator:
         self._groups: dict[PolicyKey, Group] = {}
         self._stop_sets: dict[tuple[int, ...], frozenset[int]] = {}
         self._requests = self._prompt_tokens = self._generated_tokens = self._ended = 0
+        # Steps in which somebody waited although there was room.
+        self._held_back = 0
         self._busy_s = 0.0
         self._work = WorkLog()
 
@@ -213,7 +218,15 @@ class BatchGenerator:
 
     def _admit(self) -> dict[PolicyKey, list[Generation]]:
         """Takes waiting requests, oldest first, while there is room for them in this step."""
-        room = self._limits.max_sequences - self._running()
+        running = self._running()
+        room = self._limits.max_sequences - running
+        could_begin = min(room, len(self._waiting))
+        if could_begin == 0:
+            return {}
+        if 8 * could_begin < running and self._held_back < self._limits.patience_steps:
+            self._held_back += 1
+            return {}
+        self._held_back = 0
         admitted: dict[PolicyKey, list[Generation]] = {}
         for key, generation in self._waiting.admit(room, self._limits.step_prompt_tokens):
             admitted.setdefault(key, []).append(generation)
