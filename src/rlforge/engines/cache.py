@@ -75,23 +75,20 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
         for room in self._rooms:
             room[:used_rows, :, self._stop - max(length, used) : self._stop - used] = 0
 
-    def write(self, rows: Sequence[int], keys: Tensor, values: Tensor, window: int) -> None:
+    def write(self, rows: Tensor, keys: Tensor, values: Tensor, window: int) -> None:
         """Puts ``keys`` and ``values`` into ``rows`` of the room, ends aligned.
 
         window: positions that will be in use; those before the new ones become zero.
         """
-        index = torch.as_tensor(rows, device=keys.device)
         start, middle = self._stop - window, self._stop - keys.shape[-2]
         for room, new in zip(self._rooms, (keys, values), strict=True):
-            room[:, :, start:middle].index_fill_(0, index, 0)
-            room[:, :, middle : self._stop].index_copy_(0, index, new)
+            room[:, :, start:middle].index_fill_(0, rows, 0)
+            room[:, :, middle : self._stop].index_copy_(0, rows, new)
 
-    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+    def copy(self, sources: Tensor, targets: Tensor) -> None:
         """Copies rows in use over others."""
-        device = self.keys.device
-        source, target = (torch.as_tensor(rows, device=device) for rows in (sources, targets))
         for held in (self.keys, self.values):
-            held.index_copy_(0, target, held[source])
+            held.index_copy_(0, targets, held[sources])
 
     def shrink(self) -> None:
         """Takes a smaller room when more than a fifth of the rows is not in use."""
@@ -145,10 +142,11 @@ def join_rows(
     window = max(cache.get_seq_length(), length)
     for mine, _ in layers:
         mine.reserve(rows, window, most_rows)
+    # Made once: to a GPU each is a copy that waits for what it computes.
+    sources, targets = (_index(cache, numbers) for numbers in (taken, places))
     for mine, theirs in layers:
-        index = torch.as_tensor(taken, device=theirs.keys.device)
-        new = (held[:, :, -length:][index] for held in (theirs.keys, theirs.values))
-        mine.write(places, *new, window=window)
+        new = (held[:, :, -length:][sources] for held in (theirs.keys, theirs.values))
+        mine.write(targets, *new, window=window)
     for mine, _ in layers:
         mine.show(rows, window)
 
@@ -165,9 +163,10 @@ def keep_rows(cache: Cache, rows: Sequence[int]) -> list[int]:
     order = [row if row in kept else -1 for row in range(count)]
     for hole, row in zip(holes, moved, strict=True):
         order[hole] = row
-    for layer in cache.layers:
-        if moved:
-            layer.copy(moved, holes)
+    if moved:
+        sources, targets = (_index(cache, numbers) for numbers in (moved, holes))
+        for layer in cache.layers:
+            layer.copy(sources, targets)
     for layer in cache.layers:
         layer.show(count, layer.keys.shape[-2])
     return order
@@ -177,3 +176,7 @@ def shrink(cache: Cache) -> None:
     """Gives back the room of rows that are no longer in use, once that is much."""
     for layer in cache.layers:
         layer.shrink()
+
+
+def _index(cache: Cache, rows: Sequence[int]) -> Tensor:
+    return torch.as_tensor(rows, device=cache.layers[0].keys.device)

@@ -186,5 +186,6 @@ class Group:
             alive = [i for i, row in enumerate(self._rows) if row is not None]
             self._rows = [self._rows[i] for i in keep_rows(self._cache, alive)]
             shrink(self._cache)
-        longest = max(g.length for g in running)
-        trim(self._cache, longest - 1)  # the cache lacks the token drawn last
+        longest = max(g.length for g in running) - 1  # the cache lacks the token drawn last
+        if longest < self._cache.get_seq_length():
+            trim(self._cache, longest)
