@@ -38,6 +38,7 @@ from shapes import SHAPES, make_learner, make_steps, random_model, vocabulary
 
 from rlforge.config.schema import EngineConfig, LearnerConfig
 from rlforge.engines.transformers import TransformersEngine
+from rlforge.models.load import resolve_device
 from rlforge.types import PolicyRef, SamplingParams, Step, TrainBatch
 
 UPDATES, BATCH, WORKERS = 200, 384, 384
@@ -89,7 +90,9 @@ async def play(
     over = True
     for task in asking:
         task.cancel()
-    await asyncio.gather(*asking, return_exceptions=True)
+    for ended in await asyncio.gather(*asking, return_exceptions=True):
+        if isinstance(ended, Exception):  # which being cancelled is not
+            raise ended
     return rates | {"loading": loaded}
 
 
@@ -138,7 +141,8 @@ def main() -> None:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("--device cuda: torch finds no CUDA device here; this needs a GPU")
     steps = make_steps(vocabulary(arguments.shape), number=BATCH, median=arguments.median_answer)
-    shape, device, repeats = arguments.shape, arguments.device, arguments.repeats
+    shape, repeats = arguments.shape, arguments.repeats
+    device = resolve_device(arguments.device).type
     figures = learn(shape, device, steps, arguments.packed_tokens, repeats)
     figures |= generate(shape, device, steps, arguments.workers, arguments.seconds, repeats)
     rates = {f"{name}_per_s": figures.pop(name) for name in ("answers", "tokens")}

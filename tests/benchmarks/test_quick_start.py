@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from rlforge.config.compose import compose
+from rlforge.errors import EngineError
+from rlforge.types import Completion
 
 
 def test_it_measures_the_preset(on_path):
@@ -38,6 +41,36 @@ def test_a_round_is_the_sum_of_its_parts_and_needs_neither_ray_nor_games(on_path
     assert len(parts) == 4
     # Medians of a few numbers add up but roughly.
     assert 200 / 3600 * sum(parts) == pytest.approx(total, rel=0.2, abs=0.01)
+
+
+def test_an_engine_that_runs_out_of_memory_gives_no_rate(on_path):
+    quick_start = importlib.import_module("quick_start")
+    shapes = importlib.import_module("shapes")
+    steps = shapes.make_steps(512, number=8, median=2)
+    asked = 0
+
+    class Full:
+        async def load(self, policy):
+            pass
+
+        async def generate(self, prompt, params, policy):
+            nonlocal asked
+            asked = number = asked + 1
+            await asyncio.sleep(0.001)
+            if number == 5:
+                raise EngineError("generation failed: OutOfMemoryError")
+            return Completion(
+                text="",
+                prompt_token_ids=prompt,
+                token_ids=(1,),
+                logprobs=(0.0,),
+                policy_uid="",
+                policy_version=0,
+            )
+
+    with pytest.raises(EngineError, match="OutOfMemoryError"):
+        asyncio.run(quick_start.play(Full(), steps, [None, None], workers=4, length=0.1))
+    assert asked > 5  # the others went on
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -1,7 +1,8 @@
-"""Models that see only a window of the past are answered for as they were trained."""
+"""Models of many kinds are answered for as they were trained, also those that see a window."""
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -10,16 +11,26 @@ import torch
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
 from rlforge.config.schema import EngineConfig
+from rlforge.engines.attention import share_keys
 from rlforge.engines.batching import BatchGenerator, BatchLimits
+from rlforge.engines.cache import new_cache
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.errors import ConfigError
@@ -40,7 +51,12 @@ SIZES: dict[str, Any] = {
 def _models() -> list[Any]:
     torch.manual_seed(0)
     layers = ["sliding_attention", "full_attention"]
+    one_group = SIZES | {"num_key_value_heads": 1}
     return [
+        LlamaForCausalLM(LlamaConfig(**one_group)),
+        Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+        Phi3ForCausalLM(Phi3Config(**SIZES, pad_token_id=0, sliding_window=4)),
+        GPT2LMHeadModel(GPT2Config(vocab_size=120, n_embd=32, n_layer=2, n_head=4)),
         MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)),
         Gemma3ForCausalLM(Gemma3TextConfig(**SIZES, sliding_window=4, layer_types=layers)),
         Qwen3ForCausalLM(Qwen3Config(**SIZES)),
@@ -76,6 +92,55 @@ def test_logprobs_agree_with_a_plain_forward_pass(model: Any) -> None:
         start = len(completion.prompt_token_ids) - 1
         expected = [float(logprobs[start + i, t]) for i, t in enumerate(completion.token_ids)]
         assert list(completion.logprobs) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("padding", [(0, 0, 0), (3, 0, 7)], ids=["even", "padded"])
+@pytest.mark.parametrize("model", _models(), ids=lambda model: type(model).__name__)
+def test_new_tokens_attend_as_written_and_repeat_no_keys(
+    model: Any, padding: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference is transformers' "eager" attention: two matrix products and a softmax."""
+    plain = copy.deepcopy(model).eval()
+    plain.set_attn_implementation("eager")
+    shared = copy.deepcopy(model).eval()
+    shared.set_attn_implementation("sdpa")
+    share_keys(shared)
+    caches = {id(one): new_cache() for one in (plain, shared)}
+    ids = torch.randint(1, 120, (3, 14), generator=torch.Generator().manual_seed(0))
+    starts = torch.tensor(padding)[:, None]
+    logits: dict[int, list[torch.Tensor]] = {id(plain): [], id(shared): []}
+
+    def read(one: Any, begin: int, end: int) -> None:
+        where = torch.arange(end)[None, :]
+        with torch.no_grad():
+            output = one(
+                input_ids=ids[:, begin:end],
+                attention_mask=(where >= starts).long() if any(padding) else None,
+                position_ids=(where - starts)[:, begin:end].clip(min=0),
+                past_key_values=caches[id(one)],
+                logits_to_keep=1,
+            )
+        logits[id(one)].append(output.logits)
+
+    def repeat(*_: Any) -> None:
+        raise AssertionError("keys and values were repeated")
+
+    for one in (plain, shared):
+        read(one, 0, 9)
+    for begin in range(9, 14):
+        read(plain, begin, begin + 1)
+        with monkeypatch.context() as context:
+            context.setattr("transformers.integrations.sdpa_attention.repeat_kv", repeat)
+            read(shared, begin, begin + 1)
+    for expected, actual in zip(logits[id(plain)], logits[id(shared)], strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_models_that_use_another_attention_keep_it() -> None:
+    model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    model.set_attn_implementation("eager")
+    share_keys(model)
+    assert model.config._attn_implementation == "eager"
 
 
 def test_models_without_keys_and_values_are_refused(tokenizer: Any) -> None:

@@ -3,76 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
-import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
-from rlforge.engines.batching import Answer, BatchGenerator
+from rlforge.engines.batching import BatchGenerator
+from rlforge.engines.requests import Answer
 from rlforge.errors import EngineError
-from rlforge.types import Completion, PolicyRef, SamplingParams
+from rlforge.types import PolicyRef, SamplingParams
 
+from .answers import (
+    Adapter,
+    Core,
+    assert_true_logprobs,
+    completion_of,
+    direct_logprobs,
+    finish,
+    random_prompts,
+)
 from .conftest import VOCABULARY
-
-Core = Callable[..., BatchGenerator]
-Adapter = Callable[..., tuple[PolicyRef, Any]]
-
-
-def _prompts(count: int, seed: int = 0, longest: int = 20) -> list[tuple[int, ...]]:
-    rng = random.Random(seed)
-    return [
-        tuple(rng.randrange(VOCABULARY) for _ in range(rng.randint(1, longest)))
-        for _ in range(count)
-    ]
-
-
-def _finish(core: BatchGenerator) -> dict[int, Answer]:
-    answers: dict[int, Answer] = {}
-    while core.has_work:
-        answers |= {answer.id: answer for answer in core.step()}
-    return answers
-
-
-def _completion(answer: Answer) -> Completion:
-    assert answer.error is None, answer.error
-    assert answer.completion is not None
-    return answer.completion
-
-
-@torch.no_grad()
-def _direct_logprobs(model: Any, completion: Completion, temperature: float = 1.0) -> list[float]:
-    """The answer's log-probs from one plain forward pass over prompt and answer."""
-    ids = torch.tensor([completion.prompt_token_ids + completion.token_ids])
-    logits = model(input_ids=ids).logits[0].float() / temperature
-    logprobs = torch.log_softmax(logits, dim=-1)
-    start = len(completion.prompt_token_ids) - 1
-    return [float(logprobs[start + i, t]) for i, t in enumerate(completion.token_ids)]
-
-
-def _assert_true_logprobs(model: Any, completion: Completion, temperature: float = 1.0) -> None:
-    expected = _direct_logprobs(model, completion, temperature)
-    assert list(completion.logprobs) == pytest.approx(expected, abs=1e-4)
 
 
 def test_logprobs_are_those_of_a_plain_forward_pass(
     base: Any, make_core: Core, base_policy: PolicyRef
 ) -> None:
     core = make_core()
-    prompts = _prompts(12)
+    prompts = random_prompts(12)
     ids = [
         core.submit(p, SamplingParams(max_tokens=1 + i, temperature=0.7, seed=i), base_policy)
         for i, p in enumerate(prompts)
     ]
-    answers = _finish(core)
+    answers = finish(core)
     for index, (request, prompt) in enumerate(zip(ids, prompts, strict=True)):
-        completion = _completion(answers[request])
+        completion = completion_of(answers[request])
         assert completion.prompt_token_ids == prompt
         assert len(completion.token_ids) == len(completion.logprobs) == 1 + index
         assert completion.text == " ".join(map(str, completion.token_ids))
         assert completion.finish_reason == "length"
-        _assert_true_logprobs(base, completion, temperature=0.7)
+        assert_true_logprobs(base, completion, temperature=0.7)
 
 
 def test_versions_in_flight_together_answer_with_their_own_logprobs(
@@ -84,22 +52,20 @@ def test_versions_in_flight_together_answer_with_their_own_logprobs(
     for seed in (1, 2):
         policy, models[policy.uid] = make_adapter(seed)
         policies.append(policy)
-    for index, prompt in enumerate(_prompts(18)):
+    for index, prompt in enumerate(random_prompts(18)):
         core.submit(prompt, SamplingParams(max_tokens=6, seed=index), policies[index % 3])
         if index % 4 == 0:
             core.step()
     seen = set()
     gaps = []
-    for answer in _finish(core).values():
-        completion = _completion(answer)
-        _assert_true_logprobs(models[completion.policy_uid], completion)
+    for answer in finish(core).values():
+        completion = completion_of(answer)
+        assert_true_logprobs(models[completion.policy_uid], completion)
         seen.add((completion.policy_uid, completion.policy_version))
         if completion.policy_uid != "base":
             gaps += [
                 abs(a - b)
-                for a, b in zip(
-                    completion.logprobs, _direct_logprobs(base, completion), strict=True
-                )
+                for a, b in zip(completion.logprobs, direct_logprobs(base, completion), strict=True)
             ]
     assert seen == {("base", 0), ("v1", 1), ("v2", 2)}
     assert max(gaps) > 0.1  # the adapters do change the answers
@@ -109,19 +75,19 @@ def test_a_seeded_answer_does_not_depend_on_its_batch(
     make_core: Core, base_policy: PolicyRef
 ) -> None:
     params = SamplingParams(max_tokens=8, temperature=1.3, top_p=0.9, seed=5)
-    prompt = _prompts(1, seed=9)[0]
+    prompt = random_prompts(1, seed=9)[0]
     alone = make_core()
     request = alone.submit(prompt, params, base_policy)
-    expected = _completion(_finish(alone)[request])
+    expected = completion_of(finish(alone)[request])
 
     crowded = make_core()
-    for index, other in enumerate(_prompts(10)):
+    for index, other in enumerate(random_prompts(10)):
         crowded.submit(other, SamplingParams(max_tokens=1 + index, seed=index), base_policy)
     answers = {a.id: a for _ in range(3) for a in crowded.step()}
     request = crowded.submit(prompt, params, base_policy)
-    for index, other in enumerate(_prompts(10, seed=1)):
+    for index, other in enumerate(random_prompts(10, seed=1)):
         crowded.submit(other, SamplingParams(max_tokens=9, seed=index), base_policy)
-    actual = _completion((answers | _finish(crowded))[request])
+    actual = completion_of((answers | finish(crowded))[request])
     assert actual.token_ids == expected.token_ids
     assert list(actual.logprobs) == pytest.approx(list(expected.logprobs), abs=1e-4)
 
@@ -133,7 +99,7 @@ def test_requests_without_a_seed_differ_and_follow_the_engine_seed(
         core = make_core()
         for _ in range(4):
             core.submit((1, 2, 3), SamplingParams(max_tokens=5), base_policy)
-        return [_completion(a).token_ids for _, a in sorted(_finish(core).items())]
+        return [completion_of(a).token_ids for _, a in sorted(finish(core).items())]
 
     first = answers()
     assert len(set(first)) == 4
@@ -145,12 +111,12 @@ def test_a_stop_token_ends_the_answer_and_stays_in_it(
 ) -> None:
     free = make_core()
     request = free.submit((5, 6, 7), SamplingParams(max_tokens=10, seed=1), base_policy)
-    tokens = _completion(_finish(free)[request]).token_ids
+    tokens = completion_of(finish(free)[request]).token_ids
     stop = tokens[4]
     core = make_core()
     params = SamplingParams(max_tokens=10, seed=1, stop_token_ids=(stop, 299))
     request = core.submit((5, 6, 7), params, base_policy)
-    completion = _completion(_finish(core)[request])
+    completion = completion_of(finish(core)[request])
     assert completion.token_ids == tokens[: tokens.index(stop) + 1]
     assert completion.finish_reason == "stop"
 
@@ -158,7 +124,7 @@ def test_a_stop_token_ends_the_answer_and_stays_in_it(
 def test_the_model_length_cuts_an_answer(make_core: Core, base_policy: PolicyRef) -> None:
     core = make_core(max_model_len=10)
     request = core.submit((1,) * 7, SamplingParams(max_tokens=50, seed=0), base_policy)
-    completion = _completion(_finish(core)[request])
+    completion = completion_of(finish(core)[request])
     assert len(completion.token_ids) == 3
     assert completion.finish_reason == "length"
 
@@ -210,7 +176,50 @@ def test_long_prompts_are_read_over_several_steps(make_core: Core, base_policy: 
         core.submit((1,) * 10, SamplingParams(max_tokens=9, seed=index), base_policy)
     core.step()
     assert (core.stats().running, core.stats().queued) == (3, 3)
-    assert len(_finish(core)) == 6
+    assert len(finish(core)) == 6
+
+
+def _beginning(core: BatchGenerator, steps: int) -> list[int]:
+    """How many requests each of the next steps begins."""
+    begun = []
+    for _ in range(steps):
+        queued = core.stats().queued
+        core.step()
+        begun.append(queued - core.stats().queued)
+    return begun
+
+
+def test_few_requests_wait_a_while_to_be_read_together(
+    make_core: Core, base_policy: PolicyRef
+) -> None:
+    core = make_core(max_sequences=26, patience_steps=4)
+
+    def ask(number: int, tokens: int = 100) -> None:
+        for index in range(number):
+            core.submit((1, 2), SamplingParams(max_tokens=tokens, seed=index), base_policy)
+
+    ask(20)
+    assert _beginning(core, 1) == [20]  # nothing else runs
+    ask(2)
+    assert _beginning(core, 2) == [0, 0]  # fewer than an eighth of 20
+    ask(1)
+    assert _beginning(core, 1) == [3]
+    ask(1)
+    assert _beginning(core, 6) == [0, 0, 0, 0, 1, 0]  # its patience is over
+    ask(9, tokens=9)
+    assert _beginning(core, 6) == [0, 0, 0, 0, 2, 0]  # all that there is room for
+    assert core.stats().queued == 7
+    ask(1)
+    core.cancel(range(1, 5))  # the full house counts for nobody's patience
+    assert _beginning(core, 1) == [4]
+    assert len(finish(core)) == 34 - 4
+
+
+def test_without_patience_requests_begin_at_once(make_core: Core, base_policy: PolicyRef) -> None:
+    core = make_core()
+    for index in range(20):
+        core.submit((1, 2), SamplingParams(max_tokens=50, seed=index), base_policy)
+        assert _beginning(core, 1) == [1]
 
 
 def test_stats_count_tokens_and_requests(make_core: Core, base_policy: PolicyRef) -> None:
@@ -218,7 +227,7 @@ def test_stats_count_tokens_and_requests(make_core: Core, base_policy: PolicyRef
     for index in range(5):
         core.submit((1, 2, 3), SamplingParams(max_tokens=4, seed=index), base_policy)
     assert core.stats().queued == 5
-    _finish(core)
+    finish(core)
     stats = core.stats()
     assert (stats.requests, stats.prompt_tokens, stats.generated_tokens) == (5, 15, 20)
     assert (stats.queued, stats.running, stats.resident) == (0, 0, ())
@@ -228,7 +237,7 @@ def test_stats_count_tokens_and_requests(make_core: Core, base_policy: PolicyRef
 def test_more_versions_than_places_are_all_answered(make_core: Core, make_adapter: Adapter) -> None:
     core = make_core(max_loras=2)
     policies, models = zip(*(make_adapter(seed) for seed in range(1, 5)), strict=True)
-    for index, prompt in enumerate(_prompts(24)):
+    for index, prompt in enumerate(random_prompts(24)):
         core.submit(prompt, SamplingParams(max_tokens=3, seed=index), policies[index % 4])
     answers = {}
     while core.has_work:
@@ -237,8 +246,8 @@ def test_more_versions_than_places_are_all_answered(make_core: Core, make_adapte
     assert len(answers) == 24
     by_uid = {policy.uid: model for policy, model in zip(policies, models, strict=True)}
     for answer in answers.values():
-        completion = _completion(answer)
-        _assert_true_logprobs(by_uid[completion.policy_uid], completion)
+        completion = completion_of(answer)
+        assert_true_logprobs(by_uid[completion.policy_uid], completion)
 
 
 def test_a_version_in_use_is_not_evicted(make_core: Core, make_adapter: Adapter) -> None:
@@ -250,7 +259,7 @@ def test_a_version_in_use_is_not_evicted(make_core: Core, make_adapter: Adapter)
     for _ in range(4):
         assert core.step() == []
         assert core.stats().resident == ("v1",)
-    order = [_completion(a).policy_uid for a in _finish(core).values()]
+    order = [completion_of(a).policy_uid for a in finish(core).values()]
     assert order == ["v1", "v2"]
     assert core.stats().resident == ("v2",)
 
@@ -280,7 +289,7 @@ def test_the_least_recently_used_version_leaves_first(
     first, second, third = (make_adapter(seed)[0] for seed in (1, 2, 3))
     for policy in (first, second, first, third):
         core.submit((1,), SamplingParams(max_tokens=1, seed=0), policy)
-        _finish(core)
+        finish(core)
     assert set(core.stats().resident) == {"v1", "v3"}
 
 
@@ -291,9 +300,9 @@ def test_one_uid_with_two_paths_never_gets_the_other_weights(
     (first, first_model), (second, second_model) = make_adapter(1), make_adapter(2)
     second = dataclasses.replace(second, uid=first.uid)
     ids = [core.submit((4, 5), SamplingParams(max_tokens=4, seed=0), p) for p in (first, second)]
-    answers = _finish(core)
-    _assert_true_logprobs(first_model, _completion(answers[ids[0]]))
-    _assert_true_logprobs(second_model, _completion(answers[ids[1]]))
+    answers = finish(core)
+    assert_true_logprobs(first_model, completion_of(answers[ids[0]]))
+    assert_true_logprobs(second_model, completion_of(answers[ids[1]]))
 
 
 def test_loading_ahead_makes_a_version_resident(make_core: Core, make_adapter: Adapter) -> None:
@@ -311,38 +320,12 @@ def test_a_policy_that_does_not_load_fails_its_own_requests_only(
     missing = PolicyRef(uid="gone", kind="checkpoint", path_or_name=str(tmp_path / "gone"))
     bad = [core.submit((1,), SamplingParams(max_tokens=1), missing), core.load(missing)]
     good = core.submit((1,), SamplingParams(max_tokens=1), base_policy)
-    answers = _finish(core)
+    answers = finish(core)
     for request in bad:
         error = answers[request].error
         assert error is not None
         assert str(tmp_path / "gone") in str(error)
-    assert _completion(answers[good]).policy_uid == "base"
-
-
-def test_a_failing_forward_pass_ends_the_requests_in_it_and_no_others(
-    base: Any, make_core: Core, base_policy: PolicyRef, make_adapter: Adapter
-) -> None:
-    core = make_core()
-    policy, model = make_adapter(1)
-    doomed = core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), base_policy)
-    safe = core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), policy)
-    core.step()
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError("out of memory")
-
-    hook = base.model.register_forward_pre_hook(fail)
-    try:
-        answers = {answer.id: answer for answer in core.step()}
-    finally:
-        hook.remove()
-    error = answers.pop(doomed).error
-    assert error is not None
-    assert "out of memory" in str(error)
-    again = core.submit((1, 2), SamplingParams(max_tokens=2, seed=0), base_policy)
-    answers |= _finish(core)
-    _assert_true_logprobs(model, _completion(answers[safe]))
-    _assert_true_logprobs(base, _completion(answers[again]))
+    assert completion_of(answers[good]).policy_uid == "base"
 
 
 def test_cancelled_requests_leave_the_batch(
@@ -351,16 +334,16 @@ def test_cancelled_requests_leave_the_batch(
     core = make_core(max_sequences=3)
     ids = [
         core.submit(p, SamplingParams(max_tokens=12, seed=i), base_policy)
-        for i, p in enumerate(_prompts(6))
+        for i, p in enumerate(random_prompts(6))
     ]
     ticket = core.load(make_adapter(1)[0])
     core.cancel([ticket])
     core.step()
     core.cancel([ids[0], ids[1], ids[5]])
-    answers = _finish(core)
+    answers = finish(core)
     assert set(answers) == {ids[2], ids[3], ids[4]}
     for answer in answers.values():
-        _assert_true_logprobs(base, _completion(answer))
+        assert_true_logprobs(base, completion_of(answer))
 
 
 def test_fail_all_answers_everything(make_core: Core, base_policy: PolicyRef) -> None:

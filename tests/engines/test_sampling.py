@@ -116,3 +116,21 @@ def test_large_batches_are_worked_on_in_parts(monkeypatch: pytest.MonkeyPatch) -
     parts = sample(logits, _ones(7), _ones(7, 0.9), numbers)
     assert torch.equal(whole[0], parts[0])
     assert torch.equal(whole[1], parts[1])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("top_p", [0.9, 1.0])
+def test_a_row_without_a_distribution_gets_nan_and_its_neighbours_do_not(
+    temperature: float, top_p: float
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 50, generator=generator)
+    numbers = torch.rand(6, generator=generator, dtype=torch.float64)
+    settings = _ones(6, temperature), _ones(6, top_p), numbers
+    expected = sample(logits, *settings)
+    logits[0, 3], logits[2, 49], logits[4] = torch.nan, torch.inf, -torch.inf
+    tokens, logprobs = sample(logits, *settings)
+    assert logprobs.isnan().tolist() == [True, False, True, False, True, False]
+    assert ((tokens >= 0) & (tokens < 50)).all()
+    assert torch.equal(tokens[1::2], expected[0][1::2])
+    assert torch.equal(logprobs[1::2], expected[1][1::2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from rlforge.models.load import (
     load_base_model,
     load_tokenizer,
     load_value_head,
+    named_device,
     resolve_device,
     resolve_dtype,
     resolve_model,
@@ -180,7 +182,46 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"hardware\.device is cuda and torch finds no CUDA"):
         resolve_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
     assert resolve_device("auto").type == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "expected"),
+    [
+        ("cuda", {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ("cuda", {"PYTORCH_ALLOC_CONF": "a:1"}, {"PYTORCH_ALLOC_CONF": "a:1"}),
+        ("cuda", {"PYTORCH_CUDA_ALLOC_CONF": "a:1"}, {"PYTORCH_CUDA_ALLOC_CONF": "a:1"}),
+        ("cpu", {}, {}),
+    ],
+)
+def test_freed_memory_of_a_gpu_serves_other_sizes_unless_the_user_set_the_allocator(
+    monkeypatch: pytest.MonkeyPatch, device: str, given: dict[str, str], expected: dict[str, str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in names:
+        monkeypatch.setenv(name, "")  # so that what the test leaves is undone
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert named_device(device).type == device
+    assert {name: os.environ[name] for name in names if name in os.environ} == given
+    assert resolve_device(device).type == device
+    assert {name: os.environ[name] for name in names if name in os.environ} == expected
+
+
+@pytest.mark.gpu
+def test_the_allocator_of_a_gpu_heeds_it() -> None:
+    code = (
+        "from rlforge.models.load import resolve_device; import torch;"
+        "x = torch.ones(1, device=resolve_device('cuda'));"
+        "print(any(s.get('is_expandable') for s in torch.cuda.memory_snapshot()))"
+    )
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    clean = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True)
+    assert done.stdout.strip() == "True", done.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ has its own running batch; they take turns within a step.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from rlforge.engines.base import EngineStats
+from rlforge.engines.device import is_lost
 from rlforge.engines.group import Generation, Group
 from rlforge.engines.policies import PolicyKey, PolicyStore
 from rlforge.engines.requests import Answer, check_request
@@ -31,12 +33,15 @@ class BatchLimits:
     max_sequences: generated at the same time, over all policies. max_model_len: tokens of prompt
     and answer. step_prompt_tokens: prompt tokens read per step, so that long prompts do not hold
     up running answers. batch_prompt_tokens: padded prompt tokens of one forward pass.
+    patience_steps: how long requests wait while there is room for them, until they are an eighth
+    of what runs; 0 begins with them at once.
     """
 
     max_sequences: int
     max_model_len: int
     step_prompt_tokens: int = 8192
     batch_prompt_tokens: int = 8192
+    patience_steps: int = 0
 
 
 class BatchGenerator:
@@ -68,6 +73,8 @@ class BatchGenerator:
         self._groups: dict[PolicyKey, Group] = {}
         self._stop_sets: dict[tuple[int, ...], frozenset[int]] = {}
         self._requests = self._prompt_tokens = self._generated_tokens = self._ended = 0
+        # Steps in which somebody waited although there was room.
+        self._held_back = 0
         self._busy_s = 0.0
         self._work = WorkLog()
 
@@ -161,7 +168,8 @@ class BatchGenerator:
         """One round: load, draw a token for all that run, read new prompts. Returns what ended.
 
         A policy that does not load, or a forward pass that fails, ends the requests that needed
-        it with EngineError and no others.
+        it with EngineError and no others; so does a row of logits that are no numbers. Raises what
+        says that the device is lost: nothing can be computed any more.
         """
         started = time.time()
         answers = self._waiting.place_policies(list(self._groups))
@@ -170,7 +178,9 @@ class BatchGenerator:
             for group in self._groups.values():
                 answers += self._run(group.running, group.step)
             for key, generations in admitted.items():
-                group = self._groups.get(key) or Group(self._policies.use(key), self._pad_id)
+                group = self._groups.get(key) or Group(
+                    self._policies.use(key), self._pad_id, self._limits.max_sequences
+                )
                 self._groups[key] = group
                 for batch in self._prompt_batches(generations):
                     answers += self._run(batch, partial(group.prefill, batch))
@@ -208,7 +218,15 @@ class BatchGenerator:
 
     def _admit(self) -> dict[PolicyKey, list[Generation]]:
         """Takes waiting requests, oldest first, while there is room for them in this step."""
-        room = self._limits.max_sequences - self._running()
+        running = self._running()
+        room = self._limits.max_sequences - running
+        could_begin = min(room, len(self._waiting))
+        if could_begin == 0:
+            return {}
+        if 8 * could_begin < running and self._held_back < self._limits.patience_steps:
+            self._held_back += 1
+            return {}
+        self._held_back = 0
         admitted: dict[PolicyKey, list[Generation]] = {}
         for key, generation in self._waiting.admit(room, self._limits.step_prompt_tokens):
             admitted.setdefault(key, []).append(generation)
@@ -233,6 +251,10 @@ class BatchGenerator:
         try:
             ended = forward()
         except Exception as error:  # whatever a model raises; its requests end here, with it
+            if is_lost(error):
+                raise
+            # Whoever keeps the error must not keep keys, values and logits alive with it.
+            traceback.clear_frames(error.__traceback__)
             for group in self._groups.values():
                 group.drop({g.id for g in generations})
             reason = f"generation failed: {type(error).__name__}: {error}"
@@ -241,17 +263,28 @@ class BatchGenerator:
         return [self._answer(generation) for generation in ended]
 
     def _answer(self, generation: Generation) -> Answer:
+        if generation.finish_reason == "error":
+            return Answer(id=generation.id, error=EngineError(_no_numbers(generation)))
+        assert generation.finish_reason is not None
         self._requests += 1
         completion = Completion(
             text=self._decode(generation.token_ids),
             prompt_token_ids=generation.prompt,
             token_ids=tuple(generation.token_ids),
             logprobs=tuple(generation.logprobs),
-            finish_reason=generation.finish_reason or "error",
+            finish_reason=generation.finish_reason,
             policy_uid=generation.policy.uid,
             policy_version=generation.policy.version,
         )
         return Answer(id=generation.id, completion=completion)
+
+
+def _no_numbers(generation: Generation) -> str:
+    return (
+        f"the model computed NaN or infinite logits for token {len(generation.token_ids)} of the "
+        f"answer of policy {generation.policy.uid!r}: are its weights finite? Training may have "
+        "diverged"
+    )
 
 
 def _caused(error: EngineError, cause: Exception) -> EngineError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from rlforge.engines.cache import join_rows, new_cache, select_rows
+from rlforge.engines.cache import join_rows, keep_rows, new_cache, shrink, trim
 from rlforge.engines.sampling import sample, uniforms
 from rlforge.types import FinishReason, PolicyRef, SamplingParams
 
@@ -41,10 +42,12 @@ class Generation:
         return len(self.prompt) + len(self.token_ids)
 
     def append(self, token: int, logprob: float) -> None:
-        """Takes the next token, and ends the answer where it must end."""
+        """Takes the next token, and ends the answer where it must end; NaN ends it in an error."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
-        if token in self.stop:
+        if math.isnan(logprob):
+            self.finish_reason = "error"
+        elif token in self.stop:
             self.finish_reason = "stop"
         elif len(self.token_ids) >= self.limit:
             self.finish_reason = "length"
@@ -53,13 +56,14 @@ class Generation:
 class Group:
     """The running batch of one policy: generations join after their prefill, leave when done.
 
-    Rows of generations that ended or were dropped stay in the cache until they are an eighth of
-    it; copying the cache costs about as much as a step.
+    Rows of generations that ended or were dropped stay in the cache until others take their
+    places, or they are more than an eighth of it. max_rows: of the whole engine.
     """
 
-    def __init__(self, model: nn.Module, pad_id: int) -> None:
+    def __init__(self, model: nn.Module, pad_id: int, max_rows: int) -> None:
         self.model = model
         self._pad_id = pad_id
+        self._max_rows = max_rows
         self._device = next(model.parameters()).device
         self._rows: list[Generation | None] = []
         self._cache: Cache | None = None
@@ -87,10 +91,7 @@ class Group:
         self._draw(joining, ids, [len(g.prompt) for g in joining], cache)
         kept = [i for i, g in enumerate(joining) if g.finish_reason is None]
         if kept and cache is not None:
-            if len(kept) < len(joining):
-                longest = max(len(joining[i].prompt) for i in kept)
-                select_rows(cache, kept, skip=width - longest)
-            self._join([joining[i] for i in kept], cache)
+            self._join(joining, kept, cache)
         return [g for g in joining if g.finish_reason is not None]
 
     def step(self) -> list[Generation]:
@@ -160,22 +161,31 @@ class Group:
     def _floats(self, values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self._device)
 
-    def _join(self, generations: Sequence[Generation], cache: Cache) -> None:
-        self._compact(spare=0)
-        if self._cache is None:
-            self._cache, self._rows = cache, list(generations)
-        else:
-            join_rows(self._cache, cache)
-            self._rows.extend(generations)
+    def _join(self, joining: Sequence[Generation], kept: Sequence[int], cache: Cache) -> None:
+        """Takes in ``kept`` of ``joining``, whose keys and values are in ``cache``."""
+        if self._cache is None or not self.running:
+            self._cache = cache
+            self._rows = [g if g.finish_reason is None else None for g in joining]
+            return
+        free = [i for i, row in enumerate(self._rows) if row is None]
+        end = len(self._rows)
+        places = [*free, *range(end, end + len(kept))][: len(kept)]
+        length = max(len(joining[i].prompt) for i in kept)
+        join_rows(self._cache, cache, kept, places, length=length, most_rows=self._max_rows)
+        self._rows += [None] * (max(places) + 1 - end)
+        for place, i in zip(places, kept, strict=True):
+            self._rows[place] = joining[i]
 
-    def _compact(self, spare: int = 8) -> None:
-        """Removes the rows that ended, once they are more than one in ``spare`` (0: always)."""
-        ended = self._rows.count(None)
-        if ended == len(self._rows):
+    def _compact(self) -> None:
+        """Drops the positions that no row needs, and rows that ended once they are many."""
+        running = self.running
+        if not running or self._cache is None:
             self._rows, self._cache = [], None
-        elif self._cache is not None and ended > (len(self._rows) // spare if spare else 0):
+            return
+        if len(self._rows) - len(running) > len(self._rows) // 8:
             alive = [i for i, row in enumerate(self._rows) if row is not None]
-            self._rows = list(self.running)
-            longest = max(g.length for g in self.running)
-            # The cache lacks the token drawn last.
-            select_rows(self._cache, alive, skip=self._cache.get_seq_length() - (longest - 1))
+            self._rows = [self._rows[i] for i in keep_rows(self._cache, alive)]
+            shrink(self._cache)
+        longest = max(g.length for g in running) - 1  # the cache lacks the token drawn last
+        if longest < self._cache.get_seq_length():
+            trim(self._cache, longest)

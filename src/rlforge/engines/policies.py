@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from rlforge.engines.attention import share_keys
+from rlforge.engines.device import is_lost
 from rlforge.errors import EngineError, PolicyLoadError
 from rlforge.models.moving import give_back, move
 from rlforge.models.quiet import no_progress_bars
@@ -49,6 +51,8 @@ class PolicyStore:
     as with the base. In bfloat16 it stays beside them: folding would round small updates away
     (a weight of 0.02 has a spacing of 1e-4), and the learner, which keeps adapters in float32,
     would train a policy that nobody plays.
+
+    All compute attention as in ``rlforge.engines.attention``, the base model from here on, too.
     """
 
     def __init__(self, base: nn.Module, capacity: int) -> None:
@@ -56,6 +60,7 @@ class PolicyStore:
             raise EngineError(
                 f"engine.max_loras is {capacity}; at least 1 version must be resident"
             )
+        share_keys(base)
         self.base = base
         self.capacity = capacity
         self._models: OrderedDict[PolicyKey, nn.Module] = OrderedDict()
@@ -106,7 +111,7 @@ def load_policy(base: nn.Module, path: str, uid: str) -> nn.Module:
     """The model of a checkpoint directory: a PEFT adapter over ``base``, or full weights.
 
     ``base`` is left as it is. Raises PolicyLoadError naming ``path`` when there is nothing to load
-    or it does not fit the base model.
+    or it does not fit the base model, and what says that the device is lost.
     """
     directory = Path(path)
     if (directory / "adapter_config.json").is_file():
@@ -131,6 +136,8 @@ def _with_adapter(base: nn.Module, path: str, uid: str) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             wrapped: Any = PeftModel.from_pretrained(_alias(base), path)
     except Exception as error:  # PEFT, safetensors and torch each have their own kinds
+        if is_lost(error):
+            raise
         raise _does_not_load(uid, path, error) from error
     # PEFT only warns of these, and would leave them at their random first values.
     missing = set(get_peft_model_state_dict(wrapped, save_embedding_layers=False)) - saved
@@ -157,6 +164,8 @@ def _full_model(base: nn.Module, path: str, uid: str) -> nn.Module:
                 path, dtype=parameter.dtype, local_files_only=True
             )
     except Exception as error:  # transformers and safetensors each have their own kinds
+        if is_lost(error):
+            raise
         raise _does_not_load(uid, path, error) from error
     ours: Any = base
     if model.config.vocab_size != ours.config.vocab_size:
@@ -164,6 +173,7 @@ def _full_model(base: nn.Module, path: str, uid: str) -> nn.Module:
             f"policy {uid!r} cannot be loaded from {path}: its vocabulary has "
             f"{model.config.vocab_size} tokens, the base model's {ours.config.vocab_size}"
         )
+    share_keys(model)
     full: nn.Module = model.to(parameter.device)
     return full.requires_grad_(False).eval()
 

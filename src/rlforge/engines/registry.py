@@ -47,9 +47,10 @@ def _transformers(config: RunConfig, device: str, threads: int | None, gpus: flo
 
 def _vllm(config: RunConfig, device: str, threads: int | None, gpus: float) -> LocalEngine:
     from rlforge.engines.vllm import VllmEngine
-    from rlforge.models.load import resolve_device
+    from rlforge.models.load import named_device
 
-    place = resolve_device(device).type
+    # vLLM's sleep cannot be had with the allocator of ``resolve_device``.
+    place = named_device(device).type
     return VllmEngine(config, device=place, threads=threads, gpus=gpus)
 
 

@@ -45,7 +45,8 @@ def sampling_logprobs(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Ten
     logits [B, V]; temperature and top_p [B]. Returns float32 [B, V]: log softmax of
     logits / temperature, cut to the smallest set of tokens whose mass reaches top_p (Holtzman et
     al. 2020, "The curious case of neural text degeneration") and renormalised; -inf outside it.
-    temperature 0 is greedy: all mass on the largest logit, whose log-probability is 0.
+    temperature 0 is greedy: all mass on the largest logit, whose log-probability is 0. A row of
+    which no distribution can be made (logits that are NaN or +inf, or all -inf) is NaN throughout.
     """
     logits = logits.float()
     greedy = temperature <= 0
@@ -56,7 +57,8 @@ def sampling_logprobs(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Ten
     if bool(greedy.any()):
         point = torch.full_like(logprobs, -torch.inf)
         point.scatter_(1, logits.argmax(dim=-1, keepdim=True), 0.0)
-        logprobs = torch.where(greedy[:, None], point, logprobs)
+        # log_softmax makes all of a row NaN, or nothing.
+        logprobs = torch.where(greedy[:, None] & ~logprobs[:, :1].isnan(), point, logprobs)
     return logprobs
 
 
@@ -78,7 +80,8 @@ def sample(
     """Draws one token per row.
 
     logits [B, V]; temperature, top_p and uniform (float64, in [0, 1)) [B]. Returns token ids
-    int64 [B] and their log-probabilities under ``sampling_logprobs``, float32 [B].
+    int64 [B] and their log-probabilities under ``sampling_logprobs``, float32 [B]; where that is
+    NaN the token means nothing.
     """
     rows = max(1, _CHUNK_ELEMENTS // logits.shape[1])
     parts = [
@@ -105,4 +108,6 @@ def _sample_rows(
     # with mass: one without mass equals the entry before it.
     target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, total.new_zeros(())))
     tokens = torch.searchsorted(cumulative, target, right=True)
+    # NaN lies behind every entry. A GPU would not live through a gather from there.
+    tokens = tokens.clamp(max=logits.shape[1] - 1)
     return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]

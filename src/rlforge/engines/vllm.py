@@ -321,14 +321,14 @@ class VllmEngine(ThreadedEngine):
             load_model_config,
             load_tokenizer,
             model_source,
-            resolve_device,
+            named_device,
             resolve_dtype,
         )
 
         if threads is not None:
             torch.set_num_threads(threads)
         described = load_model_config(config.model).get_text_config()
-        dtype = resolve_dtype(config.model.dtype, resolve_device(device))
+        dtype = resolve_dtype(config.model.dtype, named_device(device))
         arguments = vllm_arguments(
             config,
             model=model_source(config.model),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 from collections.abc import Callable
 from functools import lru_cache
@@ -34,6 +35,9 @@ _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<tur
 _PLAIN_TOKENIZER = "TokenizersBackend"
 
 _DTYPES = ("float32", "bfloat16")
+
+#: What torch's allocator reads when CUDA starts; it also heeds the name from before torch 2.9.
+_ALLOCATOR_SETTINGS, _OLD_ALLOCATOR_SETTINGS = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.info) -> str:
@@ -70,7 +74,20 @@ def _create_tiny(kind: str, directory: Path, progress: Callable[[str], None]) ->
 
 
 def resolve_device(name: str) -> torch.device:
-    """``auto`` (a CUDA device if there is one), ``cpu`` or ``cuda``.
+    """``named_device`` for a process that computes there with torch, before it does.
+
+    On a GPU torch then gives freed memory to tensors of other sizes (expandable segments): caches
+    grow and batches differ, and blocks of yesterday's sizes would fill the card. A setting of the
+    user's own is kept.
+    """
+    device = named_device(name)
+    if device.type == "cuda" and _OLD_ALLOCATOR_SETTINGS not in os.environ:
+        os.environ.setdefault(_ALLOCATOR_SETTINGS, "expandable_segments:True")
+    return device
+
+
+def named_device(name: str) -> torch.device:
+    """``auto`` (a CUDA device if there is one), ``cpu`` or ``cuda``; changes nothing.
 
     Raises ConfigError when CUDA is asked for and absent.
     """

@@ -1,0 +1,199 @@
+"""The generator when something fails: who gets an error, who does not, and what is left."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from rlforge.engines.cache import RowLayer
+from rlforge.engines.policies import PolicyKey
+from rlforge.engines.requests import Answer
+from rlforge.errors import EngineError
+from rlforge.types import PolicyRef, SamplingParams
+
+from .answers import Adapter, Core, assert_true_logprobs, completion_of, finish, random_prompts
+
+
+def test_a_failing_forward_pass_ends_the_requests_in_it_and_no_others(
+    base: Any, make_core: Core, base_policy: PolicyRef, make_adapter: Adapter
+) -> None:
+    core = make_core()
+    policy, model = make_adapter(1)
+    doomed = core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), base_policy)
+    safe = core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), policy)
+    core.step()
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    hook = base.model.register_forward_pre_hook(fail)
+    try:
+        answers = {answer.id: answer for answer in core.step()}
+    finally:
+        hook.remove()
+    error = answers.pop(doomed).error
+    assert error is not None
+    assert "out of memory" in str(error)
+    again = core.submit((1, 2), SamplingParams(max_tokens=2, seed=0), base_policy)
+    answers |= finish(core)
+    assert_true_logprobs(model, completion_of(answers[safe]))
+    assert_true_logprobs(base, completion_of(answers[again]))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_end_their_own_requests_and_no_others(
+    base: Any, make_core: Core, base_policy: PolicyRef, wrong: float
+) -> None:
+    """Of five requests that run, two get wrong logits; of two that are new, one does."""
+    core = make_core()
+    prompts = random_prompts(7)
+    greedy = SamplingParams(max_tokens=4, temperature=0.0, seed=0)
+    drawn = SamplingParams(max_tokens=4, top_p=0.9, seed=0)
+    settings = [drawn, greedy, greedy, drawn, drawn]
+    ids = [core.submit(p, s, base_policy) for p, s in zip(prompts, settings, strict=False)]
+    assert core.step() == []
+    order = [g.id for g in core._groups[PolicyKey("", None)].running]
+    ids += [core.submit(prompt, drawn, base_policy) for prompt in prompts[5:]]
+
+    def spoil(_model: Any, _inputs: Any, output: Any) -> None:
+        rows = output.logits.shape[0]
+        for row in [1, 3] if rows == 5 else [0]:
+            output.logits[row, -1, 7] = wrong
+
+    hook = base.register_forward_hook(spoil)
+    try:
+        failed = {answer.id: answer.error for answer in core.step()}
+    finally:
+        hook.remove()
+    shorter = min(ids[5:], key=lambda i: len(prompts[ids.index(i)]))
+    assert set(failed) == {order[1], order[3], shorter}
+    for error in failed.values():
+        assert isinstance(error, EngineError)
+    tokens = sorted(str(error).split(" of the answer")[0] for error in failed.values())
+    assert tokens == [
+        "the model computed NaN or infinite logits for token 1",
+        "the model computed NaN or infinite logits for token 2",
+        "the model computed NaN or infinite logits for token 2",
+    ]
+    answers = finish(core)
+    assert set(answers) == set(ids) - set(failed)
+    for answer in answers.values():
+        assert len(completion_of(answer).token_ids) == 4
+
+
+def _error(code: int | None) -> RuntimeError:
+    error: RuntimeError = torch.AcceleratorError("CUDA error")
+    if code is not None:
+        error.error_code = code  # type: ignore[attr-defined]
+    return error
+
+
+@pytest.mark.parametrize("when", ["forward", "load"])
+def test_a_lost_device_ends_the_engine(
+    base: Any,
+    make_core: Core,
+    make_adapter: Adapter,
+    when: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A failed assertion in a kernel makes every later call fail, too."""
+    core = make_core()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise _error(710)
+
+    if when == "load":
+        monkeypatch.setattr("peft.PeftModel.from_pretrained", fail)
+    hook = base.model.register_forward_pre_hook(fail)
+    policy = make_adapter(1)[0] if when == "load" else PolicyRef(uid="base", kind="checkpoint")
+    core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), policy)
+    try:
+        with pytest.raises(torch.AcceleratorError):
+            core.step()
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), _error(2)])
+def test_a_lack_of_memory_does_not(
+    base: Any, make_core: Core, base_policy: PolicyRef, error: Exception
+) -> None:
+    core = make_core()
+    request = core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), base_policy)
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    hook = base.model.register_forward_pre_hook(fail)
+    try:
+        (answer,) = core.step()
+    finally:
+        hook.remove()
+    assert answer.id == request
+    assert isinstance(answer.error, EngineError)
+
+
+@pytest.mark.parametrize("fails", ["reserve", "write", "copy", "_move"])
+def test_a_cache_that_fails_between_layers_ends_the_requests_that_needed_it_and_no_others(
+    base: Any, make_core: Core, base_policy: PolicyRef, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = make_core()
+    prompts = random_prompts(12)
+    for index, prompt in enumerate(prompts[:9]):
+        core.submit(prompt, SamplingParams(max_tokens=3 + index, seed=index), base_policy)
+    answers: dict[int, Answer] = {}
+    real, calls = getattr(RowLayer, fails), 0
+
+    def scarce(layer: RowLayer, *args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # of the two layers, the second
+            raise torch.OutOfMemoryError("no room")
+        return real(layer, *args, **options)
+
+    for index in range(3):
+        answers |= {answer.id: answer for answer in core.step()}
+        if index == 0:
+            monkeypatch.setattr(RowLayer, fails, scarce)
+        for prompt in prompts[9 + index : 10 + index]:
+            core.submit(prompt, SamplingParams(max_tokens=5, seed=index), base_policy)
+    answers |= finish(core)
+    assert calls >= 2
+    failed = [answer for answer in answers.values() if answer.error is not None]
+    assert failed
+    assert all("no room" in str(answer.error) for answer in failed)
+    if fails in ("reserve", "write"):
+        assert len(failed) == 1  # the one that was to join
+    assert len(answers) == 12
+    for answer in answers.values():
+        if answer.error is None:
+            assert_true_logprobs(base, completion_of(answer))
+
+
+def test_an_error_that_is_kept_keeps_no_tensors_alive(
+    base: Any, make_core: Core, base_policy: PolicyRef
+) -> None:
+    core = make_core()
+    core.submit((1, 2), SamplingParams(max_tokens=9, seed=0), base_policy)
+    core.step()
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def fail(_module: Any, inputs: tuple[torch.Tensor]) -> None:
+        (hidden,) = inputs
+        copy = hidden.clone()
+        held.append(weakref.ref(copy))
+        raise RuntimeError("out of memory")
+
+    hook = base.model.layers[1].mlp.register_forward_pre_hook(fail)
+    try:
+        (answer,) = core.step()
+    finally:
+        hook.remove()
+    gc.collect()
+    assert isinstance(answer.error, EngineError)
+    assert isinstance(answer.error.__cause__, RuntimeError)
+    assert held[0]() is None
