@@ -40,15 +40,15 @@ class Figure(NamedTuple):
     read: Callable[[Results], str]
 
 
-def _speedup(peer: str) -> Callable[[Results], str]:
+def _speedup(ours: str, peer: str, key: str) -> Callable[[Results], str]:
+    """How often ours has done ``key`` in the time of a peer."""
+
     def read(results: Results) -> str:
         contenders = results["contenders"]
         if peer not in contenders:
             return "*unmeasured*"
-        ours, theirs = (
-            contenders[name]["tokens"]["median_per_s"] for name in ("rlforge_learner", peer)
-        )
-        return f"{ours / theirs:.2f} ×"
+        mine, theirs = (contenders[name][key]["median_per_s"] for name in (ours, peer))
+        return f"{mine / theirs:.2f} ×"
 
     return read
 
@@ -80,7 +80,7 @@ FIGURES = (
             f"learner tokens/s, {model}, against {name}",
             f"{floor} ×",
             f"learner_{model}",
-            _speedup(peer),
+            _speedup("rlforge_learner", peer, "tokens"),
         )
         for model in ("tiny", "smollm2_135m")
         for peer, name, floor in (
@@ -88,6 +88,15 @@ FIGURES = (
             ("unstable_rl", "unstable-rl, mini-batch 1", "2"),
             ("plain_peft", "plain padded PEFT", "1.5"),
         )
+    ),
+    *(
+        Figure(
+            f"turns played and learned a second, whole training, tiny, against {name}",
+            "no figure",
+            "end_to_end",
+            _speedup("rlforge", peer, "turns"),
+        )
+        for peer, name in (("trl_grpo", "TRL"), ("plain_loop", "transformers and PEFT in a loop"))
     ),
     Figure(
         "peak memory of the loss against full logits",
