@@ -16,10 +16,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from contenders import ABSENT
 
 from .work import read
-
-ABSENT = 3
 
 
 def main(name: str, work_file: str) -> None:
