@@ -1,6 +1,6 @@
 """Whole training beside TRL's GRPO trainer and a plain loop: turns played and learned a second.
 
-    python benchmarks/end_to_end.py [--repeats N] [--peers PYTHON] [--turns N] [--games N]
+    python benchmarks/end_to_end.py [--repeats N] [--peers PYTHON] [--turns N] [--layers L …]
 
 All train the tiny model at SimpleTak against itself: the same games and prompts (rlforge's, which
 are TextArena's), sampling, longest answer, LoRA layers and rank, float32, every turn learned from
@@ -8,7 +8,11 @@ once. An update takes the same number of turns of finished games and makes one s
 the gradient of REINFORCE: the game's reward less the mean of the batch. The learning rate is low,
 so that the games stay those of the model that all begin with. Every run is a process of its own,
 and they take turns; what is timed are the updates after the first few. Seconds of the CPU, over all
-processes of a run, stand beside those of the clock, for machines that others use as well.
+processes of a run, stand beside those of the clock, for machines that others use as well: there
+Ray's processes give way to others, the peers' do not.
+
+``--layers`` trains the same player made slower as well: layers that hand on what they get are laid
+on top of its two, as in collector.py, so that its games are the same and each token costs more.
 
 What is not the same:
 
@@ -44,9 +48,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from collector import deepen
 from common import record, shown, spread
+from contenders import ABSENT
 from pipelines.work import Work
-from pipelines.worker import ABSENT
 
 from rlforge.config.compose import compose
 from rlforge.hardware import versions
@@ -301,31 +306,37 @@ def main() -> None:
     parser.add_argument("--peers", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--turns", type=int, default=TURNS, help="in one update")
     parser.add_argument("--games", type=int, default=GAMES, help="under way at a time")
+    parser.add_argument("--layers", type=int, nargs="+", default=[2])
     parser.add_argument("--updates", type=int, default=UPDATES, help="that are timed, in each run")
     arguments = parser.parse_args()
     if arguments.repeats < 2:
         parser.error("--repeats: a spread needs at least 2")
-    if arguments.updates < 1 or arguments.games < 1:
-        parser.error("--updates and --games: at least 1")
+    if arguments.updates < 1 or arguments.games < 1 or min(arguments.layers) < 2:
+        parser.error("--updates and --games: at least 1; --layers: at least 2")
     if arguments.turns < 1 or arguments.turns % max(PARTS):
         parser.error(f"--turns {arguments.turns}: must be a multiple of {max(PARTS)}")
     if shutil.which(arguments.peers) is None:
         parser.error(f"--peers {arguments.peers}: no such interpreter")
-    work = make_work(
-        [], turns=arguments.turns, games=arguments.games, updates=WARM_UP + arguments.updates
-    )
-    rows = measure(work, arguments.peers, arguments.repeats)
-    show(rows)
+    results = {}
+    for layers in arguments.layers:
+        with tempfile.TemporaryDirectory() as folder:
+            deepen(resolve_model(compose(OVERRIDES).config.model), layers, Path(folder))
+            model = ["model.kind=hf", f"model.name={folder}"]
+            updates = WARM_UP + arguments.updates
+            work = make_work(model, turns=arguments.turns, games=arguments.games, updates=updates)
+            rows = measure(work, arguments.peers, arguments.repeats, model)
+        print(f"{layers} layers")
+        show(rows)
+        results[str(layers)] = {"contenders": rows}
     record(
         "end_to_end",
         {
             "experiment": "simpletak_mirror",
-            "model": "tiny",
-            "turns_per_update": work.turns,
+            "turns_per_update": arguments.turns,
             "updates_per_run": arguments.updates,
-            "concurrent_games": work.games,
+            "concurrent_games": arguments.games,
             "longest_answer_tokens": work.max_tokens,
-            "contenders": rows,
+            "layers": results,
         },
     )
 

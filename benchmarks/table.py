@@ -65,6 +65,21 @@ def _games(game: str, concurrent: int) -> Callable[[Results], str]:
     return read
 
 
+def _engine_tokens(results: Results) -> str:
+    rows = results.get("generated_tokens", [])
+    if not rows:
+        return "*unmeasured*"
+    row = next(row for row in rows if (row["policies"], row["tokens"]) == ("4 versions", 16))
+    ours, theirs = (spread_cell(row[who]) for who in ("rlforge", "generate"))
+    return f"{ours}; {theirs}"
+
+
+def _engine_swaps(results: Results) -> str:
+    if "swaps" not in results:
+        return "*unmeasured*"
+    return "; ".join(spread_cell(results["swaps"][who]) for who in ("rlforge", "peft"))
+
+
 def _market(agents: int) -> Callable[[Results], str]:
     def read(results: Results) -> str:
         found = next(row for row in results["markets"] if row["agents"] == agents)
@@ -94,7 +109,7 @@ FIGURES = (
             f"turns played and learned a second, whole training, tiny, against {name}",
             "no figure",
             "end_to_end",
-            _speedup("rlforge", peer, "turns"),
+            lambda results, peer=peer: _speedup("rlforge", peer, "turns")(results["layers"]["2"]),
         )
         for peer, name in (("trl_grpo", "TRL"), ("plain_loop", "transformers and PEFT in a loop"))
     ),
@@ -120,6 +135,18 @@ FIGURES = (
         "at most 1 s",
         "vllm_swap",
         lambda results: spread_cell(results["busy"]),
+    ),
+    Figure(
+        "engine: tokens generated, tiny, 16 an answer, 4 versions in one batch; plain `generate`",
+        "no figure",
+        "engine",
+        _engine_tokens,
+    ),
+    Figure(
+        "engine: adapter publication to first token of the new version, tiny; plain PEFT",
+        "no figure",
+        "engine",
+        _engine_swaps,
     ),
     Figure(
         "2,000 concurrent games of TicTacToe in one process, one core",
