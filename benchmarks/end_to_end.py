@@ -61,9 +61,10 @@ HERE = Path(__file__).parent
 RLFORGE = (sys.executable, "-c", "from rlforge.cli import main; main()")
 NAMES = {"rlforge": "rlforge", "plain_loop": "plain loop", "trl_grpo": "TRL GRPO"}
 TURNS, GAMES, UPDATES, WARM_UP = 1536, 192, 12, 4
-#: How many turns a peer may take at a time, as shares of an update.
+#: How many turns a peer may take at a time, as parts of an update.
 PARTS = (2, 8)
-TRIAL = 3
+#: Updates of a run that tries a setting; the first is not timed.
+TRIAL = 2
 OVERRIDES = (
     "+experiment=simpletak_mirror",
     "algorithm=reinforce",
@@ -222,17 +223,29 @@ def run_peer(name: str, python: str, work: Work, warm_up: int) -> Rate | None:
 
 
 def tuned(name: str, python: str, work: Work) -> tuple[Work, dict[str, float]]:
-    """The work with the fastest settings for a peer, and turns a second of all that were tried."""
-    speeds, settings = {}, {}
-    for threads, parts in itertools.product(sorted({1, work.threads}), PARTS):
-        setting = replace(work, threads=threads, turns_at_a_time=work.turns // parts)
-        rate = run_peer(name, python, replace(setting, updates=TRIAL), warm_up=1)
-        if rate is None:
-            return work, {}
-        key = f"{threads} threads, {setting.turns_at_a_time} turns at a time"
-        speeds[key], settings[key] = rate.turns_per_s, setting
-    best = max(speeds, key=lambda key: speeds[key])
-    return settings[best], speeds
+    """The work with the fastest settings for a peer, and turns a second of all that were tried.
+
+    First the threads, then how many turns at a time.
+    """
+    speeds: dict[str, float] = {}
+    chosen = work
+    for choices in (
+        [{"threads": n, "turns_at_a_time": work.turns // PARTS[0]} for n in {1, work.threads}],
+        [{"turns_at_a_time": work.turns // parts} for parts in PARTS[1:]],
+    ):
+        settings = [replace(chosen, **choice) for choice in choices]
+        for setting in settings:
+            rate = run_peer(name, python, replace(setting, updates=TRIAL), warm_up=1)
+            if rate is None:
+                return work, {}
+            speeds[_setting(setting)] = rate.turns_per_s
+        tried = settings if chosen is work else [chosen, *settings]
+        chosen = max(tried, key=lambda setting: speeds[_setting(setting)])
+    return chosen, speeds
+
+
+def _setting(work: Work) -> str:
+    return f"threads {work.threads}, turns at a time {work.turns_at_a_time}"
 
 
 def measure(

@@ -125,3 +125,21 @@ def test_other_versions_of_torch_end_the_comparison(end_to_end):
 
     with pytest.raises(SystemExit, match="differ between rlforge's environment and the peers'"):
         end_to_end.check_versions({"rlforge": ours, "trl_grpo": ours | {"torch": "2.2"}})
+
+
+@pytest.mark.parametrize(("with_small_parts", "chosen"), [(30.0, (2, 4)), (5.0, (2, 16))])
+def test_peers_get_the_fastest_threads_and_then_the_fastest_parts(
+    end_to_end, work, monkeypatch, with_small_parts, chosen
+):
+    speeds = {(1, 16): 10.0, (2, 16): 20.0, (2, 4): with_small_parts}
+
+    def run_peer(name, python, asked, warm_up):
+        speed = speeds[asked.threads, asked.turns_at_a_time]
+        return end_to_end.Rate(speed, speed, 1.0, 14.0, 0.0, {})
+
+    monkeypatch.setattr(end_to_end, "run_peer", run_peer)
+
+    best, tried = end_to_end.tuned("plain_loop", sys.executable, replace(work, threads=2))
+
+    assert (best.threads, best.turns_at_a_time) == chosen
+    assert list(tried.values()) == list(speeds.values())
