@@ -1,23 +1,34 @@
-"""Add and draw at 100,000 stored steps: the step buffer against random.sample + list.remove.
+"""Add and draw at 100,000 stored steps: the step buffer against unstable-rl's, and against lists.
 
-    python benchmarks/buffer.py
+    python benchmarks/buffer.py [--peers PYTHON]
 
-All take turns in one process. An ``add`` brings one game of 8 steps to a full buffer, so 8 steps
-are evicted; a turn is ten of them. A ``draw`` takes a batch of 384; ``draw_new_version`` also looks
-for stale steps, which a plain list never does. The list finds what it removes by comparing:
-``list`` holds the same steps as our buffer, dataclasses that compare by their fields, and
-``list_bare`` bare objects, which compare by identity, the cheapest way there is.
+An ``add`` brings one game of 8 steps to a full buffer, so 8 steps are evicted; a turn is ten of
+them. A ``draw`` takes a batch of 384; ``draw_new_version`` also looks for stale steps, which the
+others never do. All take turns; unstable-rl's buffer is in a process of its own, times itself, and
+is told of in ``benchmarks/contenders/unstable_buffer.py``. It samples a list and removes what it
+sampled; the lists here do only that. A list finds what it removes by comparing: ``list`` holds the
+same steps as our buffer, dataclasses that compare by their fields, and ``list_bare`` bare objects,
+which compare by identity, the cheapest way there is.
+
+``--peers`` names the interpreter of an environment with ``benchmarks/requirements-peers.txt``.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import random
+import shutil
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from common import record, seconds, shown, spread
+from contenders import ABSENT
 
 from rlforge.buffer import BufferSettings, StepBuffer
 from rlforge.types import Episode, Step
@@ -25,6 +36,43 @@ from rlforge.types import Episode, Step
 STORED, BATCH, GAME = 100_000, 384, 8
 ADDS, ADDS_PER_TURN, DRAWS = 20, 10, 7
 FLOOR = 100.0
+Operation = Callable[[], float]
+"""Does something and says how long it took, in seconds."""
+
+
+class Peer:
+    """unstable-rl's buffer. ``version`` is None when its packages are not installed."""
+
+    def __init__(self, python: str) -> None:
+        self._process = subprocess.Popen(
+            [python, "-m", "contenders.unstable_buffer", str(STORED)],
+            cwd=Path(__file__).parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.version = self._process.stdout.readline().strip() or None
+        if self.version is None:
+            _, errors = self._process.communicate()
+            if self._process.returncode != ABSENT:
+                raise SystemExit(f"unstable-rl failed:\n{errors[-2000:]}")
+
+    def ask(self, order: str) -> float:
+        """The answer to ``order``."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(order + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"unstable-rl failed:\n{self._process.communicate()[1][-2000:]}")
+        return float(answer)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.communicate()
 
 
 class NaiveBuffer:
@@ -83,8 +131,8 @@ def bare(episode: Episode) -> list[object]:
     return [object() for _ in episode.steps]
 
 
-def measure() -> dict[str, dict[str, dict[str, Any]]]:
-    """Seconds per operation by contender, by operation."""
+def measure(peer: Peer | None) -> dict[str, dict[str, dict[str, Any]]]:
+    """Seconds per operation by contender, by operation; without unstable-rl where it is None."""
     ours = StepBuffer(
         BufferSettings(
             max_size=STORED, max_staleness=10**9, batch_size=BATCH, batch_delay=1.0, seed=0
@@ -92,20 +140,25 @@ def measure() -> dict[str, dict[str, dict[str, Any]]]:
     )
     same, objects = NaiveBuffer(STORED, seed=0), NaiveBuffer(STORED, seed=0)
 
-    def adds(number: int, steps: int = GAME) -> dict[str, Callable[[], object]]:
+    def asked(order: str) -> dict[str, Operation]:
+        return {} if peer is None else {"unstable_rl": partial(peer.ask, order)}
+
+    def adds(number: int, steps: int = GAME) -> dict[str, Operation]:
         games = [make_game(number, ours.version, steps) for _ in range(2)]
         objects_of_it = bare(games[0])
         return {
-            "rlforge": lambda: ours.add(games[:1]),
-            "list": lambda: same.add(games[1].steps),
-            "list_bare": lambda: objects.add(objects_of_it),
+            "rlforge": partial(seconds, lambda: ours.add(games[:1])),
+            **asked(f"add {steps}"),
+            "list": partial(seconds, lambda: same.add(games[1].steps)),
+            "list_bare": partial(seconds, lambda: objects.add(objects_of_it)),
         }
 
-    def draws(version: int) -> dict[str, Callable[[], object]]:
+    def draws(version: int) -> dict[str, Operation]:
         return {
-            "rlforge": lambda: ours.draw(BATCH, version),
-            "list": lambda: same.draw(BATCH),
-            "list_bare": lambda: objects.draw(BATCH),
+            "rlforge": partial(seconds, lambda: ours.draw(BATCH, version)),
+            **asked(f"draw {BATCH}"),
+            "list": partial(seconds, lambda: same.draw(BATCH)),
+            "list_bare": partial(seconds, lambda: objects.draw(BATCH)),
         }
 
     for number in range(STORED // GAME):
@@ -123,19 +176,29 @@ def measure() -> dict[str, dict[str, dict[str, Any]]]:
             times[name].append(take_turns(draws(ours.version + newer)))
             take_turns(adds(-number, steps=BATCH))
             assert ours.size() == len(same.steps) == len(objects.steps) == STORED
+            assert peer is None or peer.ask("size") == STORED
     return {
         name: {who: spread([turn[who] for turn in turns]) for who in turns[0]}
         for name, turns in times.items()
     }
 
 
-def take_turns(*work: dict[str, Callable[[], object]]) -> dict[str, float]:
+def take_turns(*work: dict[str, Operation]) -> dict[str, float]:
     """Mean seconds of each contender's operations, which it does one after the other."""
-    return {who: statistics.mean(seconds(each[who]) for each in work) for who in work[0]}
+    return {who: statistics.mean(each[who]() for each in work) for who in work[0]}
 
 
 def main() -> None:
-    operations = measure()
+    parser = argparse.ArgumentParser(description="Add and draw, and peers'.")
+    parser.add_argument("--peers", default=sys.executable, metavar="PYTHON")
+    peers = parser.parse_args().peers
+    if shutil.which(peers) is None:
+        parser.error(f"--peers {peers}: no such interpreter")
+    peer = Peer(peers)
+    if peer.version is None:
+        print("absent: unstable-rl; to install: benchmarks/requirements-peers.txt")
+    operations = measure(peer if peer.version else None)
+    peer.close()
     print(f"{'operation':18}" + "".join(f"{who + ' ms':>30}" for who in operations["add"]))
     for name, by_who in operations.items():
         cells = [shown(values, scale=1e3, digits=3) for values in by_who.values()]
@@ -153,6 +216,7 @@ def main() -> None:
     record(
         "buffer",
         {
+            "peers": {"unstable-rl": peer.version or "absent"},
             "stored_steps": STORED,
             "batch": BATCH,
             "steps_per_add": GAME,

@@ -1,4 +1,4 @@
-"""Answers a second of the transformers engine, with plain ``generate`` of transformers beside it.
+"""Tokens a second and adapter swaps of the transformers engine, and plain ``generate`` beside it.
 
     python benchmarks/engine.py [--repeats N]
 
@@ -7,12 +7,17 @@ The same prompts (SimpleTak positions of random play, in the tiny model's words)
 gets all prompts as one padded batch, which is its best case, and gives no log-probs here. ``4
 versions`` splits the requests over four adapters: the engine mixes them in flight, plain PEFT runs
 one batch per adapter.
+
+``swaps``: from a published adapter, on disk, to the first token of its version, one after the other
+with nothing else under way. The engine drops its oldest version for a new one; plain PEFT deletes
+the one before, so that its memory does not grow either.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import tempfile
 from collections.abc import Callable, Sequence
@@ -32,7 +37,7 @@ from rlforge.games.prompts import Prompter
 from rlforge.models.load import load_base_model, load_tokenizer
 from rlforge.types import EnvSpec, PolicyRef, SamplingParams
 
-REQUESTS = 512
+REQUESTS, SWAPS = 512, 20
 ENV = EnvSpec(id="SimpleTak-v0-train")
 MODEL = ModelConfig(kind="tiny")
 
@@ -100,16 +105,55 @@ def plain(
     return ask
 
 
+def in_tokens(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of answers a second as one of tokens a second."""
+    scaled = {
+        who: {
+            key: value * row["tokens"] if key.endswith("_per_s") else value
+            for key, value in row[who].items()
+        }
+        for who in ("rlforge", "generate")
+    }
+    return row | scaled
+
+
+async def swap(engine: Any, policy: PolicyRef, prompt: tuple[int, ...]) -> float:
+    """Seconds from the published ``policy`` to its first token."""
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    await engine.load(policy)
+    answer = await engine.generate(prompt, SamplingParams(max_tokens=1, seed=0), policy)
+    took = loop.time() - start
+    assert answer.policy_uid == policy.uid
+    return took
+
+
+def swap_in_peft(
+    model: Any, policy: PolicyRef, before: PolicyRef, prompt: tuple[int, ...], pad: int
+) -> float:
+    """The same with plain PEFT, where ``before`` is what is loaded."""
+
+    def work() -> None:
+        model.load_adapter(policy.path_or_name, adapter_name=policy.uid)
+        plain(model, [prompt], [policy.uid], pad)(1)
+        model.delete_adapter(before.uid)
+
+    return seconds(work)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Engine answers a second.")
+    parser = argparse.ArgumentParser(description="Engine tokens a second, and adapter swaps.")
     parser.add_argument("--repeats", type=int, default=9)
     repeats = parser.parse_args().repeats
     device = torch.device("cpu")
     tokenizer = load_tokenizer(MODEL)
     prompts = positions(tokenizer, REQUESTS)
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        refs = save_adapters(load_base_model(MODEL, device, torch.float32), Path(folder), 4)
+        saved = save_adapters(
+            load_base_model(MODEL, device, torch.float32), Path(folder), 4 + SWAPS
+        )
+        refs = saved[:4]
         base = PolicyRef(uid="step-0", kind="checkpoint", path_or_name=None)
         config = EngineConfig(max_parallel_seq=256, max_loras=6)
         engine = TransformersEngine(
@@ -145,11 +189,18 @@ def main() -> None:
                         "generate": spread(times[1], "per_s"),
                     }
                 )
+        swaps: dict[str, list[float]] = {"rlforge": [], "peft": []}
+        for before, policy in itertools.pairwise(saved[3:]):
+            swaps["rlforge"].append(asyncio.run(swap(engine, policy, prompts[0])))
+            swaps["peft"].append(swap_in_peft(peft, policy, before, prompts[0], pad))
         asyncio.run(engine.close())
     print(f"{'policies':12}{'tokens':>7}{'rlforge answers/s':>28}{'generate answers/s':>28}")
     for row in rows:
         cells = (shown(row[who], "per_s", digits=0) for who in ("rlforge", "generate"))
         print(f"{row['policies']:12}{row['tokens']:>7}" + "".join(f"{cell:>28}" for cell in cells))
+    times_of_swaps = {who: spread(times) for who, times in swaps.items()}
+    for who, values in times_of_swaps.items():
+        print(f"published adapter to first token, {who}: {shown(values, scale=1e3)} ms")
     record(
         "engine",
         {
@@ -158,6 +209,8 @@ def main() -> None:
             "prompt_tokens": spread([float(len(ids)) for ids in prompts], "tokens"),
             "threads": torch.get_num_threads(),
             "answers": rows,
+            "generated_tokens": [in_tokens(row) for row in rows],
+            "swaps": times_of_swaps,
         },
     )
 

@@ -36,8 +36,8 @@ from typing import Any
 
 import torch
 from common import record, shown, spread
+from contenders import ABSENT
 from contenders.work import Work
-from contenders.worker import ABSENT
 from shapes import SHAPES, measure_shape
 
 HERE = Path(__file__).parent

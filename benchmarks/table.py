@@ -40,15 +40,15 @@ class Figure(NamedTuple):
     read: Callable[[Results], str]
 
 
-def _speedup(peer: str) -> Callable[[Results], str]:
+def _speedup(ours: str, peer: str, key: str) -> Callable[[Results], str]:
+    """How often ours has done ``key`` in the time of a peer."""
+
     def read(results: Results) -> str:
         contenders = results["contenders"]
         if peer not in contenders:
             return "*unmeasured*"
-        ours, theirs = (
-            contenders[name]["tokens"]["median_per_s"] for name in ("rlforge_learner", peer)
-        )
-        return f"{ours / theirs:.2f} ×"
+        mine, theirs = (contenders[name][key]["median_per_s"] for name in (ours, peer))
+        return f"{mine / theirs:.2f} ×"
 
     return read
 
@@ -63,6 +63,21 @@ def _games(game: str, concurrent: int) -> Callable[[Results], str]:
         return spread_cell(found[0])
 
     return read
+
+
+def _engine_tokens(results: Results) -> str:
+    rows = results.get("generated_tokens", [])
+    if not rows:
+        return "*unmeasured*"
+    row = next(row for row in rows if (row["policies"], row["tokens"]) == ("4 versions", 16))
+    ours, theirs = (spread_cell(row[who]) for who in ("rlforge", "generate"))
+    return f"{ours}; {theirs}"
+
+
+def _engine_swaps(results: Results) -> str:
+    if "swaps" not in results:
+        return "*unmeasured*"
+    return "; ".join(spread_cell(results["swaps"][who]) for who in ("rlforge", "peft"))
 
 
 def _market(agents: int) -> Callable[[Results], str]:
@@ -80,7 +95,7 @@ FIGURES = (
             f"learner tokens/s, {model}, against {name}",
             f"{floor} ×",
             f"learner_{model}",
-            _speedup(peer),
+            _speedup("rlforge_learner", peer, "tokens"),
         )
         for model in ("tiny", "smollm2_135m")
         for peer, name, floor in (
@@ -88,6 +103,15 @@ FIGURES = (
             ("unstable_rl", "unstable-rl, mini-batch 1", "2"),
             ("plain_peft", "plain padded PEFT", "1.5"),
         )
+    ),
+    *(
+        Figure(
+            f"turns played and learned a second, whole training, tiny, against {name}",
+            "no figure",
+            "end_to_end",
+            lambda results, peer=peer: _speedup("rlforge", peer, "turns")(results["layers"]["2"]),
+        )
+        for peer, name in (("trl_grpo", "TRL"), ("plain_loop", "transformers and PEFT in a loop"))
     ),
     Figure(
         "peak memory of the loss against full logits",
@@ -121,6 +145,18 @@ FIGURES = (
         "at most 1 s",
         "vllm_swap",
         lambda results: spread_cell(results["busy"]),
+    ),
+    Figure(
+        "engine: tokens generated, tiny, 16 an answer, 4 versions in one batch; plain `generate`",
+        "no figure",
+        "engine",
+        _engine_tokens,
+    ),
+    Figure(
+        "engine: adapter publication to first token of the new version, tiny; plain PEFT",
+        "no figure",
+        "engine",
+        _engine_swaps,
     ),
     Figure(
         "2,000 concurrent games of TicTacToe in one process, one core",

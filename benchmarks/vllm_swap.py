@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from adapters import save_adapters
 from common import record, seconds, shown, spread
-from engine import ENV, MODEL, REQUESTS, positions
+from engine import ENV, MODEL, REQUESTS, positions, swap
 
 from rlforge.config.schema import EngineConfig, LoraConfig, RunConfig
 from rlforge.engines.registry import make_engine
@@ -36,17 +36,6 @@ def make(name: str, device: str) -> Any:
     MODEL.lora = LoraConfig(rank=8, alpha=16)
     sizes = EngineConfig(name=name, max_parallel_seq=256, max_model_len=512, max_loras=4)
     return make_engine(RunConfig(model=MODEL, engine=sizes), device=device, threads=1)
-
-
-async def swap(engine: Any, policy: PolicyRef, prompt: tuple[int, ...]) -> float:
-    """Seconds from the published ``policy`` to its first token."""
-    loop = asyncio.get_running_loop()
-    start = loop.time()
-    await engine.load(policy)
-    answer = await engine.generate(prompt, SamplingParams(max_tokens=1, seed=0), policy)
-    took = loop.time() - start
-    assert answer.policy_uid == policy.uid
-    return took
 
 
 async def swaps(

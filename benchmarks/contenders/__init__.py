@@ -4,4 +4,9 @@
 class ``Contender(work, count)`` whose ``update()`` is one whole update: forward and backward over
 all turns, and one step of AdamW. None but ``rlforge_learner`` imports rlforge, so that the others
 run in an environment that has only their own packages.
+
+``unstable_buffer.py`` is the peer of ``benchmarks/buffer.py``.
 """
+
+#: Exit status of a process whose packages are not installed.
+ABSENT = 3

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
-import sys
 import tempfile
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +26,7 @@ import torch
 from peft import set_peft_model_state_dict
 from safetensors.torch import load_file
 
+from .unstable_package import register_package
 from .work import Work
 
 
@@ -50,7 +49,7 @@ class Contender:
     packages = ("unstable-rl", "ray", "peft")
 
     def __init__(self, work: Work, count: int) -> None:
-        _register_package()
+        register_package()
         base, helpers, reinforce = (
             importlib.import_module(f"unstable.learners.{name}")
             for name in ("base", "utils", "reinforce_learner")
@@ -99,14 +98,6 @@ class Contender:
 
     def update(self) -> None:
         self._learner._update(self._steps)
-
-
-def _register_package() -> None:
-    """Make ``unstable`` importable without running its ``__init__``."""
-    spec = importlib.util.find_spec("unstable")
-    if spec is None:
-        raise ModuleNotFoundError("no package unstable", name="unstable")
-    sys.modules["unstable"] = importlib.util.module_from_spec(spec)
 
 
 def _check_tokens(tokenizer: Any, work: Work) -> None:

@@ -20,9 +20,8 @@ from pathlib import Path
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from . import ABSENT
 from .work import read
-
-ABSENT = 3
 
 
 def main(name: str, work_file: str, count: str) -> None:

@@ -1,0 +1,358 @@
+"""Whole training beside TRL's GRPO trainer and a plain loop: turns played and learned a second.
+
+    python benchmarks/end_to_end.py [--repeats N] [--peers PYTHON] [--turns N] [--layers L …]
+
+All train the tiny model at SimpleTak against itself: the same games and prompts (rlforge's, which
+are TextArena's), sampling, longest answer, LoRA layers and rank, float32, every turn learned from
+once. An update takes the same number of turns of finished games and makes one step of AdamW with
+the gradient of REINFORCE: the game's reward less the mean of the batch. The learning rate is low,
+so that the games stay those of the model that all begin with. Every run is a process of its own,
+and they take turns; what is timed are the updates after the first few. Seconds of the CPU, over all
+processes of a run, stand beside those of the clock, for machines that others use as well: there
+Ray's processes give way to others, the peers' do not.
+
+``--layers`` trains the same player made slower as well: layers that hand on what they get are laid
+on top of its two, as in collector.py, so that its games are the same and each token costs more.
+
+What is not the same:
+
+- rlforge is ``rlforge train +experiment=simpletak_mirror`` with that algorithm: engine, learner,
+  collector, buffer, pool and tracker in processes of their own, playing and learning at the same
+  time, from turns one update old at most, with truncated importance weights. What it plays and then
+  drops as too old is not counted. It rates, saves and publishes every version, and writes games,
+  batches and metrics, as any run does; evaluations are left to the untimed start and end.
+- The plain loop and TRL play and learn by turns in one process. As many games as rlforge has
+  workers are under way, a new one in the place of each that ends: an update learns from turns of
+  finished games, whose first ones can be some updates old, and nothing corrects for that. They save
+  and write nothing. Both get the fastest of a few settings: threads, turns at a time.
+- TRL plays in a ``rollout_func``; why, and its settings: ``benchmarks/pipelines/trl_grpo.py``.
+- unstable-rl is absent: its actors need vLLM and a GPU each. Its learner is in learner.py.
+
+``--peers`` names the interpreter of an environment with ``benchmarks/requirements-peers.txt``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+from collector import deepen
+from common import record, shown, spread
+from contenders import ABSENT
+from pipelines.work import Work
+
+from rlforge.config.compose import compose
+from rlforge.hardware import versions
+from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
+
+HERE = Path(__file__).parent
+RLFORGE = (sys.executable, "-c", "from rlforge.cli import main; main()")
+NAMES = {"rlforge": "rlforge", "plain_loop": "plain loop", "trl_grpo": "TRL GRPO"}
+TURNS, GAMES, UPDATES, WARM_UP = 1536, 192, 12, 4
+#: How many turns a peer may take at a time, as parts of an update.
+PARTS = (2, 8)
+#: Updates of a run that tries a setting; the first is not timed.
+TRIAL = 2
+OVERRIDES = (
+    "+experiment=simpletak_mirror",
+    "algorithm=reinforce",
+    "algorithm.loss_aggregation=constant",
+    "rewards=none",
+    "rewards.sampling=[{name: normalize_by_env, z_score: false}]",
+    "buffer=step",
+    "learner.optimizer_steps=1",
+    "learner.epochs=1",
+    "learner.learning_rate=1e-4",
+    "learner.schedule=constant",
+    "learner.warmup_updates=0",
+    "eval.every=0",
+    "eval.games=2",
+    "eval.final_games=2",
+    "eval.opponents=[base]",
+    "tracker.report=false",
+    "tracker.progress=off",
+)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What a run did after its first updates, and what its games were like.
+
+    turns_per_s, turns_per_cpu_s: learned from. dropped: share of turns that were played and then
+    thrown away as too old.
+    """
+
+    turns_per_s: float
+    turns_per_cpu_s: float
+    answer_tokens_per_turn: float
+    turns_per_game: float
+    dropped: float
+    versions: dict[str, str]
+
+
+def overrides_for(work: Work) -> list[str]:
+    """The command line of ``rlforge train`` for the same work."""
+    return [
+        *OVERRIDES,
+        f"seed={work.seed}",
+        f"learner.batch_size={work.turns}",
+        f"learner.total_updates={work.updates}",
+        f"buffer.max_size={2 * work.turns}",
+        f"collector.num_train_workers={work.games}",
+    ]
+
+
+def make_work(more: Sequence[str], *, turns: int, games: int, updates: int) -> Work:
+    """What the configuration, with ``more`` overrides, means for those that do not read it."""
+    config = compose([*OVERRIDES, *more]).config
+    [env] = config.env.train
+    tokenizer = load_tokenizer(config.model)
+    return Work(
+        model=resolve_model(config.model),
+        env_id=env.id,
+        max_turns=env.max_turns,
+        prompt_template=config.model.prompt_template,
+        action_extraction=config.model.action_extraction,
+        stop_token_ids=stop_token_ids(config.model, tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        max_tokens=config.engine.max_tokens,
+        rank=config.model.lora.rank,
+        alpha=config.model.lora.alpha,
+        target_modules=tuple(config.model.lora.target_modules),
+        learning_rate=config.learner.learning_rate,
+        grad_clip=config.learner.grad_clip,
+        seed=config.seed,
+        turns=turns,
+        updates=updates,
+        games=games,
+        threads=os.cpu_count() or 1,
+        turns_at_a_time=turns,
+    )
+
+
+def run_rlforge(work: Work, more: Sequence[str], warm_up: int) -> Rate:
+    """One ``rlforge train``, read from its own metrics.jsonl."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir, log = Path(folder) / "run", Path(folder) / "output.txt"
+        command = [*RLFORGE, "train", *overrides_for(work), *more, f"run_dir={run_dir}"]
+        with log.open("w") as output:
+            process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output)
+        cpu = []
+        for updates in (warm_up, work.updates):
+            while len(rows := _metrics(run_dir)) < updates and process.poll() is None:
+                time.sleep(0.02)
+            cpu.append(_cpu_seconds(process.pid))
+        if process.wait() != 0 or len(rows) < work.updates:
+            raise SystemExit(f"rlforge train failed:\n{log.read_text()[-2000:]}")
+    first, last, timed = rows[warm_up - 1], rows[-1], rows[warm_up:]
+    turns = sum(row["samples"] for row in timed)
+    dropped = sum(row["dropped_stale"] for row in timed)
+    return Rate(
+        turns_per_s=turns / (last["time_s"] - first["time_s"]),
+        turns_per_cpu_s=turns / (cpu[1] - cpu[0]),
+        answer_tokens_per_turn=sum(row["trained_tokens"] for row in timed) / turns,
+        turns_per_game=last[f"collection-{work.env_id}/game_length"],
+        dropped=dropped / (turns + dropped),
+        versions={name: versions()[name] for name in ("torch", "transformers", "rlforge")},
+    )
+
+
+def _metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """What the run has written so far; its last line may be on its way."""
+    file = run_dir / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _cpu_seconds(pid: int) -> float:
+    """CPU time of a process and all below it, Ray's included, so far."""
+    total = 0.0
+    try:
+        above = psutil.Process(pid)
+        for process in (above, *above.children(recursive=True)):
+            times = process.cpu_times()
+            total += times.user + times.system
+    except psutil.NoSuchProcess:
+        pass
+    return total
+
+
+def run_peer(name: str, python: str, work: Work, warm_up: int) -> Rate | None:
+    """One run of a peer; None when its packages are not installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, log = Path(folder) / "work.json", Path(folder) / "log.txt"
+        work.write(file)
+        source = str(HERE.parent / "src")
+        path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
+        with log.open("w") as errors:
+            done = subprocess.run(
+                [python, "-m", "pipelines.worker", name, str(file)],
+                cwd=HERE,
+                env=os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        if done.returncode == ABSENT:
+            return None
+        if done.returncode != 0:
+            raise SystemExit(f"{NAMES[name]} failed:\n{log.read_text()[-2000:]}")
+    answer = json.loads(done.stdout)
+    clock, cpu = (answer[key] for key in ("updates_done_s", "updates_done_cpu_s"))
+    turns = work.turns * (work.updates - warm_up)
+    return Rate(
+        turns_per_s=turns / (clock[-1] - clock[warm_up - 1]),
+        turns_per_cpu_s=turns / (cpu[-1] - cpu[warm_up - 1]),
+        answer_tokens_per_turn=answer["answer_tokens"] / answer["turns"],
+        turns_per_game=answer["turns"] / answer["games"],
+        dropped=0.0,
+        versions=answer["versions"],
+    )
+
+
+def tuned(name: str, python: str, work: Work) -> tuple[Work, dict[str, float]]:
+    """The work with the fastest settings for a peer, and turns a second of all that were tried.
+
+    First the threads, then how many turns at a time.
+    """
+    speeds: dict[str, float] = {}
+    chosen = work
+    for choices in (
+        [{"threads": n, "turns_at_a_time": work.turns // PARTS[0]} for n in {1, work.threads}],
+        [{"turns_at_a_time": work.turns // parts} for parts in PARTS[1:]],
+    ):
+        settings = [replace(chosen, **choice) for choice in choices]
+        for setting in settings:
+            rate = run_peer(name, python, replace(setting, updates=TRIAL), warm_up=1)
+            if rate is None:
+                return work, {}
+            speeds[_setting(setting)] = rate.turns_per_s
+        tried = settings if chosen is work else [chosen, *settings]
+        chosen = max(tried, key=lambda setting: speeds[_setting(setting)])
+    return chosen, speeds
+
+
+def _setting(work: Work) -> str:
+    return f"threads {work.threads}, turns at a time {work.turns_at_a_time}"
+
+
+def measure(
+    work: Work, peers: str, repeats: int, more: Sequence[str] = (), warm_up: int = WARM_UP
+) -> dict[str, dict[str, Any]]:
+    """A row of figures for each that could run."""
+    rates: dict[str, list[Rate]] = {"rlforge": []}
+    works, tried = {}, {}
+    pythons = {"plain_loop": sys.executable, "trl_grpo": peers}
+    for name, python in pythons.items():
+        works[name], tried[name] = tuned(name, python, work)
+        if tried[name]:
+            rates[name] = []
+    for _, name in itertools.product(range(repeats), list(rates)):
+        if name == "rlforge":
+            rates[name].append(run_rlforge(work, more, warm_up))
+        elif rate := run_peer(name, pythons[name], works[name], warm_up):
+            rates[name].append(rate)
+    check_versions({name: found[0].versions for name, found in rates.items()})
+    rows: dict[str, dict[str, Any]] = {}
+    for name, found in rates.items():
+        rows[name] = {
+            "turns": spread([rate.turns_per_s for rate in found], "per_s"),
+            "turns_by_cpu_time": spread([rate.turns_per_cpu_s for rate in found], "per_s"),
+            "answer_tokens_per_turn": found[-1].answer_tokens_per_turn,
+            "turns_per_game": found[-1].turns_per_game,
+            "dropped_share": found[-1].dropped,
+            "versions": found[0].versions,
+        }
+        if name in tried:
+            chosen = works[name]
+            rows[name] |= {
+                "threads": chosen.threads,
+                "turns_at_a_time": chosen.turns_at_a_time,
+                "turns_per_s_by_setting": tried[name],
+            }
+    return rows
+
+
+def check_versions(found: dict[str, dict[str, str]]) -> None:
+    """End with a message where torch or transformers differ."""
+    frameworks = {(row["torch"], row["transformers"]) for row in found.values()}
+    if len(frameworks) > 1:
+        raise SystemExit(
+            f"torch and transformers differ between rlforge's environment and the peers' "
+            f"({sorted(frameworks)}); install both with -c constraints.txt"
+        )
+
+
+def show(rows: dict[str, dict[str, Any]]) -> None:
+    """A table."""
+    print(f"{'':12}{'turns/s':>24}{'turns/CPU s':>24}   rlforge is faster")
+    for name, row in rows.items():
+        clock, cpu = (
+            rows["rlforge"][key]["median_per_s"] / row[key]["median_per_s"]
+            for key in ("turns", "turns_by_cpu_time")
+        )
+        cells = [shown(row[key], "per_s", digits=0) for key in ("turns", "turns_by_cpu_time")]
+        print(
+            f"{NAMES[name]:12}{''.join(f'{cell:>24}' for cell in cells)}   "
+            f"{clock:.2f} x (CPU {cpu:.2f} x); {row['turns_per_game']:.1f} turns a game, "
+            f"{row['answer_tokens_per_turn']:.2f} tokens a turn, {row['dropped_share']:.1%} dropped"
+        )
+    if absent := [name for key, name in NAMES.items() if key not in rows]:
+        print(f"absent: {', '.join(absent)}; to install: benchmarks/requirements-peers.txt")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Whole training, and peers'.")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--peers", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--turns", type=int, default=TURNS, help="in one update")
+    parser.add_argument("--games", type=int, default=GAMES, help="under way at a time")
+    parser.add_argument("--layers", type=int, nargs="+", default=[2])
+    parser.add_argument("--updates", type=int, default=UPDATES, help="that are timed, in each run")
+    arguments = parser.parse_args()
+    if arguments.repeats < 2:
+        parser.error("--repeats: a spread needs at least 2")
+    if arguments.updates < 1 or arguments.games < 1 or min(arguments.layers) < 2:
+        parser.error("--updates and --games: at least 1; --layers: at least 2")
+    if arguments.turns < 1 or arguments.turns % max(PARTS):
+        parser.error(f"--turns {arguments.turns}: must be a multiple of {max(PARTS)}")
+    if shutil.which(arguments.peers) is None:
+        parser.error(f"--peers {arguments.peers}: no such interpreter")
+    results = {}
+    for layers in arguments.layers:
+        with tempfile.TemporaryDirectory() as folder:
+            deepen(resolve_model(compose(OVERRIDES).config.model), layers, Path(folder))
+            model = ["model.kind=hf", f"model.name={folder}"]
+            updates = WARM_UP + arguments.updates
+            work = make_work(model, turns=arguments.turns, games=arguments.games, updates=updates)
+            rows = measure(work, arguments.peers, arguments.repeats, model)
+        print(f"{layers} layers")
+        show(rows)
+        results[str(layers)] = {"contenders": rows}
+    record(
+        "end_to_end",
+        {
+            "experiment": "simpletak_mirror",
+            "turns_per_update": arguments.turns,
+            "updates_per_run": arguments.updates,
+            "concurrent_games": arguments.games,
+            "longest_answer_tokens": work.max_tokens,
+            "layers": results,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
