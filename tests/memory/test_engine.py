@@ -67,10 +67,7 @@ def test_a_cache_that_grows_stays_within_its_room(model, dtype):
         for width in [64, *[1] * (length - 64)]:
             ids = torch.ones(1, width, dtype=torch.long)
             model(input_ids=ids, past_key_values=cache, use_cache=True)
-    held = sum(
-        layer._key_room.untyped_storage().nbytes() + layer._value_room.untyped_storage().nbytes()
-        for layer in cache.layers
-    )
+    held = sum(room.untyped_storage().nbytes() for layer in cache.layers for room in layer._rooms)
     shape = shape_from_config("some", model.config.to_dict())
     job = make_job(shape=shape, bf16=dtype == torch.bfloat16, length=length)
 

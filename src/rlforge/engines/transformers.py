@@ -17,12 +17,12 @@ from rlforge.errors import ConfigError
 #: Padded prompt tokens of one forward pass. On a CPU more of them fall out of the cache: a
 #: 0.1M-parameter model reads 12,000 20-token prompts a second in batches of 64, 8,000 of 128.
 _CPU_BATCH_TOKENS = 1536
-_GPU_BATCH_TOKENS = 16384
+_GPU_BATCH_TOKENS = 8192
 
 #: Prompt tokens of one step: on a CPU one batch, so that its answers leave while the next is read
 #: (256 games beside a tiny model of 8 layers get 12% more answers than with 8192).
 _CPU_STEP_TOKENS = _CPU_BATCH_TOKENS
-_GPU_STEP_TOKENS = 8192
+_GPU_STEP_TOKENS = _GPU_BATCH_TOKENS
 
 #: Steps that requests wait on a GPU, to be read together. A pass over a few prompts takes as long
 #: there as a step of all that runs: with one every n steps it costs 1/n of the time, and waiting

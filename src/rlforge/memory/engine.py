@@ -7,7 +7,7 @@ from rlforge.memory.shape import ModelShape
 from rlforge.types import value
 
 #: Padded prompt tokens that the transformers engine reads in one pass, on a GPU and on a CPU.
-PROMPT_TOKENS = {"cuda": 16384, "cpu": 1536}
+PROMPT_TOKENS = {"cuda": 8192, "cpu": 1536}
 
 
 @value
@@ -72,13 +72,15 @@ def token_bytes(job: EngineJob) -> int:
 def sequence_bytes(job: EngineJob) -> int:
     """One running sequence of full length, with the room that its cache takes while it grows.
 
-    Aligned rows grow by a quarter (``rlforge.engines.cache``), so up to 5/4 of what they hold; and
-    attention under a mask copies keys and values of one layer for every query head.
+    Aligned rows grow by a quarter (``rlforge.engines.cache``), so up to 5/4 of what they hold, one
+    layer at a time: its old room is beside the new one for a moment. Where several versions run,
+    each has room for up to an eighth more rows than it runs.
     """
     if job.paged:
         return token_bytes(job) * job.length
-    repeated = 2 * job.shape.query * job.number_bytes
-    return (token_bytes(job) * 5 // 4 + repeated) * job.length
+    one_layer = 2 * job.shape.key * job.number_bytes
+    alone = (token_bytes(job) * 5 // 4 + one_layer) * job.length
+    return alone * 9 // 8 if job.versions else alone
 
 
 def workspace_bytes(job: EngineJob) -> int:
@@ -86,8 +88,12 @@ def workspace_bytes(job: EngineJob) -> int:
 
     Per prompt token the stream and a float32 norm (12 H) and the feed-forward with the float32
     copy of its product (10 F), or twice as much in float32's own products; per sequence drawn three
-    float32 rows of logits (as computed, tempered, sorted for ``top_p``).
+    float32 rows of logits (as computed, tempered, sorted for ``top_p``). Prompts read in aligned
+    rows stand beside the cache until they join it, and attention under their mask copies keys and
+    values of one layer for every query head.
     """
     shape = job.shape
     per_token = 12 * shape.hidden + (10 if job.bf16 else 12) * shape.ffn
+    if not job.paged:
+        per_token += token_bytes(job) + 2 * shape.query * job.number_bytes
     return per_token * job.prompt_tokens + 12 * shape.vocab * job.sequences

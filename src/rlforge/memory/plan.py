@@ -244,7 +244,7 @@ def engine_job(
 ) -> EngineJob:
     """One engine with all the sequences it may have to run; ``gpus``: cards that it divides."""
     engine, paged = config.engine, config.engine.name == "vllm"
-    read = PROMPT_TOKENS[device]
+    read = max(PROMPT_TOKENS[device], engine.max_model_len)  # a longer prompt goes alone
     if paged:
         read = engine.vllm.max_num_batched_tokens or VLLM_STEP_TOKENS
     return EngineJob(
