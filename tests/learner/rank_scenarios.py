@@ -33,6 +33,7 @@ from rlforge.config.schema import (
 from rlforge.learner import attention
 from rlforge.learner.learner import Learner
 from rlforge.learner.ranks import ConnectedRanks, Ranks, join, meeting_point
+from rlforge.learner.sharding import whole
 from rlforge.types import TrainBatch
 
 GRPO = GrpoConfig(group_size=4, kl=KlConfig(coef=0.05), loss_aggregation="sequence_mean")
@@ -177,6 +178,33 @@ def play(
     }
 
 
+def bfloat16_gradient(ranks: Ranks, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+    """One update of all weights of a model loaded in ``dtype``, spread where there are ranks.
+
+    ``gradient`` by name, whole. ``dtypes``: of weights and gradients as they are held.
+    ``gathered``: of weights while a layer runs.
+    """
+    parts = conftest()
+    model = parts.model(hidden_size=64, intermediate_size=128).to(torch.bfloat16).to(dtype)
+    spread = {"shard_weights": True} if ranks.size > 1 else {}
+    learner = parts.learner(model, ranks=ranks, train="full", packing="off", **spread)
+    found: dict[str, Any] = {"gathered": set()}
+    sum_gradients = ranks.sum_gradients
+
+    def look(parameters: Any) -> None:
+        sum_gradients(parameters)
+        found["gradient"] = {n: whole(p.grad).clone() for n, p in model.named_parameters()}
+        found["dtypes"] = {t.dtype for p in parameters for t in (p, p.grad)}
+
+    (layer, *_) = model.model.layers
+    layer.mlp.register_forward_pre_hook(
+        lambda mlp, _: found["gathered"].add(mlp.up_proj.weight.dtype)
+    )
+    with mock.patch.object(ranks, "sum_gradients", look):
+        learner.update(parts.batch(parts.random_steps(12)))
+    return found
+
+
 def granite_model(parts: Any) -> Any:
     """A model that scales its logits."""
     config = GraniteConfig(**{**parts.model().config.to_dict(), "logits_scaling": 4.0})
@@ -227,6 +255,7 @@ def main(rank: int, size: int, folder: Path) -> None:
         own = folder / name
         own.mkdir(exist_ok=True)
         results[name] = play(name, ranks, own)
+    results["bfloat16"] = bfloat16_gradient(ranks)
     torch.save(results, folder / f"rank-{rank}.pt")
 
 

@@ -109,6 +109,25 @@ def test_a_spread_model_is_held_in_parts_only(name: str, two_ranks: Path) -> Non
     assert held == (pytest.approx([0.5, 0.5]) if "spread" in name else [1.0, 1.0])
 
 
+def test_spread_weights_are_gathered_in_bfloat16_and_trained_in_float32(two_ranks: Path) -> None:
+    """The gradient is no further from that of float32 than where one rank computes in bfloat16."""
+    spread = results(two_ranks, 0, "bfloat16")
+    assert spread["gathered"] == {torch.bfloat16}
+    assert spread["dtypes"] == {torch.float32}
+    alone, exact = (
+        scenarios().bfloat16_gradient(Ranks(), dtype) for dtype in (torch.bfloat16, torch.float32)
+    )
+
+    def error(found: dict[str, Any]) -> float:
+        ours, theirs = (
+            torch.cat([each["gradient"][name].flatten() for name in exact["gradient"]])
+            for each in (found, exact)
+        )
+        return float((ours - theirs).norm() / theirs.norm())
+
+    assert error(spread) < 1.5 * error(alone) < 0.1
+
+
 def test_ranks_share_beginnings_among_their_own_rows(two_ranks: Path) -> None:
     for metrics in results(two_ranks, 0, "shared beginnings")["metrics"]:
         assert metrics["reused_share"] > 0.5

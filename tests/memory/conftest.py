@@ -64,7 +64,10 @@ class Measured:
 
 
 class Case:
-    """A policy over a random model, one micro-batch of equal rows, and the planner's job for it."""
+    """A policy over a random model, one micro-batch of equal rows, and the planner's job for it.
+
+    gathered: all weights are trained, and are bfloat16 in a pass as ranks gather them.
+    """
 
     def __init__(
         self,
@@ -72,6 +75,7 @@ class Case:
         *,
         bf16: bool,
         full: bool = False,
+        gathered: bool = False,
         length: int = 512,
         rows: int = 2,
         rank: int = 8,
@@ -121,6 +125,9 @@ class Case:
             ranks=Ranks(),
         )
         self.policy.train()
+        if gathered:
+            for parameter in self.model.parameters():
+                parameter.data = parameter.data.to(torch.bfloat16)
         half = length // 2
         prompt = tuple(1 + i % (vocab - 1) for i in range(half))
         answer = tuple(1 + i % (vocab - 1) for i in range(length - half + 1))
@@ -137,6 +144,7 @@ class Case:
             length=length,
             answers=len(self.micro.token_ids),
             bf16=bf16,
+            ranks=2 if gathered else 1,
             layer_checkpoints=bool(learner.get("gradient_checkpointing")),
             module_checkpoints=bool(learner.get("activation_checkpointing")),
             fp32_head=bool(learner.get("fp32_head")),

@@ -40,6 +40,19 @@ def test_a_pass_keeps_and_needs_what_is_planned(architecture, bf16, full, checkp
     assert kept + beside == pytest.approx(measured.peak, rel=0.10)
 
 
+@pytest.mark.parametrize("checkpoints", CHECKPOINTS)
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_a_pass_keeps_what_is_planned_of_weights_gathered_in_bfloat16(
+    architecture, checkpoints, case
+):
+    made = case(architecture, bf16=True, full=True, gathered=True, **CHECKPOINTS[checkpoints])
+    measured = made.measure()
+    kept, beside = pass_bytes(made.job)
+
+    assert kept + final_bytes(made.job) == pytest.approx(measured.alive, rel=0.05)
+    assert kept + beside == pytest.approx(measured.peak, rel=0.10)
+
+
 @pytest.mark.parametrize(
     "sizes",
     [

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -40,11 +40,20 @@ class Whole(nn.Module):
         return function()
 
 
-def spread_model(model: Any, ranks: Ranks, device: torch.device, copies: Collection[str]) -> Whole:
+def spread_model(
+    model: Any,
+    ranks: Ranks,
+    device: torch.device,
+    copies: Collection[str],
+    dtype: torch.dtype | None = None,
+) -> Whole:
     """Spread the weights of ``model`` over ``ranks``, in place; ``copies`` stay whole, by name.
 
-    The model may stand on the CPU: layer by layer it moves to ``device``, which thus never holds
-    it whole. Raises ConfigError for a model without decoder layers.
+    dtype: in which weights are gathered; None: in their own. Each rank's part and the sums of
+    gradients stay in the weights' own. Autocast instead would keep a copy of every layer for the
+    backward pass: all of the model, on every rank. The model may stand on the CPU: layer by layer
+    it moves to ``device``, which thus never holds it whole. Raises ConfigError for a model without
+    decoder layers.
     """
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not layers:
@@ -55,11 +64,18 @@ def spread_model(model: Any, ranks: Ranks, device: torch.device, copies: Collect
     for parameter in kept:
         parameter.data = parameter.data.to(device)
     mesh = ranks.mesh()
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=model.dtype)
     whole = Whole(model)
     for module in [*layers, whole]:
         # Freed after forward, the outermost too: weights gathered for a pass without gradient
         # would still be there, and old, after an optimizer step.
-        fully_shard(module, mesh=mesh, ignored_params=kept, reshard_after_forward=True)
+        fully_shard(
+            module,
+            mesh=mesh,
+            mp_policy=precision,
+            ignored_params=kept,
+            reshard_after_forward=True,
+        )
     for module in whole.modules():
         if isinstance(module, FSDPModule):
             # Losses are normalised by the totals of all ranks: gradients add up.
@@ -81,7 +97,7 @@ class SpreadScorer(Scorer):
         **options: Any,
     ) -> None:
         """``options``: those of a plain scorer; the others are those of ``spread_model``."""
-        self._whole = spread_model(model, ranks, device, copies)
+        self._whole = spread_model(model, ranks, device, copies, options.get("autocast"))
         super().__init__(model, **options)
 
     def score(self, micro: MicroBatch, *, entropy: bool = False) -> Scores:

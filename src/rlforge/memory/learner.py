@@ -48,8 +48,16 @@ class LearnerJob:
 
     @property
     def stream_bytes(self) -> int:
-        """Of a number in the residual stream: s. Weights trained whole are float32, so is it."""
-        return 2 if self.bf16 and self.lora is not None else 4
+        """Of a number in the residual stream: s, that of the weights that a pass sees."""
+        return 2 if self.bf16 and not self.mixed else 4
+
+    @property
+    def mixed(self) -> bool:
+        """Whether layers compute in bfloat16 with weights that are float32, as all trained are.
+
+        Divided over ranks they are gathered in bfloat16 (``rlforge.learner.sharding``).
+        """
+        return self.bf16 and self.lora is None and self.ranks == 1
 
 
 def adapted(job: LearnerJob, *names: str) -> int:
@@ -71,7 +79,7 @@ def weight_bytes(job: LearnerJob) -> int:
     if job.ranks > 1:
         layer = shape.linear_parameters // shape.layers
         outside = shape.parameters - shape.linear_parameters
-        model = model // job.ranks + (outside + 2 * layer) * held
+        model = model // job.ranks + (outside + 2 * layer) * job.compute_bytes
     return model * (2 if job.reference else 1)
 
 
@@ -110,9 +118,9 @@ def optimizer_bytes(job: LearnerJob) -> int:
 def _norm(job: LearnerJob, width: int, groups: int, input_bytes: int) -> int:
     """Per position: the input and 1 / rms (``rlforge.learner.norms``).
 
-    A gain trained in float32 behind a layer in bfloat16: the input in float32, and its factor.
+    A float32 gain behind a layer in bfloat16: the input in float32, and the gain's factor.
     """
-    mixed = job.lora is None and input_bytes == 2
+    mixed = job.mixed and input_bytes == 2
     return (4 + input_bytes if mixed else input_bytes) * width + 4 * groups
 
 
@@ -124,7 +132,7 @@ def _inputs(job: LearnerJob, width: int, *names: str, is_kept: bool) -> int:
     copy unless the input is bfloat16 already. Each adapter keeps r numbers, A x.
     """
     if job.lora is None:
-        copies = 0 if is_kept else len(names) if job.bf16 else 1
+        copies = 0 if is_kept else len(names) if job.mixed else 1
         return job.compute_bytes * width * copies
     count = adapted(job, *names)
     low_rank = sum(job.lora.rank for name in names if adapted(job, name) and not folds(job, name))
@@ -188,7 +196,7 @@ def made_weights(job: LearnerJob) -> int:
     """
     linears = job.shape.linears
     if job.lora is None:
-        return sum(2 * i * o for i, o in linears.values()) if job.bf16 else 0
+        return sum(2 * i * o for i, o in linears.values()) if job.mixed else 0
     if job.bf16:
         return sum(2 * job.lora.rank * (i + o) for n, (i, o) in linears.items() if adapted(job, n))
     return sum(4 * i * o for name, (i, o) in linears.items() if folds(job, name))
@@ -280,7 +288,7 @@ def layer_workspace(job: LearnerJob) -> int:
     """
     shape = job.shape
     if job.lora is None:
-        wide, narrow = 2 * job.compute_bytes, 6
+        wide, narrow = 2 * job.compute_bytes, 3 * job.stream_bytes // 2
     else:
         wide, narrow = 2 * job.compute_bytes, job.compute_bytes
     return (wide * shape.ffn + narrow * shape.hidden) * job.tokens
@@ -310,7 +318,7 @@ def in_layer_bytes(job: LearnerJob) -> int:
     n, stream = job.tokens, job.stream_bytes * job.shape.hidden
     if job.module_checkpoints:
         # A module's input, which is held, is what its linear layers keep; not where they cast it.
-        held = job.lora is not None or not job.bf16
+        held = not job.mixed
         attention = attention_bytes(job, input_is_kept=held) * n + attention_workspace(job)
         feed_forward = feed_forward_bytes(job, input_is_kept=held) * n + layer_workspace(job)
         inputs = 2 * stream * n if job.layer_checkpoints else 0
