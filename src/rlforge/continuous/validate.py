@@ -8,11 +8,11 @@ from rlforge.config.compose import Composed
 from rlforge.config.continuous import GAME_GROUPS, GAME_KEYS, ContinuousConfig
 from rlforge.config.market import check_market
 from rlforge.errors import ConfigError, RlforgeError, nearest
+from rlforge.policy_checks import check_policy
 from rlforge.ruler.registry import check_ruler
 from rlforge.serving.checks import check_deployment
 from rlforge.tracking.sinks import check_sinks
 from rlforge.trajectories.grid import WindowGrid, window_start
-from rlforge.validate import check_policy
 
 
 def check_continuous(composed: Composed, *, keys: bool = True) -> None:
