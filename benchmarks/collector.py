@@ -42,7 +42,7 @@ from rlforge.engines.base import Engine
 from rlforge.engines.registry import make_engine
 from rlforge.engines.requests import Answer
 from rlforge.graph import build_graph
-from rlforge.hardware import detect, resolve_hardware
+from rlforge.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
 from rlforge.schedule import line_up
 from rlforge.seats import SeatAnswers
@@ -195,6 +195,7 @@ def measure(
     engine = make_engine(config, device=hardware.device, threads=hardware.threads)
     pace(engine, rate)
     figures: dict[str, list[float]] = {"alone": [], "games": [], "working": []}
+    prepare_ray(hardware)
     with tempfile.TemporaryDirectory() as folder, ray_started(hardware, graph):
         made: Any = ray.remote(PacedActor)
         actor = made.options(num_cpus=1, max_concurrency=1000).remote(

@@ -155,6 +155,8 @@ def prepare_ray(hardware: HardwareConfig) -> None:
     # A Ray of our own listens on the loopback interface only. (The name is Ray's; it is about
     # systems on which that is the default.)
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    # Its actors are the run; by Ray's own choice everything else on the machine would go first.
+    os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def check_cluster(address: str) -> None:
