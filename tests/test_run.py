@@ -16,9 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rlforge.checkpoint import latest_checkpoint, list_checkpoints, read_manifest
 from rlforge.runlock import RunLock
 from rlforge.tracking.game_files import read_games
+
+pytestmark = pytest.mark.timeout(900)  # several processes import torch, on a machine with others
 
 RLFORGE = str(Path(sys.executable).with_name("rlforge"))
 EXPERIMENT = "+experiment=tictactoe_mirror"
@@ -60,10 +64,10 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not condition():
         assert process.poll() is None, f"the run ended early: {process.communicate()[1]}"
-        assert time.monotonic() < deadline, "nothing happened in two minutes"
+        assert time.monotonic() < deadline, "nothing happened in four minutes"
         time.sleep(0.1)
 
 
