@@ -23,7 +23,7 @@ import argparse
 import asyncio
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,17 +97,39 @@ async def in_games(
     games = EndlessGames(config)
     collector = Collector(CollectorConfig(num_train_workers=CONCURRENT), games, answers.for_game)
     playing = asyncio.create_task(collector.train())
-    await asyncio.sleep(WARM_UP_S)
-    before = (await actor.report.remote()).stats
-    started = time.perf_counter()
-    await asyncio.sleep(length)
-    after = (await actor.report.remote()).stats
-    took = time.perf_counter() - started
+
+    async def look() -> tuple[int, float]:
+        stats = (await actor.report.remote()).stats
+        return stats.requests, stats.busy_s
+
+    answered, worked, took = await between_steps(look, length)
     games.stopped = True
     await playing
     assert games.failed == 0
-    answered, worked = after.requests - before.requests, after.busy_s - before.busy_s
     return answered / took, worked / took, games.prompts
+
+
+async def between_steps(
+    look: Callable[[], Awaitable[tuple[int, float]]], length: float
+) -> tuple[int, float, float]:
+    """What ``look`` counts (answers, and another thing) in some ``length`` seconds, and how many.
+
+    Answers come by the step, hundreds at once: from the end of one to the end of another.
+    """
+
+    async def next_step() -> tuple[int, float, float]:
+        known, _ = await look()
+        while True:
+            answers, other = await look()
+            if answers > known:
+                return answers, other, time.perf_counter()
+            await asyncio.sleep(0.01)
+
+    await asyncio.sleep(WARM_UP_S)
+    first = await next_step()
+    await asyncio.sleep(length)
+    answers, other, ended = await next_step()
+    return answers - first[0], other - first[1], ended - first[2]
 
 
 async def alone(
@@ -131,13 +153,14 @@ async def alone(
             ended += 1
 
     asking = [asyncio.create_task(ask_again(first)) for first in range(CONCURRENT)]
-    await asyncio.sleep(WARM_UP_S)
-    before, started = ended, time.perf_counter()
-    await asyncio.sleep(length)
-    speed = (ended - before) / (time.perf_counter() - started)
+
+    async def look() -> tuple[int, float]:
+        return ended, 0.0
+
+    answered, _, took = await between_steps(look, length)
     deadline = 0.0
     await asyncio.gather(*asking)
-    return speed
+    return answered / took
 
 
 def deepen(source: str, layers: int, folder: Path) -> None:

@@ -80,6 +80,16 @@ def _engine_swaps(results: Results) -> str:
     return "; ".join(spread_cell(results["swaps"][who]) for who in ("rlforge", "peft"))
 
 
+def _shares(engines: str) -> Callable[[Results], str]:
+    def read(results: Results) -> str:
+        return ", ".join(
+            f"{100 * row['share']:.0f} % of {row['alone']['median_per_s']:,.0f} answers/s"
+            for row in results[engines].values()
+        )
+
+    return read
+
+
 def _market(agents: int) -> Callable[[Results], str]:
     def read(results: Results) -> str:
         found = next(row for row in results["markets"] if row["agents"] == agents)
@@ -132,13 +142,17 @@ FIGURES = (
         ),
     ),
     Figure(
-        "share of the engine's own throughput that reaches games, 256 concurrent games",
+        "share of the engine's own throughput that reaches games, 256 concurrent games: engine on "
+        "a device of its own",
         "95 %",
         "collector",
-        lambda results: ", ".join(
-            f"{100 * row['share']:.0f} % of {row['alone']['median_per_s']:,.0f} answers/s"
-            for row in results["layers"].values()
-        ),
+        _shares("rates"),
+    ),
+    Figure(
+        "the same: engine and games share two cores",
+        "no figure",
+        "collector",
+        _shares("layers"),
     ),
     Figure(
         "adapter publication to first token of the new version, tiny, vLLM on a CPU, 64 under way",
