@@ -73,7 +73,6 @@ class RemoteEngine:
             try:
                 return await self._ask(index, tuple(prompt_token_ids), params, policy, told)
             except ray.exceptions.RayActorError as error:
-                self._lost(index)
                 tries, death = tries + 1, str(error)
             if tries > self._retries:
                 times = "" if tries == 1 else f" {tries} times"
@@ -175,6 +174,7 @@ class RemoteEngine:
         try:
             await self._engines[index].submit.remote(self._client, requests)
         except ray.exceptions.RayActorError as error:
+            self._lost(index)
             self._fail(index, tickets, error)
         else:
             self._received[index].update(self._pending[index].keys() & set(tickets))
@@ -220,20 +220,20 @@ class RemoteEngine:
 
         Where another engine is here, it is asked at once.
         """
-        engine = self._engines[index]
         if "here" in self._states:
             self._fail(index, list(self._received[index]), error)
-        try:
-            await restarted(engine, f"engine-{index}")
-            received = list(self._received[index])
-            in_hand = set(await engine.in_hand.remote(self._client))
-        except ray.exceptions.ActorUnavailableError:
-            return  # gone once more: the next call of ``collect`` tells
-        except (ray.exceptions.RayActorError, RunError):
+        while self._states[index] == "away":
+            await self._moved.wait()
+        if self._states[index] == "gone":
             self._fail(index, list(self._pending[index]), error)
             await asyncio.sleep(1.0)
-        else:
-            self._fail(index, [ticket for ticket in received if ticket not in in_hand], error)
+            return
+        received = list(self._received[index])
+        try:
+            in_hand = set(await self._engines[index].in_hand.remote(self._client))
+        except ray.exceptions.RayActorError:
+            return  # gone once more: the next call of ``collect`` tells
+        self._fail(index, [ticket for ticket in received if ticket not in in_hand], error)
 
 
 class _Told:

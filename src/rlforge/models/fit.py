@@ -22,7 +22,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 def read_adapter(path: Path) -> dict[str, Any]:
     """What ``adapter_config.json`` in ``path`` says; ConfigError where it is not whole."""
-    found = _read_json(path / ADAPTER_CONFIG)
+    found = read_json(path / ADAPTER_CONFIG)
     rank = found.get("r", 1)
     if not isinstance(found.get("peft_type"), str) or not isinstance(rank, int) or rank < 1:
         raise ConfigError(f"{path / ADAPTER_CONFIG} describes no adapter of PEFT")
@@ -59,7 +59,7 @@ def check_adapter_fits(path: Path, config: ModelConfig, base: str) -> list[str]:
     """
     described, file = read_adapter(path), path / ADAPTER_WEIGHTS
     theirs = described.get("base_model_name_or_path")
-    if theirs and _last(theirs) != _last(base):
+    if theirs and last_part(theirs) != last_part(base):
         raise ConfigError(
             f"the adapter in {path} is for another base model: {theirs}; this one is {base}"
         )
@@ -85,7 +85,7 @@ def check_model_fits(path: Path, config: ModelConfig) -> None:
     """
     from rlforge.models.load import load_model_config
 
-    _read_json(path / MODEL_CONFIG)
+    read_json(path / MODEL_CONFIG)
     theirs, ours = (
         load_model_config(each).get_text_config().vocab_size
         for each in (ModelConfig(kind="hf", name=str(path)), config)
@@ -96,7 +96,7 @@ def check_model_fits(path: Path, config: ModelConfig) -> None:
         )
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        parts = _read_json(index).get("weight_map")
+        parts = read_json(index).get("weight_map")
         if not isinstance(parts, dict):
             raise ConfigError(f"{index} lists no weights")
         files = [path / name for name in sorted(set(parts.values()))]
@@ -137,7 +137,8 @@ def _layer(name: str) -> str:
     return name.removeprefix("base_model.model.").partition(".lora_")[0]
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in ``file``; ConfigError where there is none."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -149,6 +150,6 @@ def _read_json(file: Path) -> dict[str, Any]:
     return found
 
 
-def _last(model: str) -> str:
+def last_part(model: str) -> str:
     """The last part of an id or path: caches lie elsewhere on other machines."""
     return model.rstrip("/").rsplit("/", 1)[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from rlforge.config.schema import LoraConfig, ModelConfig
 from rlforge.errors import ConfigError
+from rlforge.models.fit import ADAPTER_CONFIG, last_part, read_json
 from rlforge.models.shapes import unknown_targets
 
 
@@ -66,13 +66,10 @@ def check_adapter(path: str, config: ModelConfig, base: str) -> None:
     base: what ``resolve_model`` gives for ``config``. Raises ConfigError when there is no adapter,
     or its rank, alpha, target modules or base model differ.
     """
-    file = Path(path) / "adapter_config.json"
-    try:
-        found = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"no adapter in {path}: adapter_config.json is missing") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
+    file = Path(path) / ADAPTER_CONFIG
+    if not file.is_file():
+        raise ConfigError(f"no adapter in {path}: {ADAPTER_CONFIG} is missing")
+    found = read_json(file)
     targets = found.get("target_modules")
     differences = [
         f"{key} {theirs!r} against {ours!r}"
@@ -84,7 +81,7 @@ def check_adapter(path: str, config: ModelConfig, base: str) -> None:
                 sorted(targets) if isinstance(targets, list) else targets,
                 sorted(config.lora.target_modules),
             ),
-            ("base model", _name(str(found.get("base_model_name_or_path"))), _name(base)),
+            ("base model", last_part(str(found.get("base_model_name_or_path"))), last_part(base)),
         )
         if theirs != ours
     ]
@@ -93,8 +90,3 @@ def check_adapter(path: str, config: ModelConfig, base: str) -> None:
             f"the adapter in {path} does not fit the configuration: {'; '.join(differences)} "
             "(adapter against configuration); change the configuration to match"
         )
-
-
-def _name(model: str) -> str:
-    """The last part of an id or path: caches lie elsewhere on other machines."""
-    return model.rstrip("/").rsplit("/", 1)[-1]

@@ -13,9 +13,14 @@ from typing import Any
 from rlforge.checkpoint import MANIFEST, STATE, latest_checkpoint, list_checkpoints, read_manifest
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import CheckpointError, ConfigError, DeploymentError, RlforgeError
+from rlforge.models.fit import (
+    ADAPTER_CONFIG,
+    MODEL_CONFIG,
+    check_adapter_fits,
+    largest_rank,
+    read_adapter,
+)
 from rlforge.types import Checkpoint
-
-_ADAPTER, _FULL = "adapter_config.json", "config.json"
 
 
 def find_source(path: Path, name: str = "latest") -> Path:
@@ -26,13 +31,13 @@ def find_source(path: Path, name: str = "latest") -> Path:
     """
     if not path.is_dir():
         raise DeploymentError(f"{path}: no such directory; give a run or an adapter")
-    if (path / _ADAPTER).is_file() or (path / _FULL).is_file():
+    if (path / ADAPTER_CONFIG).is_file() or (path / MODEL_CONFIG).is_file():
         return path
     checkpoints = path / "checkpoints"
     if not checkpoints.is_dir():
         raise DeploymentError(
-            f"{path}: neither a run (checkpoints/), nor an adapter ({_ADAPTER}), nor a model "
-            f"({_FULL})"
+            f"{path}: neither a run (checkpoints/), nor an adapter ({ADAPTER_CONFIG}), nor a model "
+            f"({MODEL_CONFIG})"
         )
     if name != "latest":
         if not (checkpoints / name).is_dir():
@@ -125,12 +130,11 @@ class WeightCheck:
 
         Raises DeploymentError with the first difference.
         """
-        from rlforge.models.fit import check_adapter_fits, largest_rank, read_adapter
         from rlforge.models.load import resolve_model
 
-        if not (path / _ADAPTER).is_file():
-            if not (path / _FULL).is_file():
-                raise DeploymentError(f"{path}: neither {_ADAPTER} nor {_FULL} in it")
+        if not (path / ADAPTER_CONFIG).is_file():
+            if not (path / MODEL_CONFIG).is_file():
+                raise DeploymentError(f"{path}: neither {ADAPTER_CONFIG} nor {MODEL_CONFIG} in it")
             self._check_full(path)
             return "full weights of this model"
         try:
