@@ -43,6 +43,10 @@ class Places:
         self.resident.append(key)
         return True
 
+    def use(self, key: PolicyKey) -> None:
+        self.resident.remove(key)
+        self.resident.append(key)
+
 
 def _room(capacity: int, *asked: tuple[PolicyKey, int]) -> WaitingRoom[Request]:
     room: WaitingRoom[Request] = WaitingRoom(Places(capacity))
@@ -92,6 +96,15 @@ def test_a_load_is_answered_once_its_version_is_there() -> None:
     room.admit(1, 1000)
     assert [(a.id, a.completion, a.error) for a in room.place_policies([])] == [(2, None, None)]
     assert not room.has_work
+
+
+def test_a_version_asked_for_ahead_of_its_requests_outlives_the_next_one_to_load() -> None:
+    places = Places(2)
+    room: WaitingRoom[Request] = WaitingRoom(places)
+    for ticket, key in enumerate((A, B, A, C)):
+        room.add_load(key, ticket)
+        assert [answer.id for answer in room.place_policies([])] == [ticket]
+    assert places.resident == [A, C]
 
 
 def test_a_version_that_does_not_load_ends_those_who_wait_for_it_and_nobody_else() -> None:

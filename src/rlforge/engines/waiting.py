@@ -40,6 +40,10 @@ class Residents(Protocol):
         """
         ...
 
+    def use(self, key: PolicyKey) -> object:
+        """Makes a resident policy the most recently used one."""
+        ...
+
 
 R = TypeVar("R", bound=Waiting)
 
@@ -122,7 +126,9 @@ class WaitingRoom(Generic[R]):
                 answers += [Answer(id=i, error=error) for i in failed]
                 continue
             busy.add(key)
-            answers += [Answer(id=ticket) for ticket in self._loads.pop(key, [])]
+            if tickets := self._loads.pop(key, []):
+                self._policies.use(key)  # the next one to load does not send it away again
+                answers += [Answer(id=ticket) for ticket in tickets]
         self._leaving = set(leaving)
         return answers
 
