@@ -105,6 +105,13 @@ def test_too_few_gpus_are_said_with_the_sum() -> None:
         build_graph(compose(["hardware=multi_gpu", "engine.num_engines=5"]).config, SERVER)
 
 
+@pytest.mark.parametrize("key", ["learner_gpus", "engine_gpus"])
+def test_gpus_that_are_asked_for_are_not_forgotten_where_there_are_none(key: str) -> None:
+    config = compose([f"hardware.{key}=0.5"]).config.hardware
+    with pytest.raises(ConfigError, match=rf"hardware\.{key}=0\.5 .*shows none; leave both at 0"):
+        resolve_hardware(config, LAPTOP, 1)
+
+
 def test_a_cluster_is_left_as_described() -> None:
     hardware = resolve_hardware(compose(["hardware=cluster"]).config.hardware, LAPTOP, 1)
     assert (hardware.ray_address, hardware.device) == ("auto", "cuda")

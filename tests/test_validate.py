@@ -53,6 +53,11 @@ def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPa
         (["learner.num_learners=0"], r"num_learners=0.*above 0"),
         (["learner.shard_weights=true"], r"several ranks; raise learner\.num_learners"),
         (["learner.keep_checkpoints=-1"], r"keep_checkpoints=-1.*must not be negative"),
+        (["hardware.learner_gpus=-1"], r"learner_gpus=-1.*must not be negative"),
+        (["hardware.engine_gpus=-0.5"], r"engine_gpus=-0\.5.*must not be negative"),
+        (["hardware.num_gpus=-1"], r"num_gpus=-1.*must not be negative"),
+        (["hardware.num_cpus=0"], r"num_cpus=0.*must be above 0"),
+        (["hardware.threads=0"], r"threads=0.*must be above 0"),
         (
             ["learner.compile=true", "learner.activation_checkpointing=true"],
             r"learner\.compile: .*use learner\.gradient_checkpointing",

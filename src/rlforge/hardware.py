@@ -196,6 +196,12 @@ def resolve_hardware(
         if device != "cpu":
             _check_whole_gpus(config, config.learner_gpus, config.engine_gpus, num_learners)
         return dataclasses.replace(config, device="cuda" if device == "auto" else device)
+    if device == "auto" and not gpus and (config.learner_gpus > 0 or config.engine_gpus > 0):
+        raise ConfigError(
+            f"hardware.learner_gpus={config.learner_gpus:g} and hardware.engine_gpus="
+            f"{config.engine_gpus:g} ask for GPUs and this machine shows none; leave both at 0, or "
+            "check the driver and CUDA_VISIBLE_DEVICES"
+        )
     if device == "cuda" and gpus == 0:
         raise ConfigError(
             f"hardware={config.name} wants a GPU and this machine shows none; "

@@ -87,6 +87,8 @@ def _check_numbers(composed: Composed) -> None:
         "model.lora.alpha",
         "eval.games",
         "hardware.memory_gb",
+        "hardware.num_cpus",
+        "hardware.threads",
         "tracker.flush_every_s",
         "tracker.window",
     )
@@ -102,6 +104,9 @@ def _check_numbers(composed: Composed) -> None:
         "algorithm.kl.coef",
         "algorithm.entropy_coef",
         "model.lora.dropout",
+        "hardware.num_gpus",
+        "hardware.learner_gpus",
+        "hardware.engine_gpus",
     )
     _check_each(composed, positive, lambda number: number > 0, "must be above 0")
     _check_each(composed, not_negative, lambda number: number >= 0, "must not be negative")

@@ -48,6 +48,24 @@ def test_nothing_that_ray_started_is_there_afterwards(
     bystander.wait()
 
 
+def test_an_interrupted_beginning_leaves_nothing_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself forgets the processes of a node that it was still starting."""
+    started: list[psutil.Popen] = []
+
+    def interrupted(**_: object) -> None:
+        started.append(psutil.Popen(["sleep", "60"]))
+        raise KeyboardInterrupt
+
+    graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
+    monkeypatch.setattr(cast.ray, "init", interrupted)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        cast.ray_started(HardwareConfig(device="cpu"), graph),
+    ):
+        pass
+    assert [process.wait() for process in started] == [-9]
+
+
 async def test_who_finds_no_room_is_told_so_and_does_not_wait_for_ever(
     own_home: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,22 @@ def ray_started(hardware: HardwareConfig, graph: RunGraph) -> Iterator[None]:
     Our own it is whatever cluster this machine belongs to, or RAY_ADDRESS names.
     None of the processes of our own outlives the block.
     """
-    before = set(psutil.Process().children(recursive=True))
+    before = _children()
+    try:
+        _enter_ray(hardware, graph)
+    except BaseException:  # also Ctrl-C: Ray does not know of a node that is half there
+        for process in _children() - before:
+            _kill(process)
+        raise
+    try:
+        yield
+    finally:
+        of_ray = _children() - before
+        ray.shutdown()
+        _ended(of_ray)
+
+
+def _enter_ray(hardware: HardwareConfig, graph: RunGraph) -> None:
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if hardware.ray_address is not None:
         try:
@@ -60,12 +75,6 @@ def ray_started(hardware: HardwareConfig, graph: RunGraph) -> Iterator[None]:
         own: dict[str, Any] = {"address": "local", "include_dashboard": False}
         cpus = max(hardware.num_cpus or 1, round(graph.num_cpus))
         ray.init(num_cpus=cpus, num_gpus=hardware.num_gpus, **own, **quiet)
-    try:
-        yield
-    finally:
-        of_ray = set(psutil.Process().children(recursive=True)) - before
-        ray.shutdown()
-        _ended(of_ray)
 
 
 def _ended(processes: Collection[psutil.Process]) -> None:
@@ -75,10 +84,18 @@ def _ended(processes: Collection[psutil.Process]) -> None:
     """
     for process in _left(processes):
         log.warning("%s does not end and is killed", process)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+        _kill(process)
     if left := _left(processes):
         log.error("these processes cannot be killed: %s", left)
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
 
 
 def _left(processes: Collection[psutil.Process]) -> list[psutil.Process]:

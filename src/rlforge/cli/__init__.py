@@ -55,7 +55,16 @@ def main() -> NoReturn:
             raise
         typer.echo(f"rlforge: {error.filename}: {error.strerror}", err=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("rlforge: interrupted", err=True)
-        sys.exit(130)
+    except SystemExit as end:
+        # Typer turns Ctrl-C into this exit without a word; who stopped in good order said so.
+        if end.code == 130 and _interrupted(end):
+            typer.echo("rlforge: interrupted", err=True)
+        raise
     sys.exit(0)
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether ``error`` came of Ctrl-C."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None

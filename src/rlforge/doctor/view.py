@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlforge.doctor.examine import Memory, Report
-from rlforge.memory.plan import GIB, Card, Need
+from rlforge.memory.plan import GIB, Card, Need, Plan
 
 _MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[red]problem[/]"}
 _VERDICTS = {"fits": "green", "tight": "yellow", "does not fit": "red"}
@@ -79,7 +79,7 @@ def _findings(report: Report) -> Table:
 def _needs(memory: Memory) -> Table:
     """Parts side by side: what both hold first, then what only one does."""
     plan = memory.plan
-    unit, size = ("GiB", GIB) if plan.engine.total > 2 * GIB else ("MiB", 2**20)
+    unit, size = _unit(plan)
     table = _plain(f"{unit}, at the fullest moment")
     needs: tuple[Need, ...] = (plan.learner, plan.least, plan.engine)
     titles: tuple[str, ...] = ("learner", "engine, one sequence", "engine, all sequences")
@@ -101,8 +101,8 @@ def _needs(memory: Memory) -> Table:
 def _cards(memory: Memory) -> list[RenderableType]:
     plan = memory.plan
     lines = [
-        f"{_holds(card)}: at least {_gib(plan.need(card))} GiB of {memory.device} "
-        f"{_gib(card.capacity)} GiB ({_gib(card.usable)} usable)"
+        f"{_holds(card)}: at least {_gib(plan.need(card))} of {_gib(card.usable)} usable GiB "
+        f"({memory.device}: {_gib(card.capacity)} GiB)"
         for card in plan.cards
     ]
     if plan.alternate:
@@ -154,10 +154,17 @@ def _several(number: int, name: str) -> str:
 
 def _options(memory: Memory) -> Table:
     table = _plain("what buys memory, of learner or engine")
-    table.add_column("MiB", justify="right")
+    unit, size = _unit(memory.plan)
+    table.add_column(unit, justify="right")
     for option in memory.options:
-        table.add_row(f"{option.key}={option.value}", f"{option.saves / 2**20:,.1f}")
+        if (saves := f"{option.saves / size:,.1f}") != "0.0":
+            table.add_row(f"{option.key}={option.value}", saves)
     return table
+
+
+def _unit(plan: Plan) -> tuple[str, int]:
+    """Of all tables of a report, and its bytes."""
+    return ("GiB", GIB) if plan.engine.total > 2 * GIB else ("MiB", 2**20)
 
 
 def _gib(size: int) -> str:
