@@ -190,6 +190,16 @@ def test_a_run_outlives_engine_and_collector_stops_at_ctrl_c_and_goes_on(small_m
     assert "already finished" in again.stderr
 
 
+def test_who_stops_a_run_that_is_still_starting_finds_it_gone(small_model: Path) -> None:
+    process = start(small_model)
+    wait_for(lambda: bool(Path("run/logs").is_dir() and all_pids()), process)
+    process.terminate()
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr.splitlines()[-1]) == (130, "rlforge: interrupted")
+    assert "SIGTERM" not in stderr  # what Ray says of it
+    assert not any(map(alive, all_pids()))
+
+
 def test_engine_and_learner_take_turns_and_a_death_in_the_others_turn_changes_nothing(
     small_model: Path,
 ) -> None:

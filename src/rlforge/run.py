@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import signal
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from signal import SIGINT, SIGTERM, raise_signal
 from typing import Any
 
 import ray
@@ -119,6 +119,8 @@ class Run:
         return outcome
 
     async def _begin_and_train(self, resume: bool) -> None:
+        # Until there is something to save, SIGTERM ends the run as Ctrl-C does.
+        asyncio.get_running_loop().add_signal_handler(SIGTERM, raise_signal, SIGINT)
         parts = len((self._run_dir / "command.txt").read_text().splitlines())
         self._live = await start_actors(self._config, self._hardware, str(self._run_dir), parts - 1)
         self._catch_signals()
@@ -298,27 +300,25 @@ class Run:
 
     def _catch_signals(self) -> None:
         """First Ctrl-C or SIGTERM: end after this update, checkpoint. Second: end at once."""
-        loop = asyncio.get_running_loop()
 
         def interrupt() -> None:
             now = time.monotonic()
-            if self._interrupted and now - self._interrupted_at > ONE_SIGNAL_S:
-                raise KeyboardInterrupt
             if self._interrupted:
+                if now - self._interrupted_at > ONE_SIGNAL_S:
+                    raise KeyboardInterrupt
                 return
             self._interrupted, self._interrupted_at = True, now
             self._display.note("stopping: this update is finished and saved; again to stop at once")
             self._cast.buffer.stop.remote()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, interrupt)
+        for number in (SIGINT, SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, interrupt)
 
     # ---------------------------------------------------------------- beside the loop
 
     async def _keep_collecting(self, index: int) -> None:
         """Run one collector; when its process dies, let Ray restart it and go on."""
-        collector, name = self._cast.collectors[index], f"collector-{index}"
-        await self._surviving(name, collector.train)
+        await self._surviving(f"collector-{index}", self._cast.collectors[index].train)
 
     def _evaluate(self, *, edge: bool) -> None:
         """Measure the newest version in the background, after the evaluation before it."""
