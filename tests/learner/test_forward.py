@@ -20,6 +20,8 @@ from transformers import (
     GraniteForCausalLM,
     MiniCPM3Config,
     MiniCPM3ForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -84,6 +86,10 @@ def gpt2() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config)
 
 
+def mixtral() -> MixtralForCausalLM:
+    return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2))
+
+
 def test_logprob_by_hand(parts):
     """With a zero head but for one row, logits are known without running the model."""
     model = parts.model(tie_word_embeddings=False)
@@ -125,6 +131,73 @@ def test_models_that_scale_or_cap_their_logits_score_as_their_own_forward(
     assert scorer.decoder_and_head is by_decoder_and_head
     expected = [p for step in steps for p in plain_logprobs(model, step, 0.9)]
     assert scores.logprobs.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+LAST_LAYERS = {
+    "llama": 3,
+    "granite": 3,
+    "cohere": 3,
+    "gemma": 3,
+    "gpt2": 1,  # queries, keys and values are one product there
+    "mixtral": 3,
+}
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
+@pytest.mark.parametrize("name", LAST_LAYERS)
+def test_a_last_layer_computed_where_it_is_read_changes_neither_scores_nor_gradients(
+    parts, name, layout
+):
+    makers = {"granite": granite, "cohere": cohere, "gemma": gemma, "gpt2": gpt2}
+    makers |= {"mixtral": mixtral, "llama": parts.model}
+    torch.manual_seed(0)
+    model = makers[name]().eval()
+    head = torch.nn.Linear(32, 1)
+    prompt = tuple(range(3, 15))
+    steps = [
+        parts.step(prompt_token_ids=prompt[:n], token_ids=(n,), logprobs=(-1.0,)) for n in (5, 8, 9)
+    ]
+    results = []
+    for narrow in (False, True):
+        scorer = Scorer(model, temperature=0.9, narrow=narrow, value_head=head)
+        packs = layout != "padded" and scorer.can_pack()
+        rows = select_rows(steps, None).rows
+        rows = in_order(rows) if packs else rows
+        cut = {"padded": None, "packed": whole(rows), "shared": segments(rows)}[layout]
+        micro = collate(rows, 0, torch.device("cpu"), cut if packs else None)
+        scores = scorer.score(micro, entropy=True)
+        model.zero_grad()
+        (scores.logprobs.sum() + scores.values.square().sum()).backward()
+        gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        results.append((scores, scorer.values(micro), gradients))
+        assert len(scorer.narrowed) == (LAST_LAYERS[name] if narrow else 0)
+    (plain, plain_values, expected), (scores, values, gradients) = results
+    assert (plain.unread, scores.unread > 0) == (0, True)
+    torch.testing.assert_close(scores.logprobs, plain.logprobs)
+    torch.testing.assert_close(scores.entropy, plain.entropy)
+    torch.testing.assert_close(scores.values, plain.values)
+    torch.testing.assert_close(values, plain_values)
+    assert gradients.keys() == expected.keys()
+    for parameter, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[parameter], rtol=1e-4, atol=1e-5)
+
+
+def test_where_most_positions_are_read_all_are_computed(parts):
+    step = parts.step(prompt_token_ids=(3, 4), token_ids=(5, 6, 7), logprobs=(-1.0,) * 3)
+    scorer = Scorer(parts.model(), temperature=1.0, narrow=True)
+    assert scorer.score(micro_of([step])).unread == 0
+
+
+def test_a_last_layer_that_mixes_positions_computes_all_of_them(parts):
+    model = parts.model().eval()
+    mlp = model.model.layers[-1].mlp
+    own = mlp.forward
+    mlp.forward = lambda x: own(x).cumsum(1)
+    steps = parts.random_steps(5)
+    scorer = Scorer(model, temperature=1.0, narrow=True)
+    assert scorer.narrowed == ()
+    expected = [p for step in steps for p in plain_logprobs(model, step, 1.0)]
+    assert scorer.score(micro_of(steps)).logprobs.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_narrowed_head_gives_the_critic_the_same_hidden_state(parts):

@@ -8,7 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rlforge.config.schema import LoraConfig
 from rlforge.learner import speed
-from rlforge.learner.batching import Row
+from rlforge.learner.batching import Row, collate
+from rlforge.learner.forward import Scorer
 from rlforge.learner.speed import Operations, Stopwatch, peak_operations
 from rlforge.models.lora import attach_lora
 
@@ -39,6 +40,25 @@ def test_shared_tokens_padding_and_prompts_in_the_head_cost_nothing(parts):
     rows = [Row(step=0, prompt=(1, 2, 3), answer=(4, 5)), Row(step=1, prompt=(1, 2), answer=(9,))]
     by_hand = (6 - 2) * (4 * 100 + 2 * 10) + 3 * 4 * 1000 + (16 + 4) * 6 * 7
     assert operations.training(rows, reused=2) == by_hand
+
+
+def test_positions_that_the_last_layer_leaves_out_cost_only_its_keys_and_values(parts):
+    """Torch's own count of a pass that leaves them out, beside one that does not."""
+    model = parts.model(hidden_size=64, intermediate_size=160, num_attention_heads=4)
+    model.set_attn_implementation("eager")
+    row = Row(step=0, prompt=(1,) * 44, answer=(2,) * 4)
+    micro = collate([row], 0, torch.device("cpu"))
+    counted, planned = [], []
+    for narrow in (False, True):
+        scorer = Scorer(model, temperature=1.0, narrow=narrow)
+        operations = Operations.of(model, scorer.narrowed)
+        with FlopCounterMode(display=False) as counter:
+            scores = scorer.score(micro)
+            scores.logprobs.sum().backward()
+        counted.append(counter.get_total_flops())
+        planned.append(operations.training([row], reused=0, unread=scores.unread))
+    assert scores.unread == 47 - 4
+    assert planned[0] - planned[1] == pytest.approx(counted[0] - counted[1], rel=0.001)
 
 
 def test_an_update_says_where_its_time_went(parts):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,6 +24,7 @@ from transformers.cache_utils import DynamicLayer
 from rlforge.errors import ConfigError
 from rlforge.learner.attention import NAME
 from rlforge.learner.batching import MicroBatch, Row, collate
+from rlforge.learner.last_layer import LastLayer
 from rlforge.learner.logprobs import (
     Head,
     Reading,
@@ -39,17 +40,24 @@ log = logging.getLogger(__name__)
 #: Most logits that exist at once while scoring (float32: 128 MiB).
 MAX_LOGITS = 2**25
 
+#: Prompts on which a model shows whether it says the same in another way.
+_TRIED = tuple(Row(step=0, prompt=tuple(range(n)), answer=()) for n in (4, 6, 9))
+
 #: Small enough for tanh to leave as it is, and a power of two, which rounds nothing.
 _SMALL = 2.0**-13
 
 
 @value
 class Scores:
-    """logprobs [N], entropy [N] in nats (if asked for), values [B] (with a value head)."""
+    """logprobs [N], entropy [N] in nats (if asked for), values [B] (with a value head).
+
+    unread: positions that the last layer left out (``rlforge.learner.last_layer``).
+    """
 
     logprobs: Tensor
     entropy: Tensor | None
     values: Tensor | None
+    unread: int = 0
 
 
 class Scorer:
@@ -69,11 +77,14 @@ class Scorer:
         fp32_head: bool = False,
         value_head: nn.Module | None = None,
         max_logits: int = MAX_LOGITS,
+        narrow: bool = False,
     ) -> None:
         """``model``: a transformers causal LM, adapters included where it carries any.
 
         autocast: dtype that layers compute in, None: that of their weights. fp32_head: logits are
-        computed in float32 all the same. Raises ConfigError for that of a model whose logits only
+        computed in float32 all the same. narrow: the last layer computes what is read only, where
+        the model then says the same; not for layers that are computed again for their gradient, or
+        compiled. Raises ConfigError for that of a model whose logits only
         its own forward pass gives.
         """
         self._model = model
@@ -94,6 +105,14 @@ class Scorer:
                     "rest of it; switch it off"
                 )
             log.warning("%s gives the logits of all answers of a pass at once only", name)
+        self._last_layer: LastLayer | None = None
+        if narrow and self._reading is not None:
+            self._last_layer = self._find_last_layer()
+
+    @property
+    def narrowed(self) -> tuple[nn.Module, ...]:
+        """Modules of the last layer that are computed only where they are read."""
+        return () if self._last_layer is None else self._last_layer.modules
 
     @property
     def decoder_and_head(self) -> bool:
@@ -102,9 +121,10 @@ class Scorer:
 
     def score(self, micro: MicroBatch, *, entropy: bool = False) -> Scores:
         """Log-probs of the answer tokens; values and entropy with gradient where it is enabled."""
+        unread = 0
         with self._precision():
             if self._reading is not None:
-                hidden = self._hidden(micro)
+                hidden, unread = self._hidden(micro, micro.positions)
                 logprobs, entropies = self._by_chunks(
                     hidden.index_select(0, micro.positions), micro.token_ids, self._reading, entropy
                 )
@@ -113,14 +133,17 @@ class Scorer:
                 reading = Reading(temperature=self._temperature)
                 logprobs, entropies = logprobs_of(logits, micro.token_ids, reading, entropy=entropy)
         return Scores(
-            logprobs=logprobs, entropy=entropies, values=self._values(hidden, micro.last_prompt)
+            logprobs=logprobs,
+            entropy=entropies,
+            values=self._values(hidden, micro.last_prompt),
+            unread=max(unread - micro.padding, 0),
         )
 
     def values(self, micro: MicroBatch) -> Tensor:
         """The critic's estimate [B] at the last prompt token; no logits are computed."""
         with self._precision():
             if self.decoder_and_head:
-                hidden = self._hidden(micro)
+                hidden, _ = self._hidden(micro, micro.last_prompt)
             else:
                 hidden, _ = self._narrowed(micro.input_ids, micro.last_prompt[:0])
         values = self._values(hidden, micro.last_prompt)
@@ -138,17 +161,25 @@ class Scorer:
         values: Tensor = self._value_head(hidden.index_select(0, last_prompt).float())
         return values.squeeze(-1)
 
-    def _hidden(self, micro: MicroBatch) -> Tensor:
-        """Hidden states in front of the head [B * L, H]."""
+    def _hidden(self, micro: MicroBatch, read: Tensor) -> tuple[Tensor, int]:
+        """Hidden states in front of the head [B * L, H], and positions that are left out of them.
+
+        read: positions whose states are asked for; the others may be of no use.
+        """
+        options: dict[str, Any] = {"use_cache": self._use_cache}
         if micro.packing is not None:
-            output = self._decoder(
-                input_ids=micro.input_ids,
-                position_ids=micro.packing.position_ids,
-                packing=micro.packing,
-                use_cache=False,
-            )
-        else:
-            output = self._decoder(input_ids=micro.input_ids, use_cache=self._use_cache)
+            options = {
+                "position_ids": micro.packing.position_ids,
+                "packing": micro.packing,
+                "use_cache": False,
+            }
+        if self._last_layer is None:
+            return self._decoded(micro.input_ids, options), 0
+        with self._last_layer.read_at(read, micro.input_ids.numel()) as unread:
+            return self._decoded(micro.input_ids, options), unread
+
+    def _decoded(self, input_ids: Tensor, options: Mapping[str, Any]) -> Tensor:
+        output = self._decoder(input_ids=input_ids, **options)
         hidden: Tensor = output.last_hidden_state
         return hidden.flatten(0, 1)
 
@@ -211,28 +242,47 @@ class Scorer:
         plain = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
         if not (self.decoder_and_head and plain):
             return False
-        was_training = self._model.training
-        self._model.eval()
         device, own = self._model.device, self._model.config._attn_implementation
-        rows = [Row(step=0, prompt=tuple(range(n)), answer=()) for n in (4, 6, 9)]
-        padded = collate(rows, 0, device)
-        with self._precision():
-            expected = self._hidden(padded)[padded.last_prompt]
+        packed = collate(_TRIED, 0, device, segments(_TRIED))
+        expected = self._tried(collate(_TRIED, 0, device))
         self._model.set_attn_implementation(NAME)
-        packed = collate(rows, 0, device, segments(rows))
-        try:
-            with self._precision():
-                actual = self._hidden(packed)[packed.last_prompt]
-            error = float((actual - expected).float().norm() / expected.float().norm())
-            exact = self._autocast is None and actual.dtype == torch.float32
-            same = error < (1e-4 if exact else 0.05)
-        except (RuntimeError, TypeError, ValueError) as problem:
-            log.warning("sequences are padded, not packed: %s", problem)
-            same = False
+        same = self._says(expected, packed, "sequences are padded, not packed")
         if not same:
             self._model.set_attn_implementation(own)
-        self._model.train(was_training)
         return same
+
+    @torch.no_grad()
+    def _find_last_layer(self) -> LastLayer | None:
+        """The last layer, where the model says the same while it leaves positions out."""
+        padded = collate(_TRIED, 0, self._model.device)
+        expected = self._tried(padded)
+        layer = self._last_layer = LastLayer(self._decoder)
+        if layer.modules and self._says(expected, padded, "the last layer computes all positions"):
+            return layer
+        layer.give_up()
+        return None
+
+    def _tried(self, micro: MicroBatch) -> Tensor:
+        """Hidden states [B, H] at the ends of the prompts, without dropout."""
+        was_training = self._model.training
+        self._model.eval()
+        try:
+            with self._precision():
+                hidden, _ = self._hidden(micro, micro.last_prompt)
+        finally:
+            self._model.train(was_training)
+        return hidden[micro.last_prompt]
+
+    def _says(self, expected: Tensor, micro: MicroBatch, otherwise: str) -> bool:
+        """Whether the model says of ``micro`` what is expected; a log entry where it fails."""
+        try:
+            actual = self._tried(micro)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as problem:
+            log.warning("%s: %s", otherwise, problem)
+            return False
+        error = float((actual - expected).float().norm() / expected.float().norm())
+        exact = self._autocast is None and actual.dtype == torch.float32
+        return error < (1e-4 if exact else 0.05)
 
     @torch.no_grad()
     def _find_reading(self) -> Reading | None:

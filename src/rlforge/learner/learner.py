@@ -125,7 +125,7 @@ class Learner:
         self._optimizer = make_optimizer(
             self._policy.parameters().values(), self._policy.value_head, config, value_learning_rate
         )
-        self._operations = Operations.of(model)
+        self._operations = Operations.of(model, self._policy.narrowed)
         fixed = config.gradient_accumulation_steps is None
         self._single_step = fixed and config.epochs * config.optimizer_steps == 1
 
@@ -271,7 +271,7 @@ class Learner:
     ) -> OptimizerStep:
         """Accumulate the gradient over the micro-batches of ``rows`` and apply it if finite."""
         total_tokens = sum(len(row.answer) for row in rows)
-        positions, padding, reused = 0, 0, 0
+        counts = {"positions": 0, "padding": 0, "reused": 0, "unread": 0}
         # Sums on the device, read once: a GPU need not wait between one pass and the next.
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         sums: dict[str, Tensor] = {}
@@ -288,18 +288,18 @@ class Learner:
                 if not part.counts:
                     continue
                 loss += output.loss.detach()
-                positions += micro.input_ids.numel()
-                padding += micro.padding
-                reused += micro.reused
+                counts["positions"] += micro.input_ids.numel()
+                counts["padding"] += micro.padding
+                counts["reused"] += micro.reused
+                counts["unread"] += scores.unread
                 for name, number in output.metrics.items():
                     sums[name] = sums.get(name, torch.zeros_like(loss)) + number
         with watch.phase("optimizer"):
             total_loss, *numbers = torch.stack([loss, *sums.values()]).tolist()
             metrics = self._ranks.add_up(dict(zip(sums, numbers, strict=True)))
-            totals = self._ranks.add_up(
-                {"loss": total_loss, "positions": positions, "padding": padding, "reused": reused}
-            )
-            total_loss, reused = totals["loss"], round(totals["reused"])
+            totals = self._ranks.add_up({"loss": total_loss, **counts})
+            total_loss = totals.pop("loss")
+            counts = {name: round(number) for name, number in totals.items()}
             grad_norm = self._clip_gradient()
             applied = math.isfinite(total_loss) and math.isfinite(grad_norm)
             if applied:
@@ -311,10 +311,10 @@ class Learner:
             grad_norm=grad_norm,
             applied=applied,
             trained_tokens=total_tokens + sum(len(row.prompt) for row in rows),
-            positions=round(totals["positions"]),
-            padding=round(totals["padding"]),
-            reused=reused,
-            operations=self._operations.training(rows, reused),
+            positions=counts["positions"],
+            padding=counts["padding"],
+            reused=counts["reused"],
+            operations=self._operations.training(rows, counts["reused"], counts["unread"]),
             metrics=metrics,
         )
 

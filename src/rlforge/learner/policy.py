@@ -105,6 +105,8 @@ class Policy:
             copies = set(self.parameters()) if self._adapter is not None else set()
             make_scorer = functools.partial(SpreadScorer, ranks=ranks, device=device, copies=copies)
 
+        recomputed = config.gradient_checkpointing or config.activation_checkpointing
+
         def scorer(scored: Any, value_head: nn.Module | None) -> Scorer:
             return make_scorer(
                 scored,
@@ -113,6 +115,7 @@ class Policy:
                 autocast=autocast,
                 fp32_head=config.fp32_head,
                 value_head=value_head,
+                narrow=not (recomputed or config.compile or self._spread),
             )
 
         self._scorer = scorer(model, self.value_head)
@@ -131,6 +134,11 @@ class Policy:
             for compiled in (model,) if frozen is None else (model, frozen):
                 compile_layers(compiled)
         ranks.share_from_first(self._trained().values())
+
+    @property
+    def narrowed(self) -> tuple[nn.Module, ...]:
+        """Modules that are computed only where they are read (``rlforge.learner.last_layer``)."""
+        return self._scorer.narrowed
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """What is trained, by name, without the critic."""

@@ -14,11 +14,11 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlforge.learner.batching import Row
 from rlforge.types import value
@@ -84,24 +84,26 @@ class Operations:
     """Operations per token of one model.
 
     linear: weights of linear layers without the head; trained: those of them, or of adapters, that
-    get a gradient; head: weights of the head; attention: layers x heads x head size.
+    get a gradient; head: weights of the head; attention: layers x heads x head size. left_out: as
+    linear and trained, of modules that compute only positions that are read.
     """
 
     linear: int
     trained: int
     head: int
     attention: int
+    left_out: tuple[int, int] = (0, 0)
 
     @classmethod
-    def of(cls, model: Any) -> Operations:
-        """Counted from the modules of ``model``, adapters included."""
+    def of(cls, model: Any, narrowed: Iterable[nn.Module] = ()) -> Operations:
+        """Counted from the modules of ``model``, adapters included.
+
+        narrowed: modules of it that compute only positions that are read.
+        """
         head = model.get_output_embeddings()
         inside = {id(p) for p in head.parameters()}
-        matrices = [
-            module.weight
-            for module in model.modules()
-            if isinstance(module, nn.Linear) and id(module.weight) not in inside
-        ]
+        matrices = [each for each in _matrices(model) if id(each) not in inside]
+        narrow = [each for module in narrowed for each in _matrices(module)]
         config = model.config.get_text_config()
         heads = config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -110,21 +112,32 @@ class Operations:
             trained=sum(weight.numel() for weight in matrices if weight.requires_grad),
             head=sum(p.numel() for p in head.parameters() if p.ndim == 2),
             attention=config.num_hidden_layers * heads * size,
+            left_out=(
+                sum(weight.numel() for weight in narrow),
+                sum(weight.numel() for weight in narrow if weight.requires_grad),
+            ),
         )
 
-    def training(self, rows: Sequence[Row], reused: int) -> float:
-        """Operations of one pass over ``rows`` with its gradient; ``reused`` tokens cost nothing.
+    def training(self, rows: Sequence[Row], reused: int, unread: int = 0) -> float:
+        """Operations of one pass over ``rows`` with its gradient.
 
+        ``reused`` tokens cost nothing, ``unread`` ones less: the last layer left them out.
         Attention is counted for whole sequences: what is shared of it is small.
         """
         tokens = sum(row.input_length for row in rows) - reused
         answers = sum(len(row.answer) for row in rows)
         squares = sum(row.input_length**2 for row in rows)
+        linear, trained = self.left_out
         return float(
             tokens * (4 * self.linear + 2 * self.trained)
+            - unread * (4 * linear + 2 * trained)
             + answers * 4 * self.head
             + squares * 6 * self.attention
         )
+
+
+def _matrices(module: nn.Module) -> list[Tensor]:
+    return [each.weight for each in module.modules() if isinstance(each, nn.Linear)]
 
 
 class Stopwatch:

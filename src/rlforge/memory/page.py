@@ -43,7 +43,9 @@ count the tensors of the learner's real passes over small models on a CPU, and t
 within 10 %. Peaks on a card are not measured yet; `benchmarks/memory.py` does it where there is
 one. Each process on a card is given {PROCESS_BYTES["cuda"] // 2**20} MiB for its context, a usual
 figure and not a measured one. What `learner.share_prefixes` copies where many short steps go on
-from one long prompt counts against `learner.micro_batch_tokens`, roughly.
+from one long prompt counts against `learner.micro_batch_tokens`, roughly. Of positions that the
+last layer leaves out, because nobody reads them behind it, the plan knows nothing: a pass of long
+prompts takes a little less.
 
 **What the learner holds.** Weights; the adapter, its gradient and AdamW's two moments in float32
 (16 bytes per trained parameter); the tensors of the longest pass, which is the longest step or
