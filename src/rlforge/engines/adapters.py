@@ -14,7 +14,8 @@ from pathlib import Path
 
 from rlforge.engines.policies import PolicyKey
 from rlforge.errors import ConfigError, EngineError, PolicyLoadError
-from rlforge.models.fit import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter, read_shapes
+from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG
+from rlforge.models.fit import read_adapter, read_shapes
 from rlforge.types import value
 
 log = logging.getLogger(__name__)
@@ -115,8 +116,8 @@ def check_files(path: str, uid: str) -> None:
                 f"policy {uid!r} cannot be loaded: {error}; is it complete?"
             ) from error
         return
-    if (folder / "config.json").is_file():
+    if (folder / MODEL_CONFIG).is_file():
         found = "holds full weights; the vLLM engine plays adapters only: use engine=transformers"
     else:
-        found = "has no adapter_config.json" if folder.is_dir() else "is missing"
+        found = f"has no {ADAPTER_CONFIG}" if folder.is_dir() else "is missing"
     raise PolicyLoadError(f"policy {uid!r} cannot be loaded: {path} {found}")

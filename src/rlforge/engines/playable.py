@@ -8,14 +8,8 @@ from pathlib import Path
 from rlforge.config.schema import RunConfig
 from rlforge.engines.vllm_settings import lora_rank
 from rlforge.errors import ConfigError
-from rlforge.models.fit import (
-    ADAPTER_CONFIG,
-    MODEL_CONFIG,
-    check_adapter_fits,
-    check_model_fits,
-    largest_rank,
-    read_adapter,
-)
+from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG
+from rlforge.models.fit import check_adapter_fits, check_model_fits, largest_rank, read_adapter
 from rlforge.models.load import resolve_model
 from rlforge.types import PolicyRef
 

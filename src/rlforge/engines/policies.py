@@ -18,6 +18,7 @@ from torch import nn
 from rlforge.engines.attention import share_keys
 from rlforge.engines.device import is_lost
 from rlforge.errors import EngineError, PolicyLoadError
+from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG
 from rlforge.models.moving import give_back, move
 from rlforge.models.quiet import no_progress_bars
 from rlforge.types import PolicyRef
@@ -114,13 +115,12 @@ def load_policy(base: nn.Module, path: str, uid: str) -> nn.Module:
     or it does not fit the base model, and what says that the device is lost.
     """
     directory = Path(path)
-    if (directory / "adapter_config.json").is_file():
+    if (directory / ADAPTER_CONFIG).is_file():
         return _with_adapter(base, path, uid)
-    if (directory / "config.json").is_file():
+    if (directory / MODEL_CONFIG).is_file():
         return _full_model(base, path, uid)
-    found = (
-        "has neither adapter_config.json nor config.json" if directory.is_dir() else "is missing"
-    )
+    neither = f"has neither {ADAPTER_CONFIG} nor {MODEL_CONFIG}"
+    found = neither if directory.is_dir() else "is missing"
     raise PolicyLoadError(f"policy {uid!r} cannot be loaded: {path} {found}")
 
 
@@ -129,7 +129,7 @@ def _with_adapter(base: nn.Module, path: str, uid: str) -> nn.Module:
     from safetensors import safe_open
 
     try:
-        with safe_open(Path(path) / "adapter_model.safetensors", framework="pt") as file:
+        with safe_open(Path(path) / ADAPTER_WEIGHTS, framework="pt") as file:
             saved = set(file.keys())
         # PEFT draws first weights from the global generator before it reads the saved ones. Its
         # low_cpu_mem_usage would spare that, but rounds adapters to the dtype of the base.

@@ -27,6 +27,7 @@ from rlforge.engines.vllm_settings import check_installed, vllm_arguments, vllm_
 from rlforge.engines.waiting import WaitingRoom
 from rlforge.engines.worker import ThreadedEngine
 from rlforge.errors import ConfigError, EngineError, PolicyLoadError
+from rlforge.models.files import VALUE_HEAD
 from rlforge.types import Completion, FinishReason, PolicyRef, SamplingParams, value
 from rlforge.utilisation import Span, WorkLog
 
@@ -388,12 +389,12 @@ def _without_value_head(source: str) -> Iterator[str]:
 
     Other models are given as they are.
     """
-    folder, head = Path(source), "value_head.safetensors"
-    if not (folder / head).is_file():
+    folder = Path(source)
+    if not (folder / VALUE_HEAD).is_file():
         yield source
         return
     with tempfile.TemporaryDirectory() as view:
         for file in folder.iterdir():
-            if file.name != head:
+            if file.name != VALUE_HEAD:
                 (Path(view) / file.name).symlink_to(file.absolute())
         yield view

@@ -23,7 +23,6 @@ from rlforge.learner.prefixes import parts, segments
 from rlforge.learner.ranks import Ranks
 from rlforge.learner.sharding import SpreadScorer, cpu_copy, spread_like
 from rlforge.learner.weights import (
-    VALUE_HEAD_FILE,
     check_fit,
     load_adapter,
     load_value_head,
@@ -31,6 +30,7 @@ from rlforge.learner.weights import (
     save_model,
     save_value_head,
 )
+from rlforge.models.files import VALUE_HEAD
 from rlforge.models.lora import attach_lora, leave_inputs_alone
 from rlforge.types import Step, value
 
@@ -240,7 +240,7 @@ class Policy:
 
     def _warm_start(self, directory: Path) -> None:
         load_adapter(self._adapter, directory)
-        if self.value_head is not None and (directory / VALUE_HEAD_FILE).exists():
+        if self.value_head is not None and (directory / VALUE_HEAD).exists():
             load_value_head(self.value_head, directory)
 
     def _all_logprobs(self, scorer: Scorer, rows: Sequence[Row], total: int) -> Tensor:

@@ -19,9 +19,7 @@ from torch import Tensor, nn
 
 from rlforge.errors import CheckpointError
 from rlforge.learner.sharding import whole
-
-ADAPTER_FILE = "adapter_model.safetensors"
-VALUE_HEAD_FILE = "value_head.safetensors"
+from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, VALUE_HEAD
 
 
 def save_adapter(peft_model: Any, directory: Path) -> None:
@@ -31,7 +29,9 @@ def save_adapter(peft_model: Any, directory: Path) -> None:
     the Hugging Face hub about the base model.
     """
     tensors = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
-    save_file({name: _on_cpu(tensor) for name, tensor in tensors.items()}, directory / ADAPTER_FILE)
+    save_file(
+        {name: _on_cpu(tensor) for name, tensor in tensors.items()}, directory / ADAPTER_WEIGHTS
+    )
     config = copy.copy(peft_model.peft_config["default"])
     config.inference_mode = True
     config.target_modules = sorted(config.target_modules)
@@ -43,7 +43,7 @@ def load_adapter(peft_model: Any, directory: Path) -> None:
 
     Raises CheckpointError naming the path and the first difference.
     """
-    tensors = _read(directory / ADAPTER_FILE)
+    tensors = _read(directory / ADAPTER_WEIGHTS)
     expected = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
     check_fit(tensors, expected, f"adapter {directory}")
     scale = _read_config(peft_model, directory).lora_alpha
@@ -79,12 +79,12 @@ def save_model(model: Any, directory: Path | None, dtype: torch.dtype) -> None:
 def save_value_head(value_head: nn.Module, directory: Path) -> None:
     """Write the critic beside the policy it was trained with."""
     tensors = {name: _on_cpu(tensor) for name, tensor in value_head.state_dict().items()}
-    save_file(tensors, directory / VALUE_HEAD_FILE)
+    save_file(tensors, directory / VALUE_HEAD)
 
 
 def load_value_head(value_head: nn.Module, directory: Path) -> None:
     """Copy the critic in ``directory`` into ``value_head``; CheckpointError if it does not fit."""
-    tensors = _read(directory / VALUE_HEAD_FILE)
+    tensors = _read(directory / VALUE_HEAD)
     check_fit(tensors, value_head.state_dict(), f"value head {directory}")
     value_head.load_state_dict(tensors)
 
@@ -114,7 +114,7 @@ def _read_config(peft_model: Any, directory: Path) -> Any:
     try:
         return type(peft_model.peft_config["default"]).from_pretrained(str(directory))
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{directory}/adapter_config.json cannot be read: {error}") from error
+        raise CheckpointError(f"{directory / ADAPTER_CONFIG} cannot be read: {error}") from error
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:

@@ -11,10 +11,7 @@ from typing import Any
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError
-
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-MODEL_CONFIG = "config.json"
+from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG
 
 Shapes = dict[str, tuple[int, ...]]
 """Tensors of a file by name."""

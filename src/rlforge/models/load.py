@@ -16,6 +16,7 @@ from urllib.request import getproxies
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError, nearest
 from rlforge.models.cachedir import made_once
+from rlforge.models.files import MODEL_CONFIG, VALUE_HEAD
 from rlforge.models.quiet import no_progress_bars
 from rlforge.models.smollm2 import CACHE_NAME as SMOLLM2_CACHE_NAME
 from rlforge.models.smollm2 import create_smollm2
@@ -61,7 +62,7 @@ def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.inf
         raise ConfigError("model.kind hf needs model.name, a Hugging Face id or a local directory")
     folder = Path(config.name).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not (folder / MODEL_CONFIG).is_file():
             raise ConfigError(f"model.name {config.name} is a directory without config.json")
         return str(folder)
     return config.name
@@ -202,7 +203,7 @@ def load_value_head(config: ModelConfig) -> dict[str, torch.Tensor] | None:
     """
     from safetensors.torch import load_file
 
-    path = Path(resolve_model(config)) / "value_head.safetensors"
+    path = Path(resolve_model(config)) / VALUE_HEAD
     return load_file(path) if path.is_file() else None
 
 
@@ -232,7 +233,7 @@ def _where(source: str) -> str:
     if Path(source).is_dir() or hub_is_reachable():
         return source
     try:
-        cached = try_to_load_from_cache(source, "config.json")
+        cached = try_to_load_from_cache(source, MODEL_CONFIG)
     except HFValidationError as error:
         raise ConfigError(f"model.name {source!r} is no Hugging Face id: {error}") from error
     if not isinstance(cached, str):

@@ -10,7 +10,8 @@ from torch import nn
 
 from rlforge.config.schema import LoraConfig, ModelConfig
 from rlforge.errors import ConfigError
-from rlforge.models.fit import ADAPTER_CONFIG, last_part, read_json
+from rlforge.models.files import ADAPTER_CONFIG
+from rlforge.models.fit import last_part, read_json
 from rlforge.models.shapes import unknown_targets
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from rlforge.config.schema import ModelConfig
 from rlforge.memory.shape import ModelShape, known_shape, shape_from_config
 from rlforge.models.cachedir import cache_dir
+from rlforge.models.files import MODEL_CONFIG
 from rlforge.models.smollm2 import CACHE_NAME as SMOLLM2_CACHE_NAME
 from rlforge.models.tiny.recipe import RECIPES, cache_name
 from rlforge.types import value
@@ -27,14 +28,14 @@ def locate(config: ModelConfig) -> Located:
     if config.kind in RECIPES or config.kind == "smollm2_135m":
         name = cache_name(config.kind) if config.kind in RECIPES else SMOLLM2_CACHE_NAME
         folder = cache_dir() / name
-        if (folder / "config.json").is_file():
-            return Located(place=str(folder), shape=_read(config.kind, folder / "config.json"))
+        if (folder / MODEL_CONFIG).is_file():
+            return Located(place=str(folder), shape=_read(config.kind, folder / MODEL_CONFIG))
         known = known_shape("SmolLM2-135M") if config.kind == "smollm2_135m" else None
         return Located(place="made on first use", shape=known)
     source = config.name or ""
     folder = Path(source).expanduser()
     if folder.is_dir():
-        return Located(place=str(folder), shape=_read(source, folder / "config.json"))
+        return Located(place=str(folder), shape=_read(source, folder / MODEL_CONFIG))
     cached = _hub_copy(source)
     if cached is not None:
         return Located(place=str(cached.parent), shape=_read(source, cached))
@@ -69,7 +70,7 @@ def _hub_copy(name: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        cached = try_to_load_from_cache(name, "config.json")
+        cached = try_to_load_from_cache(name, MODEL_CONFIG)
     except HFValidationError:
         return None
     return Path(cached) if isinstance(cached, str) else None

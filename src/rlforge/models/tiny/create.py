@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from rlforge.models.files import VALUE_HEAD
 from rlforge.models.quiet import no_progress_bars
 from rlforge.models.tiny.corpus import corpus, lessons, play
 from rlforge.models.tiny.recipe import TinyRecipe
@@ -49,7 +50,7 @@ def create_tiny(directory: Path, recipe: TinyRecipe, progress: Callable[[str], N
     with no_progress_bars():
         model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    save_file(dict(heads.value.state_dict()), directory / "value_head.safetensors")
+    save_file(dict(heads.value.state_dict()), directory / VALUE_HEAD)
     summary = {
         "recipe": dataclasses.asdict(recipe),
         "parameters": model.num_parameters(),
