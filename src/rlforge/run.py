@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from signal import SIGINT, SIGTERM, raise_signal
+from signal import SIGINT, SIGTERM
 from typing import Any
 
 import ray
@@ -119,8 +119,6 @@ class Run:
         return outcome
 
     async def _begin_and_train(self, resume: bool) -> None:
-        # Until there is something to save, SIGTERM ends the run as Ctrl-C does.
-        asyncio.get_running_loop().add_signal_handler(SIGTERM, raise_signal, SIGINT)
         parts = len((self._run_dir / "command.txt").read_text().splitlines())
         self._live = await start_actors(self._config, self._hardware, str(self._run_dir), parts - 1)
         self._catch_signals()

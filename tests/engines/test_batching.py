@@ -43,6 +43,25 @@ def test_logprobs_are_those_of_a_plain_forward_pass(
         assert_true_logprobs(base, completion, temperature=0.7)
 
 
+def test_of_prompts_the_last_layer_computes_the_ends_only(
+    base: Any, make_core: Core, base_policy: PolicyRef
+) -> None:
+    core = make_core()
+    rows: list[tuple[int, ...]] = []
+    hooks = [
+        layer.mlp.gate_proj.register_forward_pre_hook(
+            lambda _, inputs: rows.append(tuple(inputs[0].shape[:2]))
+        )
+        for layer in base.model.layers
+    ]
+    for prompt in ([3, 4, 5, 6, 7], [8, 9, 10], [11, 12]):
+        core.submit(prompt, SamplingParams(max_tokens=2), base_policy)
+    finish(core)
+    for hook in hooks:
+        hook.remove()
+    assert rows == [(3, 5), (1, 3), (3, 1), (3, 1)]  # two layers read prompts, then draw
+
+
 def test_versions_in_flight_together_answer_with_their_own_logprobs(
     base: Any, make_core: Core, make_adapter: Adapter, base_policy: PolicyRef
 ) -> None:

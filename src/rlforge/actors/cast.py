@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import logging
 import re
+import signal
+import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -43,11 +45,14 @@ def ray_started(hardware: HardwareConfig, graph: RunGraph) -> Iterator[None]:
     """A Ray of our own for the block, or a connection to ``hardware.ray_address``.
 
     Our own it is whatever cluster this machine belongs to, or RAY_ADDRESS names.
-    None of the processes of our own outlives the block.
+    None of the processes of our own outlives the block, in which SIGTERM is what Ctrl-C is.
     """
     before = _children()
     try:
         _enter_ray(hardware, graph)
+        # Ray's handler would end this process in the middle of anything, with a stack trace.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     except BaseException:  # also Ctrl-C: Ray does not know of a node that is half there
         for process in _children() - before:
             _kill(process)

@@ -22,6 +22,7 @@ from rlforge.engines.policies import PolicyKey, PolicyStore
 from rlforge.engines.requests import Answer, check_request
 from rlforge.engines.waiting import WaitingRoom
 from rlforge.errors import EngineError
+from rlforge.models.last_layer import says_the_same
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 from rlforge.utilisation import Span, WorkLog
 
@@ -62,6 +63,7 @@ class BatchGenerator:
         seed: int,
     ) -> None:
         self._policies = policies
+        self._narrow = says_the_same(policies.base)
         self._limits = limits
         self._decode = decode
         self._vocab_size = vocab_size
@@ -179,7 +181,10 @@ class BatchGenerator:
                 answers += self._run(group.running, group.step)
             for key, generations in admitted.items():
                 group = self._groups.get(key) or Group(
-                    self._policies.use(key), self._pad_id, self._limits.max_sequences
+                    self._policies.use(key),
+                    self._pad_id,
+                    self._limits.max_sequences,
+                    narrow=self._narrow,
                 )
                 self._groups[key] = group
                 for batch in self._prompt_batches(generations):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import Cache
 
 from rlforge.engines.cache import join_rows, keep_rows, new_cache, shrink, trim
 from rlforge.engines.sampling import sample, uniforms
+from rlforge.models.last_layer import LastLayer
 from rlforge.types import FinishReason, PolicyRef, SamplingParams
 
 
@@ -57,11 +59,13 @@ class Group:
     """The running batch of one policy: generations join after their prefill, leave when done.
 
     Rows of generations that ended or were dropped stay in the cache until others take their
-    places, or they are more than an eighth of it. max_rows: of the whole engine.
+    places, or they are more than an eighth of it. max_rows: of the whole engine. narrow: of prompts
+    the last layer computes their ends only (``rlforge.models.last_layer``).
     """
 
-    def __init__(self, model: nn.Module, pad_id: int, max_rows: int) -> None:
+    def __init__(self, model: Any, pad_id: int, max_rows: int, *, narrow: bool) -> None:
         self.model = model
+        self._last_layer = LastLayer(model.get_decoder()) if narrow else None
         self._pad_id = pad_id
         self._max_rows = max_rows
         self._device = next(model.parameters()).device
@@ -130,19 +134,27 @@ class Group:
         mask: Tensor | None = None
         if starts.any():
             mask = torch.from_numpy(np.arange(width)[None, :] >= starts[:, None])
-        output = self.model(
-            input_ids=torch.from_numpy(ids).to(self._device),
-            attention_mask=None if mask is None else mask.long().to(self._device),
-            position_ids=torch.from_numpy(positions.clip(min=0)).to(self._device),
-            past_key_values=cache,
-            use_cache=cache is not None,
-            logits_to_keep=1,
-        )
+        with self._only_ends_of(ids):
+            output = self.model(
+                input_ids=torch.from_numpy(ids).to(self._device),
+                attention_mask=None if mask is None else mask.long().to(self._device),
+                position_ids=torch.from_numpy(positions.clip(min=0)).to(self._device),
+                past_key_values=cache,
+                use_cache=cache is not None,
+                logits_to_keep=1,
+            )
         drawn = [(i, row) for i, row in enumerate(rows) if row is not None]
         logits = output.logits[:, -1]
         if len(drawn) < len(rows):
             logits = logits[torch.as_tensor([i for i, _ in drawn], device=self._device)]
         self._append([row for _, row in drawn], logits)
+
+    def _only_ends_of(self, ids: np.ndarray[Any, Any]) -> AbstractContextManager[Any]:
+        """In the block the last layer computes what the last token of each row needs."""
+        if self._last_layer is None or ids.shape[1] == 1:
+            return nullcontext()
+        ends = torch.arange(1, len(ids) + 1, device=self._device) * ids.shape[1] - 1
+        return self._last_layer.read_at(ends, ids.size)
 
     def _append(self, generations: Sequence[Generation], logits: Tensor) -> None:
         seeds = np.array([g.seed for g in generations], dtype=np.uint64)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,7 +24,6 @@ from transformers.cache_utils import DynamicLayer
 from rlforge.errors import ConfigError
 from rlforge.learner.attention import NAME
 from rlforge.learner.batching import MicroBatch, Row, collate
-from rlforge.learner.last_layer import LastLayer
 from rlforge.learner.logprobs import (
     Head,
     Reading,
@@ -33,15 +32,13 @@ from rlforge.learner.logprobs import (
     recomputed_logprobs,
 )
 from rlforge.learner.prefixes import segments
+from rlforge.models.last_layer import LastLayer, says_the_same
 from rlforge.types import value
 
 log = logging.getLogger(__name__)
 
 #: Most logits that exist at once while scoring (float32: 128 MiB).
 MAX_LOGITS = 2**25
-
-#: Prompts on which a model shows whether it says the same in another way.
-_TRIED = tuple(Row(step=0, prompt=tuple(range(n)), answer=()) for n in (4, 6, 9))
 
 #: Small enough for tanh to leave as it is, and a power of two, which rounds nothing.
 _SMALL = 2.0**-13
@@ -51,7 +48,7 @@ _SMALL = 2.0**-13
 class Scores:
     """logprobs [N], entropy [N] in nats (if asked for), values [B] (with a value head).
 
-    unread: positions that the last layer left out (``rlforge.learner.last_layer``).
+    unread: positions that the last layer left out (``rlforge.models.last_layer``).
     """
 
     logprobs: Tensor
@@ -83,9 +80,9 @@ class Scorer:
 
         autocast: dtype that layers compute in, None: that of their weights. fp32_head: logits are
         computed in float32 all the same. narrow: the last layer computes what is read only, where
-        the model then says the same; not for layers that are computed again for their gradient, or
-        compiled. Raises ConfigError for that of a model whose logits only
-        its own forward pass gives.
+        the model then says the same; not for layers that are compiled, or computed again for their
+        gradient. Raises ConfigError for ``fp32_head`` of a model whose logits only its own forward
+        pass gives.
         """
         self._model = model
         self._decoder = model.get_decoder()
@@ -105,9 +102,9 @@ class Scorer:
                     "rest of it; switch it off"
                 )
             log.warning("%s gives the logits of all answers of a pass at once only", name)
-        self._last_layer: LastLayer | None = None
-        if narrow and self._reading is not None:
-            self._last_layer = self._find_last_layer()
+        with self._precision():
+            narrow = narrow and self._reading is not None and says_the_same(model)
+        self._last_layer = LastLayer(self._decoder) if narrow else None
 
     @property
     def narrowed(self) -> tuple[nn.Module, ...]:
@@ -173,15 +170,16 @@ class Scorer:
                 "packing": micro.packing,
                 "use_cache": False,
             }
-        if self._last_layer is None:
-            return self._decoded(micro.input_ids, options), 0
-        with self._last_layer.read_at(read, micro.input_ids.numel()) as unread:
-            return self._decoded(micro.input_ids, options), unread
-
-    def _decoded(self, input_ids: Tensor, options: Mapping[str, Any]) -> Tensor:
-        output = self._decoder(input_ids=input_ids, **options)
+        layer, total = self._last_layer, micro.input_ids.numel()
+        with nullcontext(0) if layer is None else layer.read_at(read, total) as unread:
+            output = self._decoder(input_ids=micro.input_ids, **options)
         hidden: Tensor = output.last_hidden_state
-        return hidden.flatten(0, 1)
+        return hidden.flatten(0, 1), unread
+
+    def _ends(self, micro: MicroBatch) -> Tensor:
+        """Hidden states [B, H] at the ends of the prompts."""
+        hidden, _ = self._hidden(micro, micro.last_prompt)
+        return hidden[micro.last_prompt]
 
     def _narrowed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states [B * L, H], and logits [N, V] by the model's own forward pass."""
@@ -242,47 +240,28 @@ class Scorer:
         plain = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
         if not (self.decoder_and_head and plain):
             return False
-        device, own = self._model.device, self._model.config._attn_implementation
-        packed = collate(_TRIED, 0, device, segments(_TRIED))
-        expected = self._tried(collate(_TRIED, 0, device))
-        self._model.set_attn_implementation(NAME)
-        same = self._says(expected, packed, "sequences are padded, not packed")
-        if not same:
-            self._model.set_attn_implementation(own)
-        return same
-
-    @torch.no_grad()
-    def _find_last_layer(self) -> LastLayer | None:
-        """The last layer, where the model says the same while it leaves positions out."""
-        padded = collate(_TRIED, 0, self._model.device)
-        expected = self._tried(padded)
-        layer = self._last_layer = LastLayer(self._decoder)
-        if layer.modules and self._says(expected, padded, "the last layer computes all positions"):
-            return layer
-        layer.give_up()
-        return None
-
-    def _tried(self, micro: MicroBatch) -> Tensor:
-        """Hidden states [B, H] at the ends of the prompts, without dropout."""
         was_training = self._model.training
         self._model.eval()
+        device, own = self._model.device, self._model.config._attn_implementation
+        rows = [Row(step=0, prompt=tuple(range(n)), answer=()) for n in (4, 6, 9)]
+        padded = collate(rows, 0, device)
+        with self._precision():
+            expected = self._ends(padded)
+        self._model.set_attn_implementation(NAME)
+        packed = collate(rows, 0, device, segments(rows))
         try:
             with self._precision():
-                hidden, _ = self._hidden(micro, micro.last_prompt)
-        finally:
-            self._model.train(was_training)
-        return hidden[micro.last_prompt]
-
-    def _says(self, expected: Tensor, micro: MicroBatch, otherwise: str) -> bool:
-        """Whether the model says of ``micro`` what is expected; a log entry where it fails."""
-        try:
-            actual = self._tried(micro)
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as problem:
-            log.warning("%s: %s", otherwise, problem)
-            return False
-        error = float((actual - expected).float().norm() / expected.float().norm())
-        exact = self._autocast is None and actual.dtype == torch.float32
-        return error < (1e-4 if exact else 0.05)
+                actual = self._ends(packed)
+            error = float((actual - expected).float().norm() / expected.float().norm())
+            exact = self._autocast is None and actual.dtype == torch.float32
+            same = error < (1e-4 if exact else 0.05)
+        except (RuntimeError, TypeError, ValueError) as problem:
+            log.warning("sequences are padded, not packed: %s", problem)
+            same = False
+        if not same:
+            self._model.set_attn_implementation(own)
+        self._model.train(was_training)
+        return same
 
     @torch.no_grad()
     def _find_reading(self) -> Reading | None:

@@ -137,7 +137,7 @@ class Policy:
 
     @property
     def narrowed(self) -> tuple[nn.Module, ...]:
-        """Modules that are computed only where they are read (``rlforge.learner.last_layer``)."""
+        """Modules that are computed only where they are read (``rlforge.models.last_layer``)."""
         return self._scorer.narrowed
 
     def parameters(self) -> dict[str, nn.Parameter]:

@@ -1,0 +1,89 @@
+"""The last layer, computed where it is read.
+
+Behind the last layer only those positions are read that predict a token which is drawn or learned:
+few of a long prompt. Queries, the output of attention and the feed-forward network treat each
+position by itself, so in that layer they are computed for these few alone; keys and values are
+needed of all. Gradients stay the same: elsewhere those of the left out are zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+#: What treats each position by itself in a decoder layer, by transformers' names.
+POSITION_WISE = ("self_attn.q_proj", "self_attn.o_proj", "mlp")
+
+
+class LastLayer:
+    """The last layer of a decoder, some of whose modules can leave positions out.
+
+    modules: those modules; none where the decoder has no layers with such names. Whether the
+    decoder says the same is for the caller to try.
+    """
+
+    def __init__(self, decoder: nn.Module) -> None:
+        layers = [m for m in decoder.modules() if isinstance(m, GradientCheckpointingLayer)]
+        found = dict(layers[-1].named_modules()) if layers else {}
+        self.modules = tuple(found[name] for name in POSITION_WISE if name in found)
+
+    @contextlib.contextmanager
+    def read_at(self, positions: Tensor, total: int) -> Iterator[int]:
+        """In the block only ``positions`` [N] are computed, of ``total``; gives how many are not.
+
+        Where half of them are read all are computed: copying the others out would not pay.
+        """
+        if not self.modules or 2 * positions.numel() >= total:
+            yield 0
+            return
+        replaced = [(module, vars(module).get("forward")) for module in self.modules]
+        for module in self.modules:
+            module.forward = partial(_at, positions, module.forward)
+        try:
+            yield total - positions.numel()
+        finally:
+            for module, forward in replaced:
+                if forward is None:
+                    del module.forward
+                else:
+                    module.forward = forward
+
+
+@torch.no_grad()
+def says_the_same(model: Any) -> bool:
+    """Whether a causal model predicts the same where only the ends of prompts are read."""
+    layer = LastLayer(model.get_decoder())
+    if not layer.modules:
+        return False
+    ids = (
+        torch.arange(18, device=model.device).view(2, 9) % model.config.get_text_config().vocab_size
+    )
+    ends = torch.tensor([8, 17], device=model.device)
+    was_training = model.training
+    model.eval()
+    try:
+        expected = model(input_ids=ids, use_cache=False).logits[:, -1].float()
+        with layer.read_at(ends, ids.numel()):
+            actual = model(input_ids=ids, use_cache=False).logits[:, -1].float()
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return False  # a layer of another make
+    finally:
+        model.train(was_training)
+    error = float((actual - expected).norm() / expected.norm())
+    return error < (1e-4 if model.dtype == torch.float32 else 0.05)
+
+
+def _at(
+    positions: Tensor, whole: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    """[B, L, O] of x [B, L, I]: zero where nobody reads."""
+    rows = x.flatten(0, 1)
+    few = whole(rows.index_select(0, positions)[None], *args, **kwargs)[0]
+    all_rows = few.new_zeros(rows.shape[0], few.shape[-1])
+    return all_rows.index_copy(0, positions, few).view(*x.shape[:-1], -1)

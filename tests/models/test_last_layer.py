@@ -1,0 +1,77 @@
+"""A last layer that leaves positions out is tried before, and as it was afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlforge.models.last_layer import LastLayer, says_the_same
+
+
+@pytest.fixture
+def model() -> Any:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            vocab_size=40,
+            initializer_range=0.3,
+        )
+    )
+
+
+@torch.no_grad()
+def test_positions_that_are_read_are_as_without_it_and_only_they_are_computed(model: Any) -> None:
+    ids, read = torch.arange(20)[None], torch.tensor([7, 19])
+    rows: list[int] = []
+    for layer in model.model.layers:
+        layer.mlp.gate_proj.register_forward_pre_hook(
+            lambda _, inputs: rows.append(inputs[0].shape[1])
+        )
+    expected = model.model(ids).last_hidden_state[0, read]
+    with LastLayer(model.model).read_at(read, 20) as left_out:
+        actual = model.model(ids).last_hidden_state[0, read]
+    torch.testing.assert_close(actual, expected)
+    assert left_out == 18
+    assert rows == [20, 20, 20, 2]
+
+
+def test_the_layer_is_as_it_was_afterwards_whatever_happened(model: Any) -> None:
+    mlp = model.model.layers[-1].mlp
+    own = mlp.forward = lambda x: x
+    layer = LastLayer(model.model)
+
+    def fail() -> None:
+        with layer.read_at(torch.tensor([1]), 9):
+            assert mlp.forward is not own
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert mlp.forward is own
+    assert all("forward" not in vars(module) for module in layer.modules if module is not mlp)
+
+
+def test_where_half_of_the_positions_are_read_all_are_computed(model: Any) -> None:
+    mlp = model.model.layers[-1].mlp
+    with LastLayer(model.model).read_at(torch.arange(5), 10) as left_out:
+        assert "forward" not in vars(mlp)
+    assert left_out == 0
+
+
+def test_a_model_is_tried_before_it_leaves_positions_out(model: Any) -> None:
+    model.train()
+    assert says_the_same(model)
+    assert model.training
+    own = model.model.layers[-1].mlp.forward
+    model.model.layers[-1].mlp.forward = lambda x: own(x).cumsum(1)  # it mixes positions
+    assert not says_the_same(model)
+    model.model.layers[-1].mlp.forward = lambda x: (own(x), None)  # it gives more than one tensor
+    assert not says_the_same(model)
