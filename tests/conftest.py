@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from pathlib import Path
 
 import pytest
+
+with contextlib.suppress(ImportError):  # GPU tests run where there is little more than pytest
+    from hypothesis import settings
+
+    # No verdict about time: another process may have the core. What CI asks for besides stays.
+    asked = settings.get_profile(settings.get_current_profile_name())
+    settings.register_profile("untimed", asked, deadline=None)
+    settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

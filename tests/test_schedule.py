@@ -53,7 +53,7 @@ def test_mirror_trains_every_seat():
         assert all(seat.trained for seat in spec.seats)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from(mode_names()), st.integers(0, 2**31))
 def test_exactly_the_seats_of_the_current_version_are_trained(mode, seed):
     for spec in make_scheduler(mode, [TWO, THREE, ALONE], seed=seed).next_games(20):
@@ -77,7 +77,7 @@ def test_single_player_games_have_no_opponent():
 
 
 @given(st.integers(0, 2**31))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_learner_takes_every_seat_equally_often(seed):
     specs = make_scheduler(envs=[TWO, THREE], seed=seed).next_games(120)
     for env in (TWO, THREE):
@@ -119,7 +119,7 @@ def test_the_seed_decides_everything():
 
 
 @given(st.integers(2, 5), st.lists(st.integers(1, 7), min_size=1, max_size=8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_groups_are_consecutive_whole_and_alike(group_size, requests):
     scheduler = make_scheduler("random", [TWO, THREE], group_size=group_size)
     specs = [spec for n in requests for spec in scheduler.next_games(n)]
@@ -144,7 +144,7 @@ def test_an_open_group_is_finished_with_the_version_it_began_with():
 
 
 @given(st.sampled_from(mode_names()), st.integers(1, 4), st.integers(0, 9), st.integers(0, 2**31))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_resumed_scheduler_goes_on_like_one_that_never_stopped(mode, group_size, before, seed):
     pool = make_pool(mode, seed=seed)
     scheduler = GameScheduler([TWO, THREE], pool, group_size=group_size, seed=seed)

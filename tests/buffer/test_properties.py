@@ -190,7 +190,7 @@ class EpisodeBufferMachine(BufferMachine):
 TestStepBuffer = BufferMachine.TestCase
 TestEpisodeBuffer = EpisodeBufferMachine.TestCase
 for machine in (TestStepBuffer, TestEpisodeBuffer):
-    machine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    machine.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])

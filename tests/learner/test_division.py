@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlforge.learner.batching import Row
@@ -31,7 +31,6 @@ def test_no_load_lies_further_above_the_mean_than_the_dearest(costs: list[int], 
     assert max(loads) * parts <= sum(costs) + max(costs, default=0) * (parts - 1)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 30), max_size=6), st.integers(1, 3))
 def test_the_largest_load_is_near_the_smallest_possible(costs: list[int], parts: int) -> None:
     def largest(owners: tuple[int, ...]) -> int:

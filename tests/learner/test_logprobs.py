@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlforge.learner.logprobs import Head, Reading, chunked_logprobs, recomputed_logprobs
@@ -24,7 +24,6 @@ def plain(hidden, token_ids, weight, bias, softcap=None, temperature=1.0, scale=
     return chosen, -(logs.exp() * logs).sum(-1)
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 13),
     st.integers(1, 5),

@@ -134,7 +134,6 @@ def check_money(world, issued):
 @settings(
     max_examples=40,
     phases=[Phase.generate],
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=True,
 )

@@ -317,7 +317,7 @@ def test_the_snapshot_is_json():
     }
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.sampled_from(mode_names()),
     st.lists(st.tuples(st.integers(0, 4), st.sampled_from([-1, 0, 1])), max_size=10),

@@ -272,7 +272,7 @@ OBJECTS = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(OBJECTS, OBJECTS, st.sampled_from([*ACTION_TYPES, "?"]), JUNK, st.floats())
 def test_whatever_is_missing_or_odd_the_row_is_finite(
     state: Any, after: Any, kind: str, content: Any, figure: float

@@ -86,7 +86,7 @@ records = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(records)
 def test_a_game_record_comes_back_as_it_was(record: GameRecord) -> None:
     column = pa.array([to_plain(record, GameRecord)], type=arrow_type(GameRecord))

@@ -69,7 +69,7 @@ def there_and_back(decision: Decision) -> Decision:
     return back
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(decisions)
 def test_any_decision_comes_back_as_it_was(decision: Decision) -> None:
     assert there_and_back(decision) == decision

@@ -188,7 +188,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(actions, st.sampled_from([1e-6, 0.01, 32.0]))
 def test_any_history_ends_as_a_plain_dictionary_would(
     tmp_path_factory: pytest.TempPathFactory, history: list[Any], segment_mb: float
