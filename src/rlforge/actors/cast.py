@@ -52,7 +52,7 @@ def ray_started(hardware: HardwareConfig, graph: RunGraph) -> Iterator[None]:
         _enter_ray(hardware, graph)
         # Ray's handler would end this process in the middle of anything, with a stack trace.
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
     except BaseException:  # also Ctrl-C: Ray does not know of a node that is half there
         for process in _children() - before:
             _kill(process)
