@@ -66,12 +66,27 @@ def test_where_half_of_the_positions_are_read_all_are_computed(model: Any) -> No
     assert left_out == 0
 
 
-def test_a_model_is_tried_before_it_leaves_positions_out(model: Any) -> None:
+def test_a_model_is_tried_before_it_leaves_positions_out(
+    model: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     model.train()
     assert says_the_same(model)
     assert model.training
+    assert not caplog.messages
     own = model.model.layers[-1].mlp.forward
     model.model.layers[-1].mlp.forward = lambda x: own(x).cumsum(1)  # it mixes positions
     assert not says_the_same(model)
     model.model.layers[-1].mlp.forward = lambda x: (own(x), None)  # it gives more than one tensor
     assert not says_the_same(model)
+    assert ["differently" in m or "another make" in m for m in caplog.messages] == [True, True]
+    assert all("last layer of LlamaForCausalLM is computed whole" in m for m in caplog.messages)
+
+
+def test_under_autocast_float32_weights_are_judged_by_what_they_are_rounded_to(model: Any) -> None:
+    mlp = model.model.layers[-1].mlp
+    own = mlp.forward
+    mlp.forward = lambda x: own(x) * (1 if x.shape[1] == 9 else 1.002)
+    assert not says_the_same(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert says_the_same(model)

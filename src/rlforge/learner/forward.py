@@ -33,6 +33,7 @@ from rlforge.learner.logprobs import (
 )
 from rlforge.learner.prefixes import segments
 from rlforge.models.last_layer import LastLayer, says_the_same
+from rlforge.models.rounding import same_up_to_rounding
 from rlforge.types import value
 
 log = logging.getLogger(__name__)
@@ -251,17 +252,15 @@ class Scorer:
         packed = collate(rows, 0, device, segments(rows))
         try:
             with self._precision():
-                actual = self._ends(packed)
-            error = float((actual - expected).float().norm() / expected.float().norm())
-            exact = self._autocast is None and actual.dtype == torch.float32
-            same = error < (1e-4 if exact else 0.05)
-        except (RuntimeError, TypeError, ValueError) as problem:
+                same = same_up_to_rounding(self._ends(packed), expected)
+            problem = "" if same else "the model answers differently where they are packed"
+        except (RuntimeError, TypeError, ValueError) as error:
+            problem = f"packing fails with {error!r}"
+        if problem:
             log.warning("sequences are padded, not packed: %s", problem)
-            same = False
-        if not same:
             self._model.set_attn_implementation(own)
         self._model.train(was_training)
-        return same
+        return not problem
 
     @torch.no_grad()
     def _find_reading(self) -> Reading | None:

@@ -9,6 +9,7 @@ needed of all. Gradients stay the same: elsewhere those of the left out are zero
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -16,6 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rlforge.models.rounding import same_up_to_rounding
+
+log = logging.getLogger(__name__)
 
 #: What treats each position by itself in a decoder layer, by transformers' names.
 POSITION_WISE = ("self_attn.q_proj", "self_attn.o_proj", "mlp")
@@ -57,26 +62,36 @@ class LastLayer:
 
 @torch.no_grad()
 def says_the_same(model: Any) -> bool:
-    """Whether a causal model predicts the same where only the ends of prompts are read."""
+    """Whether a causal model predicts the same where only the ends of prompts are read.
+
+    Where it does not, the log says why its last layer is computed whole.
+    """
+    problem = _what_differs(model)
+    if problem:
+        log.info("the last layer of %s is computed whole: %s", type(model).__name__, problem)
+    return not problem
+
+
+def _what_differs(model: Any) -> str:
+    """Why the last layer of ``model`` cannot leave positions out, tried on a few; "" if it can."""
     layer = LastLayer(model.get_decoder())
     if not layer.modules:
-        return False
-    ids = (
-        torch.arange(18, device=model.device).view(2, 9) % model.config.get_text_config().vocab_size
-    )
+        return "none of its parts has a known name"
+    vocab_size = model.config.get_text_config().vocab_size
+    ids = torch.arange(18, device=model.device).view(2, 9) % vocab_size
     ends = torch.tensor([8, 17], device=model.device)
     was_training = model.training
     model.eval()
     try:
-        expected = model(input_ids=ids, use_cache=False).logits[:, -1].float()
+        expected = model(input_ids=ids, use_cache=False).logits[:, -1]
         with layer.read_at(ends, ids.numel()):
-            actual = model(input_ids=ids, use_cache=False).logits[:, -1].float()
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
-        return False  # a layer of another make
+            actual = model(input_ids=ids, use_cache=False).logits[:, -1]
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as problem:
+        return f"a layer of another make ({problem})"
     finally:
         model.train(was_training)
-    error = float((actual - expected).norm() / expected.norm())
-    return error < (1e-4 if model.dtype == torch.float32 else 0.05)
+    same = same_up_to_rounding(actual, expected)
+    return "" if same else "it answers differently where positions are left out"
 
 
 def _at(
