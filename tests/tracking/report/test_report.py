@@ -92,6 +92,15 @@ def test_the_games_are_annotated(full_run: Path) -> None:
         assert f"game {game_id} " in text, game_id
 
 
+def test_an_observation_shows_its_end_first_where_the_board_is(full_run: Path) -> None:
+    page = write_report(full_run).read_text()
+    boxes = re.findall(r'<pre[^>]*aria-label="observation"[^>]*>', page)
+    assert boxes
+    assert all('class="from-end"' in box for box in boxes)
+    (rule,) = re.findall(r"\.from-end \{(.*?)\}", page)
+    assert "flex-direction: column-reverse" in rule  # a box of that kind starts at its bottom
+
+
 def test_the_page_needs_nothing_from_elsewhere_and_stays_small(full_run: Path) -> None:
     page = write_report(full_run).read_text()
     assert not re.search(r"""(src|href)\s*=|url\(|@import|https?://""", page)

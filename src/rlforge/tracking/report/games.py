@@ -134,7 +134,7 @@ def _turn(place: int, turn: Turn, seats: Sequence[Seat]) -> Html:
             el("span", uid),
             *(el("span", mark, cls="badge bad") for mark in marks),
         ),
-        el("pre", _end_of(turn.observation), tabindex=0, aria_label="observation"),
+        el("pre", _end_of(turn.observation), tabindex=0, aria_label="observation", cls="from-end"),
         el("pre", _end_of(answer.text), tabindex=0, aria_label="answer", cls="answer"),
         el("footer", "plays ", el("code", turn.action or "nothing"), _likelihood(turn)),
         cls=f"turn c{turn.player_id % 8}{wrong}",

@@ -91,6 +91,8 @@ tbody tr:last-child td { border-bottom: 0; }
 pre { margin: .4rem 0; padding: .4rem .5rem; background: var(--page); border-radius: 5px;
   font: 12px/1.4 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
   max-height: 210px; overflow: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
+/* Scrolled to its end, where the board is: what a game says last stands there. */
+.from-end { display: flex; flex-direction: column-reverse; }
 .answer { border-left: 2px solid var(--accent); }
 .turn footer { font-size: .8rem; color: var(--soft); }
 code { font: .92em ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
