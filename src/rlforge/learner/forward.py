@@ -33,7 +33,7 @@ from rlforge.learner.logprobs import (
 )
 from rlforge.learner.prefixes import segments
 from rlforge.models.last_layer import LastLayer, says_the_same
-from rlforge.models.rounding import same_up_to_rounding
+from rlforge.models.trials import evaluating, same_up_to_rounding
 from rlforge.types import value
 
 log = logging.getLogger(__name__)
@@ -241,25 +241,20 @@ class Scorer:
         plain = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
         if not (self.decoder_and_head and plain):
             return False
-        was_training = self._model.training
-        self._model.eval()
         device, own = self._model.device, self._model.config._attn_implementation
         rows = [Row(step=0, prompt=tuple(range(n)), answer=()) for n in (4, 6, 9)]
-        padded = collate(rows, 0, device)
-        with self._precision():
+        padded, packed = collate(rows, 0, device), collate(rows, 0, device, segments(rows))
+        with evaluating(self._model), self._precision():
             expected = self._ends(padded)
-        self._model.set_attn_implementation(NAME)
-        packed = collate(rows, 0, device, segments(rows))
-        try:
-            with self._precision():
+            self._model.set_attn_implementation(NAME)
+            try:
                 same = same_up_to_rounding(self._ends(packed), expected)
-            problem = "" if same else "the model answers differently where they are packed"
-        except (RuntimeError, TypeError, ValueError) as error:
-            problem = f"packing fails with {error!r}"
+                problem = "" if same else "the model answers differently where they are packed"
+            except (RuntimeError, TypeError, ValueError) as error:
+                problem = f"packing fails with {error!r}"
         if problem:
             log.warning("sequences are padded, not packed: %s", problem)
             self._model.set_attn_implementation(own)
-        self._model.train(was_training)
         return not problem
 
     @torch.no_grad()
@@ -271,8 +266,6 @@ class Scorer:
         that is not all, or where the head reads something else than the decoder's last hidden
         states (MiniCPM scales those): the forward pass is the only description of such a model.
         """
-        was_training = self._model.training
-        self._model.eval()
         ids = torch.arange(4, device=self._model.device)[None]
         read: list[Tensor] = []
         marks: list[Tensor] = []
@@ -284,14 +277,13 @@ class Scorer:
             marks.append(values.view(outputs.shape))
             return marks[0].clone()
 
-        with self._precision():
+        with evaluating(self._model), self._precision():
             hidden = self._decoder(input_ids=ids, use_cache=False)
             hook = self._head.register_forward_hook(mark)
             try:
                 logits = self._model(input_ids=ids, use_cache=False).logits
             finally:
                 hook.remove()
-        self._model.train(was_training)
         hidden = getattr(hidden, "last_hidden_state", None)
         # The same operations on the same shapes: rounding gives no room for doubt.
         if hidden is None or not torch.allclose(read[0], hidden, rtol=1e-5, atol=1e-6):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlforge.models.rounding import same_up_to_rounding
+from rlforge.models.trials import evaluating, same_up_to_rounding
 
 log = logging.getLogger(__name__)
 
@@ -80,16 +80,13 @@ def _what_differs(model: Any) -> str:
     vocab_size = model.config.get_text_config().vocab_size
     ids = torch.arange(18, device=model.device).view(2, 9) % vocab_size
     ends = torch.tensor([8, 17], device=model.device)
-    was_training = model.training
-    model.eval()
     try:
-        expected = model(input_ids=ids, use_cache=False).logits[:, -1]
-        with layer.read_at(ends, ids.numel()):
-            actual = model(input_ids=ids, use_cache=False).logits[:, -1]
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as problem:
-        return f"a layer of another make ({problem})"
-    finally:
-        model.train(was_training)
+        with evaluating(model):
+            expected = model(input_ids=ids, use_cache=False).logits[:, -1]
+            with layer.read_at(ends, ids.numel()):
+                actual = model(input_ids=ids, use_cache=False).logits[:, -1]
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        return f"a layer of another make fails with {error!r}"
     same = same_up_to_rounding(actual, expected)
     return "" if same else "it answers differently where positions are left out"
 

@@ -1,4 +1,4 @@
-"""What rounding explains depends on what numbers were computed in."""
+"""What rounding explains depends on what numbers were computed in; a trial leaves no trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from rlforge.models.rounding import same_up_to_rounding
+from rlforge.models.trials import evaluating, same_up_to_rounding
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -43,3 +43,17 @@ def test_numbers_that_are_none_are_never_the_same():
     broken = torch.full((3,), float("nan"))
     assert not same_up_to_rounding(broken, broken)
     assert not same_up_to_rounding(torch.ones(3), torch.zeros(3))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_trains_after_a_trial_if_it_did_before_whatever_happened(training):
+    model = torch.nn.Dropout().train(training)
+
+    def fail():
+        with evaluating(model):
+            assert not model.training
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert model.training is training
