@@ -6,7 +6,7 @@ import math
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlforge.errors import RlforgeError
@@ -38,6 +38,7 @@ def test_windows_that_start_between_minutes_say_so_and_stay_in_order() -> None:
 
 
 @given(lengths, times)
+@example(1.0, -5e-324)
 def test_every_time_lies_in_the_window_it_is_given(minutes: float, moment: float) -> None:
     grid = WindowGrid(minutes)
     start, end = grid.span(grid.id_of(moment))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime
 from functools import lru_cache
 
@@ -53,7 +52,7 @@ class WindowGrid:
         Raises RlforgeError for a time that no calendar has.
         """
         calendar_date(timestamp)
-        return _id_at(calendar_date(math.floor(timestamp / self.seconds) * self.seconds))
+        return _id_at(calendar_date(timestamp // self.seconds * self.seconds))
 
     def span(self, window_id: str) -> tuple[float, float]:
         """Start and end of a window; the end is the start of the next."""
