@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlforge.config.schema import LoraConfig
@@ -136,6 +136,15 @@ def total(job: LearnerJob) -> int:
     return memory.weight_bytes(job) + states + sum(pass_bytes(job))
 
 
+def of_rank(job: LearnerJob, rank: int) -> LearnerJob:
+    return dataclasses.replace(job, lora=LoraConfig(rank=rank))
+
+
+def folded(job: LearnerJob) -> set[str]:
+    return {name for name in job.shape.linears if memory.folds(job, name)}
+
+
+SMOLLM2 = next(shape for shape in KNOWN if shape.name == "SmolLM2-135M")
 JOBS = st.builds(
     make_job,
     shape=st.sampled_from(KNOWN),
@@ -162,9 +171,24 @@ def test_more_tokens_never_need_less(job, more):
 
 @given(job=JOBS.filter(lambda job: job.lora is not None), more=st.integers(1, 128))
 def test_a_higher_rank_never_needs_less(job, more):
-    higher = dataclasses.replace(job, lora=LoraConfig(rank=job.lora.rank + more))
+    """Unless more layers fold: of those the pass keeps one sum, and nothing per position."""
+    higher = of_rank(job, job.lora.rank + more)
+    assume(folded(higher) == folded(job))
 
     assert total(higher) > total(job)
+
+
+def test_layers_that_a_higher_rank_folds_keep_their_sum_and_nothing_per_position():
+    below = of_rank(make_job(shape=SMOLLM2, tokens=10110, bf16=False), 95)
+    above = of_rank(below, 96)
+    square = {"q_proj", "o_proj"}  # 576 by 576: fold from 576 * 576 / (3 * (576 + 576)) = 96 on
+    rows, narrow = 10110, 576
+
+    assert folded(above) - folded(below) == square
+    unfolded = {"gate_proj", "up_proj", "down_proj"}
+    assert folded(above).isdisjoint(unfolded)
+    each = 2 * (narrow * narrow - 95 * rows) + len(unfolded) * rows
+    assert kept_bytes(above) - kept_bytes(below) == SMOLLM2.layers * 4 * each
 
 
 @settings(max_examples=300)
