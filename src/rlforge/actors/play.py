@@ -11,15 +11,17 @@ from typing import Any
 
 import ray
 
-from rlforge.actors.process import enter
+from rlforge.actors.process import enter, settle
 from rlforge.actors.remote import RemoteEngine
 from rlforge.clock import Clock
 from rlforge.collector import Collector, Delivery
 from rlforge.config.schema import RunConfig
+from rlforge.games.base import check_env
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.seats import SeatAnswers
 from rlforge.tracking.game_files import GameWriter
 from rlforge.types import GameRecord, GameSpec, PolicyRef
+from rlforge.validate import train_envs
 
 REQUEST_RETRIES = 1
 """How often a request whose engine died is asked again before its game counts as failed."""
@@ -59,6 +61,9 @@ class CollectorActor:
         self._collector = Collector(
             config.collector, self, self._answers.for_game, time_limit=clock.timeout
         )
+        for env in train_envs(config):
+            check_env(env)  # what games are made of is imported now
+        settle()
 
     async def train(self) -> None:
         await self._pool.forget_games.remote(self._name)
