@@ -1,0 +1,36 @@
+"""What actor processes do at their start."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from rlforge.actors.process import settle
+
+
+class _Knot:
+    """Refers to itself: only the garbage collector can free it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def thawed():
+    yield
+    gc.unfreeze()
+
+
+def test_what_is_there_is_looked_through_no_more_and_what_comes_after_is_freed() -> None:
+    before = [_Knot() for _ in range(1000)]
+    garbage = weakref.ref(_Knot())
+    settle()
+
+    assert garbage() is None  # freed first: nobody would ever find it again
+    assert gc.get_freeze_count() > len(before)
+    assert not any(isinstance(each, _Knot) for each in gc.get_objects())
+    after = weakref.ref(_Knot())
+    gc.collect()
+    assert after() is None

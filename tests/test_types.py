@@ -1,0 +1,58 @@
+"""Values cross from process to process as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import pytest
+from ray import cloudpickle
+
+from rlforge.types import Completion, PolicyRef, Turn, value
+
+
+@value
+class One:
+    """A value of a single field, whose content could be taken for all contents."""
+
+    names: tuple[str, ...]
+
+
+TURN = Turn(
+    player_id=1,
+    observation="a board",
+    completion=Completion(text="[4]", token_ids=(5, 6), logprobs=(-0.1, -1e-300)),
+    action="[4]",
+    well_formed=True,
+    legal=False,
+    info={"retry": True, "note": None},
+)
+
+
+@pytest.mark.parametrize(
+    "content", [TURN, One(names=()), One(names=("a", "b")), PolicyRef(uid="base", kind="api")]
+)
+@pytest.mark.parametrize("module", [pickle, cloudpickle])
+def test_a_value_arrives_as_it_left_and_stays_frozen(module, content) -> None:
+    arrived = module.loads(module.dumps(content))
+
+    assert arrived == content
+    assert type(arrived) is type(content)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(arrived, dataclasses.fields(arrived)[0].name, None)
+
+
+def test_a_value_of_a_class_made_in_a_function_crosses_too() -> None:
+    @value
+    class Local:
+        left: int
+        right: int = 2
+
+    arrived = cloudpickle.loads(cloudpickle.dumps(Local(left=1)))
+    assert (arrived.left, arrived.right) == (1, 2)
+
+
+def test_contents_of_another_number_of_fields_are_refused() -> None:
+    contents = PolicyRef(uid="base", kind="api").__getstate__()
+    with pytest.raises(ValueError, match="shorter"):
+        PolicyRef.__new__(PolicyRef).__setstate__(contents[:-1])
