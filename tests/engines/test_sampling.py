@@ -56,7 +56,7 @@ def test_sampling_logprobs_are_a_distribution_over_the_nucleus(
     plain = torch.softmax(row[0].double() / temperature, dim=0)
     kept = logprobs > -math.inf
     mass, least_likely_kept = float(plain[kept].sum()), float(plain[kept].min())
-    assert all(left_out <= least_likely_kept + 1e-5 for left_out in plain[~kept].tolist())
+    assert all(left_out <= least_likely_kept * (1 + 1e-4) for left_out in plain[~kept].tolist())
     assert mass >= top_p - 1e-5
     assert mass - least_likely_kept < top_p + 1e-5
     assert logprobs[kept].exp().tolist() == pytest.approx((plain[kept] / mass).tolist(), rel=1e-4)
