@@ -32,22 +32,22 @@ import torch
 from common import record, shown, spread
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from rlforge.actors.cast import ray_started
-from rlforge.actors.generation import EngineActor
-from rlforge.actors.remote import RemoteEngine
-from rlforge.collector import Collector, Delivery
+from rlforge.actors.cluster import ray_started
+from rlforge.actors.engine import EngineActor
+from rlforge.actors.engine_client import RemoteEngine
 from rlforge.config.compose import compose
 from rlforge.config.schema import CollectorConfig, HardwareConfig, RunConfig
 from rlforge.engines.base import Engine
 from rlforge.engines.registry import make_engine
 from rlforge.engines.requests import Answer
-from rlforge.graph import build_graph
-from rlforge.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
-from rlforge.schedule import line_up
-from rlforge.seats import SeatAnswers
+from rlforge.preflight.games import train_envs
+from rlforge.rollout.collector import Collector, Delivery
+from rlforge.rollout.policies import SeatAnswers
+from rlforge.rollout.schedule import line_up
+from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
+from rlforge.train.graph import build_graph
 from rlforge.types import GameSpec, PolicyRef, SamplingParams
-from rlforge.validate import train_envs
 
 CONCURRENT = 256
 WARM_UP_S = 3.0

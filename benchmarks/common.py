@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlforge.hardware import describe, versions
+from rlforge.system.hardware import describe, versions
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -54,8 +54,8 @@ from contenders import ABSENT
 from pipelines.work import Work
 
 from rlforge.config.compose import compose
-from rlforge.hardware import versions
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
+from rlforge.system.hardware import versions
 
 HERE = Path(__file__).parent
 RLFORGE = (sys.executable, "-c", "from rlforge.cli import main; main()")

@@ -15,10 +15,10 @@ from typing import Any
 
 from common import record, seconds, shown, spread
 
-from rlforge.collector import Collector, Delivery
 from rlforge.config.schema import CollectorConfig
 from rlforge.games.base import View
 from rlforge.games.players import make_player
+from rlforge.rollout.collector import Collector, Delivery
 from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, Seat
 
 ENVS = {

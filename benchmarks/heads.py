@@ -21,8 +21,8 @@ import torch
 from common import record, shown, spread
 from torch import Tensor
 
-from rlforge.learner.forward import MAX_LOGITS
 from rlforge.learner.logprobs import Head, Reading, chunked_logprobs
+from rlforge.learner.scorer import MAX_LOGITS
 
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 NAMES = ("rlforge", "full_logits", "liger")

@@ -25,8 +25,8 @@ from rlforge.engines.registry import make_engine
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.ruler.agreement import examine
 from rlforge.ruler.features import STATE_ACTION, WITH_OUTCOME
+from rlforge.ruler.judge_backends import LocalModel
 from rlforge.ruler.registry import make_scorer
-from rlforge.ruler.voices import LocalModel
 from rlforge.trajectories.records import TrainingWindow
 from rlforge.types import PolicyRef
 from ruler import play

@@ -3,7 +3,7 @@
     python benchmarks/logits.py [--tokens N] [--vocabulary N]
 
 A Llama of one narrow layer with an adapter, so that next to nothing but the logits takes memory.
-Forward and backward of -mean log p(answer token): once through ``rlforge.learner.forward.Scorer``,
+Forward and backward of -mean log p(answer token): once through ``rlforge.learner.scorer.Scorer``,
 once as written first (``model(...).logits``, log softmax, gather). Each runs in a process of its
 own that measures what its resident memory grows by. Both leave the adapter's gradient, which must
 be the same. Full logits take some 15 GB at the default sizes.
@@ -31,7 +31,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlforge.config.schema import LoraConfig
 from rlforge.learner.batching import MicroBatch, Row, collate
-from rlforge.learner.forward import Scorer
+from rlforge.learner.scorer import Scorer
 from rlforge.models.lora import attach_lora
 
 HIDDEN, ANSWER = 64, 512

@@ -28,9 +28,16 @@ from rlforge.algorithms import make_algorithm
 from rlforge.config.schema import EngineConfig, LearnerConfig, ReinforceConfig, RunConfig
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.learner.learner import Learner
-from rlforge.memory.plan import GIB, Part, engine_job, engine_need, learner_job, learner_need
-from rlforge.memory.shape import KNOWN, ModelShape
 from rlforge.models.load import resolve_device
+from rlforge.models.shape import KNOWN, ModelShape
+from rlforge.preflight.memory.plan import (
+    GIB,
+    Part,
+    engine_job,
+    engine_need,
+    learner_job,
+    learner_need,
+)
 from rlforge.types import PolicyRef, SamplingParams, Step, TrainBatch
 
 CHECKPOINTS: dict[str, dict[str, bool]] = {

@@ -17,11 +17,11 @@ import httpx
 import torch
 from engine import positions
 
-from rlforge.checkpoint import write_checkpoint
 from rlforge.config.schema import EngineConfig, LoraConfig, ModelConfig, RunConfig
 from rlforge.engines.registry import make_engine
 from rlforge.models.load import load_base_model, load_tokenizer, stop_token_ids
 from rlforge.models.lora import attach_lora
+from rlforge.system.checkpoint import write_checkpoint
 from rlforge.types import PolicyRef, SamplingParams
 
 TOKEN = "benchmark"

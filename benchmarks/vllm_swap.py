@@ -24,8 +24,8 @@ from engine import ENV, MODEL, REQUESTS, positions, swap
 
 from rlforge.config.schema import EngineConfig, LoraConfig, RunConfig
 from rlforge.engines.registry import make_engine
-from rlforge.hardware import detect
 from rlforge.models.load import load_base_model, load_tokenizer
+from rlforge.system.hardware import detect
 from rlforge.types import PolicyRef, SamplingParams
 
 BUSY = 64

@@ -20,9 +20,9 @@ from rlforge.config.schema import RunConfig
 from rlforge.engines.policies import load_policy
 from rlforge.games.openspiel import information_sets, nash_conv
 from rlforge.games.prompts import Prompter
-from rlforge.locally import find_policy
+from rlforge.local.policies import find_policy
 from rlforge.models.load import load_base_model, load_tokenizer
-from rlforge.validate import train_envs
+from rlforge.preflight.games import train_envs
 
 GAME = "kuhn_poker"
 

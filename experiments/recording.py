@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlforge.hardware import describe, versions
+from rlforge.system.hardware import describe, versions
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -22,26 +22,26 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
-from rlforge.checkpoint import latest_checkpoint, read_manifest
 from rlforge.config.compose import Composed, conf_dir, from_hydra, to_yaml
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.primary import CONTINUOUS, GAMES, Primary, compose_for, read_run
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.continuous.graph import continuous_graph
 from rlforge.continuous.journal import Journal
-from rlforge.continuous.validate import check_continuous
-from rlforge.doctor.examine import check_fit, divided
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
-from rlforge.gpuclaims import claimed
-from rlforge.graph import RunGraph, build_graph, to_json
-from rlforge.hardware import detect, prepare_ray, resolve_hardware
-from rlforge.memory.plan import place
-from rlforge.resume import checkpoint_version
-from rlforge.runlock import RunLock
+from rlforge.preflight.continuous import check_continuous
+from rlforge.preflight.doctor import check_fit, divided
+from rlforge.preflight.games import eval_opponents, fixed_opponents, validate
+from rlforge.preflight.memory.plan import place
+from rlforge.system.checkpoint import latest_checkpoint, read_manifest
+from rlforge.system.gpu_claims import claimed
+from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
+from rlforge.system.locks import RunLock
 from rlforge.tracking.report import write_report
+from rlforge.train.graph import RunGraph, build_graph, to_json
+from rlforge.train.resume import checkpoint_version
 from rlforge.types import PolicyRef
-from rlforge.validate import eval_opponents, fixed_opponents, validate
 
 
 def composed(
@@ -226,7 +226,7 @@ def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = Fa
         claimed(hardware, sum(card.count for card in cards)) as hardware,
         _prepared(config, graph, hardware, run_dir, resume=resume) as folder,
     ):
-        from rlforge.run import Run
+        from rlforge.train.controller import Run
 
         return Run(divided(config), graph, hardware, folder).execute(resume=resume)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import rlforge.actors.cast  # noqa: F401  # configures Ray before its first import
-from rlforge.actors.generation import EngineReport
+import rlforge.actors.cluster  # noqa: F401  # configures Ray before its first import
+from rlforge.actors.engine import EngineReport
 from rlforge.actors.watch import EngineWatch
 from rlforge.engines.base import EngineStats
 

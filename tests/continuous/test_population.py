@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.continuous.habitat import SimulatedHabitat, Stopped, WallHabitat
 from rlforge.continuous.population import Life, Population
+from rlforge.continuous.prompting import Speech
+from rlforge.continuous.simulation import SimulatedHabitat, Stopped, WallHabitat
 from rlforge.continuous.snapshot import load_life, save_life
-from rlforge.continuous.speech import Speech
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.models.load import load_tokenizer
 from rlforge.trajectories.clock import WallClock

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rlforge.checkpoint import list_checkpoints, read_manifest
 from rlforge.continuous.journal import Journal
 from rlforge.serving.compose import compose_service
+from rlforge.system.checkpoint import list_checkpoints, read_manifest
 from rlforge.trajectories.reader import StoreReader
 
 Run = Callable[..., int]

@@ -16,8 +16,8 @@ from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.assembly import Assembly, assembled
 from rlforge.continuous.run import ContinuousOutcome, ContinuousRun
 from rlforge.continuous.trainer import ContinuousTrainer
-from rlforge.hardware import detect, resolve_hardware
 from rlforge.serving.records import PairedOutcomes
+from rlforge.system.hardware import detect, resolve_hardware
 from rlforge.tracking.files import create_run
 from rlforge.trajectories.records import Decision
 from rlforge.types import PolicyRef

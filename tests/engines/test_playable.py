@@ -16,7 +16,7 @@ from rlforge.config.schema import LoraConfig as Trained
 from rlforge.engines.playable import check_playable
 from rlforge.engines.policies import load_policy
 from rlforge.errors import ConfigError, PolicyLoadError
-from rlforge.pool.names import parse_opponent
+from rlforge.league.names import parse_opponent
 from rlforge.types import PolicyRef
 
 # PEFT looks at the base for a changed vocabulary.

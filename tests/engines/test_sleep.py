@@ -14,8 +14,8 @@ from torch import UntypedStorage
 
 from rlforge.config.schema import EngineConfig
 from rlforge.engines.batching import BatchGenerator
+from rlforge.engines.threaded import ThreadedEngine
 from rlforge.engines.transformers import TransformersEngine
-from rlforge.engines.worker import ThreadedEngine
 from rlforge.errors import EngineDeadError, EngineError
 from rlforge.models import moving
 from rlforge.types import Completion, PolicyRef, SamplingParams

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rlforge.config.schema import LoraConfig
 from rlforge.learner import speed
 from rlforge.learner.batching import Row, collate
-from rlforge.learner.forward import Scorer
+from rlforge.learner.scorer import Scorer
 from rlforge.learner.speed import Operations, Stopwatch, peak_operations
 from rlforge.models.lora import attach_lora
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from rlforge.checkpoint import write_checkpoint
 from rlforge.config.schema import EngineConfig, EnvConfig, EnvEntry, LoraConfig, ModelConfig
 from rlforge.config.serving import DeploymentConfig, ServeConfig, ServingConfig
 from rlforge.engines.base import Engine
@@ -25,6 +24,7 @@ from rlforge.models.load import (
 from rlforge.models.lora import attach_lora
 from rlforge.serving.probes import Probe, game_probes
 from rlforge.serving.service import DeploymentService
+from rlforge.system.checkpoint import write_checkpoint
 from rlforge.types import Checkpoint
 
 LORA = LoraConfig(rank=4, alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import ray
 
-import rlforge.actors.cast  # noqa: F401  # configures Ray before its first import
+import rlforge.actors.cluster  # noqa: F401  # configures Ray before its first import
 from rlforge.config.schema import HardwareConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine

@@ -17,7 +17,7 @@ from rlforge.engines.registry import make_engine
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import ConfigError
 from rlforge.learner.batching import collate, select_rows
-from rlforge.learner.forward import Scorer
+from rlforge.learner.scorer import Scorer
 from rlforge.learner.weights import save_adapter
 from rlforge.models.lora import attach_lora
 from rlforge.models.tiny.vocabulary import build_tokenizer

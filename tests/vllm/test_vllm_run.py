@@ -17,11 +17,11 @@ from typing import Any, get_args
 import pytest
 from packaging.requirements import Requirement
 
-from rlforge.checkpoint import list_checkpoints
 from rlforge.config.schema import EngineConfig, HardwareConfig, RunConfig, VllmConfig
 from rlforge.engines.vllm_settings import LORA_RANKS, vllm_arguments
 from rlforge.models.tiny.create import create_tiny
 from rlforge.models.tiny.recipe import TINY
+from rlforge.system.checkpoint import list_checkpoints
 
 pytestmark = pytest.mark.vllm
 

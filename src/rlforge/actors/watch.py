@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlforge.actors.generation import EngineReport
+from rlforge.actors.engine import EngineReport
 
 
 class EngineWatch:

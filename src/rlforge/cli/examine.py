@@ -38,7 +38,7 @@ def graph(
       rlforge graph +experiment=kuhn_grpo --format mermaid
     """
     from rlforge import launch
-    from rlforge.graph import to_json, to_mermaid
+    from rlforge.train.graph import to_json, to_mermaid
 
     _, nodes = launch.composed(overrides or [], config_dir, keys=False)
     if output is GraphFormat.json:
@@ -107,8 +107,8 @@ def doctor(
     """
     from rlforge import launch
     from rlforge.config.primary import compose_for
-    from rlforge.doctor.examine import examine
-    from rlforge.doctor.view import render, to_values
+    from rlforge.preflight.doctor import examine
+    from rlforge.preflight.doctor_view import render, to_values
 
     report = examine(compose_for(overrides or [], config_dir), gpu_memory, launch.check)
     Console().print(render(report))

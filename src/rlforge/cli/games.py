@@ -50,7 +50,7 @@ def play(
     """
     import asyncio
 
-    from rlforge import play as table
+    from rlforge.local import play as table
 
     config, rivals = table.prepare(overrides or [], config_dir, run, checkpoint, opponent or [])
     spec = table.find_env(config, env)
@@ -82,7 +82,7 @@ def replay(
 
       rlforge replay runs/simpletak_mirror/2026-01-01_12-00-00 train-000001
     """
-    from rlforge import replay as films
+    from rlforge.local import replay as films
 
     console = Console()
     if game is None:

@@ -14,7 +14,7 @@ from rlforge.cli.arguments import ConfigDir, Multirun, Overrides, Resume, RunDir
 from rlforge.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
-    from rlforge.measure import Measurement
+    from rlforge.local.evaluate import Measurement
 
 
 def train(
@@ -85,7 +85,7 @@ def evaluate(
     import asyncio
     import dataclasses
 
-    from rlforge.measure import evaluate_run
+    from rlforge.local.evaluate import evaluate_run
 
     if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
         raise ConfigError(f"--json {json_file}: want the name of a file in a folder that exists")

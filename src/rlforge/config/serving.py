@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from rlforge.config.schema import RunConfig
 
+TESTS = ("t", "wilcoxon", "sign")
+
 
 @dataclass
 class AbTestConfig:

@@ -16,16 +16,16 @@ from rlforge.algorithms import make_algorithm
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import HardwareConfig
 from rlforge.continuous.calendar import Calendar
-from rlforge.continuous.habitat import Habitat, SimulatedHabitat, WallHabitat
 from rlforge.continuous.journal import Entry, Journal
-from rlforge.continuous.learning import WindowLearner
+from rlforge.continuous.learner import WindowLearner
 from rlforge.continuous.population import Life, Population
 from rlforge.continuous.probes import market_probes
+from rlforge.continuous.prompting import Speech
 from rlforge.continuous.records import Records
 from rlforge.continuous.scorebook import Scorebook
 from rlforge.continuous.served import Served
+from rlforge.continuous.simulation import Habitat, SimulatedHabitat, WallHabitat
 from rlforge.continuous.snapshot import load_life
-from rlforge.continuous.speech import Speech
 from rlforge.continuous.trainer import Parts, life_path
 from rlforge.continuous.trials import MarketTrials
 from rlforge.engines.base import Engine, LocalEngine
@@ -35,8 +35,8 @@ from rlforge.learner.ranks import Ranks
 from rlforge.market.settlement import Settled
 from rlforge.models.load import load_tokenizer, resolve_device, stop_token_ids
 from rlforge.ruler.base import Scorer
+from rlforge.ruler.judge_backends import LocalModel
 from rlforge.ruler.registry import make_scorer
-from rlforge.ruler.voices import LocalModel
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.service import DeploymentService
 from rlforge.tracking.files import RunPaths

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.graph import Edge, Node, NodeKind, RunGraph
-from rlforge.hardware import Machine, resolve_hardware
+from rlforge.system.hardware import Machine, resolve_hardware
+from rlforge.train.graph import Edge, Node, NodeKind, RunGraph
 
 #: Nodes and the groups they are made from.
 _NODES: tuple[tuple[NodeKind, tuple[str, ...]], ...] = (

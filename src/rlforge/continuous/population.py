@@ -17,7 +17,7 @@ from typing import Protocol
 
 from rlforge.config.market import MarketConfig
 from rlforge.continuous.performance import PROBLEM
-from rlforge.continuous.speech import Question, Speech
+from rlforge.continuous.prompting import Question, Speech
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.market.actions import NO_OP
 from rlforge.market.crowd import Choice, Crowd

@@ -7,7 +7,7 @@ import random
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.population import Life
-from rlforge.continuous.speech import Speech
+from rlforge.continuous.prompting import Speech
 from rlforge.serving.probes import Probe
 from rlforge.types import SamplingParams
 

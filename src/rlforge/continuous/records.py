@@ -12,7 +12,7 @@ from typing import Any
 
 from rlforge.config.schema import TrackerConfig
 from rlforge.continuous.journal import Entry
-from rlforge.continuous.learning import Trained
+from rlforge.continuous.learner import Trained
 from rlforge.continuous.performance import POLICY, by_player
 from rlforge.tracking.files import (
     JsonlFile,

@@ -16,7 +16,7 @@ from rlforge.continuous.comparison import compare_once, final_reward, in_words
 from rlforge.continuous.endpoint import endpoint
 from rlforge.continuous.trainer import ContinuousTrainer
 from rlforge.errors import RlforgeError, RunError
-from rlforge.hardware import versions
+from rlforge.system.hardware import versions
 from rlforge.tracking.display import Display, make_display
 from rlforge.tracking.files import create_run
 from rlforge.tracking.logs import enter

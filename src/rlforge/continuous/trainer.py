@@ -18,11 +18,11 @@ from typing import Any, Protocol
 from rlforge.algorithms.base import Algorithm
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.batching import Harvest, harvest
-from rlforge.continuous.habitat import Habitat, Stopped
 from rlforge.continuous.journal import Entry, Journal
-from rlforge.continuous.learning import Trained, WindowLearner
+from rlforge.continuous.learner import Trained, WindowLearner
 from rlforge.continuous.records import Records, reward_figures, window_row
 from rlforge.continuous.scorebook import Scorebook
+from rlforge.continuous.simulation import Habitat, Stopped
 from rlforge.errors import CheckpointError, RunError
 from rlforge.ruler.base import Scorer, Scores
 from rlforge.trajectories.records import TrainingWindow

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.performance import Performance, by_player, is_ours
 from rlforge.continuous.population import Life, Population
-from rlforge.continuous.speech import Speech
+from rlforge.continuous.prompting import Speech
 from rlforge.engines.base import Generator
 from rlforge.market.settlement import Settled
 from rlforge.serving.records import PairedOutcomes

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlforge.errors import EngineError
+from rlforge.system.utilisation import Span
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
-from rlforge.utilisation import Span
 
 #: Told the token ids drawn since it was last told, in the event loop of whoever asks.
 OnTokens = Callable[[Sequence[int]], None]

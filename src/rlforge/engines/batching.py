@@ -23,8 +23,8 @@ from rlforge.engines.requests import Answer, check_request
 from rlforge.engines.waiting import WaitingRoom
 from rlforge.errors import EngineError
 from rlforge.models.last_layer import says_the_same
+from rlforge.system.utilisation import Span, WorkLog
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
-from rlforge.utilisation import Span, WorkLog
 
 
 @value

@@ -11,7 +11,7 @@ from rlforge.config.schema import EngineConfig
 from rlforge.engines.batching import BatchGenerator, BatchLimits
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.requests import decoder
-from rlforge.engines.worker import ThreadedEngine
+from rlforge.engines.threaded import ThreadedEngine
 from rlforge.errors import ConfigError
 
 #: Padded prompt tokens of one forward pass. On a CPU more of them fall out of the cache: a

@@ -23,13 +23,13 @@ from rlforge.engines.adapters import Adapter, AdapterTable
 from rlforge.engines.base import EngineStats
 from rlforge.engines.policies import PolicyKey
 from rlforge.engines.requests import Answer, check_request, decoder
+from rlforge.engines.threaded import ThreadedEngine
 from rlforge.engines.vllm_settings import check_installed, vllm_arguments, vllm_environment
 from rlforge.engines.waiting import WaitingRoom
-from rlforge.engines.worker import ThreadedEngine
 from rlforge.errors import ConfigError, EngineError, PolicyLoadError
 from rlforge.models.files import VALUE_HEAD
+from rlforge.system.utilisation import Span, WorkLog
 from rlforge.types import Completion, FinishReason, PolicyRef, SamplingParams, value
-from rlforge.utilisation import Span, WorkLog
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -53,7 +53,7 @@ class Asked:
 
 
 class VllmGenerator:
-    """The engine's core: one thread calls it (see ``rlforge.engines.worker.StepGenerator``).
+    """The engine's core: one thread calls it (see ``rlforge.engines.threaded.StepGenerator``).
 
     llm: a vLLM engine that computes in this process. decode: token ids to text. vocab_size: ids
     at or above it are refused. seed: of the draws of requests that bring none.

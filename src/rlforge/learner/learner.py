@@ -17,7 +17,6 @@ from rlforge.algorithms.base import Algorithm, LossInputs
 from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.errors import CheckpointError, ConfigError, RunError
 from rlforge.learner.batching import MicroBatch, Row, Selection, select_rows, split_rows
-from rlforge.learner.forward import Scores
 from rlforge.learner.metrics import (
     OptimizerStep,
     batch_metrics,
@@ -32,6 +31,7 @@ from rlforge.learner.optim import (
 )
 from rlforge.learner.policy import Policy
 from rlforge.learner.ranks import Ranks
+from rlforge.learner.scorer import Scores
 from rlforge.learner.sharding import clip_gradient, cpu_copy, spread_optimizer_state
 from rlforge.learner.speed import Operations, Stopwatch
 from rlforge.models.moving import give_back, move

@@ -15,12 +15,12 @@ from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.learner.batching import Layout, MicroBatch, Row, collate, whole
 from rlforge.learner.compiling import check_compiling, compile_layers
 from rlforge.learner.division import deal, shares
-from rlforge.learner.folded import fold_small_layers, join_detours
-from rlforge.learner.forward import Scorer, Scores
+from rlforge.learner.lora_kernels import fold_small_layers, join_detours
 from rlforge.learner.memory import apply_memory_options
 from rlforge.learner.norms import fuse_norms
 from rlforge.learner.prefixes import parts, segments
 from rlforge.learner.ranks import Ranks
+from rlforge.learner.scorer import Scorer, Scores
 from rlforge.learner.sharding import SpreadScorer, cpu_copy, spread_like
 from rlforge.learner.weights import (
     check_fit,

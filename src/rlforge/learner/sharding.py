@@ -20,9 +20,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlforge.errors import ConfigError
 from rlforge.learner.batching import MicroBatch
-from rlforge.learner.forward import Scorer, Scores
 from rlforge.learner.logprobs import Reading
 from rlforge.learner.ranks import Ranks
+from rlforge.learner.scorer import Scorer, Scores
 
 
 class Whole(nn.Module):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlforge.models.trials import evaluating, same_up_to_rounding
+from rlforge.models.numerics import evaluating, same_up_to_rounding
 
 log = logging.getLogger(__name__)
 

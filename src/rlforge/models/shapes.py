@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rlforge.config.schema import ModelConfig
-from rlforge.memory.shape import ModelShape, known_shape, shape_from_config
 from rlforge.models.cachedir import cache_dir
 from rlforge.models.files import MODEL_CONFIG
+from rlforge.models.shape import ModelShape, known_shape, shape_from_config
 from rlforge.models.smollm2 import CACHE_NAME as SMOLLM2_CACHE_NAME
 from rlforge.models.tiny.recipe import RECIPES, cache_name
 from rlforge.types import value

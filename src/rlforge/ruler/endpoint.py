@@ -10,8 +10,8 @@ from rlforge.config.ruler import JudgeConfig
 from rlforge.config.schema import ApiConfig
 from rlforge.engines.openai import Endpoint, check_api
 from rlforge.errors import ConfigError
+from rlforge.ruler.judge_backends import Failure, Reply, VoiceError, estimated_tokens
 from rlforge.ruler.question import Message
-from rlforge.ruler.voices import Failure, Reply, VoiceError, estimated_tokens
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -38,7 +38,7 @@ def check_endpoint(config: JudgeConfig) -> Endpoint:
 
 
 class EndpointVoice:
-    """See ``rlforge.ruler.voices.Voice``. The key is never part of a message."""
+    """See ``rlforge.ruler.judge_backends.Voice``. The key is never part of a message."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config, self._endpoint = config, check_endpoint(config)

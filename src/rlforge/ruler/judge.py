@@ -17,8 +17,8 @@ from rlforge.ruler.base import Scores
 from rlforge.ruler.cache import AnswerCache
 from rlforge.ruler.comparison import finished, finite_rewards, nothing_to_compare, undecided
 from rlforge.ruler.features import STATE_ACTION
+from rlforge.ruler.judge_backends import Voice, VoiceError, estimated_tokens
 from rlforge.ruler.question import Question, UnusableAnswerError, Verdict, ask, read
-from rlforge.ruler.voices import Voice, VoiceError, estimated_tokens
 from rlforge.trajectories.records import Decision, TrainingWindow
 from rlforge.types import value
 

@@ -9,7 +9,7 @@ from rlforge.errors import ConfigError, nearest
 from rlforge.ruler.base import Scorer
 from rlforge.ruler.endpoint import FORMS, EndpointVoice, check_endpoint
 from rlforge.ruler.features import FEATURES
-from rlforge.ruler.voices import EngineVoice, LocalModel, Voice
+from rlforge.ruler.judge_backends import EngineVoice, LocalModel, Voice
 
 #: ``ruler.judge.model`` for the run's own model.
 ENGINE = "engine"

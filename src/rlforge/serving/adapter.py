@@ -10,11 +10,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlforge.checkpoint import MANIFEST, STATE, latest_checkpoint, list_checkpoints, read_manifest
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import CheckpointError, ConfigError, DeploymentError, RlforgeError
 from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG
 from rlforge.models.fit import check_adapter_fits, largest_rank, read_adapter
+from rlforge.system.checkpoint import (
+    MANIFEST,
+    STATE,
+    latest_checkpoint,
+    list_checkpoints,
+    read_manifest,
+)
 from rlforge.types import Checkpoint
 
 

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import httpx
 
 from rlforge.errors import ConfigError, DeploymentError, RunError
-from rlforge.runlock import RunLock
 from rlforge.serving.compose import STATE_DIR
 from rlforge.serving.guard import is_loopback, read_token
+from rlforge.system.locks import RunLock
 
 ADDRESS_FILE = "service.json"
 """Where a running service can be found; gone when it has stopped."""

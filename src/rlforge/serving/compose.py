@@ -13,9 +13,9 @@ from rlforge.config.primary import is_continuous
 from rlforge.config.schema import EnvEntry
 from rlforge.config.serving import ServingConfig
 from rlforge.errors import ConfigError, DeploymentError
+from rlforge.preflight.games import validate
 from rlforge.serving.adapter import find_source
 from rlforge.types import value
-from rlforge.validate import validate
 
 STATE_DIR = "deployments"
 

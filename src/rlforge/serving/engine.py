@@ -10,14 +10,14 @@ from typing import Any
 
 import ray
 
-from rlforge.actors.generation import EngineActor
+from rlforge.actors.engine import EngineActor
+from rlforge.actors.engine_client import RemoteEngine
 from rlforge.actors.process import restarted
-from rlforge.actors.remote import RemoteEngine
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.engines.base import EngineStats, OnTokens
 from rlforge.errors import EngineDeadError, EngineError, RunError
+from rlforge.system.utilisation import Span
 from rlforge.types import Completion, PolicyRef, SamplingParams
-from rlforge.utilisation import Span
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,8 @@ async def start_engine(
 ) -> ActorEngine:
     """``engine.num_engines`` actors with their model loaded; their logs are in ``folder``/logs.
 
-    Raises what an actor's constructor raised, wrapped by Ray (see ``rlforge.actors.cast.reason``).
+    Raises what an actor's constructor raised, wrapped by Ray (see
+    ``rlforge.actors.cluster.reason``).
     """
     made: Any = ray.remote(EngineActor)
     actors = [

@@ -9,13 +9,13 @@ from typing import Any
 from rlforge.config.serving import DeploymentConfig, ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError
-from rlforge.evaluation import plan_evaluation
-from rlforge.games.play import play_game
-from rlforge.pool.names import parse_opponent
-from rlforge.seats import SeatAnswers
+from rlforge.league.names import parse_opponent
+from rlforge.preflight.games import eval_envs
+from rlforge.rollout.episode import play_game
+from rlforge.rollout.evaluation import plan_evaluation
+from rlforge.rollout.policies import SeatAnswers
 from rlforge.serving.records import PairedOutcomes
 from rlforge.types import GameRecord, PolicyRef
-from rlforge.validate import eval_envs
 
 #: Added to the run's seed: these are not the games of its evaluations.
 _SEED_OFFSET = 7919

@@ -6,11 +6,10 @@ import math
 
 import numpy as np
 
+from rlforge.config.serving import TESTS
 from rlforge.errors import ConfigError, nearest
 from rlforge.serving.records import PairedOutcomes
 from rlforge.types import value
-
-TESTS = ("t", "wilcoxon", "sign")
 
 
 @value

@@ -10,8 +10,8 @@ from rlforge.config.schema import RunConfig
 from rlforge.games.actions import extract
 from rlforge.games.base import View, make_game
 from rlforge.games.prompts import Prompter
+from rlforge.preflight.games import eval_envs
 from rlforge.types import EnvSpec, SamplingParams, value
-from rlforge.validate import eval_envs
 
 
 @value

@@ -16,17 +16,17 @@ from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.config.serving import ServeConfig, ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError, RunError
-from rlforge.gpuclaims import claimed
-from rlforge.graph import build_graph
-from rlforge.hardware import detect, prepare_ray, resolve_hardware
-from rlforge.runlock import RunLock
-from rlforge.serving.checks import check_deployment, check_room, check_serve
+from rlforge.preflight.serving import check_deployment, check_room, check_serve
 from rlforge.serving.client import ADDRESS_FILE
 from rlforge.serving.guard import App, is_loopback, make_token
 from rlforge.serving.listener import answer_requests, listen, url_of
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
+from rlforge.system.gpu_claims import claimed
+from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
+from rlforge.system.locks import RunLock
+from rlforge.train.graph import build_graph
 
 Say = Callable[[str], None]
 
@@ -67,11 +67,11 @@ def _serve_on(
         (state_dir / "config.yaml").write_text(to_yaml(config))
     with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
         # Ray is imported late: what can be wrong before does not wait for it.
-        from rlforge.actors.cast import ray_started
+        from rlforge.actors.cluster import ray_started
         from rlforge.models.load import resolve_model
 
         resolve_model(config.model, say)
-        with ray_started(hardware, build_graph(config, detect())):
+        with ray_started(hardware, build_graph(config, detect()).num_cpus):
             asyncio.run(_serve(config, hardware, state_dir, token, listener, source, say))
 
 
@@ -85,7 +85,7 @@ async def _serve(
     say: Say,
 ) -> None:
     """Start the engines, take up the state, answer until told to stop."""
-    from rlforge.actors.cast import reason
+    from rlforge.actors.cluster import reason
     from rlforge.actors.process import enter
     from rlforge.serving.engine import start_engine
 

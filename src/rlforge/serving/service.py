@@ -23,17 +23,17 @@ from rlforge.config.schema import ModelConfig
 from rlforge.config.serving import DeploymentConfig
 from rlforge.engines.base import Engine, OnTokens
 from rlforge.errors import DeploymentError, PolicyLoadError
-from rlforge.runlock import RunLock
+from rlforge.preflight.serving import check_deployment
 from rlforge.serving.adapter import checkpoint_of, version_of
-from rlforge.serving.checks import check_deployment
+from rlforge.serving.deployer import FAILURES, Rollout
 from rlforge.serving.journal import Journal
 from rlforge.serving.probes import Probe
 from rlforge.serving.records import Check, Deployment, Holdout
-from rlforge.serving.rollout import FAILURES, Rollout
 from rlforge.serving.router import Live, Router
 from rlforge.serving.sequential import Arm
 from rlforge.serving.traffic import Trial
 from rlforge.serving.validation import Validator
+from rlforge.system.locks import RunLock
 from rlforge.types import Checkpoint, Completion, PolicyRef, SamplingParams
 
 log = logging.getLogger(__name__)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlforge.errors import DeploymentError
-from rlforge.runlock import RunLock
 from rlforge.serving.adapter import checkpoint_of
 from rlforge.serving.journal import Journal
 from rlforge.serving.records import Deployment
+from rlforge.system.locks import RunLock
 
 
 def stage(folder: Path, source: Path, strategy: str) -> Deployment:

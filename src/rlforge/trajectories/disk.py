@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlforge.checkpoint import readable_size, says_full_disk
 from rlforge.errors import StoreError
+from rlforge.system.checkpoint import readable_size, says_full_disk
 
 
 @contextlib.contextmanager

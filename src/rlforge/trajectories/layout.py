@@ -19,8 +19,8 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from rlforge.checkpoint import readable_size
 from rlforge.errors import StoreError
+from rlforge.system.checkpoint import readable_size
 from rlforge.types import value
 
 #: Version of the layout and of the columns. A store of a later version is refused; columns that an

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rlforge.checkpoint import sync
 from rlforge.config.windows import StoreConfig, check
-from rlforge.runlock import RunLock
+from rlforge.system.checkpoint import sync
+from rlforge.system.locks import RunLock
 from rlforge.tracking.files import write_json
 from rlforge.trajectories.columns import decision_row, outcome_row
 from rlforge.trajectories.commit import GroupCommit

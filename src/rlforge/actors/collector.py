@@ -1,0 +1,118 @@
+"""Collectors as actors."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rlforge.actors.engine_client import RemoteEngine
+from rlforge.actors.process import enter, settle
+from rlforge.config.schema import RunConfig
+from rlforge.games.base import check_env
+from rlforge.models.load import load_tokenizer, stop_token_ids
+from rlforge.preflight.games import train_envs
+from rlforge.rollout.collector import Collector, Delivery
+from rlforge.rollout.policies import SeatAnswers
+from rlforge.system.timeouts import Clock
+from rlforge.tracking.game_files import GameWriter
+from rlforge.types import GameRecord, GameSpec, PolicyRef
+
+REQUEST_RETRIES = 1
+"""How often a request whose engine died is asked again before its game counts as failed."""
+
+
+class CollectorActor:
+    """A collector with its ports tied to the other actors."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        name: str,
+        run_dir: str,
+    ) -> None:
+        enter(name, run_dir)
+        self._name = name
+        # By name: handles among the arguments could be gone when Ray restarts this actor.
+        self._pool: Any = ray.get_actor("pool")
+        self._buffer: Any = ray.get_actor("buffer")
+        self._tracker: Any = ray.get_actor("tracker")
+        engines = [ray.get_actor(f"engine-{i}") for i in range(config.engine.num_engines)]
+        clock = self._clock = Clock()
+        # A restarted collector must not read the answers meant for its predecessor.
+        client = f"{name}-{os.getpid()}-{time.monotonic_ns()}"
+        self._engine = RemoteEngine(
+            engines,
+            client,
+            timeout_s=config.engine.request_timeout_s,
+            retries=REQUEST_RETRIES,
+            time_limit=clock.timeout,
+        )
+        tokenizer = load_tokenizer(config.model)
+        self._answers = SeatAnswers(
+            config, tokenizer, self._engine, stop_token_ids(config.model, tokenizer)
+        )
+        self._writer = GameWriter(Path(run_dir), name) if config.collector.save_games else None
+        self._collector = Collector(
+            config.collector, self, self._answers.for_game, time_limit=clock.timeout
+        )
+        for env in train_envs(config):
+            check_env(env)  # what games are made of is imported now
+        settle()
+
+    async def train(self) -> None:
+        await self._pool.forget_games.remote(self._name)
+        try:
+            await self._collector.train()
+        finally:
+            if self._writer is not None:
+                self._writer.flush()
+
+    def learned(self, policy: PolicyRef) -> None:
+        self._answers.learned(policy)
+
+    async def engines_sleep(self) -> None:
+        """From now on no time passes for requests and games."""
+        self._clock.stop()
+
+    async def engines_wake(self) -> None:
+        self._clock.go_on()
+
+    async def evaluate(self, specs: Sequence[GameSpec]) -> list[GameRecord]:
+        records = await self._collector.evaluate(specs)
+        if self._writer is not None:
+            self._writer.add(records)
+        await self._pool.push_outcomes.remote([_outline(record) for record in records])
+        return [_outline(record) for record in records]
+
+    async def next_games(self, wanted: int) -> list[GameSpec] | None:
+        granted = await self._buffer.reserve.remote(self._name, wanted)
+        return await self._pool.next_games.remote(self._name, granted) if granted else None
+
+    async def deliver(self, delivery: Delivery) -> None:
+        if self._writer is not None:
+            self._writer.add(delivery.records)
+        outlines = [_outline(record) for record in delivery.records]
+        self._tracker.add_games.remote(outlines)
+        self._pool.push_outcomes.remote(outlines)
+        await self._buffer.deliver.remote(self._name, delivery)
+
+
+def _outline(record: GameRecord) -> GameRecord:
+    """The record without texts and tokens: what ratings and statistics need."""
+    return dataclasses.replace(
+        record,
+        turns=tuple(
+            dataclasses.replace(
+                turn,
+                observation="",
+                completion=dataclasses.replace(turn.completion, text="", prompt_token_ids=()),
+            )
+            for turn in record.turns
+        ),
+    )

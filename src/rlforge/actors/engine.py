@@ -1,0 +1,184 @@
+"""Engines as actors: requests come in bundles, answers leave in bundles.
+
+Their other side is ``rlforge.actors.engine_client``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Sequence
+from functools import partial
+from uuid import uuid4
+
+from rlforge.actors.process import end, enter, settle, turn_file
+from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.engines.base import Caller, EngineStats, LocalEngine
+from rlforge.engines.registry import make_engine
+from rlforge.errors import EngineDeadError, EngineError
+from rlforge.system.utilisation import Span
+from rlforge.types import Completion, PolicyRef, SamplingParams, value
+
+log = logging.getLogger(__name__)
+
+
+@value
+class Request:
+    """One generation on its way to an engine actor; ``ticket`` is unique for its client.
+
+    stream: its tokens are to be sent as they are drawn.
+    """
+
+    ticket: int
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    policy: PolicyRef
+    stream: bool = False
+
+
+@value
+class EngineReport:
+    """A look at an engine actor. life: another one after each restart of its process.
+
+    spans: when it computed since the last look, in seconds of the wall clock.
+    """
+
+    life: str
+    stats: EngineStats
+    spans: tuple[Span, ...]
+
+
+#: A ticket with what came of it, or with the next of its tokens.
+Answered = tuple[int, Completion | EngineError | tuple[int, ...]]
+
+
+class EngineActor:
+    """A generator behind a mailbox: requests come in bundles, answers leave in bundles.
+
+    Restarted in the learner's turn (``hardware.alternate``) it is as good as asleep, and loads its
+    model at ``wake``.
+    """
+
+    _engine: LocalEngine
+
+    def __init__(
+        self, config: RunConfig, hardware: HardwareConfig, name: str, run_dir: str
+    ) -> None:
+        enter(name, run_dir)
+        self._config, self._hardware = config, hardware
+        self._life = uuid4().hex
+        self._loaded = asyncio.Event()
+        if not turn_file(run_dir).exists():
+            self._load_model()
+        self._outbox: dict[str, list[Answered]] = {}
+        self._filled: dict[str, asyncio.Event] = {}
+        self._callers: dict[str, dict[int, Caller]] = {}
+
+    def _load_model(self) -> None:
+        hardware = self._hardware
+        self._engine = make_engine(
+            self._config,
+            device=hardware.device,
+            threads=hardware.threads,
+            gpus=hardware.engine_gpus,
+        )
+        settle()
+        log.info("the engine is loaded")
+        self._loaded.set()
+
+    async def submit(self, client: str, requests: Sequence[Request]) -> None:
+        """Begin to answer ``requests``: see ``collect``."""
+        loop = asyncio.get_running_loop()
+        callers = self._callers.setdefault(client, {})
+        for request in requests:
+            ticket = request.ticket
+            callers[ticket] = Caller(
+                loop,
+                partial(self._end, client, ticket),
+                partial(self._put, client, ticket) if request.stream else None,
+            )
+        await self._loaded.wait()
+        self._engine.ask(
+            (request.prompt_token_ids, request.params, request.policy, callers[request.ticket])
+            for request in requests
+            if request.ticket in callers  # nobody gave it up while the model was loaded
+        )
+
+    async def cancel(self, client: str, tickets: Sequence[int]) -> None:
+        """Nobody waits for these any more."""
+        callers = self._callers.get(client, {})
+        left = [callers.pop(ticket) for ticket in tickets if ticket in callers]
+        if left and self._loaded.is_set():
+            self._engine.forget(left)
+
+    def _end(
+        self, client: str, ticket: int, completion: Completion | None, error: EngineError | None
+    ) -> None:
+        if isinstance(error, EngineDeadError):  # Ray starts the process anew, and clients ask again
+            end(error)
+        del self._callers[client][ticket]
+        answer = completion if error is None else error
+        assert answer is not None
+        self._put(client, ticket, answer)
+
+    def _put(
+        self, client: str, ticket: int, news: Completion | EngineError | Sequence[int]
+    ) -> None:
+        answer = news if isinstance(news, Completion | EngineError) else tuple(news)
+        self._outbox.setdefault(client, []).append((ticket, answer))
+        self._event(client).set()
+
+    async def collect(self, client: str) -> list[Answered]:
+        """Answers and tokens for ``client``, as soon as there are some."""
+        event = self._event(client)
+        await event.wait()
+        if self._filled[client] is not event:  # nobody hears this answer: see ``in_hand``
+            return []
+        event.clear()
+        return self._outbox.pop(client, [])
+
+    async def in_hand(self, client: str) -> list[int]:
+        """Tickets of ``client`` that this process works on or has answers to.
+
+        Asked by a client that lost its connection: calls of ``collect`` from before are void.
+        """
+        self._event(client).set()
+        event = self._filled[client] = asyncio.Event()
+        answered = [ticket for ticket, _ in self._outbox.get(client, [])]
+        if answered:
+            event.set()
+        return [*self._callers.get(client, {}), *answered]
+
+    def _event(self, client: str) -> asyncio.Event:
+        return self._filled.setdefault(client, asyncio.Event())
+
+    async def load(self, policy: PolicyRef) -> None:
+        await self._loaded.wait()
+        await _unless_dead(self._engine.load(policy))
+
+    async def sleep(self) -> None:
+        if self._loaded.is_set():
+            await _unless_dead(self._engine.sleep())
+
+    async def wake(self) -> None:
+        if self._loaded.is_set():
+            await _unless_dead(self._engine.wake())
+        else:
+            self._load_model()
+
+    async def report(self) -> EngineReport:
+        """Counters since the start, and the spans of work since the last call."""
+        await self._loaded.wait()
+        spans = tuple(self._engine.take_busy_spans())
+        return EngineReport(life=self._life, stats=self._engine.stats(), spans=spans)
+
+    async def close(self) -> None:
+        if self._loaded.is_set():
+            await self._engine.close()
+
+
+async def _unless_dead(call: Awaitable[None]) -> None:
+    try:
+        await call
+    except EngineDeadError as error:
+        end(error)

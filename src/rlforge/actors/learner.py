@@ -1,0 +1,170 @@
+"""The learner's ranks as actors with checkpoints on disk, and the client to which they are one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from rlforge.actors.process import enter, limit_threads
+from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.system.checkpoint import extend_checkpoint, write_checkpoint
+from rlforge.system.utilisation import Span
+from rlforge.types import Checkpoint, TrainBatch, UpdateResult
+
+if TYPE_CHECKING:  # torch stays with the actors: whoever starts them need not wait for it
+    from rlforge.learner import Learner
+
+DEATH_TOLD_S = 5.0
+"""Seconds within which Ray tells of a death that other ranks notice as a lost connection."""
+
+
+class LearnerActor:
+    """One rank of the learner; rank 0 writes the checkpoints.
+
+    Where it takes turns with the engines (``hardware.alternate``), it rests but for its updates.
+    """
+
+    _learner: Learner
+
+    def __init__(
+        self, config: RunConfig, hardware: HardwareConfig, rank: int, run_dir: str
+    ) -> None:
+        enter(rank_name(rank), run_dir)
+        limit_threads(hardware.threads)
+        self._checkpoints = Path(run_dir) / "checkpoints"
+        self._config, self._hardware, self._rank = config, hardware, rank
+
+    def host(self) -> tuple[str, int]:
+        """Open the ranks' meeting point on this rank's node; where it is."""
+        from rlforge.learner.ranks import meeting_point
+
+        # A Ray of our own is this machine alone: nobody else is to reach the ranks.
+        address = "127.0.0.1" if self._hardware.ray_address is None else _node_address()
+        self._meeting_point = meeting_point(address, self._config.learner.num_learners)
+        return address, self._meeting_point.port
+
+    def start(self, meeting: tuple[str, int] | None) -> None:
+        """Meet the other ranks, if there are any, and load the model."""
+        from rlforge.learner.build import make_learner
+        from rlforge.learner.ranks import ConnectedRanks, Ranks, join, stay_local
+        from rlforge.models.load import resolve_device
+
+        device, size = resolve_device(self._hardware.device), self._config.learner.num_learners
+        ranks = Ranks()
+        if meeting is not None:
+            stay_local(meeting[0])
+            store = join(*meeting, size) if self._rank else self._meeting_point
+            ranks = ConnectedRanks(store, self._rank, size, device)
+        self._learner = make_learner(self._config, device, ranks)
+        if self._hardware.alternate:
+            self._learner.rest(offload=self._hardware.offload_learner)
+
+    def update(self, batch: TrainBatch) -> tuple[UpdateResult, Span]:
+        """Learn from ``batch``; also says when."""
+        alternate = self._hardware.alternate
+        if alternate:
+            self._learner.wake()
+        started = time.time()
+        result, ended = self._learner.update(batch), time.time()
+        if alternate:
+            self._learner.rest(offload=self._hardware.offload_learner)
+        return result, (started, ended)
+
+    def save(self, version: int, parent_uid: str | None) -> Checkpoint | None:
+        """Write version ``version`` as it is now; None from a rank that only helped."""
+        if self._rank:
+            self._learner.save(None)
+            return None
+        path = write_checkpoint(
+            self._checkpoints,
+            f"step-{version}",
+            self._learner.save,
+            {"version": version, "experiment": self._config.name},
+        )
+        return Checkpoint(
+            uid=f"step-{version}", version=version, path=str(path), parent_uid=parent_uid
+        )
+
+    def save_state(self, version: int, others: Mapping[str, Any]) -> None:
+        """Put beside version ``version`` what a resumed run needs."""
+        if self._rank:
+            self._learner.save_state(None)
+            return
+        from rlforge.learner.build import write_state
+
+        path = self._checkpoints / f"step-{version}"
+        extend_checkpoint(path, lambda folder: write_state(folder, self._learner, others))
+
+    def load_state(self, version: int) -> dict[str, Any]:
+        """Continue from version ``version``; returns what the other actors saved."""
+        from rlforge.learner.build import read_state
+
+        return read_state(self._checkpoints / f"step-{version}", self._learner)
+
+
+def _node_address() -> str:
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
+
+
+def rank_name(rank: int) -> str:
+    """Name of the actor and of its log: the first rank stands for the learner."""
+    return f"learner-{rank}" if rank else "learner"
+
+
+class LearnerGroup:
+    """The learner as the run sees it: every call goes to all ranks, the answer is that of rank 0.
+
+    The ranks wait for each other in every call, so one that fails fails the call.
+    """
+
+    def __init__(self, actors: Sequence[Any]) -> None:
+        """actors: by rank."""
+        self._actors = tuple(actors)
+
+    def named(self) -> dict[str, Any]:
+        """Every rank's actor by its name."""
+        return {rank_name(rank): actor for rank, actor in enumerate(self._actors)}
+
+    async def start(self) -> None:
+        """Let the ranks meet and load the model."""
+        several = len(self._actors) > 1
+        await self._all("start", await self._actors[0].host.remote() if several else None)
+
+    async def update(self, batch: Any) -> tuple[UpdateResult, Span]:
+        """``batch``: reference to what the buffer gives, which goes straight to the ranks."""
+        answer: tuple[UpdateResult, Span] = await self._all("update", batch)
+        return answer
+
+    async def save(self, version: int, parent_uid: str | None) -> Checkpoint:
+        """Write version ``version`` as it is now."""
+        checkpoint: Checkpoint = await self._all("save", version, parent_uid)
+        return checkpoint
+
+    async def save_state(self, version: int, others: Mapping[str, Any]) -> None:
+        """Put beside version ``version`` what a resumed run needs."""
+        await self._all("save_state", version, others)
+
+    async def load_state(self, version: int) -> dict[str, Any]:
+        """Continue from version ``version``; returns what the other actors saved."""
+        state: dict[str, Any] = await self._all("load_state", version)
+        return state
+
+    async def _all(self, method: str, *arguments: Any) -> Any:
+        calls = [
+            asyncio.ensure_future(getattr(actor, method).remote(*arguments))
+            for actor in self._actors
+        ]
+        try:
+            return (await asyncio.gather(*calls))[0]
+        except ray.exceptions.RayTaskError as error:
+            # When a rank dies the others lose its connection, often before Ray knows why.
+            await asyncio.wait(calls, timeout=DEATH_TOLD_S)
+            ended = [call.exception() for call in calls if call.done()]
+            deaths = (each for each in ended if isinstance(each, ray.exceptions.RayActorError))
+            raise next(deaths, error) from None

@@ -1,0 +1,140 @@
+"""One update per window, each a checkpoint that a killed run finds again."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlforge.learner import Learner
+from rlforge.learner.build import read_state, write_state
+from rlforge.system.checkpoint import list_checkpoints, prune, read_manifest, write_checkpoint
+from rlforge.train.resume import checkpoint_version
+from rlforge.types import Checkpoint, TrainBatch, value
+
+log = logging.getLogger(__name__)
+
+
+@value
+class Trained:
+    """A new version, on disk. metrics: of the update; samples: decisions it learned from."""
+
+    checkpoint: Checkpoint
+    samples: int
+    metrics: Mapping[str, float]
+
+
+class WindowLearner:
+    """The learner, and ``checkpoints/step-N`` of the run directory.
+
+    A checkpoint holds weights and state together and is there whole or not at all. Its manifest
+    names the window, which is how a window that was trained on is known: the update itself leaves
+    no other trace. Heavy: called in a thread of its own, one call at a time.
+    """
+
+    def __init__(self, learner: Learner, root: Path, experiment: str) -> None:
+        self._learner = learner
+        self._root = root
+        self._experiment = experiment
+        self._standing: str | None = None
+
+    @property
+    def standing(self) -> str:
+        """The version that the weights are of, which the next one is trained from."""
+        assert self._standing is not None, "begin or restore comes first"
+        return self._standing
+
+    @property
+    def version(self) -> int:
+        """Number of ``standing``."""
+        return int(self.standing.removeprefix("step-"))
+
+    def begin(self) -> Checkpoint:
+        """Version 0 on disk: the model before the first window, to which a refusal leads back."""
+        path = self._root / "step-0"
+        if not path.exists():
+            self._write(0, None, None, {})
+        return self.restore("step-0")
+
+    def restore(self, uid: str) -> Checkpoint:
+        """Go on from version ``uid``, after a restart or because a later one was refused.
+
+        The next version is numbered after the newest there is, so that no number names two.
+        Raises CheckpointError when it is not there or damaged.
+        """
+        path = self._root / uid
+        read_state(path, self._learner)
+        self._standing = uid
+        # The randomness and learning rate of an update follow from its number.
+        newest = list_checkpoints(self._root)[-1]
+        self._learner.version = checkpoint_version(newest)
+        return _checkpoint(path)
+
+    def train(self, window_id: str, batch: TrainBatch) -> Trained | None:
+        """Learn from the batch of a window; None when no step of it was finite.
+
+        On any failure, a full disk among them, the learner is what it was before.
+        """
+        if (done := self.trained_on(window_id)) is not None:
+            self.restore(done.checkpoint.uid)
+            return done
+        parent = self.standing
+        try:
+            result = self._learner.update(batch)
+            if math.isnan(result.metrics["loss"]):  # no step was applied
+                log.warning("window %s: no optimizer step was finite", window_id)
+                self.restore(parent)
+                return None
+            facts = {"samples": result.samples, "metrics": dict(result.metrics)}
+            self._write(result.version, window_id, parent, facts)
+        except Exception:  # whatever it was, a half-trained policy must not stay behind
+            self.restore(parent)
+            raise
+        self._standing = f"step-{result.version}"
+        return _trained(self._root / self._standing)
+
+    def trained_on(self, window_id: str) -> Trained | None:
+        """The version that a window was trained into, if it was."""
+        for path in reversed(list_checkpoints(self._root)):
+            if read_manifest(path, verify=False).meta.get("window_id") == window_id:
+                return _trained(path)
+        return None
+
+    def prune(self, keep: int, protected: Collection[str]) -> None:
+        """Delete all but the ``keep`` newest versions, the first and ``protected``."""
+        prune(self._root, keep, protected={*protected, self.standing, "step-0"})
+
+    def _write(
+        self, version: int, window_id: str | None, parent: str | None, facts: Mapping[str, Any]
+    ) -> None:
+        def fill(folder: Path) -> None:
+            self._learner.save(folder)
+            write_state(folder, self._learner, {})
+
+        meta = {
+            "version": version,
+            "experiment": self._experiment,
+            "window_id": window_id,
+            "parent_uid": parent,
+            **facts,
+        }
+        write_checkpoint(self._root, f"step-{version}", fill, meta)
+
+
+def _checkpoint(path: Path) -> Checkpoint:
+    meta = read_manifest(path, verify=False).meta
+    return Checkpoint(
+        uid=path.name,
+        version=int(meta["version"]),
+        path=str(path),
+        parent_uid=meta.get("parent_uid"),
+    )
+
+
+def _trained(path: Path) -> Trained:
+    meta = read_manifest(path, verify=False).meta
+    return Trained(
+        checkpoint=_checkpoint(path), samples=int(meta["samples"]), metrics=meta["metrics"]
+    )

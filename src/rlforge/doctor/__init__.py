@@ -1,1 +1,0 @@
-"""``rlforge doctor``: whether a run would work on this machine, before anything starts."""

@@ -1,0 +1,270 @@
+"""The pool: the learner's versions and their opponents, their ratings, and who is met next."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from rlforge.config.schema import PoolConfig
+from rlforge.errors import ConfigError, RunError, nearest
+from rlforge.league.exploration import ExplorationTracker
+from rlforge.league.modes import PoolView, Weights, find_mode
+from rlforge.league.ratings import Rating, RatingTable
+from rlforge.types import Checkpoint, GameRecord, GameSpec, PolicyRef
+
+#: learner: a version of ours. fixed: always to be drawn. guest: met in evaluations, never drawn.
+Role = Literal["learner", "fixed", "guest"]
+
+
+class ModelPool:
+    """Registers checkpoints and fixed opponents, rates them by their games, and draws opponents.
+
+    The newest ``max_active_lora`` checkpoints, the current one included, are active: only they
+    and the fixed opponents are drawn. Single-threaded; the weights themselves are not its concern.
+    """
+
+    def __init__(self, cfg: PoolConfig, fixed: Sequence[PolicyRef], seed: int) -> None:
+        """Raises ConfigError for a mode or numbers that cannot work."""
+        self._mode = find_mode(cfg.mode)
+        if cfg.mode == "fixed" and not fixed:
+            raise ConfigError("pool.mode 'fixed' needs at least one name in pool.fixed_opponents")
+        if cfg.max_active_lora < 1:
+            raise ConfigError(
+                f"pool.max_active_lora is {cfg.max_active_lora}: at least 1 is needed"
+            )
+        if len(cfg.lag_range) != 2 or not 0 <= cfg.lag_range[0] <= cfg.lag_range[1]:
+            raise ConfigError(
+                f"pool.lag_range is {cfg.lag_range}: want [low, high], 0 <= low <= high"
+            )
+        if not cfg.temperature > 0:
+            raise ConfigError(f"pool.temperature is {cfg.temperature}: must be above 0")
+        self._cfg = cfg
+        self._random = random.Random(f"pool {seed}")
+        self._ratings = RatingTable(cfg.trueskill)
+        self._exploration = ExplorationTracker(cfg.exploration)
+        self._checkpoints: dict[str, Checkpoint] = {}
+        self._policies: dict[str, PolicyRef] = {}
+        self._roles: dict[str, Role] = {}
+        self._games: dict[str, int] = {}
+        self._matches: dict[str, dict[str, int]] = {}
+        for policy in fixed:
+            self.add_fixed(policy)
+
+    # ------------------------------------------------------------ who is there
+
+    def add_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Make ``checkpoint`` the current version; it starts with its parent's rating.
+
+        The same checkpoint again changes nothing (a retried call is harmless). Raises RunError
+        where the uid is taken by something else or the parent is unknown.
+        """
+        known = self._policies.get(checkpoint.uid)
+        if known == checkpoint.policy() and checkpoint.uid in self._checkpoints:
+            return
+        if checkpoint.parent_uid is not None and checkpoint.parent_uid not in self._policies:
+            raise RunError(
+                f"checkpoint {checkpoint.uid!r} descends from {checkpoint.parent_uid!r}, which the "
+                "pool does not know: register the parent first"
+            )
+        self._register(checkpoint.policy(), "learner", checkpoint.parent_uid)
+        self._checkpoints[checkpoint.uid] = checkpoint
+        for retired in list(self._checkpoints)[: -self._cfg.max_active_lora]:
+            self._exploration.forget(retired)
+
+    def add_fixed(self, policy: PolicyRef) -> None:
+        """Add an opponent that is always there; a guest becomes one and keeps its rating.
+
+        Raises RunError where the uid is taken by something else.
+        """
+        if self._roles.get(policy.uid) != "learner" and self._policies.get(policy.uid) == policy:
+            self._roles[policy.uid] = "fixed"
+        else:
+            self._register(policy, "fixed")
+
+    def current(self) -> Checkpoint:
+        """The newest checkpoint. Raises RunError before the first is registered."""
+        if not self._checkpoints:
+            raise RunError("the pool holds no checkpoint yet: register version 0 first")
+        return next(reversed(self._checkpoints.values()))
+
+    def active(self) -> list[Checkpoint]:
+        """The at most ``max_active_lora`` newest checkpoints, the current one first."""
+        newest_first = reversed(self._checkpoints.values())
+        return list(itertools.islice(newest_first, self._cfg.max_active_lora))
+
+    def needed(self, games: Iterable[GameSpec]) -> set[str]:
+        """Uids of checkpoints that are active, or may still be asked to move in ``games``.
+
+        Opponents move to the end of their game, active or not. A trained seat moves with what was
+        the newest version when the move was asked for: any since the game was handed out.
+        """
+        asked, since = {checkpoint.uid for checkpoint in self.active()}, math.inf
+        for spec in games:
+            asked |= {seat.policy.uid for seat in spec.seats}
+            since = min([since, *(seat.policy.version for seat in spec.seats if seat.trained)])
+        return {
+            checkpoint.uid
+            for checkpoint in self._checkpoints.values()
+            if checkpoint.uid in asked or checkpoint.version >= since
+        }
+
+    def fixed(self) -> list[PolicyRef]:
+        """The fixed opponents, in order of registration."""
+        return [self._policies[uid] for uid, role in self._roles.items() if role == "fixed"]
+
+    def policy(self, uid: str) -> PolicyRef:
+        """The policy called ``uid``, active or not. Raises RunError for an unknown one."""
+        if uid not in self._policies:
+            raise RunError(f"the pool knows no policy {uid!r}{nearest(uid, self._policies)}")
+        return self._policies[uid]
+
+    def rating(self, uid: str) -> Rating:
+        """The TrueSkill rating of ``uid``. Raises RunError for an unknown one."""
+        return self._ratings.rating(self.policy(uid).uid)
+
+    # ------------------------------------------------------------ who is met next
+
+    def weights(self) -> Weights:
+        """The probability of each opponent to be drawn next, by uid; they sum to 1."""
+        current = self.current().uid
+        return self._mode(
+            PoolView(
+                current=current,
+                past=tuple(checkpoint.uid for checkpoint in self.active()[1:]),
+                fixed=tuple(policy.uid for policy in self.fixed()),
+                lag_range=(self._cfg.lag_range[0], self._cfg.lag_range[1]),
+                temperature=self._cfg.temperature,
+                mu=lambda uid: self._ratings.rating(uid).mu,
+                quality=lambda uid: self._ratings.quality(current, uid),
+                diversity=self._exploration.diversity,
+            )
+        )
+
+    def opponents(self, count: int) -> list[PolicyRef]:
+        """``count`` independent draws by ``pool.mode``. Raises RunError without a checkpoint."""
+        weights = self.weights()
+        drawn = self._random.choices(list(weights), list(weights.values()), k=count)
+        return [self._policies[uid] for uid in drawn]
+
+    # ------------------------------------------------------------ what came of it
+
+    def push_outcome(self, record: GameRecord) -> None:
+        """Learn from a finished game; failed games are ignored.
+
+        Training and evaluation games both rate and count: evaluations are where fixed opponents
+        meet the learner in mirror mode. Policies met only there become guests, which are rated
+        and never drawn. Exploration describes training games alone.
+        Raises RunError for a training game of a policy that the pool does not know.
+        """
+        if record.error is not None:
+            return
+        spec = record.spec
+        for seat in spec.seats:
+            if seat.policy.uid not in self._policies:
+                if spec.purpose == "train":
+                    raise RunError(
+                        f"game {spec.game_id} was played by {seat.policy.uid!r}, which the pool "
+                        "does not know: register it before it plays"
+                    )
+                self._register(seat.policy, "guest")
+        uids = [seat.policy.uid for seat in spec.seats]
+        self._ratings.record(
+            [(seat.policy.uid, record.rewards[seat.player_id]) for seat in spec.seats]
+        )
+        self._count(uids)
+        if spec.purpose == "train":
+            self._explore(record)
+
+    def _count(self, uids: Sequence[str]) -> None:
+        for uid in dict.fromkeys(uids):
+            self._games[uid] += 1
+        for first, second in dict.fromkeys(itertools.permutations(uids, 2)):
+            row = self._matches.setdefault(first, {})
+            row[second] = row.get(second, 0) + 1
+
+    def _explore(self, record: GameRecord) -> None:
+        """Count the states that the opponents led to; in self-play the learner is its own."""
+        seats = record.spec.seats
+        opponents = [seat.policy.uid for seat in seats if not seat.trained]
+        if not opponents:
+            opponents = [seat.policy.uid for seat in seats]
+        # A game may end after its opponent was retired; the window must not come back to life.
+        active = {checkpoint.uid for checkpoint in self.active()}
+        self._exploration.add(
+            [uid for uid in opponents if uid in active or self._roles[uid] != "learner"],
+            record.spec.env_id,
+            [turn.action for turn in record.turns],
+        )
+
+    # ------------------------------------------------------------ to show and to keep
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything worth showing, ready for JSON.
+
+        entries: one object per policy with uid, kind, path_or_name, version, role, mu, sigma,
+        active, games. matches: ``{uid: {uid: games}}``, symmetric; the diagonal counts games in
+        which a policy met itself. exploration: see ``ExplorationTracker.snapshot``.
+        """
+        active = {checkpoint.uid for checkpoint in self.active()}
+        ratings = self._ratings.ratings()
+        return {
+            "mode": self._cfg.mode,
+            "current": self.current().uid if self._checkpoints else None,
+            "entries": [
+                {
+                    **dataclasses.asdict(policy),
+                    "role": self._roles[uid],
+                    "mu": ratings[uid].mu,
+                    "sigma": ratings[uid].sigma,
+                    "active": uid in active or self._roles[uid] == "fixed",
+                    "games": self._games[uid],
+                }
+                for uid, policy in self._policies.items()
+            ],
+            "matches": {uid: dict(row) for uid, row in self._matches.items()},
+            "unrated_out_of_range": self._ratings.out_of_range,
+            "exploration": self._exploration.snapshot(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the configuration, as plain data that survives JSON."""
+        version, internal, gauss_next = self._random.getstate()
+        return {
+            "random": [version, list(internal), gauss_next],
+            "policies": [dataclasses.asdict(policy) for policy in self._policies.values()],
+            "roles": dict(self._roles),
+            "checkpoints": [
+                dataclasses.asdict(checkpoint) for checkpoint in self._checkpoints.values()
+            ],
+            "games": dict(self._games),
+            "matches": {uid: dict(row) for uid, row in self._matches.items()},
+            "ratings": self._ratings.state_dict(),
+            "exploration": self._exploration.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where :meth:`state_dict` was taken, the random draws included."""
+        version, internal, gauss_next = state["random"]
+        self._random.setstate((version, tuple(internal), gauss_next))
+        self._policies = {entry["uid"]: PolicyRef(**entry) for entry in state["policies"]}
+        self._roles = dict(state["roles"])
+        self._checkpoints = {entry["uid"]: Checkpoint(**entry) for entry in state["checkpoints"]}
+        self._games = dict(state["games"])
+        self._matches = {uid: dict(row) for uid, row in state["matches"].items()}
+        self._ratings.load_state_dict(state["ratings"])
+        self._exploration.load_state_dict(state["exploration"])
+
+    def _register(self, policy: PolicyRef, role: Role, parent: str | None = None) -> None:
+        if policy.uid in self._policies:
+            raise RunError(
+                f"the pool has a policy {policy.uid!r} already "
+                f"({self._policies[policy.uid].path_or_name}): uids must be unique"
+            )
+        self._policies[policy.uid] = policy
+        self._roles[policy.uid] = role
+        self._games[policy.uid] = 0
+        self._ratings.add(policy.uid, parent)

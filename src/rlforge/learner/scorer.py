@@ -1,0 +1,300 @@
+"""Log-probabilities of sampled tokens under a model, from as few logits as possible.
+
+Only positions that predict an answer token go through the output head, and of those only as many
+at a time as keep the logits small. That holds for heads that carry an adapter, and for models that
+scale or cap their logits. Any other Hugging Face causal language model works as well: where decoder
+and head do not reproduce its logits, its whole forward runs, with the head narrowed to those
+positions, and their logits all exist at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from rlforge.errors import ConfigError
+from rlforge.learner.attention import NAME
+from rlforge.learner.batching import MicroBatch, Row, collate
+from rlforge.learner.logprobs import (
+    Head,
+    Reading,
+    chunked_logprobs,
+    logprobs_of,
+    recomputed_logprobs,
+)
+from rlforge.learner.prefixes import segments
+from rlforge.models.last_layer import LastLayer, says_the_same
+from rlforge.models.numerics import evaluating, same_up_to_rounding
+from rlforge.types import value
+
+log = logging.getLogger(__name__)
+
+#: Most logits that exist at once while scoring (float32: 128 MiB).
+MAX_LOGITS = 2**25
+
+#: Small enough for tanh to leave as it is, and a power of two, which rounds nothing.
+_SMALL = 2.0**-13
+
+
+@value
+class Scores:
+    """logprobs [N], entropy [N] in nats (if asked for), values [B] (with a value head).
+
+    unread: positions that the last layer left out (``rlforge.models.last_layer``).
+    """
+
+    logprobs: Tensor
+    entropy: Tensor | None
+    values: Tensor | None
+    unread: int = 0
+
+
+class Scorer:
+    """Scores the answer tokens of micro-batches at the temperature they were sampled at.
+
+    Log-probs are natural and in float32: log softmax(logits / temperature) at the token, the
+    distribution the engine draws from when ``top_p`` is 1.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        temperature: float,
+        use_cache: bool = False,
+        autocast: torch.dtype | None = None,
+        fp32_head: bool = False,
+        value_head: nn.Module | None = None,
+        max_logits: int = MAX_LOGITS,
+        narrow: bool = False,
+    ) -> None:
+        """``model``: a transformers causal LM, adapters included where it carries any.
+
+        autocast: dtype that layers compute in, None: that of their weights. fp32_head: logits are
+        computed in float32 all the same. narrow: the last layer computes what is read only, where
+        the model then says the same; not for layers that are compiled, or computed again for their
+        gradient. Raises ConfigError for ``fp32_head`` of a model whose logits only its own forward
+        pass gives.
+        """
+        self._model = model
+        self._decoder = model.get_decoder()
+        self._head = model.get_output_embeddings()
+        self._temperature = temperature
+        self._use_cache = use_cache
+        self._autocast = autocast
+        self._fp32_head = fp32_head
+        self._value_head = value_head
+        self._chunk = max(1, max_logits // model.config.get_text_config().vocab_size)
+        self._reading = self._find_reading()
+        if self._reading is None:
+            name = type(model).__name__
+            if fp32_head:
+                raise ConfigError(
+                    f"learner.fp32_head: the logits of {name} cannot be computed apart from the "
+                    "rest of it; switch it off"
+                )
+            log.warning("%s gives the logits of all answers of a pass at once only", name)
+        with self._precision():
+            narrow = narrow and self._reading is not None and says_the_same(model)
+        self._last_layer = LastLayer(self._decoder) if narrow else None
+
+    @property
+    def narrowed(self) -> tuple[nn.Module, ...]:
+        """Modules of the last layer that are computed only where they are read."""
+        return () if self._last_layer is None else self._last_layer.modules
+
+    @property
+    def decoder_and_head(self) -> bool:
+        """Whether they give the logits, by chunks; otherwise the model's own forward pass does."""
+        return self._reading is not None
+
+    def score(self, micro: MicroBatch, *, entropy: bool = False) -> Scores:
+        """Log-probs of the answer tokens; values and entropy with gradient where it is enabled."""
+        unread = 0
+        with self._precision():
+            if self._reading is not None:
+                hidden, unread = self._hidden(micro, micro.positions)
+                logprobs, entropies = self._by_chunks(
+                    hidden.index_select(0, micro.positions), micro.token_ids, self._reading, entropy
+                )
+            else:
+                hidden, logits = self._narrowed(micro.input_ids, micro.positions)
+                reading = Reading(temperature=self._temperature)
+                logprobs, entropies = logprobs_of(logits, micro.token_ids, reading, entropy=entropy)
+        return Scores(
+            logprobs=logprobs,
+            entropy=entropies,
+            values=self._values(hidden, micro.last_prompt),
+            unread=max(unread - micro.padding, 0),
+        )
+
+    def values(self, micro: MicroBatch) -> Tensor:
+        """The critic's estimate [B] at the last prompt token; no logits are computed."""
+        with self._precision():
+            if self.decoder_and_head:
+                hidden, _ = self._hidden(micro, micro.last_prompt)
+            else:
+                hidden, _ = self._narrowed(micro.input_ids, micro.last_prompt[:0])
+        values = self._values(hidden, micro.last_prompt)
+        assert values is not None
+        return values
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self._model.device.type, dtype=self._autocast)
+
+    def _values(self, hidden: Tensor, last_prompt: Tensor) -> Tensor | None:
+        if self._value_head is None:
+            return None
+        values: Tensor = self._value_head(hidden.index_select(0, last_prompt).float())
+        return values.squeeze(-1)
+
+    def _hidden(self, micro: MicroBatch, read: Tensor) -> tuple[Tensor, int]:
+        """Hidden states in front of the head [B * L, H], and positions that are left out of them.
+
+        read: positions whose states are asked for; the others may be of no use.
+        """
+        options: dict[str, Any] = {"use_cache": self._use_cache}
+        if micro.packing is not None:
+            options = {
+                "position_ids": micro.packing.position_ids,
+                "packing": micro.packing,
+                "use_cache": False,
+            }
+        layer, total = self._last_layer, micro.input_ids.numel()
+        with nullcontext(0) if layer is None else layer.read_at(read, total) as unread:
+            output = self._decoder(input_ids=micro.input_ids, **options)
+        hidden: Tensor = output.last_hidden_state
+        return hidden.flatten(0, 1), unread
+
+    def _ends(self, micro: MicroBatch) -> Tensor:
+        """Hidden states [B, H] at the ends of the prompts."""
+        hidden, _ = self._hidden(micro, micro.last_prompt)
+        return hidden[micro.last_prompt]
+
+    def _narrowed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states [B * L, H], and logits [N, V] by the model's own forward pass."""
+        seen: list[Tensor] = []
+
+        def narrow(_head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            seen.append(inputs[0].flatten(0, 1))
+            return (seen[0].index_select(0, positions)[None], *inputs[1:])
+
+        hook = self._head.register_forward_pre_hook(narrow)
+        try:
+            output = self._model(input_ids=input_ids, use_cache=self._use_cache)
+        finally:
+            hook.remove()
+        return seen[0], output.logits[0]
+
+    def _by_chunks(
+        self, hidden: Tensor, token_ids: Tensor, reading: Reading, entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probs and entropies [N] at ``hidden`` [N, H]."""
+        if type(self._head) is not nn.Linear:
+            return recomputed_logprobs(
+                hidden, token_ids, self._whole_head(), reading, self._chunk, entropy=entropy
+            )
+        weight = self._head.weight
+        head = Head(
+            weight=weight,
+            bias=self._head.bias,
+            dtype=torch.float32 if self._fp32_head else self._autocast or weight.dtype,
+            reading=reading,
+            chunk=self._chunk,
+        )
+        return chunked_logprobs(hidden, token_ids, head, entropy=entropy)
+
+    def _whole_head(self) -> Callable[[Tensor], Tensor]:
+        """The head with all that is attached to it, such as an adapter."""
+        head: nn.Module = self._head
+        if not self._fp32_head:
+            return head
+        weights = {name: parameter.float() for name, parameter in head.named_parameters()}
+
+        def in_float32(hidden: Tensor) -> Tensor:
+            with torch.autocast(hidden.device.type, enabled=False):
+                outputs: Tensor = functional_call(head, weights, (hidden.float(),))
+            return outputs
+
+        return in_float32
+
+    @torch.no_grad()
+    def can_pack(self) -> bool:
+        """Switch to attention that packs, if the model then says the same as before.
+
+        Tried on a few tokens: a model may cap or bias its attention, and a card may lack the
+        kernel. Where it differs or fails, the model keeps the attention it came with.
+        """
+        # No sliding windows, no recurrent states: layers that look at all keys and values.
+        layers = DynamicCache(config=self._model.config).layers
+        plain = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+        if not (self.decoder_and_head and plain):
+            return False
+        device, own = self._model.device, self._model.config._attn_implementation
+        rows = [Row(step=0, prompt=tuple(range(n)), answer=()) for n in (4, 6, 9)]
+        padded, packed = collate(rows, 0, device), collate(rows, 0, device, segments(rows))
+        with evaluating(self._model), self._precision():
+            expected = self._ends(padded)
+            self._model.set_attn_implementation(NAME)
+            try:
+                same = same_up_to_rounding(self._ends(packed), expected)
+                problem = "" if same else "the model answers differently where they are packed"
+            except (RuntimeError, TypeError, ValueError) as error:
+                problem = f"packing fails with {error!r}"
+        if problem:
+            log.warning("sequences are padded, not packed: %s", problem)
+            self._model.set_attn_implementation(own)
+        return not problem
+
+    @torch.no_grad()
+    def _find_reading(self) -> Reading | None:
+        """How the model makes logits of what its head gives, tried on a few tokens.
+
+        Known numbers in the place of the head's outputs show what becomes of them, whatever they
+        are rounded to later: some models scale (Granite, Cohere) or cap them (Gemma). None where
+        that is not all, or where the head reads something else than the decoder's last hidden
+        states (MiniCPM scales those): the forward pass is the only description of such a model.
+        """
+        ids = torch.arange(4, device=self._model.device)[None]
+        read: list[Tensor] = []
+        marks: list[Tensor] = []
+
+        def mark(_head: nn.Module, inputs: tuple[Tensor, ...], outputs: Tensor) -> Tensor:
+            values = torch.linspace(-30.0, 30.0, outputs.numel(), device=outputs.device)
+            values[0] = _SMALL
+            read.append(inputs[0])
+            marks.append(values.view(outputs.shape))
+            return marks[0].clone()
+
+        with evaluating(self._model), self._precision():
+            hidden = self._decoder(input_ids=ids, use_cache=False)
+            hook = self._head.register_forward_hook(mark)
+            try:
+                logits = self._model(input_ids=ids, use_cache=False).logits
+            finally:
+                hook.remove()
+        hidden = getattr(hidden, "last_hidden_state", None)
+        # The same operations on the same shapes: rounding gives no room for doubt.
+        if hidden is None or not torch.allclose(read[0], hidden, rtol=1e-5, atol=1e-6):
+            return None
+        text_config = self._model.config.get_text_config()
+        if logits.shape != marks[0].shape:
+            return None
+        reading = Reading(
+            scale=float(logits.flatten()[0]) / _SMALL,  # where a cap does not bend yet
+            softcap=getattr(text_config, "final_logit_softcapping", None),
+        )
+        if not torch.allclose(reading.logits(marks[0]), logits.float(), rtol=1e-5, atol=1e-6):
+            return None
+        return dataclasses.replace(reading, temperature=self._temperature)

@@ -1,0 +1,102 @@
+"""Evaluation outside training: one process, the same engine, the same games, no Ray."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rlforge.config.primary import GAMES, read_run
+from rlforge.engines.openai import check_api
+from rlforge.errors import ConfigError
+from rlforge.local.policies import find_opponent, find_policy, seat_answers
+from rlforge.preflight.games import eval_envs, eval_opponents
+from rlforge.rollout.collector import Collector, Delivery
+from rlforge.rollout.evaluation import plan_evaluation, summarise
+from rlforge.types import EvalResult, GameRecord, GameSpec, PolicyRef, value
+
+log = logging.getLogger(__name__)
+
+
+@value
+class Measurement:
+    """How ``policy`` did. results: one per environment and opponent.
+
+    failures: a sentence for each of them with failed games, which no rate counts.
+    """
+
+    policy: PolicyRef
+    results: tuple[EvalResult, ...]
+    failures: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every opponent was met in at least one game that finished."""
+        return all(result.games for result in self.results)
+
+
+class _NoTraining:
+    """Ports of a collector that only evaluates."""
+
+    async def next_games(self, wanted: int) -> list[GameSpec] | None:
+        return None
+
+    async def deliver(self, delivery: Delivery) -> None:
+        raise AssertionError("an evaluation delivers nothing")
+
+
+async def evaluate_run(
+    run_dir: Path,
+    checkpoint: str,
+    opponents: Sequence[str] | None,
+    games: int | None,
+    say: Callable[[str], None] = log.info,
+) -> Measurement:
+    """Play ``checkpoint`` (``latest`` or a uid) of a run against ``opponents``, seats swapped.
+
+    opponents: names as in the config, or uids of the same run; None takes those of the run.
+    games: per environment and opponent; None takes ``eval.final_games`` of the run, or its
+    ``eval.games``. say: told what takes time. The run's device is used where it was the CPU, else
+    whatever this machine has.
+    Raises ConfigError for unknown names and numbers that cannot be, CheckpointError for missing or
+    damaged versions. Failed games are part of the answer.
+    """
+    config = read_run(run_dir, GAMES)
+    envs = eval_envs(config)
+    if games is None:
+        games = config.eval.final_games or config.eval.games
+    elif games < 1 or (games % 2 and any(env.num_players == 2 for env in envs)):
+        raise ConfigError(f"--games {games}: must be even and at least 2; seats are swapped")
+    policy, step = find_policy(run_dir, checkpoint)
+    against = [find_opponent(run_dir, name, config) for name in dict.fromkeys(opponents or [])]
+    against = against or list(eval_opponents(config))
+    for rival in against:
+        if rival.kind == "api":
+            check_api(rival.path_or_name or rival.uid, config.pool.api)
+    specs = plan_evaluation(envs, against, policy, games, step=step, seed=config.seed)
+    async with seat_answers(config, [policy, *against], say) as answers:
+        say(f"{policy.uid} plays {len(specs)} games")
+        collector = Collector(config.collector, _NoTraining(), answers.for_game)
+        records = await collector.evaluate(specs)
+    results = summarise(records, step)
+    return Measurement(
+        policy=policy,
+        results=tuple(results),
+        failures=tuple(_failure(result, records) for result in results if result.failed),
+    )
+
+
+def _failure(result: EvalResult, records: Sequence[GameRecord]) -> str:
+    """How many games of ``result`` failed, and why the last one did."""
+    met = (result.env_id, result.opponent)
+    failed = (record for record in records if record.error is not None)
+    causes = [
+        record.error
+        for record in failed
+        for single in summarise([record], result.step)
+        if (single.env_id, single.opponent) == met
+    ]
+    return (
+        f"{result.failed} of {result.failed + result.games} games in {result.env_id} against "
+        f"{result.opponent} failed; the last one: {causes[-1]}"
+    )

@@ -1,0 +1,191 @@
+"""A person at the table: one game against policies, in the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from rlforge.config.compose import compose
+from rlforge.config.primary import GAMES, read_run
+from rlforge.config.schema import RunConfig
+from rlforge.engines.openai import check_api
+from rlforge.errors import ConfigError, nearest
+from rlforge.games.base import View, check_env
+from rlforge.games.players import check_player
+from rlforge.league.names import parse_opponent
+from rlforge.local.policies import find_opponent, find_policy, seat_answers
+from rlforge.preflight.games import eval_envs, train_envs
+from rlforge.rollout.episode import play_game
+from rlforge.rollout.policies import SeatAnswers
+from rlforge.rollout.schedule import line_up
+from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
+
+PERSON = PolicyRef(uid="you", kind="scripted", path_or_name="you")
+
+_A_WEEK_S = 7 * 24 * 3600.0
+"""People may think longer than models."""
+
+_MOST_MOVES_SHOWN = 48
+
+
+class Leave(Exception):  # noqa: N818 - not an error
+    """The person stood up before the game was over."""
+
+
+class Person:
+    """Reads views to a person and takes their actions.
+
+    ask: shows a prompt and returns a line; EOFError when there are no more. say: shows a text.
+    """
+
+    def __init__(self, ask: Callable[[str], str], say: Callable[[str], None]) -> None:
+        self._ask, self._say = ask, say
+        self._read = ""
+
+    def act(self, view: View) -> str:
+        """The person's action; where the game lists its legal ones, one of them.
+
+        Markets take JSON, too. A move may be typed without its brackets. Raises Leave on ``quit``
+        and at the end of input.
+        """
+        # Most games repeat what was said before: only what is new is shown.
+        new = view.observation.removeprefix(self._read)
+        self._read = view.observation
+        self._say(new.strip())
+        legal = view.legal_actions
+        if legal:
+            shown = "  ".join(legal[:_MOST_MOVES_SHOWN])
+            more = len(legal) - _MOST_MOVES_SHOWN
+            self._say(f"moves: {shown}" + (f"  … and {more} more" if more > 0 else ""))
+        while True:
+            try:
+                typed = self._ask(f"player {view.player_id} (you)> ").strip()
+            except EOFError:
+                raise Leave from None
+            if typed.lower() in ("quit", "exit"):
+                raise Leave
+            if not legal or (view.state is not None and typed.startswith("{")):
+                return typed
+            for action in (typed, f"[{typed}]"):
+                if action in legal:
+                    return action
+            self._say(f"{typed!r} is no legal move{nearest(typed, legal)}; quit leaves the game")
+
+
+def seats_of(env: EnvSpec, seat: int, opponents: Sequence[PolicyRef]) -> tuple[PolicyRef, ...]:
+    """Who sits where: the person at ``seat``, the opponents in order, the last one repeated.
+
+    Raises ConfigError for a seat that is not there and for more opponents than seats.
+    """
+    if seat not in range(env.num_players):
+        raise ConfigError(f"--seat {seat}: {env.id} has seats 0 to {env.num_players - 1}")
+    others = env.num_players - 1
+    if len(opponents) > others:
+        raise ConfigError(f"{len(opponents)} opponents: {env.id} has room for {others}")
+    rivals = [*opponents, *[opponents[-1]] * (others - len(opponents))] if others else []
+    rivals.insert(seat, PERSON)
+    return tuple(rivals)
+
+
+def find_env(config: RunConfig, env_id: str | None) -> EnvSpec:
+    """The environment ``env_id`` of ``config``, its first one for None; ConfigError if it has none
+    of that name."""
+    known = {env.id: env for env in (*eval_envs(config), *train_envs(config))}
+    if env_id is not None and env_id not in known:
+        raise ConfigError(
+            f"--env {env_id}: not in this configuration{nearest(env_id, known)}; there are "
+            f"{', '.join(known)}"
+        )
+    env = known[env_id] if env_id is not None else next(iter(known.values()))
+    check_env(env)
+    return dataclasses.replace(env, timeout_s=_A_WEEK_S)
+
+
+def prepare(
+    overrides: Sequence[str],
+    config_dir: Path | None,
+    run_dir: Path | None,
+    checkpoint: str,
+    names: Sequence[str],
+) -> tuple[RunConfig, list[PolicyRef]]:
+    """The configuration to play under, and the opponents.
+
+    With ``run_dir`` its configuration counts and ``checkpoint`` is the opponent unless others are
+    named. Raises ConfigError where nobody is named, and for unknown names.
+    """
+    if run_dir is None:
+        if not names:
+            raise ConfigError(
+                "against whom? name a scripted player (--opponent random_legal), the untrained "
+                "model (--opponent base), or a trained one (--run RUN)"
+            )
+        return compose(overrides, config_dir).config, [parse_opponent(name) for name in names]
+    if overrides:
+        raise ConfigError("--run plays under the run's own config; give it no key=value")
+    config = read_run(run_dir, GAMES)
+    if names:
+        return config, [find_opponent(run_dir, name, config) for name in names]
+    return config, [find_policy(run_dir, checkpoint)[0]]
+
+
+async def play(
+    config: RunConfig,
+    env: EnvSpec,
+    policies: Sequence[PolicyRef],
+    seed: int,
+    person: Person,
+    say: Callable[[str], None],
+) -> GameRecord:
+    """One game of ``policies`` at the seats of ``env``, the person among them.
+
+    Raises Leave when the person does, ConfigError for an opponent that cannot play here.
+    """
+    for policy in policies:
+        if policy.kind == "api":
+            check_api(policy.path_or_name or policy.uid, config.pool.api)
+        elif policy.kind == "scripted" and policy != PERSON:
+            check_player(policy.path_or_name or policy.uid, env)
+    spec = GameSpec(
+        game_id="play", env=env, seed=seed, purpose="eval", seats=line_up(env, policies, None)
+    )
+    modelled = any(policy.kind == "checkpoint" for policy in policies)
+    # Ctrl-C while a line is read must not wait for the line, as asyncio's own handler does.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    seats = seat_answers(config, policies, say) if modelled else nullcontext(_no_model(config))
+    async with seats as answers:
+        others = answers.for_game(spec)
+
+        async def answer(seat: Seat, view: View, draw: int) -> Completion:
+            if seat.policy == PERSON:
+                text = person.act(view)
+                return Completion(text=text, finish_reason="scripted", policy_uid=PERSON.uid)
+            completion = await others(seat, view, draw)
+            say(f"player {seat.player_id} ({seat.policy.uid}): {completion.text.strip()}")
+            return completion
+
+        return await play_game(spec, answer)
+
+
+def _no_model(config: RunConfig) -> SeatAnswers:
+    """Answers at a table where nobody is a model of ours: it needs neither tokenizer nor engine."""
+    nobody: Any = None
+    return SeatAnswers(config, nobody, nobody, ())
+
+
+def verdict(record: GameRecord) -> str:
+    """How the game ended, in a line."""
+    seats = record.spec.seats
+    if record.error is not None:
+        return f"the game failed: {record.error}"
+    rewards = ", ".join(
+        f"player {seat.player_id} ({seat.policy.uid}) {record.rewards[seat.player_id]:+g}"
+        for seat in seats
+    )
+    cause = record.end_reason.replace("_", " ")
+    if record.invalid_by is not None:
+        cause += f" by player {record.invalid_by}"
+    return f"over ({cause}): {rewards}"

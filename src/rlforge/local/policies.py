@@ -1,0 +1,83 @@
+"""Policies in this process: those of a run found, loaded and asked, without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rlforge.config.compose import from_yaml
+from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.engines.playable import check_playable
+from rlforge.engines.registry import make_engine
+from rlforge.errors import CheckpointError
+from rlforge.games.players import check_player
+from rlforge.league.names import parse_opponent
+from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
+from rlforge.preflight.games import eval_envs
+from rlforge.rollout.policies import SeatAnswers
+from rlforge.system.checkpoint import latest_checkpoint, list_checkpoints, read_manifest
+from rlforge.system.hardware import detect, resolve_hardware
+from rlforge.types import PolicyRef
+
+
+@asynccontextmanager
+async def seat_answers(
+    config: RunConfig, policies: Sequence[PolicyRef], say: Callable[[str], None]
+) -> AsyncIterator[SeatAnswers]:
+    """Who answers at the seats of ``config``'s games, with its engine in this process.
+
+    policies: those that will sit there. say: told what takes time. The run's device is used where
+    it was the CPU, else whatever this machine has. Raises ConfigError for a model or an engine that
+    is not to be had, and for saved policies that it cannot play.
+    """
+    here = HardwareConfig(
+        device="cpu" if config.hardware.device == "cpu" else "auto",
+        threads=config.hardware.threads,
+    )
+    hardware = resolve_hardware(here, detect(), 1)
+    resolve_model(config.model, say)
+    check_playable(policies, config)
+    engine = make_engine(config, device=hardware.device, threads=hardware.threads)
+    tokenizer = load_tokenizer(config.model)
+    try:
+        yield SeatAnswers(config, tokenizer, engine, stop_token_ids(config.model, tokenizer))
+    finally:
+        await engine.close()
+
+
+def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
+    """The policy ``name`` of a run and its version; its files are checked against the manifest."""
+    checkpoints = run_dir / "checkpoints"
+    if name == "step-0":
+        start = from_yaml(run_dir / "config.yaml").learner.initial_adapter
+        return PolicyRef(uid="step-0", kind="checkpoint", path_or_name=start), 0
+    if name == "latest":
+        path = latest_checkpoint(checkpoints)
+        if path is None:
+            raise CheckpointError(
+                f"{checkpoints}: holds no checkpoint yet; use --checkpoint step-0"
+            )
+    elif not (checkpoints / name).is_dir():
+        newest = [entry.name for entry in reversed(list_checkpoints(checkpoints)[-3:])]
+        known = f"the newest are {', '.join(newest)}" if newest else "there is only step-0"
+        raise CheckpointError(f"{checkpoints / name}: no such checkpoint; {known}")
+    else:
+        path = checkpoints / name
+    version = int(read_manifest(path).meta["version"])
+    policy = PolicyRef(uid=path.name, kind="checkpoint", path_or_name=str(path), version=version)
+    return policy, version
+
+
+def find_opponent(run_dir: Path, name: str, config: RunConfig) -> PolicyRef:
+    """An opponent by its name in the config, or by its uid in the run.
+
+    Raises ConfigError for a name that means nobody, or a player that does not know the games.
+    """
+    if name.startswith("step-"):
+        return find_policy(run_dir, name)[0]
+    policy = parse_opponent(name)
+    if policy.kind == "scripted":
+        for spec in eval_envs(config):
+            check_player(policy.path_or_name or name, spec)
+    return policy

@@ -1,0 +1,325 @@
+"""Looks at configuration, machine, packages, model and memory; starts and loads nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+from rlforge.config.compose import Composed
+from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed
+from rlforge.errors import ConfigError
+from rlforge.models.shapes import Located, locate, unknown_targets
+from rlforge.preflight.games import validate
+from rlforge.preflight.memory.plan import GIB, Plan, make_plan
+from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
+from rlforge.system.hardware import Gpu, Machine, detect, gpus, ram, resolve_hardware
+from rlforge.types import value
+
+State = Literal["ok", "note", "problem"]
+
+
+@value
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    state: State
+    detail: str
+
+
+@value
+class Memory:
+    """The plan of a run and what would change it. device: ``GPU`` or ``RAM``, whose memory it is.
+
+    largest: tokens of the longest pass with which it fits. mend: overrides that make it fit.
+    """
+
+    device: str
+    plan: Plan
+    options: tuple[Option, ...]
+    largest: int
+    mend: tuple[str, ...]
+
+
+@value
+class Report:
+    """All findings; memory is None where it cannot be planned, and then a finding says why."""
+
+    findings: tuple[Finding, ...]
+    memory: Memory | None
+
+    @property
+    def healthy(self) -> bool:
+        """Nothing that is known stands in the way."""
+        unfit = self.memory is not None and self.memory.plan.excess > 0
+        return not unfit and all(finding.state != "problem" for finding in self.findings)
+
+
+def examine(
+    composed: Composed,
+    gpu_memory_gb: float | None = None,
+    check: Callable[[Composed], None] = validate,
+) -> Report:
+    """Everything about a run that can be known here.
+
+    gpu_memory_gb: plan for GPUs of so many GiB, whatever this machine has. check: raises
+    ConfigError for a configuration that cannot run. Raises ConfigError for GPU memory on a CPU run.
+    """
+    config, found = composed.config, gpus()
+    if gpu_memory_gb is not None:
+        if config.hardware.device == "cpu":
+            raise ConfigError("--gpu-memory: hardware.device=cpu uses none; choose another profile")
+        config = _with_memory(config, gpu_memory_gb)
+    findings = [_configuration(composed, check), *_machine(found)]
+    hardware, finding = _hardware(config, assumed=gpu_memory_gb is not None)
+    located = locate(config.model)
+    findings += [finding, *_packages(config, hardware), _model(config, located)]
+    findings += _sampling(config)
+    memory = None
+    if hardware is not None:
+        capacity = _capacity(hardware, () if gpu_memory_gb is not None else found)
+        if located.shape is None:
+            findings.append(_unplanned("the shape of the model is not known"))
+        elif capacity is None:
+            findings.append(_unplanned("no GPU memory to read; give --gpu-memory GB"))
+        else:
+            memory = _memory(config, located, hardware, capacity, found)
+            findings += _host(memory)
+    return Report(findings=tuple(findings), memory=memory)
+
+
+def check_fit(config: RunConfig) -> None:
+    """Raise ConfigError where an adapter does not fit its model, or a run this machine's memory.
+
+    Says nothing where the shape of the model or the memory of the card cannot be known.
+    """
+    located = locate(config.model)
+    if (unknown := _unknown_targets(config, located)) is not None:
+        raise ConfigError(unknown)
+    memory = _memory_here(config, located)
+    if memory is None or memory.plan.excess == 0:
+        return
+    plan = memory.plan
+    card = max(plan.cards, key=lambda card: plan.need(card) - card.usable)
+    saving = ", ".join(f"{option.key} ({_gib(option.saves)})" for option in memory.options[:4])
+    change = f"these fit: {' '.join(memory.mend)}" if memory.mend else f"largest savings: {saving}"
+    turns = " in turns" if plan.alternate else ""
+    room = f"{memory.device} of {_gib(card.capacity)} ({_gib(card.usable)} usable)"
+    raise ConfigError(
+        f"{config.model.name or config.model.kind} does not fit {room} with "
+        f"hardware={config.hardware.name}: {_who(card.learners, card.engines)} need{turns} "
+        f"{_gib(plan.need(card))}, {_gib(plan.excess)} too much; {change}; "
+        "rlforge doctor shows each part"
+    )
+
+
+def divided(config: RunConfig) -> RunConfig:
+    """``config`` with the share of its card that each engine takes, where the plan decides it.
+
+    Where the shape of the model or the memory of the card cannot be known, it stays as it is.
+    """
+    vllm = config.engine.vllm
+    if config.engine.name != "vllm" or vllm.gpu_memory_utilization is not None:
+        return config
+    memory = _memory_here(config, locate(config.model))
+    if memory is None or memory.plan.share is None:
+        return config
+    # vLLM counts by the card itself, of which the profile may use a part.
+    planned = memory.plan.cards[0].capacity
+    here = config.hardware.ray_address is None
+    whole = min((gpu.memory for gpu in gpus() if here), default=planned)
+    share = memory.plan.share * planned / whole
+    vllm = dataclasses.replace(vllm, gpu_memory_utilization=share)
+    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, vllm=vllm))
+
+
+def _memory_here(config: RunConfig, located: Located) -> Memory | None:
+    """The plan for this machine; None where it cannot be made."""
+    found = gpus()
+    hardware = resolve_hardware(
+        config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
+    )
+    capacity = _capacity(hardware, found)
+    if located.shape is None or capacity is None:
+        return None
+    return _memory(config, located, hardware, capacity, found)
+
+
+def _who(learners: int, engines: int) -> str:
+    parts = ["the learner" if learners == 1 else f"{learners} learner ranks"] if learners else []
+    parts += [f"{engines} engine{'s' if engines > 1 else ''}"] if engines else []
+    return " and ".join(parts)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def _with_memory(config: RunConfig, memory_gb: float) -> RunConfig:
+    hardware = dataclasses.replace(config.hardware, memory_gb=memory_gb)
+    return dataclasses.replace(config, hardware=hardware)
+
+
+def _capacity(hardware: HardwareConfig, found: tuple[Gpu, ...]) -> int | None:
+    """Bytes of the smallest card, or of the machine for a run on the CPU.
+
+    A profile that names its GPUs' memory uses no more of larger ones; smaller ones have what they
+    have. found: empty where others than this machine's are meant.
+    """
+    if hardware.device != "cuda":
+        return ram()
+    sizes = [int(hardware.memory_gb * GIB)] if hardware.memory_gb is not None else []
+    if hardware.ray_address is None:  # else cards of other machines
+        sizes += [gpu.memory for gpu in found]
+    return min(sizes, default=None)
+
+
+def _memory(
+    config: RunConfig,
+    located: Located,
+    hardware: HardwareConfig,
+    capacity: int,
+    found: tuple[Gpu, ...],
+) -> Memory:
+    shape = located.shape
+    assert shape is not None
+    # As rlforge.models.load decides it: bfloat16 where the GPU computes in it.
+    modern = all(gpu.capability >= 8 for gpu in found)
+    auto = hardware.device == "cuda" and modern
+    bf16 = config.model.dtype == "bfloat16" or (config.model.dtype == "auto" and auto)
+
+    def replan(changed: RunConfig) -> Plan:
+        return make_plan(changed, shape, hardware, capacity, bf16=bf16)
+
+    plan = replan(config)
+    return Memory(
+        device="GPU" if hardware.device == "cuda" else "RAM",
+        plan=plan,
+        options=options(config, replan),
+        largest=largest_pass(config, lambda changed: not replan(changed).excess),
+        mend=mend(config, replan) if plan.excess else (),
+    )
+
+
+# ---------------------------------------------------------------- findings
+
+
+def _unplanned(why: str) -> Finding:
+    return Finding(what="memory", state="note", detail=f"not planned: {why}")
+
+
+def _host(memory: Memory) -> list[Finding]:
+    """What is wrong with the host as the place for what leaves the card in turns."""
+    size, wanted = ram(), memory.plan.on_host
+    if size is None or wanted <= size:
+        return []
+    detail = f"hardware.alternate moves up to {_gib(wanted)} to the host, which has {_gib(size)}"
+    return [Finding(what="RAM", state="problem", detail=detail)]
+
+
+def _configuration(composed: Composed, check: Callable[[Composed], None]) -> Finding:
+    try:
+        check(composed)
+    except ConfigError as error:
+        return Finding(what="configuration", state="problem", detail=str(error))
+    return Finding(what="configuration", state="ok", detail="valid")
+
+
+def _machine(found: tuple[Gpu, ...]) -> list[Finding]:
+    size = ram()
+    shown = "unknown" if size is None else _gib(size)
+    cores = f"{detect().cpus} cores, {shown} of RAM"
+    cards = ", ".join(f"{gpu.name} ({_gib(gpu.memory)})" for gpu in found)
+    return [
+        Finding(what="machine", state="ok", detail=cores),
+        Finding(what="GPUs", state="ok", detail=cards or "none that nvidia-smi shows"),
+    ]
+
+
+def _hardware(config: RunConfig, *, assumed: bool) -> tuple[HardwareConfig | None, Finding]:
+    """The resolved profile, on this machine or on one with the GPUs that are assumed.
+
+    A profile that names its GPUs' memory is planned even where they are not.
+    """
+    wanted, here = config.hardware, detect()
+    engines, learners = config.engine.num_engines, config.learner.num_learners
+    asked = math.ceil(learners * wanted.learner_gpus + engines * wanted.engine_gpus)
+    there = Machine(cpus=here.cpus, gpus=max(here.gpus, asked, 1))
+    try:
+        hardware = resolve_hardware(wanted, there if assumed else here, engines, learners)
+    except ConfigError as error:
+        finding = Finding(what="hardware", state="problem", detail=str(error))
+        if wanted.memory_gb is None or assumed or here.gpus:
+            return None, finding
+        return resolve_hardware(wanted, there, engines, learners), finding
+    if hardware.device != "cuda":
+        return hardware, Finding(what="hardware", state="ok", detail=f"{wanted.name}: on the CPU")
+    detail = (
+        f"{wanted.name}: {_gpus_of(learners, 'learner', hardware.learner_gpus)}, "
+        f"{_gpus_of(engines, 'engine', hardware.engine_gpus)}"
+        f"{', in turns' if hardware.alternate else ''}"
+    )
+    state: State = "note" if assumed else "ok"
+    return hardware, Finding(what="hardware", state=state, detail=detail)
+
+
+def _gpus_of(number: int, name: str, each: float) -> str:
+    return f"{number} {name}{'s' if number > 1 else ''} × {each:.3g} GPU"
+
+
+def _packages(config: RunConfig, hardware: HardwareConfig | None) -> list[Finding]:
+    """What the configuration needs beyond what it cannot be composed without."""
+    wanted = {"torch": "", "transformers": "", "peft": "", "ray": ""}
+    if config.model.kind == "smollm2_135m":
+        wanted |= dict.fromkeys(("gguf", "accelerate"), "model.kind=smollm2_135m; extra: smollm2")
+    if config.tracker.wandb_project:
+        wanted["wandb"] = "tracker.wandb_project; extra: wandb"
+    if config.tracker.tensorboard:
+        wanted["tensorboard"] = "tracker.tensorboard; extra: tensorboard"
+    installed, missing = [], []
+    for name, reason in wanted.items():
+        try:
+            installed.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(f"{name} ({reason})" if reason else name)
+    findings = [Finding(what="packages", state="ok", detail=", ".join(installed))]
+    if missing:
+        detail = f"not installed: {', '.join(missing)}"
+        findings.append(Finding(what="packages", state="problem", detail=detail))
+    if config.engine.name == "vllm":
+        try:
+            check_installed(None if hardware is None else hardware.device)
+            findings.append(Finding(what="packages", state="ok", detail=f"vLLM {VLLM_VERSION}"))
+        except ConfigError as error:
+            findings.append(Finding(what="packages", state="problem", detail=str(error)))
+    return findings
+
+
+def _model(config: RunConfig, located: Located) -> Finding:
+    if (unknown := _unknown_targets(config, located)) is not None:
+        return Finding(what="model", state="problem", detail=unknown)
+    name = config.model.name or config.model.kind
+    return Finding(what="model", state="ok", detail=f"{name}: {located.place}")
+
+
+def _sampling(config: RunConfig) -> list[Finding]:
+    """Where what is drawn from is not what is learned."""
+    if config.engine.top_p == 1:
+        return []
+    detail = (
+        f"engine.top_p={config.engine.top_p:g}: games are drawn from the likeliest tokens, and the "
+        "learner's log-probs are over all of them: importance ratios lie below 1 by what is cut"
+    )
+    return [Finding(what="sampling", state="note", detail=detail)]
+
+
+def _unknown_targets(config: RunConfig, located: Located) -> str | None:
+    """What is wrong with the layers that an adapter names, where it is known."""
+    if located.shape is None or config.learner.train != "lora":
+        return None
+    shape, targets = located.shape, config.model.lora.target_modules
+    return unknown_targets(shape.name, [*shape.linears, "lm_head"], targets)

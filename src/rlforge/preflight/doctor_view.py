@@ -1,0 +1,171 @@
+"""A report of ``rlforge doctor`` as tables for a terminal, and as plain values for JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from rlforge.preflight.doctor import Memory, Report
+from rlforge.preflight.memory.plan import GIB, Card, Need, Plan
+
+_MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[red]problem[/]"}
+_VERDICTS = {"fits": "green", "tight": "yellow", "does not fit": "red"}
+
+
+def render(report: Report) -> RenderableType:
+    """Findings, the memory plan and what buys memory; readable from 80 columns on."""
+    parts: list[RenderableType] = [_findings(report)]
+    if report.memory is not None:
+        parts += [Text(), _needs(report.memory), Text(), *_cards(report.memory)]
+        if report.memory.options:
+            parts += [Text(), _options(report.memory)]
+    return Group(*parts)
+
+
+def to_values(report: Report) -> dict[str, Any]:
+    """The report as JSON values; memory in bytes."""
+    memory = report.memory
+    values: dict[str, Any] = {
+        "healthy": report.healthy,
+        "findings": [dataclasses.asdict(finding) for finding in report.findings],
+        "memory": None,
+    }
+    if memory is not None:
+        plan = memory.plan
+        values["memory"] = {
+            "verdict": plan.verdict,
+            "excess": plan.excess,
+            "parameters": plan.shape.parameters,
+            "learner": {part.name: part.bytes for part in plan.learner.parts},
+            "engine": {part.name: part.bytes for part in plan.engine.parts},
+            "alternate": plan.alternate,
+            "learner_idle": {part.name: part.bytes for part in plan.learner_idle.parts},
+            "engine_idle": {part.name: part.bytes for part in plan.engine_idle.parts},
+            "on_host": plan.on_host,
+            "engine_with_one_sequence": {part.name: part.bytes for part in plan.least.parts},
+            "cards": [
+                dataclasses.asdict(card) | {"usable": card.usable, "least": plan.need(card)}
+                for card in plan.cards
+            ],
+            "sequences": plan.sequences,
+            "sequence_bytes": plan.sequence_bytes,
+            "largest_pass_tokens": memory.largest,
+            "options": [dataclasses.asdict(option) for option in memory.options],
+            "mend": list(memory.mend),
+        }
+    return values
+
+
+def _plain(*titles: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
+
+
+def _findings(report: Report) -> Table:
+    table = _plain("", "", "")
+    table.show_header = False
+    for finding in report.findings:
+        table.add_row(_MARKS[finding.state], finding.what, escape(finding.detail))
+    return table
+
+
+def _needs(memory: Memory) -> Table:
+    """Parts side by side: what both hold first, then what only one does."""
+    plan = memory.plan
+    unit, size = _unit(plan)
+    table = _plain(f"{unit}, at the fullest moment")
+    needs: tuple[Need, ...] = (plan.learner, plan.least, plan.engine)
+    titles: tuple[str, ...] = ("learner", "engine, one sequence", "engine, all sequences")
+    if plan.least == plan.engine:  # it takes its memory at the start, whatever it will run
+        needs, titles = needs[:2], ("learner", "engine")
+    for title in titles:
+        table.add_column(title, justify="right")
+    names = dict.fromkeys(part.name for need in needs for part in need.parts)
+    for name in names:
+        cells = [[part.bytes for part in need.parts if part.name == name] for need in needs]
+        table.add_row(name, *(f"{sum(cell) / size:.1f}" if cell else "–" for cell in cells))
+    table.add_row("together", *(f"{need.total / size:.1f}" for need in needs), style="bold")
+    if plan.alternate:
+        idle = (plan.learner_idle, plan.engine_idle, plan.engine_idle)[: len(needs)]
+        table.add_row("in the other's turn", *(f"{need.total / size:.1f}" for need in idle))
+    return table
+
+
+def _cards(memory: Memory) -> list[RenderableType]:
+    plan = memory.plan
+    lines = [
+        f"{_holds(card)}: at least {_gib(plan.need(card))} of {_gib(card.usable)} usable GiB "
+        f"({memory.device}: {_gib(card.capacity)} GiB)"
+        for card in plan.cards
+    ]
+    if plan.alternate:
+        card = plan.cards[0]
+        lines.append(
+            f"in turns (hardware.alternate): {_gib(plan.learning(card))} GiB while it learns, "
+            f"{_gib(plan.playing(card))} GiB while it plays; {_gib(plan.on_host)} GiB of RAM for "
+            "what waits"
+        )
+    color = _VERDICTS[plan.verdict]
+    more = f", {_gib(plan.excess)} GiB too much" if plan.excess else ""
+    lines.append(f"[bold {color}]{plan.verdict}[/]{more}")
+    if plan.excess and memory.mend:
+        lines.append(f"fits with: {escape(' '.join(memory.mend))}")
+    elif not plan.excess:
+        lines.append(
+            f"each engine has room for {plan.sequences} sequences of full length "
+            f"({plan.sequence_bytes / 2**20:.1f} MiB each)"
+        )
+        if plan.share is not None:
+            lines.append(
+                f"it takes {plan.share:.2f} of its card, and can have {plan.left:.2f} "
+                f"{'in its turn' if plan.alternate else 'beside the learner'} "
+                "(engine.vllm.gpu_memory_utilization)"
+            )
+        if plan.verdict == "tight":
+            lines.append(
+                f"it may be asked for {plan.wanted} at once: short ones fit; "
+                f"engine.max_parallel_seq={plan.sequences} would always"
+            )
+    if memory.largest:
+        lines.append(
+            f"longest pass with these settings: {memory.largest} tokens "
+            "(learner.max_train_len, learner.micro_batch_tokens)"
+        )
+    return [Text.from_markup(line) for line in lines]
+
+
+def _holds(card: Card) -> str:
+    who = [_several(card.learners, "learner")] if card.learners else []
+    if card.engines:
+        who.append(_several(card.engines, "engine"))
+    return f"{card.count} × {' and '.join(who)}" if card.count > 1 else " and ".join(who)
+
+
+def _several(number: int, name: str) -> str:
+    return f"{number} {name}{'s' if number > 1 else ''}"
+
+
+def _options(memory: Memory) -> Table:
+    table = _plain("what buys memory, of learner or engine")
+    unit, size = _unit(memory.plan)
+    table.add_column(unit, justify="right")
+    for option in memory.options:
+        if (saves := f"{option.saves / size:,.1f}") != "0.0":
+            table.add_row(f"{option.key}={option.value}", saves)
+    return table
+
+
+def _unit(plan: Plan) -> tuple[str, int]:
+    """Of all tables of a report, and its bytes."""
+    return ("GiB", GIB) if plan.engine.total > 2 * GIB else ("MiB", 2**20)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f}"

@@ -1,0 +1,99 @@
+"""What an engine holds: weights, resident versions, keys and values, and its workspace."""
+
+from __future__ import annotations
+
+from rlforge.config.schema import LoraConfig
+from rlforge.models.shape import ModelShape
+from rlforge.types import value
+
+#: Padded prompt tokens that the transformers engine reads in one pass, on a GPU and on a CPU.
+PROMPT_TOKENS = {"cuda": 8192, "cpu": 1536}
+
+
+@value
+class EngineJob:
+    """An engine and how much it is asked to do at once.
+
+    lora: None when versions are whole models. versions: resident beside the base model. sequences
+    of ``length`` tokens: generated at the same time. prompt_tokens: read in one pass. paged: the
+    KV cache is divided into blocks that sequences take as they grow (vLLM), not one batch of
+    aligned rows. cards: among which layers and heads are divided; sizes are those of one card.
+    """
+
+    shape: ModelShape
+    lora: LoraConfig | None
+    bf16: bool
+    versions: int
+    sequences: int
+    length: int
+    prompt_tokens: int
+    paged: bool
+    cards: int = 1
+
+    @property
+    def number_bytes(self) -> int:
+        """Of a weight, and of a key or value."""
+        return 2 if self.bf16 else 4
+
+
+def weight_bytes(job: EngineJob) -> int:
+    """The base model, or one card's part."""
+    return job.shape.parameters * job.number_bytes // job.cards
+
+
+def version_bytes(job: EngineJob) -> int:
+    """All resident versions.
+
+    Whole models where all weights are trained. The transformers engine folds an adapter into
+    float32 weights, which makes a copy of the layers it changes, and holds it in float32 beside
+    bfloat16 ones; vLLM reserves room for each in the dtype of the model.
+    """
+    shape, lora = job.shape, job.lora
+    if lora is None:
+        return job.versions * weight_bytes(job)
+    if job.paged:
+        return job.versions * shape.adapter_parameters(lora) * job.number_bytes
+    if job.bf16:
+        return job.versions * shape.adapter_parameters(lora) * 4
+    changed = sum(i * o for name, (i, o) in shape.linears.items() if name in lora.target_modules)
+    return job.versions * shape.layers * changed * 4
+
+
+def token_bytes(job: EngineJob) -> int:
+    """Keys and values of one token: 2 (K and V) x layers x their width x bytes.
+
+    Cards divide heads, and have one each where there are fewer.
+    """
+    shape = job.shape
+    width = shape.key // min(job.cards, shape.kv_heads)
+    return 2 * shape.layers * width * job.number_bytes
+
+
+def sequence_bytes(job: EngineJob) -> int:
+    """One running sequence of full length, with the room that its cache takes while it grows.
+
+    Aligned rows grow by a quarter (``rlforge.engines.cache``), so up to 5/4 of what they hold, one
+    layer at a time: its old room is beside the new one for a moment. Where several versions run,
+    each has room for up to an eighth more rows than it runs.
+    """
+    if job.paged:
+        return token_bytes(job) * job.length
+    one_layer = 2 * job.shape.key * job.number_bytes
+    alone = (token_bytes(job) * 5 // 4 + one_layer) * job.length
+    return alone * 9 // 8 if job.versions else alone
+
+
+def workspace_bytes(job: EngineJob) -> int:
+    """One pass over prompts without gradients, and the logits of the tokens drawn.
+
+    Per prompt token the stream and a float32 norm (12 H) and the feed-forward with the float32
+    copy of its product (10 F), or twice as much in float32's own products; per sequence drawn three
+    float32 rows of logits (as computed, tempered, sorted for ``top_p``). Prompts read in aligned
+    rows stand beside the cache until they join it, and attention under their mask copies keys and
+    values of one layer for every query head.
+    """
+    shape = job.shape
+    per_token = 12 * shape.hidden + (10 if job.bf16 else 12) * shape.ffn
+    if not job.paged:
+        per_token += token_bytes(job) + 2 * shape.query * job.number_bytes
+    return per_token * job.prompt_tokens + 12 * shape.vocab * job.sequences

@@ -1,0 +1,171 @@
+"""What buys memory: which key saves how much, and which changes make a run fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from rlforge.config.schema import LearnerConfig, RunConfig
+from rlforge.preflight.memory.plan import Plan, train_length
+from rlforge.types import value
+
+#: The plan of a changed configuration on the same hardware.
+Replan = Callable[[RunConfig], Plan]
+
+
+@value
+class Option:
+    """A change of one key, and the bytes that it saves of the learner or of one full engine.
+
+    Of ``hardware.alternate`` it is what the card that they share has more room for.
+    """
+
+    key: str
+    value: str
+    saves: int
+
+
+def with_learner(config: RunConfig, **changes: object) -> RunConfig:
+    """``config`` with other ``learner`` values."""
+    learner: LearnerConfig = dataclasses.replace(config.learner, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(config, learner=learner)
+
+
+def with_engine(config: RunConfig, **changes: object) -> RunConfig:
+    """``config`` with other ``engine`` values."""
+    engine = dataclasses.replace(config.engine, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(config, engine=engine)
+
+
+def with_turns(config: RunConfig) -> RunConfig:
+    """``config`` with engines and learner taking turns, and nothing kept beside the other."""
+    hardware = dataclasses.replace(config.hardware, alternate=True, offload_learner=True)
+    return dataclasses.replace(config, hardware=hardware)
+
+
+def can_take_turns(config: RunConfig, plan: Plan) -> bool:
+    """Whether engines and the learner share one card of this machine, at the same time so far."""
+    alone = len(plan.cards) == plan.cards[0].count == plan.cards[0].learners == 1
+    here = config.hardware.ray_address is None
+    return alone and here and not plan.alternate and plan.gained_by_turns > 0
+
+
+def options(config: RunConfig, replan: Replan) -> tuple[Option, ...]:
+    """Changes of one key each that save memory, the most first."""
+    now = replan(config)
+    found = []
+    if can_take_turns(config, now):
+        found.append(Option(key="hardware.alternate", value="true", saves=now.gained_by_turns))
+    if now.alternate:
+        saved = now.learner_idle.total - replan(with_turns(config)).learner_idle.total
+        found.append(Option(key="hardware.offload_learner", value="true", saves=saved))
+    for key, text, changed in _changes(config):
+        then = replan(changed)
+        saved = now.learner.total - then.learner.total
+        if key.startswith(("engine.", "model.")):
+            saved += now.engine.total - then.engine.total
+        found.append(Option(key=key, value=text, saves=saved))
+    return tuple(sorted((o for o in found if o.saves > 0), key=lambda option: -option.saves))
+
+
+def _changes(config: RunConfig) -> list[tuple[str, str, RunConfig]]:
+    learner, engine, length = config.learner, config.engine, train_length(config)
+    changes = []
+    if not learner.gradient_checkpointing:
+        changed = with_learner(config, gradient_checkpointing=True)
+        changes.append(("learner.gradient_checkpointing", "true", changed))
+    if not learner.activation_checkpointing:
+        changed = with_learner(config, activation_checkpointing=True)
+        changes.append(("learner.activation_checkpointing", "true", changed))
+    for name, whole in (("max_train_len", length), ("micro_batch_tokens", 0)):
+        half = (whole or learner.micro_batch_tokens) // 2
+        if half:
+            changes.append((f"learner.{name}", str(half), with_learner(config, **{name: half})))
+    if learner.train == "lora" and config.model.lora.rank > 1:
+        rank = config.model.lora.rank // 2
+        lora = dataclasses.replace(config.model.lora, rank=rank)
+        model = dataclasses.replace(config.model, lora=lora)
+        changes.append(("model.lora.rank", str(rank), dataclasses.replace(config, model=model)))
+    for name in ("max_parallel_seq", "max_model_len", "max_loras"):
+        half = getattr(engine, name) // 2
+        if half:
+            changes.append((f"engine.{name}", str(half), with_engine(config, **{name: half})))
+    return changes
+
+
+def largest_pass(config: RunConfig, fits: Callable[[RunConfig], bool]) -> int:
+    """Most tokens of one pass (``max_train_len``, ``micro_batch_tokens``) for which ``fits`` holds.
+
+    0 when it never does, ``engine.max_model_len`` at most.
+    """
+
+    def with_tokens(tokens: int) -> bool:
+        return fits(with_learner(config, max_train_len=tokens, micro_batch_tokens=tokens))
+
+    return _most(with_tokens, config.engine.max_model_len)
+
+
+def _most(holds: Callable[[int], bool], limit: int) -> int:
+    """The largest number from 0 to ``limit`` that ``holds``, which larger ones only lose."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def mend(config: RunConfig, replan: Replan) -> tuple[str, ...]:
+    """Overrides (``key=value``) with which the plan fits, the cheapest changes first; () if none.
+
+    The division of a card between learner and vLLM first, then checkpoints and turns, since they
+    change no result; then the length of answers.
+    """
+    changed, overrides = config, []
+    if (share := share_that_fits(changed, replan)) is not None:
+        return share
+    if config.hardware.alternate and not config.hardware.offload_learner:
+        changed = with_turns(changed)
+        overrides.append("hardware.offload_learner=true")
+        if (share := share_that_fits(changed, replan)) is not None:
+            return (*overrides, *share)
+    if not config.learner.gradient_checkpointing:
+        changed = with_learner(changed, gradient_checkpointing=True)
+        overrides.append("learner.gradient_checkpointing=true")
+        if (share := share_that_fits(changed, replan)) is not None:
+            return (*overrides, *share)
+    if can_take_turns(changed, replan(changed)):
+        changed = with_turns(changed)
+        overrides.append("hardware.alternate=true")
+        if (share := share_that_fits(changed, replan)) is not None:
+            return (*overrides, *share)
+    for longest in (config.engine.max_model_len, 4096, 2048, 1024):
+        if longest > config.engine.max_model_len:
+            continue
+        shorter = with_engine(changed, max_model_len=longest)
+        tokens = largest_pass(shorter, lambda c: share_that_fits(c, replan) is not None) // 64 * 64
+        if tokens < 512:
+            continue
+        texts = [f"engine.max_model_len={longest}"] if longest < config.engine.max_model_len else []
+        if tokens < train_length(shorter):
+            texts.append(f"learner.max_train_len={tokens}")
+        if tokens < config.learner.micro_batch_tokens:
+            texts.append(f"learner.micro_batch_tokens={tokens}")
+        cut = with_learner(shorter, max_train_len=tokens, micro_batch_tokens=tokens)
+        return (*overrides, *texts, *(share_that_fits(cut, replan) or ()))
+    return ()
+
+
+def share_that_fits(config: RunConfig, replan: Replan) -> tuple[str, ...] | None:
+    """() when the plan fits; for vLLM, the share of its card that makes it fit; None if neither."""
+    plan = replan(config)
+    if not plan.excess:
+        return ()
+    engine = config.engine
+    if engine.name != "vllm" or engine.vllm.kv_cache_gb is not None:
+        return None
+    share = math.floor(plan.left * 100) / 100
+    vllm = dataclasses.replace(engine.vllm, gpu_memory_utilization=share)
+    if replan(with_engine(config, vllm=vllm)).excess:
+        return None
+    return (f"engine.vllm.gpu_memory_utilization={share:g}",)

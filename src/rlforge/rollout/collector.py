@@ -1,0 +1,150 @@
+"""Plays games, many at a time: every game is a coroutine, never a process.
+
+    next_games ──▶ play_game × N ──▶ deliver          (training, until the ports say stop)
+    evaluate(specs) ──▶ play_game × M ──▶ records     (evaluation, beside it)
+
+A failed game is recorded, counted and replaced; too many failures in a row end the run with the
+last one's cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rlforge.config.schema import CollectorConfig
+from rlforge.errors import RunError
+from rlforge.rollout.episode import Answer, play_game
+from rlforge.rollout.schedule import retry
+from rlforge.system.timeouts import TimeLimit
+from rlforge.types import GameRecord, GameSpec, value
+
+FLUSH_S = 0.05
+"""Finished games wait at most this long to be handed on: batches cost less than singles."""
+
+MakeAnswer = Callable[[GameSpec], Answer]
+
+
+@value
+class Delivery:
+    """Finished games on their way: all of them, and of each whether it is learned from."""
+
+    records: tuple[GameRecord, ...]
+    learnable: tuple[bool, ...]
+
+
+class Ports(Protocol):
+    """Where training games come from and go to."""
+
+    async def next_games(self, wanted: int) -> list[GameSpec] | None:
+        """Between 1 and ``wanted`` games, as soon as there is room for them; None: stop."""
+        ...
+
+    async def deliver(self, delivery: Delivery) -> None:
+        """Take finished games over."""
+        ...
+
+
+class Collector:
+    """Keeps ``num_train_workers`` training and ``num_eval_workers`` evaluation games under way."""
+
+    def __init__(
+        self,
+        config: CollectorConfig,
+        ports: Ports,
+        make_answer: MakeAnswer,
+        time_limit: TimeLimit = asyncio.timeout,
+    ) -> None:
+        """time_limit: by whose clock games are given up after ``env.timeout_s``."""
+        self._config = config
+        self._time_limit = time_limit
+        self._ports = ports
+        self._make_answer = make_answer
+        self._eval_slots = asyncio.Semaphore(config.num_eval_workers)
+        self._finished: list[GameRecord] = []
+        self._failures_in_a_row = 0
+        self._slot_freed = asyncio.Event()
+        self._under_way = 0
+
+    async def train(self) -> None:
+        """Play training games until ``next_games`` answers None; then finish those under way.
+
+        Raises RunError when ``collector.max_failures`` games in a row failed, and whatever the
+        ports raise; games finished by then are delivered first.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                flusher = group.create_task(self._flush_forever())
+                while (specs := await self._ports.next_games(await self._free_slots())) is not None:
+                    for spec in specs:
+                        self._under_way += 1
+                        group.create_task(self._play_until_it_counts(spec))
+                while self._under_way:
+                    self._slot_freed.clear()
+                    await self._slot_freed.wait()
+                flusher.cancel()
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            await self._flush()
+
+    async def evaluate(self, specs: Sequence[GameSpec]) -> list[GameRecord]:
+        """Play ``specs``; a failed game is replayed once, then reported as failed."""
+        return await asyncio.gather(*(self._evaluate_one(spec) for spec in specs))
+
+    async def _evaluate_one(self, spec: GameSpec) -> GameRecord:
+        async with self._eval_slots:
+            record = await play_game(spec, self._make_answer(spec), self._time_limit)
+            if record.error is not None:
+                record = await play_game(spec, self._make_answer(spec), self._time_limit)
+            return record
+
+    async def _play_until_it_counts(self, spec: GameSpec) -> None:
+        """Play ``spec``; a failure is recorded and its replacement played in the same slot."""
+        attempt = 0
+        while True:
+            record = await play_game(spec, self._make_answer(spec), self._time_limit)
+            self._finished.append(record)
+            if record.error is None:
+                self._failures_in_a_row = 0
+                self._under_way -= 1
+                self._slot_freed.set()
+                return
+            self._failures_in_a_row += 1
+            if self._failures_in_a_row >= self._config.max_failures:
+                raise RunError(
+                    f"{self._failures_in_a_row} games failed in a row "
+                    f"(collector.max_failures); the last one, {spec.env_id} {spec.game_id}: "
+                    f"{record.error}"
+                )
+            attempt += 1
+            spec = retry(spec, attempt)
+
+    async def _free_slots(self) -> int:
+        """How many more games may be under way; waits until it is at least one."""
+        while self._under_way >= self._config.num_train_workers:
+            self._slot_freed.clear()
+            await self._slot_freed.wait()
+        return self._config.num_train_workers - self._under_way
+
+    async def _flush_forever(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            await self._flush()
+
+    async def _flush(self) -> None:
+        if not self._finished:
+            return
+        records, self._finished = tuple(self._finished), []
+        await self._ports.deliver(
+            Delivery(records=records, learnable=tuple(self._learnable(r) for r in records))
+        )
+
+    def _learnable(self, record: GameRecord) -> bool:
+        if record.error is not None:
+            return False
+        by_opponent = record.invalid_by is not None and not any(
+            seat.player_id == record.invalid_by and seat.trained for seat in record.spec.seats
+        )
+        return not (self._config.filter_opponent_invalid and by_opponent)

@@ -1,0 +1,99 @@
+"""One game from its spec to its record: ask the seat to move, hand in its action, repeat."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rlforge.errors import RlforgeError
+from rlforge.games.actions import Extraction, extract
+from rlforge.games.base import Game, View, make_game
+from rlforge.system.timeouts import TimeLimit
+from rlforge.types import Completion, EndReason, GameRecord, GameSpec, Seat, Turn
+
+Answer = Callable[[Seat, View, int], Awaitable[Completion]]
+"""What the policy at a seat says to a view; the third argument is the seed of its draw."""
+
+
+async def play_game(
+    spec: GameSpec, answer: Answer, time_limit: TimeLimit = asyncio.timeout
+) -> GameRecord:
+    """Play one game to its end; many may run at a time, each as a coroutine.
+
+    A game that fails is data: errors of the game, the engine or an API (``RlforgeError``,
+    ``TimeoutError``) and running over ``env.timeout_s`` end up in ``GameRecord.error``, with the
+    turns until then and without rewards. Other exceptions and cancellation propagate. Raises
+    ``ValueError`` when the seats do not match the number of players. time_limit: by whose clock
+    ``env.timeout_s`` passes.
+    """
+    if [seat.player_id for seat in spec.seats] != list(range(spec.env.num_players)):
+        raise ValueError(f"{spec.game_id}: seats must be players 0 to {spec.env.num_players - 1}")
+    start = time.perf_counter()
+    turns: list[Turn] = []
+
+    def record(end_reason: EndReason, **outcome: Any) -> GameRecord:
+        return GameRecord(
+            spec=spec,
+            turns=tuple(turns),
+            end_reason=end_reason,
+            duration_s=time.perf_counter() - start,
+            **outcome,
+        )
+
+    try:
+        async with time_limit(spec.env.timeout_s) as limit:
+            game = make_game(spec.env, spec.seed)
+            while not game.done:
+                turns.append(await _play_turn(spec, game, turns, answer))
+            result = game.result()
+    except TimeoutError as error:
+        if limit.expired():
+            message = f"{spec.env.id} was not over after {spec.env.timeout_s:g} s (env.timeout_s)"
+            return record("timeout", rewards={}, error=message)
+        return record("error", rewards={}, error=f"TimeoutError: {error}")
+    except RlforgeError as error:
+        return record("error", rewards={}, error=f"{type(error).__name__}: {error}")
+    return record(result.end_reason, rewards=result.rewards, invalid_by=result.invalid_by)
+
+
+def turn_seed(spec: GameSpec, turn: int) -> int:
+    """The seed of the request in turn ``turn``, from 0 to 2⁶³ − 1.
+
+    Follows from the game's seed. Games of one group share that seed, so that they start alike,
+    and differ by their id, so that they do not all go the same way.
+    """
+    member = spec.game_id if spec.group_id is not None else ""
+    digest = hashlib.blake2b(f"{spec.seed}/{turn}/{member}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+async def _play_turn(spec: GameSpec, game: Game, turns: list[Turn], answer: Answer) -> Turn:
+    view = game.view()
+    if view.retry and (feedback := turns[-1].info["format_feedback"]):
+        view = dataclasses.replace(view, observation=f"{view.observation}\n{feedback}")
+    seat = spec.seats[view.player_id]
+    completion = await answer(seat, view, turn_seed(spec, len(turns)))
+    extraction = _read(seat, view, completion)
+    game.step(extraction.action)
+    info: dict[str, Any] = {"retry": view.retry, "format_feedback": extraction.feedback}
+    if view.legal_actions is not None:
+        info["legal_actions"] = len(view.legal_actions)
+    return Turn(
+        player_id=view.player_id,
+        observation=view.observation,
+        completion=completion,
+        action=extraction.action,
+        well_formed=extraction.well_formed,
+        legal=game.accepted,
+        info=info,
+    )
+
+
+def _read(seat: Seat, view: View, completion: Completion) -> Extraction:
+    # A scripted player says its action as the game wants it, whatever the seat's format.
+    name = "raw" if completion.finish_reason == "scripted" else seat.action_extraction
+    return extract(name, completion.text, view.legal_actions)

@@ -1,0 +1,206 @@
+"""Which training game is played next: environment, line-up, seats and seed, as a ``GameSpec``."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rlforge.errors import ConfigError
+from rlforge.league.pool import ModelPool
+from rlforge.types import EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
+
+
+def derive_seed(*parts: int | str) -> int:
+    """A seed in [0, 2**31) that depends on nothing but ``parts``, the same in every process.
+
+    Distinct parts give unrelated seeds; 31 bits fit every generator a game may use.
+    """
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def line_up(
+    env: EnvSpec, policies: Sequence[PolicyRef], trained_uid: str | None
+) -> tuple[Seat, ...]:
+    """Seats for ``policies`` in order of player id; those of ``trained_uid`` are trained."""
+    return tuple(
+        Seat(
+            player_id=player_id,
+            policy=policy,
+            trained=policy.uid == trained_uid,
+            prompt_template=env.prompt_template,
+            action_extraction=env.action_extraction,
+        )
+        for player_id, policy in enumerate(policies)
+    )
+
+
+class GameScheduler:
+    """Hands out training games.
+
+    Environments are drawn by weight and opponents by the pool. The learner takes every seat of an
+    environment equally often, in random order. Whatever seat the current version holds is
+    trained: all of them in self-play. With ``group_size`` above 1 that many consecutive games
+    share everything but their id; an open group is finished, with the line-up it began with,
+    before anything else is drawn.
+
+    Everything but the opponents follows from the seed and counters, so the same seed and the same
+    pool give the same games.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[EnvSpec],
+        pool: ModelPool,
+        *,
+        group_size: int,
+        seed: int,
+        part: int = 0,
+    ) -> None:
+        """part: how often the run was resumed before. It marks the game ids and nothing else.
+
+        Games that a crash undid are played again after the resume: the mark tells them apart.
+        Raises ConfigError for weights that cannot be drawn by or a group size below 1.
+        """
+        if any(env.weight < 0 for env in envs) or not sum(env.weight for env in envs) > 0:
+            weights = ", ".join(f"{env.id}: {env.weight}" for env in envs) or "no environments"
+            raise ConfigError(f"env.train weights must be at least 0 and not all 0 ({weights})")
+        if group_size < 1:
+            raise ConfigError(f"algorithm.group_size is {group_size}: must be at least 1")
+        self._envs = tuple(envs)
+        self._pool = pool
+        self._group_size = group_size
+        self._seed = seed
+        self._part = part
+        self._games = 0
+        self._draws = 0
+        #: How often the learner was given a seat, by position of the environment in ``envs``.
+        self._seatings = [0] * len(self._envs)
+        self._open: GameSpec | None = None
+        self._left = 0
+
+    def next_games(self, n: int) -> list[GameSpec]:
+        """The next ``n`` games; the rest of an open group comes first."""
+        games = []
+        for _ in range(n):
+            if self._open is None or not self._left:
+                self._open, self._left = self._draw(), self._group_size
+            game_id = f"train-{self._part}-{self._games:07d}"
+            games.append(dataclasses.replace(self._open, game_id=game_id))
+            self._games += 1
+            self._left -= 1
+        return games
+
+    @property
+    def open_group(self) -> GameSpec | None:
+        """A game like those that are left of the group under way; None between two groups."""
+        return self._open if self._left else None
+
+    def _draw(self) -> GameSpec:
+        """One environment, line-up and seed; the id is given when the game is handed out."""
+        rng = random.Random(derive_seed(self._seed, "env", self._draws))
+        [index] = rng.choices(range(len(self._envs)), [env.weight for env in self._envs])
+        env = self._envs[index]
+        learner = self._pool.current().policy()
+        policies = self._pool.opponents(env.num_players - 1) if env.num_players > 1 else []
+        if all(policy.uid == learner.uid for policy in policies):
+            policies.append(learner)  # the same at every seat: no seat to choose
+        else:
+            policies.insert(self._next_seat(index), learner)
+        grouped = self._group_size > 1
+        spec = GameSpec(
+            game_id="",
+            env=env,
+            seed=derive_seed(self._seed, "train", self._draws),
+            purpose="train",
+            seats=line_up(env, policies, trained_uid=learner.uid),
+            group_id=f"group-{self._part}-{self._draws:07d}" if grouped else None,
+            group_size=self._group_size,
+        )
+        self._draws += 1
+        return spec
+
+    def _next_seat(self, index: int) -> int:
+        """The learner's next seat: each block of num_players draws is a random permutation."""
+        seats = list(range(self._envs[index].num_players))
+        block, position = divmod(self._seatings[index], len(seats))
+        random.Random(derive_seed(self._seed, "seat", index, block)).shuffle(seats)
+        self._seatings[index] += 1
+        return seats[position]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters and the open group, as plain data that survives JSON."""
+        return {
+            "games": self._games,
+            "draws": self._draws,
+            "seatings": list(self._seatings),
+            "open": dataclasses.asdict(self._open) if self._open is not None else None,
+            "left": self._left,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken, given a pool that does so too."""
+        self._games = state["games"]
+        self._draws = state["draws"]
+        self._seatings = list(state["seatings"])
+        self._open = _game_spec(state["open"]) if state["open"] is not None else None
+        self._left = state["left"]
+
+
+class GamesUnderWay:
+    """The training games that were handed out and have not ended."""
+
+    def __init__(self) -> None:
+        self._games: dict[str, tuple[str, GameSpec]] = {}
+
+    @property
+    def specs(self) -> list[GameSpec]:
+        """As they were handed out, oldest first."""
+        return [spec for _, spec in self._games.values()]
+
+    def begin(self, collector: str, specs: Iterable[GameSpec]) -> None:
+        """``collector`` plays ``specs``."""
+        self._games.update((spec.game_id, (collector, spec)) for spec in specs)
+
+    def end(self, record: GameRecord) -> None:
+        """A game was played; one that failed goes on as its replacement."""
+        if record.error is None:
+            self._games.pop(_first_id(record.spec), None)
+
+    def forget(self, collector: str) -> None:
+        """A collector died, and its games with it."""
+        self._games = {
+            game_id: (player, spec)
+            for game_id, (player, spec) in self._games.items()
+            if player != collector
+        }
+
+
+def retry(spec: GameSpec, attempt: int) -> GameSpec:
+    """The replacement of a failed game: same line-up under a new id, ``ID~ATTEMPT``.
+
+    attempt: 1 for the first replacement of a game, counted on with each further one. ``spec`` may
+    be the game itself or its last replacement. Outside groups the seed is new, since the old one
+    may be what made the game fail; a group's games must start alike, so theirs stays.
+    """
+    return dataclasses.replace(
+        spec,
+        game_id=f"{_first_id(spec)}~{attempt}",
+        seed=spec.seed if spec.group_id is not None else derive_seed(spec.seed, "retry", attempt),
+    )
+
+
+def _first_id(spec: GameSpec) -> str:
+    """The id of the game that ``spec`` is, or replaces."""
+    return spec.game_id.partition("~")[0]
+
+
+def _game_spec(entry: dict[str, Any]) -> GameSpec:
+    """The inverse of ``dataclasses.asdict`` for a GameSpec."""
+    seats = tuple(
+        Seat(**{**seat, "policy": PolicyRef(**seat["policy"])}) for seat in entry["seats"]
+    )
+    return GameSpec(**{**entry, "env": EnvSpec(**entry["env"]), "seats": seats})

@@ -1,0 +1,116 @@
+"""An engine actor whose engine died ends its process; the client asks the next one again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+import rlforge.actors.cluster  # noqa: F401  # configures Ray before its first import
+from rlforge.actors.engine import EngineActor
+from rlforge.actors.engine_client import RemoteEngine
+from rlforge.actors.process import turn_file
+from rlforge.config.schema import EngineConfig, HardwareConfig, ModelConfig, RunConfig
+from rlforge.errors import EngineError
+from rlforge.system.timeouts import Clock
+from rlforge.types import PolicyRef, SamplingParams
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_ray(own_home: None) -> Iterator[None]:
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+class StuckOnce(EngineActor):
+    """The real actor around the real engine, whose first life ends in a step that hangs."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        marker = Path(arguments[3]) / "stuck-once"
+        if marker.exists():
+            return
+        marker.touch()
+        engine: Any = self._engine
+        engine._core.step = lambda: time.sleep(3600)
+
+
+def _actor(config: RunConfig, run_dir: Path, max_restarts: int) -> Any:
+    hardware = HardwareConfig(device="cpu", threads=1)
+    made: Any = ray.remote(StuckOnce)
+    return made.options(max_restarts=max_restarts, max_concurrency=100).remote(
+        config, hardware, "engine-0", str(run_dir)
+    )
+
+
+def _config(small_model: Path) -> RunConfig:
+    return RunConfig(
+        model=ModelConfig(kind="hf", name=str(small_model)), engine=EngineConfig(stuck_after_s=0.5)
+    )
+
+
+async def test_a_stuck_engine_is_restarted_and_its_requests_are_asked_again(
+    small_model: Path, tmp_path: Path
+) -> None:
+    actor = _actor(_config(small_model), tmp_path, max_restarts=1)
+    client = RemoteEngine([actor], "client", timeout_s=120, retries=1)
+    params = SamplingParams(max_tokens=3, seed=0)
+    base = PolicyRef(uid="step-0", kind="checkpoint")
+    answers = await asyncio.gather(*(client.generate([i, 7], params, base) for i in range(4)))
+    assert [answer.prompt_token_ids for answer in answers] == [(i, 7) for i in range(4)]
+    log = (tmp_path / "logs" / "engine-0.log").read_text()
+    assert log.count("started as process") == 2
+    assert "this process ends: the engine is stuck" in log
+    assert f"process {os.getpid()}" not in log
+    ray.kill(actor)
+
+
+async def test_an_engine_that_comes_in_the_learners_turn_waits_for_its_own(
+    small_model: Path, tmp_path: Path
+) -> None:
+    turn_file(tmp_path).touch()
+    made: Any = ray.remote(EngineActor)
+    hardware = HardwareConfig(device="cpu", threads=1, alternate=True)
+    actor = made.options(max_concurrency=100).remote(
+        _config(small_model), hardware, "engine-0", str(tmp_path)
+    )
+    await actor.sleep.remote()
+    clock = Clock()
+    client = RemoteEngine([actor], "client", timeout_s=0.5, retries=0, time_limit=clock.timeout)
+    params, base = SamplingParams(max_tokens=3, seed=0), PolicyRef(uid="b", kind="checkpoint")
+    clock.stop()
+    answer = asyncio.create_task(client.generate([5, 7], params, base))
+    await asyncio.sleep(1.0)
+    log = tmp_path / "logs" / "engine-0.log"
+    assert "the engine is loaded" not in log.read_text()
+    await actor.wake.remote()
+    assert len((await answer).token_ids) == 3  # after more than its 0.5 seconds
+    assert "the engine is loaded" in log.read_text()
+
+    await actor.sleep.remote()
+    held = asyncio.create_task(client.generate([5, 7], params, base))
+    await asyncio.sleep(0.2)
+    assert not held.done()
+    await actor.wake.remote()
+    assert (await held).token_ids == (await answer).token_ids
+    await actor.sleep.remote()
+    clock.go_on()
+    with pytest.raises(EngineError, match="request_timeout_s"):
+        await client.generate([5, 7], params, base)
+    ray.kill(actor)
+
+
+async def test_an_engine_that_stays_dead_is_reported(small_model: Path, tmp_path: Path) -> None:
+    actor = _actor(_config(small_model), tmp_path, max_restarts=0)
+    client = RemoteEngine([actor], "client", timeout_s=120, retries=1)
+    with pytest.raises(EngineError, match=r"every engine died, and none is back"):
+        await client.generate(
+            [1], SamplingParams(max_tokens=1), PolicyRef(uid="step-0", kind="checkpoint")
+        )

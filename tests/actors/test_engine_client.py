@@ -1,0 +1,153 @@
+"""One client, several engine actors: who is asked, and who is asked again when one dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+import rlforge.actors.cluster  # noqa: F401  # configures Ray before its first import
+from rlforge.actors.engine import Request
+from rlforge.actors.engine_client import RemoteEngine
+from rlforge.errors import EngineError
+from rlforge.types import Completion, PolicyRef, SamplingParams
+
+COMPLETION = Completion(text="a")
+ONE, BASE = SamplingParams(max_tokens=1), PolicyRef(uid="b", kind="checkpoint")
+BROKEN = ray.exceptions.ActorUnavailableError("restarting", None)
+DEAD = ray.exceptions.ActorDiedError()
+
+
+class Handle:
+    """What a client sees of an engine actor whose connection breaks when the test says so.
+
+    Its calls of ``collect`` are answered by hand, in order, through ``collects``. death: what a
+    call raises that waits until it is back. ``alive``: set while it is there.
+    """
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+        self.submitted: asyncio.Queue[int] = asyncio.Queue()
+        self.collects: asyncio.Queue[Any] = asyncio.Queue()
+        self.alive = asyncio.Event()
+        self.alive.set()
+        self.death: Exception | None = None
+
+        self.submit = SimpleNamespace(remote=self._on_submit)
+        self.in_hand = SimpleNamespace(remote=self._on_in_hand)
+        self.collect = SimpleNamespace(remote=self._on_collect)
+        self.cancel = SimpleNamespace(remote=self._on_cancel)
+        self.__ray_ready__ = SimpleNamespace(remote=self._on_ready)
+
+    async def _on_ready(self) -> None:
+        if self.death is not None:
+            raise self.death
+        await self.alive.wait()
+
+    async def _on_submit(self, client: str, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self.held.append(request.ticket)
+            self.submitted.put_nowait(request.ticket)
+
+    async def _on_in_hand(self, client: str) -> list[int]:
+        return list(self.held)
+
+    async def _on_collect(self, client: str) -> Any:
+        answer = await self.collects.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def _on_cancel(self, client: str, tickets: Sequence[int]) -> None:
+        self.held = [ticket for ticket in self.held if ticket not in tickets]
+
+    def die(self, news: Exception = BROKEN) -> None:
+        """Forget everything; away until ``alive`` is set, unless ``death`` is."""
+        self.held.clear()
+        self.alive.clear()
+        self.collects.put_nowait(news)
+
+
+def _client(*engines: Handle, retries: int = 1) -> RemoteEngine:
+    return RemoteEngine(engines, "client", timeout_s=10, retries=retries)
+
+
+async def test_late_news_of_a_death_leave_the_next_life_alone() -> None:
+    engine = Handle()
+    answer = asyncio.create_task(_client(engine).generate([7], ONE, BASE))
+    await engine.submitted.get()
+    engine.held.clear()  # with its process
+    engine.collects.put_nowait(BROKEN)
+    again = await engine.submitted.get()
+    engine.collects.put_nowait(BROKEN)  # a call from before the restart
+    engine.collects.put_nowait([(again, COMPLETION)])
+    assert await answer is COMPLETION
+    assert engine.submitted.empty()
+
+
+async def test_each_request_goes_to_the_engine_with_the_fewest_under_way() -> None:
+    engines = [Handle(), Handle(), Handle()]
+    client = _client(*engines)
+    answers = [asyncio.create_task(client.generate([7], ONE, BASE)) for _ in range(7)]
+    await asyncio.sleep(0.05)
+    assert [len(engine.held) for engine in engines] == [3, 2, 2]
+    second = engines[1]
+    second.collects.put_nowait([(ticket, COMPLETION) for ticket in second.held])
+    await asyncio.sleep(0.05)
+    answers += [asyncio.create_task(client.generate([7], ONE, BASE)) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    assert [len(engine.held) for engine in engines] == [3, 4, 2]
+    for answer in answers:
+        answer.cancel()
+
+
+async def test_the_requests_of_a_dead_engine_go_to_a_living_one_without_a_wait() -> None:
+    dead, living = Handle(), Handle()
+    client = _client(dead, living)
+    lost = asyncio.create_task(client.generate([7], ONE, BASE))
+    await dead.submitted.get()
+    dead.die()
+    again = await asyncio.wait_for(living.submitted.get(), 5)
+    living.collects.put_nowait([(again, COMPLETION)])
+    assert await lost is COMPLETION
+
+    # Nothing is asked of it until it is back, however idle it looks.
+    for _ in range(2):
+        answer = asyncio.create_task(client.generate([7], ONE, BASE))
+        living.collects.put_nowait([(await living.submitted.get(), COMPLETION)])
+        await answer
+    assert dead.submitted.empty()
+    dead.alive.set()
+    await asyncio.sleep(0.05)
+    answer = asyncio.create_task(client.generate([7], ONE, BASE))
+    dead.collects.put_nowait([(await asyncio.wait_for(dead.submitted.get(), 5), COMPLETION)])
+    assert await answer is COMPLETION
+
+
+async def test_a_request_that_kills_engines_ends_with_its_tries() -> None:
+    first, second = Handle(), Handle()
+    deadly = asyncio.create_task(_client(first, second).generate([7], ONE, BASE))
+    await first.submitted.get()
+    first.die()
+    await second.submitted.get()
+    second.die()
+    second.alive.set()
+    with pytest.raises(EngineError, match="an engine died while answering 2 times"):
+        await asyncio.wait_for(deadly, 5)
+
+
+async def test_engines_that_are_gone_for_good_are_told_of() -> None:
+    engine = Handle()
+    client = _client(engine, retries=3)
+    answer = asyncio.create_task(client.generate([7], ONE, BASE))
+    await engine.submitted.get()
+    engine.death = DEAD
+    engine.die(DEAD)
+    with pytest.raises(EngineError, match="every engine died, and none is back"):
+        await asyncio.wait_for(answer, 5)
+    with pytest.raises(EngineError, match="every engine died"):
+        await client.generate([7], ONE, BASE)

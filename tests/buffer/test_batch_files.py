@@ -1,0 +1,68 @@
+"""Batches on disk."""
+
+import pyarrow.parquet as pq
+import pytest
+
+from rlforge.buffer.batch_files import read_batch, write_batch
+from rlforge.types import Step, TrainBatch
+
+
+def step(index: int, group_id: str | None) -> Step:
+    return Step(
+        game_id=f"g{index}",
+        env_id="SimpleTak-v0-train",
+        player_id=index % 2,
+        group_id=group_id,
+        turn_index=index,
+        last_turn=index == 1,
+        observation="Brett · 盤面 \n" * 3,
+        action="[4]",
+        prompt_token_ids=(1, 2, 151_000),
+        token_ids=(5,) * index,
+        logprobs=(-0.1 / 3,) * index,
+        raw_reward=-1.0,
+        reward=0.1 + 0.2,
+        outcome_reward=-1 / 3,
+        policy_uid="ckpt-3",
+        policy_version=3,
+        info={"well_formed": True, "legal": False, "note": ["ä", 1.5, None]},
+    )
+
+
+BATCH = TrainBatch(
+    steps=(step(0, None), step(1, "grp"), step(2, None)),
+    whole_episodes=True,
+    min_version=2,
+    max_version=3,
+    dropped_stale=7,
+)
+
+
+def test_a_batch_is_read_back_exactly(tmp_path):
+    path = tmp_path / "batches" / "batch-000001.parquet"
+    write_batch(path, BATCH)
+    assert read_batch(path) == BATCH
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_any_parquet_reader_sees_the_columns(tmp_path):
+    write_batch(tmp_path / "b.parquet", BATCH)
+    table = pq.read_table(tmp_path / "b.parquet")
+    assert table["reward"].to_pylist() == [0.1 + 0.2] * 3
+    assert table["token_ids"].to_pylist() == [[], [5], [5, 5]]
+    assert table["group_id"].to_pylist() == [None, "grp", None]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "b.parquet"
+    write_batch(path, BATCH)
+
+    def no_space(_table, where, **_options):
+        where.write_bytes(b"half a file")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        write_batch(path, BATCH)
+    assert read_batch(path) == BATCH
+    assert [file.name for file in tmp_path.iterdir()] == ["b.parquet"]

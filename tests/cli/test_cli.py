@@ -1,0 +1,459 @@
+"""The command line as a user meets it: what it prints, its exit codes, and its answers to slips."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from rlforge.cli import main
+from rlforge.config.compose import compose, to_yaml
+from rlforge.config.schema import LoraConfig, ModelConfig
+from rlforge.models.load import load_base_model
+from rlforge.models.lora import attach_lora
+from rlforge.system.checkpoint import write_checkpoint
+from rlforge.tracking.tracker import Tracker
+from rlforge.types import EvalResult, UpdateResult, value
+
+COMMANDS = (
+    *("train", "continuous", "eval", "graph", "config", "doctor"),
+    *("play", "replay", "models", "monitor", "report"),
+    *("serve", "deploy", "rollback", "deployments", "windows"),
+)
+
+
+@value
+class Answer:
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+Rlforge = Callable[..., Answer]
+
+
+@pytest.fixture
+def rlforge(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rlforge:
+    """``rlforge ARGUMENTS`` in this process, 80 columns wide."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def run(*arguments: str | Path) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["rlforge", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ending:
+            main()
+        out, err = capsys.readouterr()
+        code = ending.value.code
+        assert isinstance(code, int)
+        return Answer(code=code, out=out, err=err)
+
+    return run
+
+
+@pytest.fixture
+def run_dir(small_model: Path, tmp_path: Path) -> Path:
+    """A finished run of two updates as rlforge writes it, version 2 resumable."""
+    root = tmp_path / "runs" / "tictactoe_mirror" / "2026-01-01_12-00-00"
+    overrides = ["+experiment=tictactoe_mirror", "model=hf", f"model.name={small_model}"]
+    overrides += ["model.prompt_template=board", "model.action_extraction=bracket"]
+    config = compose([*overrides, "learner.total_updates=2", "env.train.0.error_allowance=20"])
+    tracker = Tracker(root, config.config.tracker, "tictactoe_mirror", 2, about={"seed": 0})
+    (root / "config.yaml").write_text(to_yaml(config.config))
+    for version in (1, 2):
+        tracker.log_learner(
+            UpdateResult(version=version, samples=8, tokens=8, metrics={"loss": 0.5}),
+            {"engine_share": 0.4, "learner_share": 0.5, "idle_share": 0.1},
+        )
+    tracker.add_eval(
+        EvalResult(
+            step=2,
+            env_id="TicTacToe-v0-train",
+            opponent="random_legal",
+            policy_uid="step-2",
+            games=4,
+            wins=3,
+            draws=1,
+            losses=0,
+            win_rate=0.75,
+            ci95=(0.3, 0.95),
+            mean_reward=0.75,
+            invalid_rate=0.0,
+        )
+    )
+    tracker.close({"status": "done"})
+
+    def weights(folder: Path) -> None:
+        (folder / "adapter_model.safetensors").write_bytes(bytes(1000))
+        (folder / "state").mkdir()
+        (folder / "state" / "run.json").write_text("{}")
+
+    write_checkpoint(root / "checkpoints", "step-2", weights, {"version": 2})
+    return root
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_every_help_text_has_an_example_and_fits(
+    rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch, command: str, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    answer = rlforge(command, "--help")
+    assert answer.code == 0
+    assert f"rlforge {command} " in answer.out.split("Example")[1]
+    assert max(map(len, answer.out.splitlines())) <= int(columns)
+
+
+def test_the_overview_names_every_command(rlforge: Rlforge) -> None:
+    answer = rlforge("--help")
+    assert re.findall(r"^│ (\w+) {2,}", answer.out, re.MULTILINE) == list(COMMANDS)
+
+
+def test_config_prints_what_can_be_read_back(rlforge: Rlforge) -> None:
+    answer = rlforge("config", "+experiment=simpletak_mirror", "seed=3", "learner.batch_size=512")
+    printed = yaml.safe_load(answer.out)
+    assert answer.code == 0
+    assert (printed["seed"], printed["learner"]["batch_size"]) == (3, 512)
+    assert printed["pool"]["mode"] == "mirror"
+
+
+def test_a_folder_of_ones_own_is_searched_for_experiments(rlforge: Rlforge, tmp_path: Path) -> None:
+    folder = tmp_path / "mine" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("# @package _global_\nname: mine\nlearner: {grad_clip: 7}\n")
+    answer = rlforge("config", "+experiment=mine", "--config-dir", tmp_path / "mine")
+    assert yaml.safe_load(answer.out)["learner"]["grad_clip"] == 7
+
+
+def test_graph_in_three_forms(rlforge: Rlforge) -> None:
+    table = rlforge("graph", "+experiment=simpletak_mirror", "engine.num_engines=2")
+    assert re.search(r"│ engine +│ 2 ", table.out)
+    assert max(map(len, table.out.splitlines())) <= 80
+    nodes = json.loads(rlforge("graph", "engine.num_engines=2", "--format", "json").out)["nodes"]
+    assert {node["name"]: node["replicas"] for node in nodes}["engine"] == 2
+    mermaid = rlforge("graph", "--format", "mermaid").out
+    assert mermaid.startswith("flowchart LR\n")
+    assert "buffer -->|TrainBatch| learner" in mermaid
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_doctor_says_what_fits_and_what_buys_memory(
+    rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: int
+) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    quick_start = "+experiment=qwen3_1p7b_simpletak"
+    fits = rlforge("doctor", quick_start, "hardware=gpu_1", "--gpu-memory", "80", "--json", "a")
+    assert fits.code == 0
+    assert "AdamW states" in fits.out
+    assert "learner.gradient_checkpointing=true" in fits.out
+    assert max(map(len, fits.out.splitlines())) <= columns
+    assert json.loads((tmp_path / "a").read_text())["memory"]["excess"] == 0
+
+    unfit = rlforge("doctor", quick_start, "--gpu-memory", "12")
+    assert unfit.code == 1
+    assert "does not fit, " in unfit.out
+    assert "fits with: learner.gradient_checkpointing=true" in unfit.out
+    assert max(map(len, unfit.out.splitlines())) <= columns
+
+
+def test_train_refuses_what_cannot_fit_before_anything_exists(
+    rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
+    many = ["engine.max_loras=10000", "hardware=cpu"]
+    for sweep in ([], ["-m"]):
+        answer = rlforge("train", *sweep, "+experiment=qwen3_1p7b_simpletak", *many)
+        assert answer.code == 2
+        assert "Qwen/Qwen3-1.7B-Base does not fit RAM of" in answer.err
+        assert "engine.max_loras" in answer.err
+        assert answer.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_lists_every_option_and_finds_what_is_made(
+    rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from rlforge.models.tiny.recipe import TINY
+
+    monkeypatch.setenv("RLFORGE_CACHE", "cache")
+    before = rlforge("models").out
+    for option in ("hf", "qwen3_1p7b_base", "smollm2_135m", "tiny", "tiny_market"):
+        assert f"│ {option} " in before
+    assert before.count("made on first use") == 3
+    (tmp_path / "cache" / "tiny-of-an-older-recipe").mkdir(parents=True)
+    assert rlforge("models").out == before
+    (tmp_path / "cache" / f"tiny-{TINY.digest()}").mkdir()
+    monkeypatch.setenv("COLUMNS", "120")
+    assert f"ready: cache/tiny-{TINY.digest()}" in rlforge("models").out
+
+
+def test_monitor_shows_a_finished_run_once(rlforge: Rlforge, run_dir: Path) -> None:
+    answer = rlforge("monitor", run_dir, "--once")
+    assert answer.code == 0
+    assert "2/2" in answer.out
+    assert "random_legal" in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 80
+
+
+def test_report_prints_the_page_it_wrote(rlforge: Rlforge, run_dir: Path) -> None:
+    answer = rlforge("report", run_dir)
+    assert (answer.code, answer.out) == (0, f"{run_dir / 'report.html'}\n")
+    assert "random_legal" in (run_dir / "report.html").read_text()
+
+
+def test_eval_prints_a_table_and_writes_json(
+    rlforge: Rlforge, run_dir: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "results.json"
+    answer = rlforge(
+        *("eval", run_dir, "--checkpoint", "step-0", "--games", 4, "--json", file),
+        *("--opponent", "random_legal", "--opponent", "minimax"),
+    )
+    assert answer.code == 0
+    assert answer.err == "step-0 plays 8 games\n"
+    rows = json.loads(file.read_text())
+    assert [row["opponent"] for row in rows] == ["random_legal", "minimax"]
+    assert list(rows[0]) == [field.name for field in dataclasses.fields(EvalResult)]
+    head, *lines = answer.out.splitlines()
+    assert head.split() == ["environment", "opponent", "games", "win", "95%", "CI", "draw", "loss"]
+    for line, row in zip(lines, rows, strict=True):
+        cells = line.split()
+        assert cells[:3] == [row["env_id"], row["opponent"], "4"]
+        assert cells[3] == f"{100 * row['win_rate']:.1f}%"
+        assert cells[6] == f"{25 * row['losses']:.1f}%"
+        assert len(line.rstrip()) <= 80
+
+
+def test_eval_fails_when_an_opponent_was_never_met(rlforge: Rlforge, run_dir: Path) -> None:
+    config = run_dir / "config.yaml"
+    text = config.read_text().replace(
+        "openai_base_url: null", "openai_base_url: http://127.0.0.1:9"
+    )
+    config.write_text(text.replace("max_retries: 2", "max_retries: 0"))
+    answer = rlforge(
+        *("eval", run_dir, "--checkpoint", "step-0", "--games", 2),
+        *("--opponent", "openai:nobody", "--opponent", "random_legal"),
+    )
+    assert answer.code == 1
+    assert re.search(r"openai:nobody +0 +– ", answer.out)
+    assert re.search(r"random_legal +2 ", answer.out)
+    assert "2 of 2 games in TicTacToe-v0-train against openai:nobody failed" in answer.err
+
+
+# ---------------------------------------------------------------- slips
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--resum", "x"], "No such option: --resum"),
+        (["trian"], "No such command 'trian'. Did you mean 'train'?"),
+        (["eval"], "Missing argument 'RUN'"),
+        (["graph", "--format", "yaml"], "'yaml' is not one of"),
+        (["monitor", "nowhere", "--refresh", "0"], "greater than or equal to 0.1"),
+    ],
+)
+def test_misused_options(rlforge: Rlforge, arguments: list[str], message: str) -> None:
+    answer = rlforge(*arguments)
+    assert answer.code == 2
+    assert message in answer.err
+
+
+def test_an_initial_adapter_of_another_kind_starts_nothing(
+    rlforge: Rlforge, tmp_path: Path, small_model: Path
+) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"r": 4, "lora_alpha": 8}')
+    model = ("model=hf", f"model.name={small_model}", "model.prompt_template=board")
+    answer = rlforge(
+        "train", "+experiment=tictactoe_mirror", *model, "learner.initial_adapter=adapter"
+    )
+    assert answer.code == 2
+    assert "the adapter in adapter does not fit the configuration: model.lora.rank 4" in answer.err
+    assert answer.err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
+@pytest.mark.parametrize("key", ["pool.fixed_opponents", "eval.opponents"])
+def test_an_opponent_that_cannot_be_played_starts_nothing(
+    rlforge: Rlforge, tmp_path: Path, small_model: Path, key: str
+) -> None:
+    adapter = tmp_path / "adapter"
+    model = load_base_model(ModelConfig("hf", str(small_model)), torch.device("cpu"), torch.float32)
+    attach_lora(model, LoraConfig(rank=2, target_modules=["q_proj"]), 0).save_pretrained(adapter)
+    weights = adapter / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    answer = rlforge(
+        "train",
+        "+experiment=tictactoe_mirror",
+        "model=hf",
+        f"model.name={small_model}",
+        "model.prompt_template=board",
+        f"{key}=['checkpoint:{adapter}']",
+    )
+    assert answer.code == 2
+    assert f"{key}: 'checkpoint:{adapter}' cannot be played: {weights} is damaged" in answer.err
+    assert "name a version saved over this model" in answer.err
+    assert answer.err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["config", "+experiment=simpletak_miror"], "did you mean simpletak_mirror"),
+        (["config", "learner.lerning_rate=1"], "did you mean learner.learning_rate"),
+        (["config", "learner.learning_rate=abc"], "learner.learning_rate=abc (command line)"),
+        (["config", "seed"], "cannot read override 'seed': write key=value"),
+        (["graph", "hardware=multi_gpu"], "wants a GPU and this machine shows none"),
+        (["doctor", "hardware=cpu", "--gpu-memory", "8"], "--gpu-memory: hardware.device=cpu"),
+        (["config", "--config-dir", "nowhere"], "--config-dir nowhere: no such directory"),
+        (["train", "+experiment=nowhere"], "experiment=nowhere: no such option"),
+        (["train", "-m", "seed=0,x"], "seed=x (command line)"),
+        (["train", "-m", "{"], "cannot read override '{'"),
+        (["train", "-m", "hydra/launcher=absent", "seed=0,1"], "Could not find 'hydra/launcher/"),
+        (["train", "--resume", "nowhere"], "no run directory nowhere"),
+        (["eval", "nowhere"], "no run directory nowhere"),
+        (["monitor", "nowhere"], "no run directory nowhere"),
+        (["report", "nowhere"], "no run directory nowhere"),
+    ],
+)
+def test_wrong_input_is_answered_in_a_line_before_anything_exists(
+    rlforge: Rlforge, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    answer = rlforge(*arguments)
+    assert answer.code == 2
+    assert answer.err.startswith("rlforge: ")
+    assert message in answer.err
+    assert answer.err.count("\n") == 1
+    assert answer.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--games", "3"], "--games 3: must be even and at least 2"),
+        (
+            ["--json", "nowhere/x.json"],
+            "--json nowhere/x.json: want the name of a file in a folder",
+        ),
+        (["--json", "."], "--json .: want the name of a file"),
+        (["--opponent", "random_leagl"], "did you mean random_legal"),
+    ],
+)
+def test_eval_refuses_before_it_plays(
+    rlforge: Rlforge, run_dir: Path, arguments: list[str], message: str
+) -> None:
+    answer = rlforge("eval", run_dir, *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
+
+
+def test_a_missing_run_is_answered_with_the_nearest(rlforge: Rlforge, run_dir: Path) -> None:
+    wanted = Path("runs/tictactoe_mirror/2026-01-01_12-00-01")
+    assert "did you mean runs/tictactoe_mirror/2026-01-01_12-00-00?" in rlforge("eval", wanted).err
+    above = rlforge("monitor", "runs/tictactoe_mirror")
+    assert (above.code, "holds 1 runs but is not one" in above.err) == (2, True)
+
+
+def test_a_damaged_checkpoint_names_its_file(rlforge: Rlforge, run_dir: Path) -> None:
+    (run_dir / "checkpoints" / "step-2" / "adapter_model.safetensors").write_bytes(bytes(10))
+    answer = rlforge("eval", run_dir)
+    assert answer.code == 1
+    assert "adapter_model.safetensors is truncated, 10 of 1,000 bytes" in answer.err
+
+
+def test_resume_checks_the_state_before_it_starts(rlforge: Rlforge, run_dir: Path) -> None:
+    assert "already finished its 2 updates" in rlforge("train", "--resume", run_dir).err
+    config = run_dir / "config.yaml"
+    config.write_text(config.read_text().replace("total_updates: 2", "total_updates: 4"))
+    (run_dir / "checkpoints" / "step-2" / "state" / "run.json").write_text("[]")
+    answer = rlforge("train", "--resume", run_dir)
+    assert answer.code == 1
+    assert "state/run.json was altered" in answer.err
+    assert f"delete {run_dir}/checkpoints/step-2 and resume again" in answer.err
+
+
+def test_resume_stands_alone(rlforge: Rlforge, run_dir: Path) -> None:
+    answer = rlforge("train", "--resume", run_dir, "seed=2")
+    assert answer.code == 2
+    assert "--resume goes on with the run's own config" in answer.err
+
+
+def test_a_run_directory_that_is_taken_is_left_alone(rlforge: Rlforge, run_dir: Path) -> None:
+    before = sorted(run_dir.rglob("*"))
+    answer = rlforge("train", "+experiment=tictactoe_mirror", f"run_dir={run_dir}")
+    assert answer.code == 2
+    assert "holds a run already; use --resume" in answer.err
+    assert sorted(run_dir.rglob("*")) == before
+
+
+def test_damaged_files_of_a_run_are_named(rlforge: Rlforge, run_dir: Path) -> None:
+    (run_dir / "progress.json").write_text('{"run_na')
+    answer = rlforge("monitor", run_dir, "--once")
+    assert (answer.code, f"{run_dir}/progress.json is damaged" in answer.err) == (1, True)
+    (run_dir / "config.yaml").write_text("learner: {rate: 3}\n")
+    answer = rlforge("eval", run_dir)
+    assert (answer.code, f"{run_dir}/config.yaml" in answer.err) == (2, True)
+    (run_dir / "config.yaml").unlink()
+    (run_dir / "config.yaml").mkdir()
+    answer = rlforge("eval", run_dir)
+    assert (answer.code, answer.err) == (1, f"rlforge: {run_dir}/config.yaml: Is a directory\n")
+
+
+def test_ctrl_c_is_no_stack_trace(rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlforge.launch.composed", interrupted)
+    answer = rlforge("config")
+    assert (answer.code, answer.err) == (130, "rlforge: interrupted\n")
+
+
+LOOK = """
+sys.argv = ["rlforge", "graph", "+experiment=simpletak_mirror"]
+try:
+    rlforge.cli.main()
+except SystemExit as ending:
+    assert ending.code == 0
+"""
+STATISTICS = {"sklearn", "scipy", "pandas"}  # TextArena imports them by way of NLTK
+
+
+@pytest.mark.parametrize(
+    ("code", "allowed"),
+    [
+        ("import rlforge.cli, rlforge.launch", set()),
+        ("import rlforge.cli\n" + LOOK, STATISTICS),
+        ("import rlforge.train.controller", {"ray"}),
+    ],
+    ids=["to import the command line", "to look at an experiment", "to start the actors"],
+)
+def test_heavy_libraries_stay_on_disk_where_they_are_not_needed(
+    code: str, allowed: set[str]
+) -> None:
+    heavy = {"torch", "ray", "transformers", "peft", "duckdb", *STATISTICS}
+    report = f"sys.exit(repr(sorted({heavy - allowed} & set(sys.modules))))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}\n{report}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr.strip() == "[]"

@@ -1,0 +1,40 @@
+"""docs/run_directory.md names every file and column that a run leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import get_type_hints
+
+from rlforge.buffer.batch_files import SCHEMA
+from rlforge.tracking.files import RunPaths
+from rlforge.types import EvalResult, GameRecord, Step
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "run_directory.md").read_text()
+
+
+def section(title: str) -> str:
+    return PAGE.split(f"## {title}")[1].split("\n## ")[0]
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
+
+
+def test_every_file_of_the_run_is_listed() -> None:
+    listed = PAGE.split("## metrics.jsonl")[0]
+    properties = [name for name, kind in vars(RunPaths).items() if isinstance(kind, property)]
+    assert len(properties) > 10
+    for name in properties:
+        assert getattr(RunPaths(root=Path("run")), name).name in listed
+
+
+def test_every_column_of_games_and_batches_is_listed() -> None:
+    assert set(get_type_hints(GameRecord)) <= words(section("games/*.parquet"))
+    assert set(SCHEMA.names) <= words(section("batches/*.parquet"))
+    assert {field.name for field in dataclasses.fields(Step)} == set(SCHEMA.names)
+
+
+def test_every_key_of_an_evaluation_is_listed() -> None:
+    assert {field.name for field in dataclasses.fields(EvalResult)} <= words(section("evals.jsonl"))

@@ -1,0 +1,147 @@
+"""The watch over the worker thread: a step that never ends, steps that lead nowhere, idleness."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlforge.engines.batching import BatchGenerator
+from rlforge.engines.requests import Answer
+from rlforge.engines.threaded import ThreadedEngine
+from rlforge.errors import EngineDeadError, EngineError
+from rlforge.types import PolicyRef, SamplingParams
+
+ONE = SamplingParams(max_tokens=1, seed=0)
+
+
+async def test_a_step_that_never_ends_is_found_and_said_where(
+    make_core: Callable[..., BatchGenerator],
+    base_policy: PolicyRef,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    core, never = make_core(), threading.Event()
+
+    def kernel_that_hangs() -> list[Answer]:
+        never.wait()
+        return []
+
+    monkeypatch.setattr(core, "step", kernel_that_hangs)
+    engine = ThreadedEngine(core, stuck_after_s=0.2)
+    with (
+        caplog.at_level(logging.ERROR, logger="rlforge"),
+        pytest.raises(EngineDeadError, match=r"1 requests under way.*stuck_after_s=0\.2"),
+    ):
+        await engine.generate([1], ONE, base_policy)
+    assert "kernel_that_hangs" in caplog.text
+    with pytest.raises(EngineDeadError, match="stuck"):
+        await engine.load(base_policy)
+    await engine.close()  # does not wait for the step
+    never.set()
+
+
+async def test_steps_that_lead_nowhere_are_found(
+    make_core: Callable[..., BatchGenerator],
+    base_policy: PolicyRef,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = make_core()
+
+    def spin() -> list[Answer]:
+        time.sleep(0.01)
+        return []
+
+    monkeypatch.setattr(core, "step", spin)
+    engine = ThreadedEngine(core, stuck_after_s=0.2)
+    with pytest.raises(EngineDeadError, match="stuck"):
+        await engine.generate([1], ONE, base_policy)
+    await engine.close()
+
+
+async def test_slow_progress_and_idleness_are_no_reason(
+    make_core: Callable[..., BatchGenerator],
+    base_policy: PolicyRef,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = make_core()
+    quick: Any = core.step
+
+    def slow() -> list[Answer]:
+        time.sleep(0.1)
+        answers: list[Answer] = quick()
+        return answers
+
+    monkeypatch.setattr(core, "step", slow)
+    engine = ThreadedEngine(core, stuck_after_s=0.4)
+    for _ in range(2):
+        # Each takes twice the time that would be too long without a token.
+        completion = await engine.generate([1], SamplingParams(max_tokens=8, seed=0), base_policy)
+        assert len(completion.token_ids) == 8
+        await asyncio.sleep(0.8)
+    await engine.close()
+
+
+async def test_closing_is_not_dying(
+    make_core: Callable[..., BatchGenerator], base_policy: PolicyRef
+) -> None:
+    engine = ThreadedEngine(make_core(), stuck_after_s=60)
+    await engine.close()
+    with pytest.raises(EngineError, match="closed") as caught:
+        await engine.generate([1], ONE, base_policy)
+    assert not isinstance(caught.value, EngineDeadError)
+
+
+async def test_tokens_are_told_as_they_are_drawn_and_add_up_to_the_answer(
+    make_core: Callable[..., BatchGenerator], base_policy: PolicyRef
+) -> None:
+    engine = ThreadedEngine(make_core(), stuck_after_s=60)
+    long = SamplingParams(max_tokens=30, seed=3)
+    heard: dict[int, list[tuple[int, ...]]] = {1: [], 2: []}
+    told, silent = (
+        await asyncio.gather(
+            *(
+                engine.generate([number], long, base_policy, heard[number].append)  # type: ignore[arg-type]
+                for number in heard
+            )
+        ),
+        await engine.generate([1], long, base_policy),
+    )
+    assert told[0].token_ids == silent.token_ids
+    for number, completion in zip(heard, told, strict=True):
+        pieces = heard[number]
+        together = tuple(token for piece in pieces for token in piece)
+        # Those of the last step come with the completion only.
+        assert together == completion.token_ids[: len(together)]
+        assert len(together) == 29
+        assert len(pieces) > 1
+    await engine.close()
+
+
+async def test_a_stream_that_is_given_up_is_told_no_more(
+    make_core: Callable[..., BatchGenerator], base_policy: PolicyRef
+) -> None:
+    engine = ThreadedEngine(make_core(), stuck_after_s=60)
+    begun, count = asyncio.Event(), 0
+
+    def hear(tokens: object) -> None:
+        nonlocal count
+        count += 1
+        begun.set()
+
+    long = SamplingParams(max_tokens=100, seed=3)
+    stream = asyncio.create_task(engine.generate([1], long, base_policy, hear))
+    await begun.wait()
+    stream.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stream
+    at_the_end = count
+    await engine.generate([2], SamplingParams(max_tokens=20), base_policy)
+    assert count == at_the_end
+    assert engine.stats().running == 0
+    await engine.close()

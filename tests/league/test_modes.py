@@ -1,0 +1,109 @@
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlforge.errors import ConfigError
+from rlforge.league.modes import MODES, PoolView, find_mode, mode_names, softmax
+
+MUS = {"step-9": 30.0, "step-8": 28.0, "step-7": 29.0, "step-6": 20.0, "scripted": 31.5}
+
+
+def view(**changes) -> PoolView:
+    plain = PoolView(
+        current="step-9",
+        past=("step-8", "step-7", "step-6"),
+        fixed=("scripted",),
+        lag_range=(1, 2),
+        temperature=1.0,
+        mu=MUS.__getitem__,
+        quality=lambda uid: MUS[uid] / 100,
+        diversity=lambda uid: MUS[uid] / 50,
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+scores = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8)
+
+
+@given(scores, st.floats(1e-3, 1e3))
+def test_softmax_is_a_distribution_ordered_as_its_scores(scores, temperature):
+    weights = softmax(scores, temperature)
+    assert math.fsum(weights) == pytest.approx(1.0)
+    assert all(0 <= weight <= 1 for weight in weights)
+    by_score = [weight for _, weight in sorted(zip(scores, weights, strict=True))]
+    assert by_score == sorted(weights)
+
+
+@given(st.lists(st.integers(-50, 50), min_size=1), st.integers(-(10**6), 10**6))
+def test_softmax_does_not_change_with_a_shift_of_the_scores(scores, shift):
+    shifted = [float(score + shift) for score in scores]
+    assert softmax(shifted, 3.0) == softmax([float(score) for score in scores], 3.0)
+
+
+def test_softmax_by_hand():
+    assert softmax([0.0, math.log(3)], 1.0) == pytest.approx([0.25, 0.75])
+    assert softmax([0.0, 2 * math.log(3)], 2.0) == pytest.approx([0.25, 0.75])
+
+
+@given(st.sampled_from(mode_names()), st.floats(0.01, 100), st.integers(0, 3), st.integers(0, 3))
+def test_every_mode_gives_a_distribution_over_known_uids(name, temperature, low, width):
+    weights = find_mode(name)(view(temperature=temperature, lag_range=(low, low + width)))
+    assert math.fsum(weights.values()) == pytest.approx(1.0)
+    assert set(weights) <= set(MUS)
+
+
+def test_fixed_is_uniform_over_fixed_opponents():
+    assert MODES["fixed"](view(fixed=("a", "b"))) == {"a": 0.5, "b": 0.5}
+
+
+def test_mirror_is_the_current_version():
+    assert MODES["mirror"](view()) == {"step-9": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("lag_range", "expected"),
+    [
+        ((1, 2), {"step-8", "step-7"}),
+        ((2, 9), {"step-7", "step-6"}),
+        ((3, 3), {"step-6"}),
+        ((0, 1), {"step-9", "step-8"}),
+        ((4, 6), {"step-6"}),  # none so old: the oldest there is
+    ],
+)
+def test_lagged_is_uniform_over_versions_in_range(lag_range, expected):
+    weights = MODES["lagged"](view(lag_range=lag_range))
+    assert set(weights) == expected
+    assert set(weights.values()) == {1 / len(expected)}
+
+
+def test_lagged_plays_the_current_version_while_it_is_alone():
+    assert MODES["lagged"](view(past=())) == {"step-9": 1.0}
+
+
+def test_random_is_uniform_over_fixed_and_active():
+    assert MODES["random"](view()) == dict.fromkeys(MUS, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "score"),
+    [
+        ("match_quality", lambda uid: MUS[uid] / 100),
+        ("ts_dist", lambda uid: -abs(MUS[uid] - 30.0)),
+        ("exploration", lambda uid: MUS[uid] / 50),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 7.0])
+def test_softmax_modes_weigh_by_their_score(name, score, temperature):
+    weights = MODES[name](view(temperature=temperature))
+    total = sum(math.exp(score(uid) / temperature) for uid in MUS)
+    assert weights == pytest.approx(
+        {uid: math.exp(score(uid) / temperature) / total for uid in MUS}
+    )
+
+
+def test_an_unknown_mode_is_refused_with_the_nearest_names():
+    with pytest.raises(ConfigError, match=r"'match-quality'.*did you mean match_quality"):
+        find_mode("match-quality")

@@ -1,0 +1,368 @@
+import dataclasses
+import json
+from collections import Counter
+
+import pytest
+import trueskill
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlforge.config.schema import ExplorationConfig, PoolConfig
+from rlforge.errors import ConfigError, RunError
+from rlforge.league.modes import mode_names
+from rlforge.league.pool import ModelPool
+from rlforge.types import (
+    Checkpoint,
+    Completion,
+    EnvSpec,
+    GameRecord,
+    GameSpec,
+    PolicyRef,
+    Seat,
+    Turn,
+)
+
+RANDOM = PolicyRef(uid="random_legal", kind="scripted", path_or_name="random_legal")
+MINIMAX = PolicyRef(uid="minimax", kind="scripted", path_or_name="minimax")
+BASE = PolicyRef(uid="base", kind="checkpoint")
+
+
+def checkpoint(version: int) -> Checkpoint:
+    return Checkpoint(
+        uid=f"step-{version}",
+        version=version,
+        path=f"checkpoints/step-{version}" if version else None,
+        parent_uid=f"step-{version - 1}" if version else None,
+        metrics={"loss": 0.5},
+    )
+
+
+def pool_of(versions: int, fixed=(RANDOM, MINIMAX), seed=7, **config) -> ModelPool:
+    pool = ModelPool(PoolConfig(**config), fixed, seed)
+    for version in range(versions):
+        pool.add_checkpoint(checkpoint(version))
+    return pool
+
+
+def record(
+    policies,
+    rewards,
+    *,
+    trained=None,
+    purpose="train",
+    actions="abc",
+    env_id="Game-v0",
+    error=None,
+) -> GameRecord:
+    """A game of ``policies``; trained None means the seats of the first policy's uid."""
+    trained = [p.uid == policies[0].uid for p in policies] if trained is None else trained
+    seats = tuple(
+        Seat(
+            player_id=i,
+            policy=policy,
+            trained=trained[i] and purpose == "train",
+            prompt_template="default",
+            action_extraction="boxed",
+        )
+        for i, policy in enumerate(policies)
+    )
+    spec = GameSpec(
+        game_id="g",
+        env=EnvSpec(id=env_id, num_players=len(seats)),
+        seed=1,
+        purpose=purpose,
+        seats=seats,
+    )
+    turns = tuple(
+        Turn(
+            player_id=i % len(seats),
+            observation="",
+            completion=Completion(text=action),
+            action=action,
+            well_formed=True,
+            legal=True,
+        )
+        for i, action in enumerate(actions)
+    )
+    return GameRecord(
+        spec=spec,
+        turns=turns,
+        rewards={} if error else dict(enumerate(rewards)),
+        end_reason="error" if error else "finished",
+        error=error,
+    )
+
+
+def entries(pool: ModelPool) -> dict[str, dict]:
+    return {entry["uid"]: entry for entry in pool.snapshot()["entries"]}
+
+
+def test_the_newest_checkpoints_are_active_and_fixed_opponents_always_are():
+    pool = pool_of(5, max_active_lora=3)
+    assert pool.current() == checkpoint(4)
+    assert [c.uid for c in pool.active()] == ["step-4", "step-3", "step-2"]
+    assert pool.fixed() == [RANDOM, MINIMAX]
+    assert pool.policy("step-0") == PolicyRef(uid="step-0", kind="checkpoint")
+    active = {uid for uid, entry in entries(pool).items() if entry["active"]}
+    assert active == {"step-4", "step-3", "step-2", "random_legal", "minimax"}
+
+
+def test_games_under_way_need_their_opponents_and_every_version_since_they_began():
+    pool = pool_of(9, max_active_lora=2)
+    active = {"step-8", "step-7"}
+    assert pool.needed([]) == active
+    lagged = record([checkpoint(5).policy(), checkpoint(2).policy()], [1, -1]).spec
+    assert pool.needed([lagged]) == active | {"step-2", "step-5", "step-6"}
+    scripted = record([checkpoint(7).policy(), RANDOM], [1, -1]).spec
+    assert pool.needed([scripted]) == active
+    assert pool.needed([scripted, lagged]) == pool.needed([lagged])
+
+
+def test_before_the_first_checkpoint_there_is_no_current_one():
+    pool = pool_of(0)
+    assert pool.active() == []
+    assert pool.snapshot()["current"] is None
+    with pytest.raises(RunError, match="no checkpoint yet"):
+        pool.current()
+    with pytest.raises(RunError, match="no checkpoint yet"):
+        pool.opponents(1)
+
+
+def test_unknown_uids_are_refused_with_the_nearest():
+    with pytest.raises(RunError, match="did you mean step-1"):
+        pool_of(2).policy("step-11")
+
+
+def test_registering_again_is_harmless_but_another_under_the_same_uid_is_refused():
+    pool = pool_of(3)
+    pool.add_checkpoint(checkpoint(1))
+    assert pool.current().uid == "step-2"
+    with pytest.raises(RunError, match="step-1"):
+        pool.add_checkpoint(dataclasses.replace(checkpoint(1), path="elsewhere"))
+    with pytest.raises(RunError, match="random_legal"):
+        pool.add_fixed(dataclasses.replace(RANDOM, path_or_name="elsewhere"))
+    with pytest.raises(RunError, match="step-1"):
+        pool.add_fixed(checkpoint(1).policy())
+    with pytest.raises(RunError, match=r"'step-41'.*parent first"):
+        pool.add_checkpoint(checkpoint(42))
+
+
+@given(st.integers(1, 8), st.integers(1, 6), st.integers(0, 3), st.integers(0, 3))
+def test_lagged_opponents_are_active_and_within_the_lag_where_any_is(versions, active, low, width):
+    pool = pool_of(versions, mode="lagged", max_active_lora=active, lag_range=[low, low + width])
+    lags = {versions - 1 - policy.version for policy in pool.opponents(20)}
+    there = range(min(active, versions))
+    wanted = {lag for lag in there if low <= lag <= low + width}
+    assert lags <= (wanted or {there[-1]})
+
+
+def test_lag_counts_registered_versions_not_updates():
+    pool = pool_of(1, mode="lagged", lag_range=[2, 2])
+    for version in (10, 20, 30):
+        pool.add_checkpoint(dataclasses.replace(checkpoint(version), parent_uid="step-0"))
+    assert {policy.uid for policy in pool.opponents(5)} == {"step-10"}
+
+
+def test_draws_follow_the_weights():
+    pool = pool_of(3, mode="ts_dist", temperature=2.0)
+    for _ in range(3):
+        pool.push_outcome(record([checkpoint(2).policy(), RANDOM], [1, -1]))
+    weights = pool.weights()
+    assert weights["random_legal"] < weights["minimax"]
+    draws = Counter(policy.uid for policy in pool.opponents(20_000))
+    for uid, weight in weights.items():
+        assert draws[uid] / 20_000 == pytest.approx(weight, abs=0.02)
+
+
+def test_match_quality_and_exploration_look_at_what_was_played():
+    quality = pool_of(1, mode="match_quality", temperature=0.1)
+    current = quality.current().policy()
+    for _ in range(4):
+        quality.push_outcome(record([current, RANDOM], [1, -1]))
+        quality.push_outcome(record([current, MINIMAX], [0, 0]))
+    assert quality.weights()["minimax"] > quality.weights()["random_legal"]
+
+    explore = pool_of(1, mode="exploration", temperature=0.1)
+    explore.push_outcome(record([current, RANDOM], [1, -1], actions="aaaaaaaa"))
+    explore.push_outcome(record([current, MINIMAX], [1, -1], actions="abcdefgh"))
+    weights = explore.weights()
+    assert weights["minimax"] == pytest.approx(weights["step-0"])  # never met: hoped for the most
+    assert weights["random_legal"] < weights["minimax"]
+
+
+def test_training_and_evaluation_games_rate_and_count():
+    pool = pool_of(2)
+    current = pool.current().policy()
+    pool.push_outcome(record([current, RANDOM], [1, -1]))
+    mine, theirs = trueskill.rate_1vs1(trueskill.Rating(), trueskill.Rating())
+    pool.push_outcome(record([RANDOM, current], [0, 0], purpose="eval"))
+    theirs, mine = trueskill.rate_1vs1(theirs, mine, drawn=True)
+    assert tuple(pool.rating("step-1")) == pytest.approx((mine.mu, mine.sigma))
+    assert tuple(pool.rating("random_legal")) == pytest.approx((theirs.mu, theirs.sigma))
+    assert pool.snapshot()["matches"] == {
+        "step-1": {"random_legal": 2},
+        "random_legal": {"step-1": 2},
+    }
+    assert entries(pool)["step-1"]["games"] == 2
+
+
+def test_a_new_checkpoint_inherits_the_rating_of_its_parent():
+    pool = pool_of(2)
+    pool.push_outcome(record([pool.current().policy(), RANDOM], [1, -1]))
+    pool.add_checkpoint(checkpoint(2))
+    assert pool.rating("step-2") == pool.rating("step-1")
+    assert pool.rating("step-2").mu > 25
+
+
+def test_self_play_rates_nobody_and_counts_once():
+    pool = pool_of(1)
+    current = pool.current().policy()
+    pool.push_outcome(record([current, current], [1, -1]))
+    pool.push_outcome(record([current, current, current], [1, 0, 0]))
+    assert pool.rating("step-0") == (25.0, 8.333333333333334)
+    assert pool.snapshot()["matches"] == {"step-0": {"step-0": 2}}
+    assert entries(pool)["step-0"]["games"] == 2
+
+
+def test_single_player_games_count_without_a_match():
+    pool = pool_of(1)
+    pool.push_outcome(record([pool.current().policy()], [1]))
+    assert entries(pool)["step-0"]["games"] == 1
+    assert pool.snapshot()["matches"] == {}
+
+
+def test_games_of_many_count_each_pair_once():
+    pool = pool_of(1)
+    current = pool.current().policy()
+    pool.push_outcome(record([current, RANDOM, RANDOM, MINIMAX], [3, 2, 1, 0]))
+    assert pool.snapshot()["matches"] == {
+        "step-0": {"random_legal": 1, "minimax": 1},
+        "random_legal": {"step-0": 1, "random_legal": 1, "minimax": 1},
+        "minimax": {"step-0": 1, "random_legal": 1},
+    }
+    assert pool.rating("step-0").mu > pool.rating("random_legal").mu > pool.rating("minimax").mu
+
+
+def test_failed_games_change_nothing():
+    pool = pool_of(1)
+    before = pool.state_dict()
+    pool.push_outcome(record([pool.current().policy(), BASE], [], error="timed out"))
+    assert pool.state_dict() == before
+
+
+def test_opponents_met_only_in_evaluations_are_rated_but_never_drawn():
+    pool = pool_of(1, mode="random")
+    current = pool.current().policy()
+    pool.push_outcome(record([current, BASE], [1, -1], purpose="eval"))
+    base = entries(pool)["base"]
+    assert (base["role"], base["active"], base["games"]) == ("guest", False, 1)
+    assert base["mu"] < 25
+    assert "base" not in pool.weights()
+
+    rated = pool.rating("base")
+    pool.add_fixed(BASE)
+    assert pool.rating("base") == rated
+    assert "base" in pool.weights()
+
+
+def test_training_games_of_strangers_are_refused():
+    pool = pool_of(1)
+    with pytest.raises(RunError, match="'base', which the pool does not know"):
+        pool.push_outcome(record([pool.current().policy(), BASE], [1, -1]))
+
+
+def test_exploration_counts_training_games_by_opponent():
+    pool = pool_of(2, exploration=ExplorationConfig(ngram=1, window=4))
+    current = pool.current().policy()
+    pool.push_outcome(record([current, RANDOM], [1, -1], actions="aab"))
+    pool.push_outcome(record([current, current], [1, -1], actions="ab"))
+    pool.push_outcome(record([current, MINIMAX], [1, -1], actions="ab", purpose="eval"))
+    exploration = pool.snapshot()["exploration"]
+    assert exploration["opponents"]["random_legal"]["Game-v0"]["coverage"] == pytest.approx(2 / 3)
+    assert exploration["opponents"]["step-1"]["Game-v0"]["unique"] == 2
+    assert set(exploration["opponents"]) == {"random_legal", "step-1"}
+    assert exploration["envs"]["Game-v0"]["ngrams"] == 5
+
+
+def test_retired_checkpoints_keep_their_rating_and_lose_their_window():
+    pool = pool_of(2, max_active_lora=2)
+    old, current = checkpoint(0).policy(), checkpoint(1).policy()
+    pool.push_outcome(record([current, old], [1, -1]))
+    assert set(pool.snapshot()["exploration"]["opponents"]) == {"step-0"}
+    pool.add_checkpoint(checkpoint(2))
+    assert pool.snapshot()["exploration"]["opponents"] == {}
+    pool.push_outcome(record([current, old], [1, -1]))  # was under way when step-0 retired
+    assert pool.snapshot()["exploration"]["opponents"] == {}
+    assert entries(pool)["step-0"]["games"] == 2
+
+
+def test_the_snapshot_is_json():
+    pool = pool_of(3)
+    pool.push_outcome(record([pool.current().policy(), RANDOM], [1, -1]))
+    snapshot = pool.snapshot()
+    assert json.loads(json.dumps(snapshot)) == snapshot
+    assert snapshot["current"] == "step-2"
+    assert snapshot["mode"] == "mirror"
+    assert snapshot["unrated_out_of_range"] == 0
+    assert set(snapshot["entries"][0]) == {
+        "uid",
+        "kind",
+        "path_or_name",
+        "version",
+        "role",
+        "mu",
+        "sigma",
+        "active",
+        "games",
+    }
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from(mode_names()),
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from([-1, 0, 1])), max_size=10),
+    st.integers(0, 2**32),
+)
+def test_a_resumed_pool_goes_on_like_one_that_never_stopped(mode, games, seed):
+    def play(pool: ModelPool) -> list[PolicyRef]:
+        met = pool.opponents(5)
+        for index, reward in games:
+            opponent = met[index]
+            actions = f"{reward}{index}ab"
+            pool.push_outcome(
+                record([pool.current().policy(), opponent], [reward, -reward], actions=actions)
+            )
+        return met + pool.opponents(5)
+
+    pool = pool_of(4, mode=mode, seed=seed, max_active_lora=3)
+    play(pool)
+    resumed = ModelPool(PoolConfig(mode=mode, max_active_lora=3), (RANDOM, MINIMAX), seed=0)
+    resumed.load_state_dict(json.loads(json.dumps(pool.state_dict())))
+    for each in (pool, resumed):
+        each.add_checkpoint(checkpoint(4))
+    assert play(resumed) == play(pool)
+    assert resumed.snapshot() == pool.snapshot()
+    assert resumed.state_dict() == pool.state_dict()
+
+
+def test_the_seed_decides_the_draws():
+    first, again, other = (pool_of(3, mode="random", seed=seed) for seed in (1, 1, 2))
+    draws = first.opponents(30)
+    assert again.opponents(30) == draws
+    assert other.opponents(30) != draws
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"mode": "mirorr"}, "did you mean mirror"),
+        ({"mode": "fixed"}, "fixed_opponents"),
+        ({"max_active_lora": 0}, "max_active_lora"),
+        ({"lag_range": [3, 1]}, "lag_range"),
+        ({"lag_range": [1]}, "lag_range"),
+        ({"temperature": 0.0}, "temperature"),
+    ],
+)
+def test_impossible_settings_are_refused(config, message):
+    with pytest.raises(ConfigError, match=message):
+        ModelPool(PoolConfig(**config), [], seed=0)

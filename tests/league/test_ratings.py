@@ -1,0 +1,169 @@
+import itertools
+
+import pytest
+import trueskill
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from rlforge.config.schema import TrueSkillConfig
+from rlforge.errors import ConfigError
+from rlforge.league.ratings import Rating, RatingTable
+
+CONFIG = TrueSkillConfig(mu=30.0, sigma=6.0, beta=3.0, tau=0.05, draw_probability=0.2)
+REFERENCE = trueskill.TrueSkill(mu=30.0, sigma=6.0, beta=3.0, tau=0.05, draw_probability=0.2)
+
+rewards = st.sampled_from([-1.0, -0.5, 0.0, 0.25, 1.0])
+games_of_two = st.lists(
+    st.tuples(st.sampled_from(list(itertools.permutations("abc", 2))), rewards, rewards),
+    max_size=12,
+)
+
+
+def table(*uids: str, config: TrueSkillConfig = CONFIG) -> RatingTable:
+    ratings = RatingTable(config)
+    for uid in uids:
+        ratings.add(uid)
+    return ratings
+
+
+def same(rating: Rating, reference: trueskill.Rating) -> bool:
+    return tuple(rating) == pytest.approx((reference.mu, reference.sigma), abs=1e-9)
+
+
+@given(games_of_two)
+def test_two_player_games_are_rated_as_by_rate_1vs1(games):
+    ratings = table("a", "b", "c")
+    reference = {uid: REFERENCE.create_rating() for uid in "abc"}
+    for (first, second), reward, other in games:
+        ratings.record([(first, reward), (second, other)])
+        winner, loser = (second, first) if other > reward else (first, second)
+        reference[winner], reference[loser] = trueskill.rate_1vs1(
+            reference[winner], reference[loser], drawn=reward == other, env=REFERENCE
+        )
+    for uid in "abc":
+        assert same(ratings.rating(uid), reference[uid])
+
+
+@given(st.permutations(["a", "b", "c", "d"]), st.lists(rewards, min_size=3, max_size=4))
+def test_games_of_many_are_rated_by_rank_and_equal_rewards_tie(uids, seat_rewards):
+    uids = uids[: len(seat_rewards)]
+    ratings = table(*uids)
+    ratings.record(list(zip(uids, seat_rewards, strict=True)))
+    better = [sum(other > own for other in seat_rewards) for own in seat_rewards]
+    groups = REFERENCE.rate([(REFERENCE.create_rating(),) for _ in uids], ranks=better)
+    for uid, (expected,) in zip(uids, groups, strict=True):
+        assert same(ratings.rating(uid), expected)
+
+
+@given(games_of_two)
+def test_winners_rise_and_losers_fall(games):
+    ratings = table("a", "b", "c")
+    for (first, second), reward, other in games:
+        assume(reward != other)
+        winner, loser = (first, second) if reward > other else (second, first)
+        before = ratings.ratings()
+        ratings.record([(first, reward), (second, other)])
+        assert ratings.rating(winner).mu > before[winner].mu
+        assert ratings.rating(loser).mu < before[loser].mu
+
+
+@given(st.lists(rewards, min_size=1, max_size=5))
+def test_playing_only_oneself_rates_nobody(seat_rewards):
+    ratings = table("a")
+    assert not ratings.record([("a", reward) for reward in seat_rewards])
+    assert ratings.state_dict()["own"] == {}
+
+
+def test_a_uid_on_several_seats_enters_once_with_its_mean_reward():
+    ratings = table("a", "b", "c")
+    # Means: a 0, b 0.1 (three tenths over three seats, inexact in binary), c 0.1: b and c tie.
+    ratings.record(
+        [("a", 1.0), ("b", 0.3), ("a", -1.0), ("b", 0.0), ("b", 0.0), ("c", 0.1)],
+    )
+    groups = [(REFERENCE.create_rating(),) for _ in "abc"]
+    for uid, (expected,) in zip("abc", REFERENCE.rate(groups, ranks=[1, 0, 0]), strict=True):
+        assert same(ratings.rating(uid), expected)
+
+
+def test_a_child_has_its_parents_rating_until_its_own_first_game():
+    ratings = table("old", "rival")
+    ratings.record([("old", 1), ("rival", -1)])
+    ratings.add("new", parent="old")
+    ratings.add("newest", parent="new")
+    assert ratings.rating("newest") == ratings.rating("old")
+
+    ratings.record([("old", 1), ("rival", -1)])  # late games of the parent still count
+    assert ratings.rating("newest") == ratings.rating("old")
+
+    inherited = ratings.rating("old")
+    ratings.record([("new", -1), ("rival", 1)])
+    assert ratings.rating("old") == inherited
+    assert ratings.rating("new").mu < inherited.mu
+    assert ratings.rating("newest") == ratings.rating("new")
+    assert ratings.ratings() == {uid: ratings.rating(uid) for uid in ratings.ratings()}
+
+
+def test_newcomers_start_at_the_configured_rating():
+    assert table("a").rating("a") == Rating(mu=30.0, sigma=6.0)
+
+
+@given(st.floats(-5, 5), st.integers(0, 5))
+def test_quality_is_that_of_the_library(reward, wins):
+    ratings = table("a", "b")
+    first, second = REFERENCE.create_rating(), REFERENCE.create_rating()
+    for _ in range(wins):
+        ratings.record([("a", reward + 1), ("b", reward)])
+        first, second = trueskill.rate_1vs1(first, second, env=REFERENCE)
+    expected = trueskill.quality_1vs1(first, second, env=REFERENCE)
+    assert ratings.quality("a", "b") == pytest.approx(expected)
+    assert ratings.quality("a", "b") == pytest.approx(ratings.quality("b", "a"))
+
+
+def test_outcomes_beyond_double_precision_leave_the_ratings_alone():
+    ratings = table("a", "b")
+    ratings.load_state_dict(
+        {
+            "parents": {"a": None, "b": None},
+            "own": {"a": [500.0, 0.1], "b": [0.0, 0.1]},
+            "out_of_range": 0,
+        }
+    )
+    assert not ratings.record([("a", -1), ("b", 1)])
+    assert ratings.rating("a") == (500.0, 0.1)
+    assert ratings.out_of_range == 1
+
+
+def test_the_state_restores_every_rating():
+    ratings = table("a", "b")
+    ratings.add("c", parent="a")
+    ratings.record([("a", 1), ("b", 0)])
+    restored = RatingTable(CONFIG)
+    restored.load_state_dict(ratings.state_dict())
+    for rated in (ratings, restored):
+        rated.record([("c", 0), ("b", 1)])
+    assert restored.ratings() == ratings.ratings()
+    assert "c" in restored
+    assert "d" not in restored
+
+
+def test_registering_twice_or_under_an_unknown_parent_is_refused():
+    ratings = table("a")
+    with pytest.raises(ValueError, match="'a' is rated already"):
+        ratings.add("a")
+    with pytest.raises(KeyError):
+        ratings.add("b", parent="nobody")
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        (TrueSkillConfig(draw_probability=0.0), "draw_probability"),
+        (TrueSkillConfig(draw_probability=1.0), "draw_probability"),
+        (TrueSkillConfig(sigma=0.0), "sigma"),
+        (TrueSkillConfig(beta=-1.0), "beta"),
+        (TrueSkillConfig(tau=-0.1), "tau"),
+    ],
+)
+def test_impossible_constants_are_refused(config, names):
+    with pytest.raises(ConfigError, match=names):
+        RatingTable(config)

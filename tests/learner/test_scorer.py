@@ -1,0 +1,438 @@
+"""Log-probs against the plain forward pass of transformers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    MiniCPM3Config,
+    MiniCPM3ForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from rlforge.config.schema import LoraConfig
+from rlforge.errors import ConfigError
+from rlforge.learner.batching import MicroBatch, collate, select_rows, whole
+from rlforge.learner.logprobs import Reading
+from rlforge.learner.prefixes import in_order, segments
+from rlforge.learner.scorer import Scorer, Scores
+from rlforge.models.lora import attach_lora
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 40,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+    "initializer_range": 0.3,
+}
+
+
+def micro_of(steps) -> MicroBatch:
+    return collate(select_rows(steps, None).rows, 0, torch.device("cpu"))
+
+
+def plain_logprobs(model, step, temperature: float) -> list[float]:
+    """One sequence, unpadded, through the model's own forward."""
+    ids = torch.tensor([step.prompt_token_ids + step.token_ids])
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[0].float() / temperature
+    first = len(step.prompt_token_ids) - 1
+    table = torch.log_softmax(logits, -1)
+    return [float(table[first + j, token]) for j, token in enumerate(step.token_ids)]
+
+
+def granite() -> GraniteForCausalLM:
+    return GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=4.0))
+
+
+def cohere() -> CohereForCausalLM:
+    return CohereForCausalLM(CohereConfig(**SIZES, logit_scale=0.25))
+
+
+def gemma() -> Gemma2ForCausalLM:
+    return Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=16, final_logit_softcapping=2.0))
+
+
+def minicpm() -> MiniCPM3ForCausalLM:
+    """The head reads scaled hidden states: only the model's own forward pass knows."""
+    sizes = {"dim_model_base": 16, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8}
+    return MiniCPM3ForCausalLM(MiniCPM3Config(**SIZES, **sizes, qk_rope_head_dim=8, v_head_dim=8))
+
+
+def gpt2() -> GPT2LMHeadModel:
+    config = GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=40, n_positions=64)
+    return GPT2LMHeadModel(config)
+
+
+def mixtral() -> MixtralForCausalLM:
+    return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2))
+
+
+def test_logprob_by_hand(parts):
+    """With a zero head but for one row, logits are known without running the model."""
+    model = parts.model(tie_word_embeddings=False)
+    torch.nn.init.zeros_(model.lm_head.weight)
+    step = parts.step(prompt_token_ids=(3, 4), token_ids=(5,), logprobs=(-1.0,))
+
+    uniform = Scorer(model, temperature=1.0).score(micro_of([step]), entropy=True)
+
+    assert uniform.logprobs.tolist() == pytest.approx([-math.log(40)], abs=1e-6)
+    assert uniform.entropy is not None
+    assert uniform.entropy.tolist() == pytest.approx([math.log(40)], abs=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_padded_batch_scores_like_each_sequence_alone(parts, temperature):
+    model = parts.model().eval()
+    steps = parts.random_steps(9)
+
+    scores = Scorer(model, temperature=temperature).score(micro_of(steps))
+
+    expected = [p for step in steps for p in plain_logprobs(model, step, temperature)]
+    assert scores.logprobs.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "by_decoder_and_head"),
+    [(granite, True), (cohere, True), (gemma, True), (gpt2, True), (minicpm, False)],
+)
+def test_models_that_scale_or_cap_their_logits_score_as_their_own_forward(
+    parts, make, by_decoder_and_head
+):
+    torch.manual_seed(0)
+    model = make().eval()
+    steps = parts.random_steps(5)
+
+    scorer = Scorer(model, temperature=0.9)
+    scores = scorer.score(micro_of(steps), entropy=True)
+
+    assert scorer.decoder_and_head is by_decoder_and_head
+    expected = [p for step in steps for p in plain_logprobs(model, step, 0.9)]
+    assert scores.logprobs.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+LAST_LAYERS = {
+    "llama": 3,
+    "granite": 3,
+    "cohere": 3,
+    "gemma": 3,
+    "gpt2": 1,  # queries, keys and values are one product there
+    "mixtral": 3,
+}
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
+@pytest.mark.parametrize("name", LAST_LAYERS)
+def test_a_last_layer_computed_where_it_is_read_changes_neither_scores_nor_gradients(
+    parts, name, layout
+):
+    makers = {"granite": granite, "cohere": cohere, "gemma": gemma, "gpt2": gpt2}
+    makers |= {"mixtral": mixtral, "llama": parts.model}
+    torch.manual_seed(0)
+    model = makers[name]().eval()
+    head = torch.nn.Linear(32, 1)
+    prompt = tuple(range(3, 15))
+    steps = [
+        parts.step(prompt_token_ids=prompt[:n], token_ids=(n,), logprobs=(-1.0,)) for n in (5, 8, 9)
+    ]
+    results = []
+    for narrow in (False, True):
+        scorer = Scorer(model, temperature=0.9, narrow=narrow, value_head=head)
+        packs = layout != "padded" and scorer.can_pack()
+        rows = select_rows(steps, None).rows
+        rows = in_order(rows) if packs else rows
+        cut = {"padded": None, "packed": whole(rows), "shared": segments(rows)}[layout]
+        micro = collate(rows, 0, torch.device("cpu"), cut if packs else None)
+        scores = scorer.score(micro, entropy=True)
+        model.zero_grad()
+        (scores.logprobs.sum() + scores.values.square().sum()).backward()
+        gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        results.append((scores, scorer.values(micro), gradients))
+        assert len(scorer.narrowed) == (LAST_LAYERS[name] if narrow else 0)
+    (plain, plain_values, expected), (scores, values, gradients) = results
+    assert (plain.unread, scores.unread > 0) == (0, True)
+    torch.testing.assert_close(scores.logprobs, plain.logprobs)
+    torch.testing.assert_close(scores.entropy, plain.entropy)
+    torch.testing.assert_close(scores.values, plain.values)
+    torch.testing.assert_close(values, plain_values)
+    assert gradients.keys() == expected.keys()
+    for parameter, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[parameter], rtol=1e-4, atol=1e-5)
+
+
+def test_where_most_positions_are_read_all_are_computed(parts):
+    step = parts.step(prompt_token_ids=(3, 4), token_ids=(5, 6, 7), logprobs=(-1.0,) * 3)
+    scorer = Scorer(parts.model(), temperature=1.0, narrow=True)
+    assert scorer.score(micro_of([step])).unread == 0
+
+
+def test_a_last_layer_that_mixes_positions_computes_all_of_them(parts):
+    model = parts.model().eval()
+    mlp = model.model.layers[-1].mlp
+    own = mlp.forward
+    mlp.forward = lambda x: own(x).cumsum(1)
+    steps = parts.random_steps(5)
+    scorer = Scorer(model, temperature=1.0, narrow=True)
+    assert scorer.narrowed == ()
+    expected = [p for step in steps for p in plain_logprobs(model, step, 1.0)]
+    assert scorer.score(micro_of(steps)).logprobs.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_narrowed_head_gives_the_critic_the_same_hidden_state(parts):
+    torch.manual_seed(0)
+    model = minicpm().eval()
+    steps = parts.random_steps(4)
+    head = torch.nn.Linear(32, 1)
+    scorer = Scorer(model, temperature=1.0, value_head=head)
+    micro = micro_of(steps)
+
+    hidden = model.get_decoder()(input_ids=micro.input_ids).last_hidden_state.flatten(0, 1) / 2
+    expected = head(hidden[micro.last_prompt]).squeeze(-1)
+
+    assert not scorer.decoder_and_head
+    torch.testing.assert_close(scorer.values(micro), expected)
+    torch.testing.assert_close(scorer.score(micro).values, expected)
+    assert not model.lm_head._forward_pre_hooks
+
+
+def test_entropy_is_that_of_the_tempered_distribution_and_has_a_gradient(parts):
+    model = parts.model()
+    step = parts.random_steps(1)[0]
+    micro = micro_of([step])
+
+    entropy = Scorer(model, temperature=0.5).score(micro, entropy=True).entropy
+
+    logits = model(input_ids=micro.input_ids).logits.flatten(0, 1)[micro.positions] / 0.5
+    torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=logits).entropy())
+    assert entropy.requires_grad
+
+
+def test_chunked_logits_change_neither_scores_nor_gradients(parts):
+    results = []
+    for max_logits in (2**26, 3 * 40):
+        model = parts.model()
+        scorer = Scorer(model, temperature=0.8, max_logits=max_logits)
+        scores = scorer.score(micro_of(parts.random_steps(8)), entropy=True)
+        (scores.logprobs.sum() + scores.entropy.sum()).backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+        results.append((scores.logprobs.detach(), scores.entropy.detach(), gradient))
+
+    for at_once, chunked in zip(*results, strict=True):
+        torch.testing.assert_close(at_once, chunked, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def logits_at_once(monkeypatch):
+    """Positions whose logits were computed together, pass by pass."""
+    rows = []
+    logits = Reading.logits
+
+    def counting(reading, outputs):
+        rows.append(len(outputs))
+        return logits(reading, outputs)
+
+    monkeypatch.setattr(Reading, "logits", counting)
+    return rows
+
+
+def test_only_answer_positions_reach_the_head(parts, logits_at_once):
+    steps = parts.random_steps(8)
+    scorer = Scorer(parts.model(), temperature=1.0)
+    logits_at_once.clear()  # of trying how the model makes its logits
+
+    scorer.score(micro_of(steps))
+
+    assert logits_at_once == [sum(len(step.token_ids) for step in steps)]
+
+
+def adapted_llama(parts) -> torch.nn.Module:
+    return with_adapter(parts, parts.model(tie_word_embeddings=False))
+
+
+def adapted_tied_llama(parts) -> torch.nn.Module:
+    return with_adapter(parts, parts.model())
+
+
+def adapted_qwen(parts) -> torch.nn.Module:
+    return with_adapter(parts, Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)))
+
+
+def with_adapter(parts, model) -> torch.nn.Module:
+    """An adapter on the output layer, too."""
+    lora = LoraConfig(rank=2, target_modules=["q_proj", "up_proj", "lm_head"])
+    parts.randomise_adapter(attach_lora(model, lora, seed=0))
+    return model
+
+
+HEADS = {
+    "granite": lambda parts: granite(),
+    "cohere": lambda parts: cohere(),
+    "gemma": lambda parts: gemma(),
+    "llama": lambda parts: parts.model(),
+    "llama, adapted head": adapted_llama,
+    "llama, adapted tied head": adapted_tied_llama,
+    "qwen3, adapted head": adapted_qwen,
+}
+EVERY_HEAD = pytest.mark.parametrize("make", HEADS.values(), ids=HEADS.keys())
+
+
+@EVERY_HEAD
+def test_no_more_logits_than_allowed_are_computed_at_once(parts, make, logits_at_once):
+    scorer = Scorer(make(parts), temperature=1.0, max_logits=3 * 40)
+    steps = parts.random_steps(8)
+    logits_at_once.clear()
+    answers = sum(len(step.token_ids) for step in steps)
+
+    with Sizes() as made:
+        scorer.score(micro_of(steps), entropy=True).logprobs.sum().backward()
+
+    assert max(logits_at_once) == 3
+    assert answers * 40 not in made.sizes
+
+
+class Sizes(TorchDispatchMode):
+    """Numbers in the tensors that are made inside the block."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.sizes |= {leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)}
+        return out
+
+
+def scored(scorer, model, micro) -> list[torch.Tensor]:
+    """Log-probs, entropies, and the gradient of both weighed unequally."""
+    model.zero_grad()
+    scores = scorer.score(micro, entropy=True)
+    weights = torch.linspace(-1.0, 2.0, len(micro.token_ids))[micro.flat]
+    (scores.logprobs @ weights + scores.entropy @ weights.flip(0)).backward()
+    return [
+        torch.empty(len(weights)).index_copy(0, micro.flat, scores.logprobs.detach()),
+        torch.empty(len(weights)).index_copy(0, micro.flat, scores.entropy.detach()),
+        *(p.grad.clone() for p in model.parameters() if p.grad is not None),
+    ]
+
+
+class Plain:
+    """All logits of the model's own forward pass, and torch's gradient."""
+
+    def __init__(self, model, temperature):
+        self._model = model
+        self._temperature = temperature
+
+    def score(self, micro, *, entropy):
+        logits = self._model(input_ids=micro.input_ids).logits.flatten(0, 1)[micro.positions]
+        logs = torch.log_softmax(logits / self._temperature, -1)
+        chosen = logs.gather(-1, micro.token_ids[:, None]).squeeze(-1)
+        return Scores(logprobs=chosen, entropy=-(logs.exp() * logs).sum(-1), values=None)
+
+
+@EVERY_HEAD
+@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
+def test_by_chunks_scores_and_gradients_are_those_of_the_whole_model(parts, make, layout):
+    torch.manual_seed(0)
+    model = make(parts)
+    steps = parts.random_steps(7)
+    alike = [replace(s, prompt_token_ids=(9, 8, 7, *s.prompt_token_ids)) for s in steps]
+    rows = in_order(select_rows(alike, None).rows)
+    padded = collate(rows, 0, torch.device("cpu"))
+    expected = scored(Plain(model, 0.8), model, padded)
+
+    scorer = Scorer(model, temperature=0.8, max_logits=3 * 40)
+    micro = padded
+    if layout != "padded":
+        if make is HEADS["gemma"]:
+            assert not scorer.can_pack()  # it caps its attention, too
+            return
+        assert scorer.can_pack()
+        made = whole(rows) if layout == "packed" else segments(rows)
+        micro = collate(rows, 0, torch.device("cpu"), made)
+    actual = scored(scorer, model, micro)
+
+    assert scorer.decoder_and_head
+    assert len(actual) == len(expected) > 3
+    for ours, plain in zip(actual, expected, strict=True):
+        assert (ours - plain).norm() <= 1e-4 * plain.norm()
+
+
+@pytest.mark.parametrize("make", [adapted_llama, adapted_tied_llama])
+def test_an_adapted_head_in_float32_is_exact_where_the_rest_is_bfloat16(parts, make):
+    model = make(parts)
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(torch.float32 if "lora" in name else torch.bfloat16)
+    micro = micro_of(parts.random_steps(6))
+    errors = []
+    for fp32_head in (True, False):
+        options = {"autocast": torch.bfloat16, "fp32_head": fp32_head}
+        scorer = Scorer(model, temperature=1.0, max_logits=3 * 40, **options)
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            hidden = model.get_decoder()(input_ids=micro.input_ids).last_hidden_state
+        at = hidden.flatten(0, 1)[micro.positions].double()
+        head = model.get_output_embeddings()
+        low = head.lora_B["default"].weight.double() @ head.lora_A["default"].weight.double()
+        weight = head.base_layer.weight.double() + head.scaling["default"] * low
+        exact = torch.log_softmax(at @ weight.T, -1).gather(-1, micro.token_ids[:, None])
+        logprobs = scorer.score(micro).logprobs
+        logprobs.sum().backward()
+        errors.append(float((logprobs.detach() - exact.detach().squeeze(-1)).abs().max()))
+
+    assert errors[0] < 1e-5
+    assert errors[1] > 1e-4
+
+
+def test_a_reference_without_its_adapter_has_the_head_without_it(parts):
+    model = parts.model()
+    lora = LoraConfig(rank=2, target_modules=["lm_head"])
+    adapted = attach_lora(model, lora, seed=0)
+    parts.randomise_adapter(adapted)
+    step = parts.random_steps(1)[0]
+    scorer = Scorer(model, temperature=1.0)
+
+    with adapted.disable_adapter(), torch.no_grad():
+        scores = scorer.score(micro_of([step]))
+
+    assert scores.logprobs.tolist() == pytest.approx(
+        plain_logprobs(parts.model(), step, 1.0), abs=1e-5
+    )
+
+
+def test_a_float32_head_is_refused_where_only_the_whole_model_gives_logits():
+    with pytest.raises(ConfigError, match=r"learner\.fp32_head: the logits of MiniCPM3.*off"):
+        Scorer(minicpm(), temperature=1.0, fp32_head=True)
+
+
+def test_values_come_from_the_last_prompt_token_only(parts):
+    model = parts.model().eval()
+    head = torch.nn.Linear(32, 1)
+    scorer = Scorer(model, temperature=1.0, value_head=head)
+    step = parts.step(prompt_token_ids=(3, 4, 5), token_ids=(6, 7), logprobs=(-1.0, -1.0))
+
+    values = scorer.score(micro_of([step])).values
+
+    hidden = model.get_decoder()(input_ids=torch.tensor([[3, 4, 5]])).last_hidden_state[0, -1]
+    torch.testing.assert_close(values, head(hidden))

@@ -1,0 +1,267 @@
+"""Evaluations of a run directory: real games, a small real Llama, adapters the learner wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlforge.config.compose import compose, from_yaml, to_yaml
+from rlforge.config.schema import RunConfig
+from rlforge.errors import CheckpointError, ConfigError
+from rlforge.games.base import make_game
+from rlforge.games.prompts import Prompter
+from rlforge.learner.build import make_learner
+from rlforge.learner.ranks import Ranks
+from rlforge.local.evaluate import evaluate_run
+from rlforge.local.policies import find_policy
+from rlforge.models.load import load_tokenizer
+from rlforge.models.tiny.create import create_tiny
+from rlforge.models.tiny.recipe import TINY
+from rlforge.preflight.games import train_envs
+from rlforge.system.checkpoint import write_checkpoint
+from rlforge.types import Step, TrainBatch
+
+CORNER = "[0]"
+
+
+@pytest.fixture(scope="session")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of a few thousand random weights that answers with any of its tokens."""
+    folder = tmp_path_factory.mktemp("models") / "random"
+    folder.mkdir()
+    [game] = (game for game in TINY.games if game.env.id == "TicTacToe-v0-train")
+    recipe = dataclasses.replace(
+        TINY,
+        games=(dataclasses.replace(game, games=20),),
+        hidden=32,
+        heads=2,
+        ffn=64,
+        steps=0,
+        initializer_range=0.5,
+    )
+    create_tiny(folder, recipe, progress=lambda text: None)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def config(random_model: Path) -> RunConfig:
+    return compose(
+        [
+            "env=tictactoe",
+            "env.train.0.error_allowance=0",
+            "model=hf",
+            f"model.name={random_model}",
+            "model.prompt_template=board",
+            "model.action_extraction=bracket",
+            "model.lora.rank=4",
+            "engine.max_tokens=4",
+            "engine.max_model_len=128",
+            "algorithm.importance_cap=null",
+            "learner.mini_batch_size=64",
+            "learner.batch_size=64",
+            "learner.learning_rate=0.05",
+            "learner.grad_clip=1.0",
+            "eval.opponents=[random_legal]",
+            "eval.games=8",
+            "eval.final_games=4",
+            "pool.api.openai_base_url=http://127.0.0.1:9/v1",
+            "pool.api.max_retries=0",
+        ]
+    ).config
+
+
+def taught(env_id: str, prompt: Sequence[int], answer: Sequence[int]) -> Step:
+    """A turn in which ``answer`` to ``prompt`` was rewarded."""
+    return Step(
+        game_id="taught",
+        env_id=env_id,
+        player_id=0,
+        group_id=None,
+        turn_index=0,
+        last_turn=True,
+        observation="",
+        action=CORNER,
+        prompt_token_ids=tuple(prompt),
+        token_ids=tuple(answer),
+        logprobs=(-2.0,) * len(answer),
+        raw_reward=1.0,
+        reward=1.0,
+        policy_uid="step-0",
+        policy_version=0,
+    )
+
+
+@pytest.fixture(scope="session")
+def one_idea(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose version 1 has learned one thing: the first corner, whatever the board."""
+    run_dir = tmp_path_factory.mktemp("runs") / "one-idea"
+    run_dir.mkdir()
+    (run_dir / "config.yaml").write_text(to_yaml(config))
+    tokenizer = load_tokenizer(config.model)
+    [env] = train_envs(config)
+    answer = tokenizer.encode(f" {CORNER}", add_special_tokens=False)
+    prompter = Prompter(tokenizer)
+    steps = []
+    for seed in range(5):
+        game, rng = make_game(env, seed), random.Random(seed)
+        while not game.done:
+            view = game.view()
+            _, prompt = prompter.encode("board", view, "bracket")
+            steps.append(taught(env.id, prompt, answer))
+            game.step(rng.choice(view.legal_actions or ("",)))
+    batch = TrainBatch(steps=tuple(steps), whole_episodes=False, min_version=0, max_version=0)
+    learner = make_learner(config, torch.device("cpu"), Ranks())
+    for _ in range(80):
+        learner.update(batch)
+    write_checkpoint(run_dir / "checkpoints", "step-1", learner.save, {"version": 1})
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(one_idea: Path, tmp_path: Path) -> Path:
+    """The same run in a place of its own, to be damaged."""
+    return Path(shutil.copytree(one_idea, tmp_path / "run"))
+
+
+def change(run_dir: Path, change: dict[str, object]) -> None:
+    """Rewrite the run's config with one section's values changed: ``{"eval": {...}}``."""
+    config = from_yaml(run_dir / "config.yaml")
+    sections = {
+        name: dataclasses.replace(getattr(config, name), **values)  # type: ignore[arg-type]
+        for name, values in change.items()
+    }
+    (run_dir / "config.yaml").write_text(to_yaml(dataclasses.replace(config, **sections)))
+
+
+async def test_the_newest_version_plays_with_its_adapter(one_idea: Path) -> None:
+    trained = await evaluate_run(one_idea, "latest", ["step-0"], 6)
+    untrained = await evaluate_run(one_idea, "step-0", ["step-0"], 6)
+    assert (trained.policy.uid, untrained.policy.path_or_name) == ("step-1", None)
+    [after], [before] = trained.results, untrained.results
+    # Whoever knows a single move has won against those who know none.
+    assert (after.step, after.wins, after.invalid_rate) == (1, 6, 0.0)
+    # Among those the one who begins has lost: half of the games, seats swapped.
+    assert (before.step, before.wins, before.losses) == (0, 3, 3)
+    assert before.invalid_rate == 0.5
+
+
+async def test_the_same_games_come_out_the_same(one_idea: Path) -> None:
+    first = await evaluate_run(one_idea, "step-1", ["random_legal"], 10)
+    again = await evaluate_run(one_idea, "step-1", ["random_legal"], 10)
+    assert first.results == again.results
+
+
+async def test_opponents_and_games_default_to_those_of_the_run(one_idea: Path) -> None:
+    measured = await evaluate_run(one_idea, "latest", None, None)
+    assert [result.opponent for result in measured.results] == ["base", "random_legal"]
+    assert [result.games for result in measured.results] == [4, 4]
+    assert measured.complete
+    assert measured.failures == ()
+
+
+async def test_versions_of_the_run_meet_each_other_and_themselves(one_idea: Path) -> None:
+    measured = await evaluate_run(one_idea, "step-1", ["step-1", "step-0", "step-0"], 4)
+    assert [result.opponent for result in measured.results] == ["step-1", "step-0"]
+    itself = measured.results[0]
+    # The second player finds the corner taken, from whichever seat the policy is measured.
+    assert (itself.wins, itself.losses, itself.invalid_rate) == (2, 2, 0.5)
+
+
+async def test_whoever_asks_is_told_what_takes_time(one_idea: Path) -> None:
+    told: list[str] = []
+    await evaluate_run(one_idea, "latest", ["minimax", "random_legal"], 2, told.append)
+    assert told == ["step-1 plays 4 games"]
+
+
+async def test_a_run_of_another_machine_is_measured_on_this_one(run_dir: Path) -> None:
+    change(run_dir, {"hardware": {"name": "multi_gpu", "device": "cuda", "learner_gpus": 8.0}})
+    measured = await evaluate_run(run_dir, "latest", ["random_legal"], 2)
+    assert measured.complete
+
+
+async def test_failed_games_are_told_apart_from_lost_ones(one_idea: Path) -> None:
+    measured = await evaluate_run(one_idea, "latest", ["openai:nobody", "random_legal"], 2)
+    nobody, somebody = measured.results
+    assert (nobody.games, nobody.failed, nobody.losses) == (0, 2, 0)
+    assert (somebody.games, somebody.failed) == (2, 0)
+    assert not measured.complete
+    [failure] = measured.failures
+    assert failure.startswith("2 of 2 games in TicTacToe-v0-train against openai:nobody failed")
+    assert "http://127.0.0.1:9/v1" in failure
+
+
+async def test_an_api_opponent_without_a_key_is_refused_before_anything_is_loaded(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    change(run_dir, {"eval": {"opponents": ["openrouter:some/model"]}})
+    told: list[str] = []
+    with pytest.raises(ConfigError, match="OPENROUTER_API_KEY"):
+        await evaluate_run(run_dir, "latest", None, 2, told.append)
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("opponent", "message"),
+    [
+        ("random_leagl", "did you mean random_legal"),
+        ("checkpoint:nowhere", "there is no directory nowhere"),
+        ("win_blocks", "did you mean win_block"),
+    ],
+)
+async def test_unknown_opponents_are_refused(one_idea: Path, opponent: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        await evaluate_run(one_idea, "latest", [opponent], 2)
+
+
+async def test_an_opponent_that_cannot_be_played_is_refused(one_idea: Path, run_dir: Path) -> None:
+    torn = run_dir / "checkpoints" / "step-1"
+    weights = torn / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=rf"'checkpoint:{torn}' cannot be played: .* truncated"):
+        await evaluate_run(one_idea, "latest", [f"checkpoint:{torn}"], 2)
+
+
+async def test_players_that_do_not_know_the_game_are_refused(run_dir: Path) -> None:
+    env = from_yaml(run_dir / "config.yaml").env.train[0]
+    change(run_dir, {"env": {"eval": [dataclasses.replace(env, id="SimpleTak-v0-train")]}})
+    with pytest.raises(ConfigError, match=r"minimax.*cannot play SimpleTak"):
+        await evaluate_run(run_dir, "latest", ["minimax"], 2)
+
+
+@pytest.mark.parametrize("games", [3, 1, 0, -2])
+async def test_games_that_cannot_be_played_from_both_seats_are_refused(
+    one_idea: Path, games: int
+) -> None:
+    with pytest.raises(ConfigError, match=f"--games {games}: must be even"):
+        await evaluate_run(one_idea, "latest", ["random_legal"], games)
+
+
+def test_a_truncated_file_is_named(run_dir: Path) -> None:
+    adapter = run_dir / "checkpoints" / "step-1" / "adapter_model.safetensors"
+    adapter.write_bytes(adapter.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors is truncated, 100 of"):
+        find_policy(run_dir, "latest")
+
+
+def test_an_unknown_version_is_answered_with_the_newest(one_idea: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"step-7: no such checkpoint; the newest are step-1"):
+        find_policy(one_idea, "step-7")
+
+
+def test_a_run_without_versions_has_its_start(run_dir: Path, one_idea: Path) -> None:
+    shutil.rmtree(run_dir / "checkpoints")
+    with pytest.raises(CheckpointError, match="holds no checkpoint yet; use --checkpoint step-0"):
+        find_policy(run_dir, "latest")
+    with pytest.raises(CheckpointError, match="there is only step-0"):
+        find_policy(run_dir, "step-1")
+    start = str(one_idea / "checkpoints" / "step-1")
+    change(run_dir, {"learner": {"initial_adapter": start}})
+    policy, version = find_policy(run_dir, "step-0")
+    assert (policy.path_or_name, version) == (start, 0)

@@ -1,0 +1,152 @@
+"""A person at the table, played by prepared lines: real games, real opponents."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rlforge.config.compose import compose
+from rlforge.errors import ConfigError
+from rlforge.games.base import View, make_game
+from rlforge.league.names import parse_opponent
+from rlforge.local.play import PERSON, Leave, Person, find_env, play, prepare, seats_of, verdict
+from rlforge.types import GameRecord
+
+MINIMAX = parse_opponent("minimax")
+
+
+def typing(*lines: str) -> Callable[[str], str]:
+    """Types ``lines``, one per prompt, and then there are no more."""
+    left: Iterator[str] = iter(lines)
+
+    def ask(prompt: str) -> str:
+        for line in left:
+            return line
+        raise EOFError
+
+    return ask
+
+
+async def game(
+    person: Person, *, seat: int = 0, seed: int = 0, env: str = "tictactoe"
+) -> GameRecord:
+    config = compose([f"env={env}", "model=tiny"]).config
+    spec = find_env(config, None)
+    policies = seats_of(
+        spec, seat, [MINIMAX if env == "tictactoe" else parse_opponent("random_legal")]
+    )
+    return await play(config, spec, policies, seed, person, lambda text: None)
+
+
+async def test_a_person_who_plays_at_random_does_not_beat_minimax() -> None:
+    cells = [f"[{cell}]" for cell in range(9)]
+    person = Person(typing(*cells * 5), lambda text: None)
+    record = await game(person)
+    assert record.error is None
+    assert record.rewards[0] <= 0
+    assert record.turns[0].completion.policy_uid == PERSON.uid
+    assert verdict(record).startswith("over (finished): player 0 (you)")
+
+
+async def test_a_person_trades_with_words_and_with_json() -> None:
+    bought = '{"type": "BUY_SHARES", "marketId": "market-1", "outcome": "NO", "amount": 7}'
+    person = Person(typing(bought, "yes9", *["hold"] * 23), lambda text: None)
+    record = await game(person, env="market")
+    assert record.end_reason == "finished"
+    mine = [turn for turn in record.turns if turn.player_id == 0]
+    assert [turn.action for turn in mine] == [bought, *["[hold]"] * 23]
+    assert all(turn.legal for turn in mine)
+
+
+async def test_a_person_may_sit_at_the_second_seat() -> None:
+    person = Person(typing(*[f"[{cell}]" for cell in range(9)] * 5), lambda text: None)
+    record = await game(person, seat=1)
+    assert [turn.player_id for turn in record.turns[:2]] == [0, 1]
+    assert record.turns[1].completion.policy_uid == PERSON.uid
+
+
+def test_a_move_may_be_typed_without_brackets_and_an_illegal_one_is_asked_for_again() -> None:
+    config = compose(["env=tictactoe"]).config
+    view = make_game(find_env(config, None), seed=0).view()
+    said: list[str] = []
+    assert Person(typing("[9]", "nonsense", "4"), said.append).act(view) == "[4]"
+    assert sum("no legal move" in text for text in said) == 2
+
+
+def test_what_was_read_before_is_not_shown_again() -> None:
+    said: list[str] = []
+    person = Person(typing("a", "b"), said.append)
+    person.act(View(player_id=0, observation="the rules\nboard one"))
+    person.act(View(player_id=0, observation="the rules\nboard one\nboard two"))
+    assert said == ["the rules\nboard one", "board two"]
+
+
+@pytest.mark.parametrize("lines", [("quit",), ()])
+async def test_quit_and_the_end_of_input_leave_the_game(lines: tuple[str, ...]) -> None:
+    with pytest.raises(Leave):
+        await game(Person(typing(*lines), lambda text: None))
+
+
+async def test_the_untrained_model_answers_from_its_engine(small_model: object) -> None:
+    config = compose(
+        [
+            "env=tictactoe",
+            "model=hf",
+            f"model.name={small_model}",
+            "model.prompt_template=board",
+            "model.action_extraction=bracket",
+            "engine=tiny",
+            "hardware.device=cpu",
+        ]
+    ).config
+    spec = find_env(config, None)
+    policies = seats_of(spec, 0, [parse_opponent("base")])
+    cells = [f"[{cell}]" for cell in range(9)]
+    record = await play(config, spec, policies, 0, Person(typing(*cells * 5), print), print)
+    assert record.error is None
+    assert record.turns[1].completion.token_ids
+
+
+def test_a_table_without_opponents_is_one_message() -> None:
+    with pytest.raises(ConfigError, match="against whom"):
+        prepare(["env=tictactoe"], None, None, "latest", [])
+
+
+def test_seats_and_opponents_that_are_not_there_are_refused() -> None:
+    spec = find_env(compose(["env=tictactoe"]).config, None)
+    with pytest.raises(ConfigError, match=r"--seat 2: .* seats 0 to 1"):
+        seats_of(spec, 2, [MINIMAX])
+    with pytest.raises(ConfigError, match="room for 1"):
+        seats_of(spec, 0, [MINIMAX, MINIMAX])
+
+
+def test_an_environment_of_another_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean TicTacToe"):
+        find_env(compose(["env=tictactoe"]).config, "TicTacTo")
+
+
+async def test_an_opponent_that_does_not_know_the_game_is_refused() -> None:
+    config = compose(["env=kuhn"]).config
+    spec = find_env(config, None)
+    with pytest.raises(ConfigError, match="minimax"):
+        await play(config, spec, seats_of(spec, 0, [MINIMAX]), 0, Person(typing(), print), print)
+
+
+def test_ctrl_c_leaves_the_table_at_once() -> None:
+    command = [sys.executable, "-c", "from rlforge.cli import main; main()"]
+    command += ["play", "env=tictactoe", "--opponent", "random_legal"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as table:
+        assert table.stdout is not None
+        for line in table.stdout:  # until the person is asked
+            if line.startswith("moves:"):
+                break
+        table.send_signal(signal.SIGINT)
+        _, complaint = table.communicate(timeout=60)
+        assert table.returncode == 130
+        assert "Traceback" not in complaint

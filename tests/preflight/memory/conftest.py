@@ -1,0 +1,188 @@
+"""Small real models, the learner's own passes over them, and what is alive while they run."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from rlforge.config.schema import LearnerConfig, LoraConfig
+from rlforge.learner.batching import MicroBatch, Row
+from rlforge.learner.policy import Policy
+from rlforge.learner.ranks import Ranks
+from rlforge.models.shape import shape_from_config
+from rlforge.preflight.memory.learner import LearnerJob
+from rlforge.types import value
+
+ARCHITECTURES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
+class AliveBytes(TorchDispatchMode):
+    """Bytes of all storages made inside the block and not yet freed, as torch dispatches them.
+
+    What a kernel takes and gives back within one operation is not seen.
+    """
+
+    def __init__(self, ignored: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._sizes = {tensor.untyped_storage()._cdata: 0 for tensor in ignored}
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self._sizes:
+                    self._sizes[storage._cdata] = storage.nbytes()
+                    self.now += storage.nbytes()
+                    self.peak = max(self.peak, self.now)
+                    weakref.finalize(storage, self._free, storage._cdata)
+        return result
+
+    def _free(self, key: int) -> None:
+        self.now -= self._sizes.pop(key, 0)
+
+
+@value
+class Measured:
+    """Bytes: kept after the forward pass, of them saved for the backward pass, most at any time."""
+
+    alive: int
+    saved: int
+    peak: int
+
+
+class Case:
+    """A policy over a random model, one micro-batch of equal rows, and the planner's job for it.
+
+    gathered: all weights are trained, and are bfloat16 in a pass as ranks gather them.
+    """
+
+    def __init__(
+        self,
+        architecture: str,
+        *,
+        bf16: bool,
+        full: bool = False,
+        gathered: bool = False,
+        length: int = 512,
+        rows: int = 2,
+        rank: int = 8,
+        hidden: int = 64,
+        ffn: int = 160,
+        heads: int = 4,
+        head_dim: int = 16,
+        vocab: int = 512,
+        dropout: float = 0.0,
+        entropy: bool = False,
+        targets: tuple[str, ...] = (),
+        tied: bool = True,
+        **learner: Any,
+    ) -> None:
+        torch.manual_seed(0)
+        config_class, model_class = ARCHITECTURES[architecture]
+        config = config_class(
+            hidden_size=hidden,
+            intermediate_size=ffn,
+            num_hidden_layers=3,
+            num_attention_heads=heads,
+            num_key_value_heads=heads // 2,
+            head_dim=head_dim,
+            vocab_size=vocab,
+            max_position_embeddings=4096,
+            tie_word_embeddings=tied,
+        )
+        self.model = model_class(config).to(torch.bfloat16 if bf16 else torch.float32)
+        lora = LoraConfig(rank=rank, alpha=rank, dropout=dropout)
+        lora.target_modules += targets
+        self.policy = Policy(
+            self.model,
+            LearnerConfig(
+                train="full" if full else "lora",
+                micro_batch_tokens=2**30,
+                packing="off",
+                **learner,
+            ),
+            lora,
+            temperature=1.0,
+            pad_token_id=0,
+            device=torch.device("cpu"),
+            seed=0,
+            needs_values=False,
+            needs_reference=False,
+            initial_value_head=None,
+            ranks=Ranks(),
+        )
+        self.policy.train()
+        if gathered:
+            for parameter in self.model.parameters():
+                parameter.data = parameter.data.to(torch.bfloat16)
+        half = length // 2
+        prompt = tuple(1 + i % (vocab - 1) for i in range(half))
+        answer = tuple(1 + i % (vocab - 1) for i in range(length - half + 1))
+        (only,) = self.policy.passes(
+            [Row(step=index, prompt=prompt, answer=answer) for index in range(rows)]
+        )
+        self.micro = only.micro
+        shape = shape_from_config("random", config.to_dict())
+        assert shape is not None
+        self.job = LearnerJob(
+            shape=shape,
+            lora=None if full else lora,
+            tokens=self.micro.input_ids.numel(),
+            length=length,
+            answers=len(self.micro.token_ids),
+            bf16=bf16,
+            ranks=2 if gathered else 1,
+            layer_checkpoints=bool(learner.get("gradient_checkpointing")),
+            module_checkpoints=bool(learner.get("activation_checkpointing")),
+            fp32_head=bool(learner.get("fp32_head")),
+            entropy=entropy,
+        )
+
+    def measure(self) -> Measured:
+        """Two passes, one for each way of counting; gradients exist before, as in a second pass."""
+        trained = list(self.policy.parameters().values())
+        for parameter in trained:
+            parameter.grad = torch.zeros_like(parameter)
+        owned = [*self.model.parameters(), *(p.grad for p in trained if p.grad is not None)]
+        saved: dict[int, torch.Tensor] = {}
+        weights = {tensor.untyped_storage().data_ptr() for tensor in owned}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.untyped_storage().data_ptr() not in weights:
+                saved.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            self.policy.score(self.micro, entropy=self.job.entropy)
+        bytes_saved = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+        saved.clear()
+        alive = AliveBytes([*owned, *_tensors(self.micro)])
+        with alive:
+            loss = self.policy.score(self.micro, entropy=self.job.entropy).logprobs.sum()
+            kept = alive.now
+            loss.backward()
+        return Measured(alive=kept, saved=bytes_saved, peak=alive.peak)
+
+
+def _tensors(micro: MicroBatch) -> list[torch.Tensor]:
+    names = ("input_ids", "mask", "token_ids", "positions", "slots", "flat", "steps", "last_prompt")
+    return [getattr(micro, name) for name in names]
+
+
+@pytest.fixture
+def case() -> type[Case]:
+    torch.set_num_threads(1)
+    return Case

@@ -1,0 +1,372 @@
+"""A run on its cards: placement, the verdict, and what is done about it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlforge.config.compose import compose
+from rlforge.config.schema import HardwareConfig
+from rlforge.engines import vllm_settings
+from rlforge.models.shape import KNOWN, known_shape
+from rlforge.preflight.memory import plan as plan_module
+from rlforge.preflight.memory.plan import GIB, Card, Plan, make_plan, place
+from rlforge.preflight.memory.remedies import (
+    largest_pass,
+    mend,
+    options,
+    with_engine,
+    with_learner,
+    with_turns,
+)
+from rlforge.system.hardware import Machine, resolve_hardware
+
+QUICK_START = "+experiment=qwen3_1p7b_simpletak"
+PROFILES = ("gpu_12gb", "gpu_16gb", "gpu_24gb", "gpu_48gb", "gpu_80gb")
+
+
+def cuda(learner: float, engine: float) -> HardwareConfig:
+    return HardwareConfig(device="cuda", learner_gpus=learner, engine_gpus=engine)
+
+
+def plan(*overrides: str, gb: float = 24, shape=KNOWN[0], hardware=None) -> Plan:
+    config = compose([QUICK_START, *overrides]).config
+    return make_plan(config, shape, hardware or cuda(0.5, 0.5), int(gb * GIB), bf16=True)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_profile_of_a_card_fits_its_card(profile):
+    config = compose([QUICK_START, f"hardware={profile}"]).config
+    hardware = resolve_hardware(config.hardware, Machine(cpus=8, gpus=1), config.engine.num_engines)
+    shape = known_shape(config.model.name)
+    assert hardware.memory_gb == int(profile.removeprefix("gpu_").removesuffix("gb"))
+
+    made = make_plan(config, shape, hardware, int(hardware.memory_gb * GIB), bf16=True)
+
+    assert made.verdict == "fits"
+    assert made.cards == (
+        Card(learners=1, engines=1, count=1, capacity=int(hardware.memory_gb * GIB)),
+    )
+    # And makes use of it: twice as many sequences would not fit.
+    assert made.sequences < 2 * made.wanted
+
+
+def test_one_gpu_is_shared_and_takes_the_memory_that_is_there():
+    config = compose([QUICK_START, "hardware=gpu_1"]).config
+    hardware = resolve_hardware(config.hardware, Machine(cpus=8, gpus=1), config.engine.num_engines)
+
+    assert (hardware.learner_gpus, hardware.engine_gpus, hardware.memory_gb) == (0.5, 0.5, None)
+
+
+@pytest.mark.parametrize("profile", ["multi_gpu", "cluster"])
+def test_profiles_of_many_gpus_give_everyone_a_card(profile):
+    config = compose([QUICK_START, f"hardware={profile}"]).config
+    made = make_plan(config, KNOWN[0], config.hardware, 48 * GIB, bf16=True)
+
+    assert [(card.learners, card.engines) for card in made.cards] == [(1, 0), (0, 1)]
+    assert made.cards[1].count == config.engine.num_engines
+    assert made.excess == 0
+
+
+@pytest.mark.parametrize(
+    ("hardware", "engines", "cards"),
+    [
+        (HardwareConfig(device="cpu"), 3, [(1, 3, 1)]),
+        (cuda(0.5, 0.5), 1, [(1, 1, 1)]),
+        (cuda(0.4, 0.3), 2, [(1, 2, 1)]),
+        (cuda(0.5, 0.5), 4, [(1, 1, 1), (0, 2, 2)]),
+        (cuda(1, 1), 2, [(1, 0, 1), (0, 1, 2)]),
+        (cuda(1, 0.5), 3, [(1, 0, 1), (0, 2, 2)]),
+        (cuda(1 / 3, 1 / 3), 2, [(1, 2, 1)]),
+    ],
+)
+def test_cards_are_filled_as_ray_packs_them(hardware, engines, cards):
+    made = place(hardware, 1, engines, GIB)
+
+    assert [(card.learners, card.engines, card.count) for card in made] == cards
+
+
+def test_ranks_have_a_card_each_and_share_the_memory_of_a_cpu():
+    on_cards = place(cuda(1, 0.5), 3, 2, GIB)
+    on_cpu = place(HardwareConfig(device="cpu"), 3, 2, GIB)
+
+    assert [(c.learners, c.engines, c.count) for c in on_cards] == [(1, 0, 3), (0, 2, 1)]
+    assert [(c.learners, c.engines, c.count) for c in on_cpu] == [(3, 2, 1)]
+
+
+def test_divided_weights_need_less_of_each_card_the_more_ranks_there_are():
+    whole = plan("learner.num_learners=2", hardware=cuda(1, 1), shape=KNOWN[2])
+    needs = [
+        plan(
+            f"learner.num_learners={ranks}",
+            "learner.shard_weights=true",
+            *full,
+            hardware=cuda(1, 1),
+            shape=KNOWN[2],
+        ).learner.total
+        for full in ([], ["learner.train=full"])
+        for ranks in (2, 4, 8)
+    ]
+
+    assert needs[0] < whole.learner.total
+    assert needs[0] > needs[1] > needs[2]
+    assert needs[3] > needs[4] > needs[5]
+
+
+def test_the_verdict_is_of_the_fullest_card():
+    roomy = plan("learner.gradient_checkpointing=true", "engine.max_parallel_seq=2", gb=80)
+    many = plan("learner.gradient_checkpointing=true", "engine.max_parallel_seq=512", gb=80)
+    small = plan(gb=8)
+
+    assert (roomy.verdict, roomy.excess) == ("fits", 0)
+    assert (many.verdict, many.excess) == ("tight", 0)
+    assert 1 <= many.sequences < 512
+    assert (small.verdict, small.sequences) == ("does not fit", 0)
+    assert small.excess == small.need(small.cards[0]) - small.cards[0].usable
+
+
+def test_sequences_are_those_for_which_there_is_room():
+    made = plan("hardware=gpu_24gb", "engine.max_parallel_seq=16")
+    config = compose([QUICK_START, "hardware=gpu_24gb"]).config
+    card = made.cards[0]
+
+    def together(sequences: int) -> int:
+        changed = with_engine(config, max_parallel_seq=sequences)
+        whole = make_plan(changed, KNOWN[0], cuda(0.5, 0.5), card.capacity, bf16=True)
+        return whole.learner.total + whole.engine.total
+
+    assert together(made.sequences) <= card.usable < together(made.sequences + 1)
+
+
+def test_a_step_longer_than_a_pass_goes_alone():
+    short = plan("engine.max_model_len=1024", "learner.micro_batch_tokens=4096")
+    long = plan("engine.max_model_len=8192", "learner.micro_batch_tokens=4096")
+    cut = plan("engine.max_model_len=8192", "learner.max_train_len=4096")
+
+    assert long.learner.total > cut.learner.total >= short.learner.total
+
+
+def test_training_all_weights_costs_more_than_an_adapter():
+    adapter, whole = plan(), plan("learner.train=full")
+    states = {part.name: part.bytes for part in whole.learner.parts}
+
+    assert states["AdamW states"] == 8 * KNOWN[0].parameters
+    assert whole.learner.total > adapter.learner.total
+
+
+def test_options_save_what_they_say():
+    config = compose([QUICK_START]).config
+
+    def replan(changed):
+        return make_plan(changed, KNOWN[0], cuda(1, 1), 24 * GIB, bf16=True)
+
+    found = {option.key: option for option in options(config, replan)}
+    checkpointed = replan(with_learner(config, gradient_checkpointing=True))
+
+    assert found["learner.gradient_checkpointing"].saves == (
+        replan(config).learner.total - checkpointed.learner.total
+    )
+    assert {"learner.max_train_len", "model.lora.rank", "engine.max_parallel_seq"} <= found.keys()
+    assert list(found.values()) == sorted(found.values(), key=lambda option: -option.saves)
+
+
+@given(shape=st.sampled_from(KNOWN), gb=st.sampled_from([8, 12, 16, 24, 32, 48, 80]))
+def test_what_is_proposed_fits_and_nothing_longer_does(shape, gb):
+    config = BASE
+
+    def replan(changed):
+        return make_plan(changed, shape, cuda(0.5, 0.5), gb * GIB, bf16=True)
+
+    longest = largest_pass(config, lambda changed: replan(changed).excess == 0)
+    for tokens, fits in ((longest, True), (longest + 1, False)):
+        if 0 < tokens <= config.engine.max_model_len:
+            cut = with_learner(config, max_train_len=tokens, micro_batch_tokens=tokens)
+            assert (replan(cut).excess == 0) == fits
+    changed = config
+    for override in mend(config, replan):
+        group, key = override.split("=")[0].split(".")
+        value = override.split("=")[1]
+        if group == "hardware":
+            assert override == "hardware.alternate=true"
+            changed = with_turns(changed)
+            continue
+        number = True if value == "true" else int(value)
+        change = with_learner if group == "learner" else with_engine
+        changed = change(changed, **{key: number})
+    if changed is not config:
+        assert replan(changed).excess == 0
+
+
+BASE = compose([QUICK_START]).config
+
+
+VLLM = ("engine=vllm", "learner.gradient_checkpointing=true")
+
+
+def part(need, name: str) -> int:
+    return next(part.bytes for part in need.parts if part.name == name)
+
+
+def test_vllm_takes_its_share_of_the_card_and_fills_it_with_cache():
+    made = plan(*VLLM, hardware=cuda(1, 1), gb=48)
+
+    assert made.engine.total == pytest.approx(plan_module.VLLM_SHARE * 48 * GIB, rel=1e-6)
+    assert made.sequences == part(made.engine, "KV cache") // made.sequence_bytes
+    assert made.verdict == "fits"
+
+
+def test_a_cache_of_given_size_holds_what_it_holds():
+    made = plan(*VLLM, "engine.vllm.kv_cache_gb=2", hardware=cuda(1, 1))
+    small = plan(*VLLM, "engine.vllm.kv_cache_gb=0.5", hardware=cuda(1, 1))
+
+    assert part(made.engine, "KV cache") == 2 * GIB
+    assert (made.excess, small.verdict) == (0, "does not fit")
+    assert small.excess == small.sequence_bytes - GIB // 2
+
+
+def test_learner_and_vllm_divide_a_card_as_the_plan_proposes():
+    overrides = [QUICK_START, *VLLM, "engine.max_model_len=4096"]
+    config = compose(overrides).config
+
+    def replan(changed):
+        return make_plan(changed, KNOWN[0], cuda(0.5, 0.5), 16 * GIB, bf16=True)
+
+    too_much = with_engine(
+        config, vllm=dataclasses.replace(config.engine.vllm, gpu_memory_utilization=0.8)
+    )
+    (override,) = mend(too_much, replan)
+    divided = replan(config)
+    assert override == f"engine.vllm.gpu_memory_utilization={divided.share:g}"
+    assert divided.excess == 0
+    # All that the learner leaves, to one part in a hundred.
+    left = divided.cards[0].usable - divided.learner.total - divided.engine.total
+    assert left < 0.01 * 16 * GIB + 1
+
+
+def test_what_is_said_of_vllm_is_what_its_settings_say():
+    assert plan_module.VLLM_SHARE == vllm_settings._GPU_SHARE
+    assert plan_module.VLLM_TURN_SHARE == vllm_settings._TURN_SHARE
+    assert plan_module.VLLM_CPU_CACHE_GB == vllm_settings._CPU_KV_CACHE_GB
+
+
+# ---------------------------------------------------------------- in turns
+
+TURNS = "hardware.alternate=true"
+CHECKPOINTS = "learner.gradient_checkpointing=true"
+
+
+def test_in_turns_a_card_holds_the_larger_of_the_two_and_what_the_other_keeps():
+    made = plan(TURNS, CHECKPOINTS)
+    (card,) = made.cards
+    process = plan_module.PROCESS_BYTES["cuda"]
+
+    assert made.learner_idle.total == made.engine_idle.total == process
+    assert made.learning(card) == made.learner.total + process
+    assert made.playing(card) == made.least.total + process
+    assert made.need(card) == max(made.learning(card), made.playing(card))
+    assert made.need(card) < plan(CHECKPOINTS).need(card) - 3 * GIB
+
+
+def test_sequences_of_an_engine_in_turns_fill_the_card_and_one_more_would_not_fit():
+    made = plan(TURNS, CHECKPOINTS, gb=16)
+    config = compose([QUICK_START, TURNS, CHECKPOINTS]).config
+    (card,) = made.cards
+
+    def playing(sequences: int) -> int:
+        changed = with_engine(config, max_parallel_seq=sequences)
+        whole = make_plan(changed, KNOWN[0], cuda(0.5, 0.5), card.capacity, bf16=True)
+        return whole.engine.total + whole.learner_idle.total
+
+    assert playing(made.sequences) <= card.usable < playing(made.sequences + 1)
+    assert made.sequences > plan(CHECKPOINTS, gb=16).sequences
+
+
+def test_a_learner_that_stays_on_the_card_keeps_weights_and_states_but_no_activations():
+    made = plan(TURNS, "hardware.offload_learner=false")
+    states = {"weights", "adapter", "AdamW states", "process"}
+
+    assert {part.name for part in made.learner_idle.parts} == states
+    assert made.learner_idle.total == sum(part(made.learner, name) for name in states)
+    assert made.learner_idle.total > plan(TURNS).learner_idle.total
+
+
+def test_on_a_cpu_nothing_but_passing_tensors_makes_room():
+    cpu = HardwareConfig(device="cpu")
+    made = plan(TURNS, hardware=cpu)
+    vllm = plan(TURNS, *VLLM, hardware=cpu)
+
+    assert {"weights", "AdamW states"} <= {p.name for p in made.learner_idle.parts}
+    assert {p.name for p in made.engine_idle.parts} == {"weights", "versions", "process"}
+    assert "KV cache" in {p.name for p in vllm.engine_idle.parts}
+    assert made.on_host == vllm.on_host == 0
+
+
+def test_the_host_has_room_for_the_larger_of_what_waits():
+    made = plan(TURNS)
+    engine = part(made.engine, "weights") + part(made.engine, "versions")
+    learner = sum(part(made.learner, name) for name in ("weights", "adapter", "AdamW states"))
+
+    assert made.on_host == max(engine, learner)
+    assert plan(TURNS, "hardware.offload_learner=false").on_host == engine
+    assert plan().on_host == 0
+
+
+def test_vllm_has_the_card_in_its_turn():
+    made = plan(*VLLM, TURNS, gb=24)
+
+    assert made.engine.total == pytest.approx(0.85 * 24 * GIB, rel=1e-6)
+    assert made.verdict == "fits"
+    assert made.sequences > plan(*VLLM, gb=24).sequences
+
+
+def test_turns_are_named_with_what_they_buy_and_only_where_a_card_is_shared():
+    config = compose([QUICK_START, CHECKPOINTS]).config
+
+    def found(hardware, config=config):
+        def replan(changed):
+            return make_plan(changed, KNOWN[0], hardware, 24 * GIB, bf16=True)
+
+        return {option.key: option.saves for option in options(config, replan)}
+
+    shared = plan(CHECKPOINTS)
+    (card,) = shared.cards
+    saves = shared.need(card) - plan(CHECKPOINTS, TURNS).need(card)
+    assert found(cuda(0.5, 0.5))["hardware.alternate"] == saves > 0
+    assert "hardware.alternate" not in found(cuda(1, 1))
+    turns = with_turns(config)
+    assert "hardware.alternate" not in found(cuda(0.5, 0.5), turns)
+    cluster = dataclasses.replace(config.hardware, ray_address="auto")
+    assert "hardware.alternate" not in found(
+        cuda(0.5, 0.5), dataclasses.replace(config, hardware=cluster)
+    )
+    kept = dataclasses.replace(turns.hardware, offload_learner=False)
+    offload = found(cuda(0.5, 0.5), dataclasses.replace(turns, hardware=kept))
+    assert offload["hardware.offload_learner"] == (
+        part(shared.learner, "weights")
+        + part(shared.learner, "adapter")
+        + part(shared.learner, "AdamW states")
+    )
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_a_model_that_fits_a_card_only_in_turns_is_mended_by_turns(engine):
+    """Two copies of 8 GiB of weights are more than a card of 16 GB holds, one is not."""
+    config = compose(
+        [QUICK_START, CHECKPOINTS, f"engine.name={engine}", "engine.max_model_len=2048"]
+    ).config
+    config = with_learner(config, micro_batch_tokens=2048)
+    shape = known_shape("Qwen/Qwen3-4B")
+
+    def replan(changed):
+        return make_plan(changed, shape, cuda(0.5, 0.5), 16 * GIB, bf16=True)
+
+    assert replan(config).excess > 0
+    assert mend(config, replan) == ("hardware.alternate=true",)
+    assert replan(with_turns(config)).excess == 0
+    kept = dataclasses.replace(with_turns(config).hardware, offload_learner=False)
+    kept_config = dataclasses.replace(config, hardware=kept)
+    assert replan(kept_config).excess > 0
+    assert mend(kept_config, replan) == ("hardware.offload_learner=true",)

@@ -1,0 +1,149 @@
+"""What is known to be wrong before a continuous run starts, and where experiments belong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlforge.config.compose import conf_dir, from_yaml, to_yaml
+from rlforge.config.continuous import GAME_KEYS, ContinuousConfig
+from rlforge.config.primary import CONTINUOUS, GAMES, compose_for, read_run
+from rlforge.continuous.graph import continuous_graph
+from rlforge.errors import ConfigError
+from rlforge.preflight.continuous import check_continuous
+from rlforge.system.hardware import Machine
+
+EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("market_*.yaml"))
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_preset_is_valid_under_its_own_name(experiment: str) -> None:
+    composed = compose_for([f"+experiment={experiment}"], wanted=CONTINUOUS)
+    check_continuous(composed, keys=False)
+    assert composed.config.name == experiment
+    assert isinstance(composed.config, ContinuousConfig)
+
+
+def test_presets_differ_from_the_first_in_one_line_each() -> None:
+    folder = conf_dir() / "experiment"
+    for name in EXPERIMENTS:
+        lines = (folder / f"{name}.yaml").read_text().splitlines()
+        own = [line for line in lines if not line.startswith(("#", "name:"))]
+        if name != "market_continuous":
+            base = "defaults: [market_continuous]"
+            assert len(own) == 2 if base in own else len(own) == 1, name
+
+
+def test_the_default_is_the_documents_configuration() -> None:
+    """``GRPOConfig`` of the document, field by field."""
+    config = compose_for([], wanted=CONTINUOUS).config
+    assert isinstance(config, ContinuousConfig)
+    assert config.learner.mini_batch_size == 4
+    assert config.learner.gradient_accumulation_steps == 2
+    assert config.learner.learning_rate == 1e-6
+    assert config.learner.epochs == 10
+    assert config.learner.max_train_len == 2048
+    assert (config.algorithm.kl.coef, config.algorithm.kl.to) == (0.05, "previous")
+    assert (config.continuous.threshold, config.continuous.min_selected) == (0.5, 5)
+    assert config.continuous.select_by == "score"
+    assert (config.window.minutes, config.window.min_agents) == (60.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["continuous.select_by=scores"], r"continuous\.select_by=scores .*did you mean score"),
+        (["continuous.train_on=x"], r"continuous\.train_on=x .*reward, score, mix"),
+        (["continuous.agents=0"], r"continuous\.agents=0 .*must be 1 or more"),
+        (["continuous.score_weight=2"], r"continuous\.score_weight=2.0 .*\[0, 1\]"),
+        (["window.minutes=0"], r"window\.minutes=0.0 \(command line.*whole number of seconds"),
+        (["window.mode=fixed"], r"window\.mode=fixed .*windowed, rolling"),
+        (["decision_reward.gamma=2"], r"decision_reward\.gamma=2.0 .*between 0 and 1"),
+        (["market.news_rate=3"], r"market\.news_rate=3"),
+        (["ruler.scoring_method=preferences"], r"ruler\.scoring_method=preferences.*did you mean"),
+        (["deployment.strategy=blue"], r"deployment\.strategy"),
+        (["learner.train=full"], r"learner\.train=full .*adapter"),
+        (["learner.batch_size=4"], r"learner\.batch_size=4 .*no use for it: there is a window's"),
+        (["pool.mode=lagged"], r"pool\.mode=lagged .*live in the market"),
+        (["+collector=tiny"], r"\+collector=tiny: .*live in the market"),
+        (["engine.num_engines=2"], r"engine\.num_engines=2 .*one engine"),
+        (["serve.state_dir=x"], r"serve\.state_dir=x .*keeps its versions"),
+        (["learner.schedule=linear", "continuous.windows=null"], r"learner\.schedule=linear"),
+        (["window.min_trajectories_per_agent=50"], r"a window has 12: window\.minutes=60"),
+        (["window.clock=simulated"], r"window\.grace_seconds=0.0 .*120 minutes.*\(7200\)"),
+        (
+            ["window.clock=simulated", "window.minutes=120", "continuous.start=2024-11-13-11:00"],
+            r"continuous\.start=2024-11-13-11:00 .*no window of 120 minutes begins then",
+        ),
+        (
+            ["window.clock=simulated", "window.minutes=120", "continuous.start=today"],
+            r"continuous\.start=today .*no time",
+        ),
+        (["learner.gradient_accumulation_steps=0"], r"must be above 0"),
+        (["learner.mini_batch_size=null"], r"learner\.gradient_accumulation_steps=2 .*set that"),
+        (["learner.optimizer_steps=3"], r"learner\.optimizer_steps=3 .*drop one"),
+        (["algorithm.kl.estimator=k9"], r"algorithm\.kl\.estimator=k9"),
+        (
+            ["learner=default", "learner.epochs=1"],
+            r"algorithm\.kl\.to=previous .*raise learner\.epochs, or use algorithm\.kl\.to=base",
+        ),
+    ],
+)
+def test_contradictions_are_one_message(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_continuous(compose_for(overrides, wanted=CONTINUOUS), keys=False)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_options_of_whole_groups_may_bring_keys_that_are_not_for_here() -> None:
+    check_continuous(compose_for(["learner=tiny_ppo"], wanted=CONTINUOUS), keys=False)
+
+
+def test_every_key_that_is_refused_exists() -> None:
+    config = compose_for([], wanted=CONTINUOUS).config
+    for key in GAME_KEYS:
+        group, name = key.split(".")
+        assert hasattr(getattr(config, group), name)
+
+
+def test_experiments_of_the_other_kind_name_the_command_that_runs_them() -> None:
+    with pytest.raises(ConfigError, match=r"plays games: start it with rlforge train \+experiment"):
+        compose_for(["+experiment=simpletak_mirror"], wanted=CONTINUOUS)
+    with pytest.raises(ConfigError, match=r"start it with rlforge continuous \+experiment=market"):
+        compose_for(["+experiment=market_rolling"], wanted=GAMES)
+
+
+def test_looking_at_an_experiment_finds_out_what_it_is() -> None:
+    assert compose_for(["+experiment=market_ppo"]).primary == "continuous"
+    assert compose_for(["+experiment=kuhn_grpo"]).primary == "config"
+    assert compose_for(["seed=3"]).primary == "config"
+    assert compose_for(["continuous.windows=3"]).primary == "continuous"
+
+
+def test_an_own_experiment_belongs_where_the_one_it_builds_on_does(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    mine = tmp_path / "experiment" / "mine.yaml"
+    mine.write_text("# @package _global_\ndefaults: [market_rolling]\nname: mine\nseed: 4\n")
+    composed = compose_for(["+experiment=mine"], tmp_path)
+    assert (composed.primary, composed.config.seed) == ("continuous", 4)
+
+
+def test_a_run_knows_what_it_is_of(tmp_path: Path) -> None:
+    config = compose_for(["+experiment=market_a2c"], wanted=CONTINUOUS).config
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert read_run(tmp_path, CONTINUOUS) == config
+    assert from_yaml(tmp_path / "config.yaml", ContinuousConfig) == config
+    with pytest.raises(ConfigError, match="trains from window to window"):
+        read_run(tmp_path, GAMES)
+    with pytest.raises(ConfigError, match="is this a run directory"):
+        read_run(tmp_path / "nowhere", CONTINUOUS)
+
+
+def test_the_graph_puts_engine_and_learner_on_the_cards_there_are() -> None:
+    config = compose_for([], wanted=CONTINUOUS).config
+    assert isinstance(config, ContinuousConfig)
+    graph = continuous_graph(config, Machine(cpus=4, gpus=2))
+    assert graph.num_gpus == 2.0
+    assert {edge.source for edge in graph.edges} <= {node.name for node in graph.nodes}
+    assert continuous_graph(config, Machine(cpus=2, gpus=0)).node("learner").placement == "cpu"

@@ -1,0 +1,303 @@
+"""What doctor finds, and what it stops before a run starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from rlforge.config.compose import compose
+from rlforge.engines import vllm_settings
+from rlforge.errors import ConfigError
+from rlforge.preflight import doctor as examined
+from rlforge.preflight.doctor import check_fit, divided, examine
+from rlforge.preflight.doctor_view import render, to_values
+from rlforge.preflight.memory.plan import GIB
+from rlforge.system.hardware import Gpu, Machine
+
+QUICK_START = "+experiment=qwen3_1p7b_simpletak"
+ADA = Gpu(name="RTX 6000 Ada", memory=48 * GIB, capability=8.9)
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Lets the examined machine have other cards than this one."""
+
+    def has(*cards: Gpu) -> None:
+        monkeypatch.setattr(examined, "gpus", lambda: cards)
+        monkeypatch.setattr(examined, "detect", lambda: Machine(cpus=8, gpus=len(cards)))
+
+    return has
+
+
+def finding(report, what, state=None):
+    return next(f for f in report.findings if f.what == what and state in (None, f.state))
+
+
+def test_a_run_on_this_cpu_is_planned_in_its_memory(small_model):
+    report = examine(compose(["model=hf", f"model.name={small_model}", "hardware=cpu"]))
+
+    assert report.healthy
+    assert report.memory.device == "RAM"
+    assert report.memory.plan.verdict == "fits"
+    assert str(small_model) in finding(report, "model").detail
+
+
+def test_a_card_that_is_not_here_can_be_planned_for():
+    report = examine(compose([QUICK_START, "hardware=gpu_1"]), gpu_memory_gb=80)
+
+    assert report.healthy
+    assert finding(report, "hardware").state == "note"
+    assert report.memory.plan.cards[0].capacity == 80 * GIB
+
+
+def test_a_profile_names_its_card_and_the_card_is_missed():
+    report = examine(compose([QUICK_START, "hardware=gpu_24gb"]))
+
+    assert not report.healthy
+    assert "shows none" in finding(report, "hardware", "problem").detail
+    assert report.memory.plan.verdict == "fits"
+
+
+def test_many_cards_that_are_not_here_are_planned_for(machine):
+    report = examine(compose([QUICK_START, "hardware=multi_gpu"]), gpu_memory_gb=48)
+    assert [card.count for card in report.memory.plan.cards] == [1, 2]
+
+    machine(ADA, ADA, ADA)
+    here = examine(compose([QUICK_START, "hardware=multi_gpu"]))
+    assert here.healthy
+    assert "RTX 6000 Ada (48.0 GiB)" in finding(here, "GPUs").detail
+
+
+def test_the_smallest_card_and_the_oldest_decide(machine):
+    machine(ADA, dataclasses.replace(ADA, memory=24 * GIB, capability=7.5))
+    report = examine(compose([QUICK_START]))
+
+    assert report.memory.plan.cards[0].capacity == 24 * GIB
+    weights = report.memory.plan.learner.parts[0].bytes
+    assert weights == 4 * report.memory.plan.shape.parameters  # float32: no bfloat16 before 8.0
+
+
+def test_tokens_that_are_never_drawn_are_noted():
+    cut = examine(compose(["+experiment=simpletak_mirror", "engine.top_p=0.9"]))
+    assert "engine.top_p=0.9" in finding(cut, "sampling", "note").detail
+    assert cut.healthy
+    whole = examine(compose(["+experiment=simpletak_mirror"]))
+    assert "sampling" not in {each.what for each in whole.findings}
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    def nothing(name):
+        raise examined.PackageNotFoundError(name)
+
+    monkeypatch.setattr(examined, "version", nothing)
+    report = examine(compose(["+experiment=simpletak_mirror", "model=smollm2_135m"]))
+
+    missing = finding(report, "packages", "problem").detail
+    assert "gguf (model.kind=smollm2_135m; extra: smollm2)" in missing
+    assert not report.healthy
+
+
+def test_vllm_is_looked_for_and_its_share_of_the_card_is_said(monkeypatch):
+    monkeypatch.setattr(vllm_settings, "version_of", lambda name: None)
+    report = examine(compose([QUICK_START, "hardware=gpu_24gb", "engine=vllm"]), gpu_memory_gb=24)
+    console = Console(width=80, file=io.StringIO())
+    console.print(render(report))
+    printed = console.file.getvalue()
+
+    assert "vLLM is not installed" in finding(report, "packages", "problem").detail
+    plan = report.memory.plan
+    text = f"it takes {plan.share:.2f} of its card, and can have {plan.left:.2f}"
+    assert text in " ".join(printed.split())
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_a_wrong_configuration_is_a_finding_not_the_end():
+    report = examine(compose([QUICK_START, "pool.mode=fixed"]), gpu_memory_gb=24)
+
+    assert "pool.mode=fixed" in finding(report, "configuration", "problem").detail
+    assert report.memory is not None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["model.name=some/unknown"], "shape of the model"),
+        (["hardware=cluster"], "no GPU memory to read"),
+    ],
+)
+def test_what_cannot_be_known_is_said(overrides, why):
+    report = examine(compose([QUICK_START, *overrides]))
+
+    assert report.memory is None
+    assert why in finding(report, "memory").detail
+
+
+def test_gpu_memory_makes_no_sense_on_a_cpu():
+    with pytest.raises(ConfigError, match=r"--gpu-memory: hardware\.device=cpu"):
+        examine(compose([QUICK_START, "hardware=cpu"]), gpu_memory_gb=24)
+
+
+def test_the_report_is_json_with_bytes():
+    values = to_values(examine(compose([QUICK_START]), gpu_memory_gb=12))
+
+    assert json.loads(json.dumps(values)) == values
+    memory = values["memory"]
+    assert memory["verdict"] == "does not fit"
+    assert memory["learner"]["AdamW states"] == 2 * memory["learner"]["gradients"]
+    assert "learner.gradient_checkpointing=true" in memory["mend"]
+
+
+def test_train_refuses_what_does_not_fit_and_names_the_keys(machine):
+    machine(dataclasses.replace(ADA, memory=12 * GIB))
+    with pytest.raises(ConfigError) as caught:
+        check_fit(compose([QUICK_START]).config)
+
+    message = str(caught.value)
+    assert "does not fit GPU of 12.0 GiB" in message
+    assert "GiB too much" in message
+    assert "learner.gradient_checkpointing=true" in message
+    assert "hardware=auto: the learner and 1 engine need" in message
+
+
+def test_the_mend_in_the_message_is_accepted(machine):
+    machine(dataclasses.replace(ADA, memory=16 * GIB))
+    with pytest.raises(ConfigError) as caught:
+        check_fit(compose([QUICK_START]).config)
+    mend = str(caught.value).split("these fit: ")[1].split(";")[0].split()
+
+    check_fit(compose([QUICK_START, *mend]).config)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["model.name=some/unknown"], ["hardware=cluster"]],
+)
+def test_train_says_nothing_where_nothing_is_known(machine, overrides):
+    machine(dataclasses.replace(ADA, memory=GIB))
+
+    check_fit(compose([QUICK_START, *overrides]).config)
+
+
+def test_vllm_is_given_the_share_of_the_card_that_the_learner_leaves(machine):
+    machine(dataclasses.replace(ADA, memory=24 * GIB))
+
+    def share(*overrides):
+        config = compose([QUICK_START, "engine=vllm", "hardware=gpu_1", *overrides]).config
+        return divided(config).engine.vllm.gpu_memory_utilization
+
+    kept = share("learner.gradient_checkpointing=true", "engine.max_model_len=2048")
+    assert 0.5 < kept < 0.9
+    less = share("learner.gradient_checkpointing=true")
+    assert 0.1 < less < kept
+    assert share("engine.vllm.gpu_memory_utilization=0.3") == 0.3
+    assert share("hardware.alternate=true") == 0.85
+    assert share("model.name=some/unknown") is None
+    assert share("engine=transformers") is None
+
+
+def test_a_profile_plans_no_more_than_the_card_has(machine):
+    machine(dataclasses.replace(ADA, memory=12 * GIB))
+    with pytest.raises(ConfigError, match=r"does not fit GPU of 12\.0 GiB"):
+        check_fit(compose([QUICK_START, "hardware=gpu_80gb"]).config)
+    report = examine(compose([QUICK_START, "hardware=gpu_80gb"]))
+    assert report.memory.plan.cards[0].capacity == 12 * GIB
+    assert report.memory.plan.excess > 0
+
+
+def test_vllm_on_a_larger_card_takes_the_share_of_the_card_that_the_profile_names(machine):
+    def share():
+        wanted = [QUICK_START, "engine=vllm", "hardware=gpu_24gb"]
+        return divided(compose(wanted).config).engine.vllm.gpu_memory_utilization
+
+    machine(dataclasses.replace(ADA, memory=24 * GIB))
+    exact = share()
+    machine(dataclasses.replace(ADA, memory=96 * GIB))
+    assert share() == pytest.approx(exact / 4)
+
+
+def test_an_engine_divides_its_model_among_several_cards(machine):
+    machine(*[dataclasses.replace(ADA, memory=24 * GIB)] * 5)
+    model = ["model.name=Qwen/Qwen3-8B", "engine.vllm.kv_cache_gb=2", "engine=vllm"]
+    wanted = [QUICK_START, "hardware=multi_gpu", "engine.num_engines=1", *model]
+
+    def engine(*overrides):
+        plan = examine(compose([*wanted, *overrides])).memory.plan
+        return plan.cards[1].count, plan.least.parts[0].bytes, plan.sequence_bytes
+
+    (one, weights, sequence), (four, part, piece) = engine(), engine("hardware.engine_gpus=4")
+    assert (one, four) == (1, 4)
+    assert (part, piece) == (weights // 4, sequence // 4)  # it has 8 heads of keys and values
+
+
+def test_a_cluster_that_says_its_memory_is_checked(machine):
+    machine()
+    with pytest.raises(ConfigError, match=r"2 engines|the learner"):
+        check_fit(compose([QUICK_START, "hardware=cluster", "hardware.memory_gb=8"]).config)
+
+
+def test_an_adapter_of_layers_that_the_model_does_not_have_is_found_before_it_is_loaded():
+    model = ("model=smollm2_135m", "hardware=cpu")
+    wrong = compose([*model, "model.lora.target_modules=[q_proj,v_projj]"])
+    with pytest.raises(ConfigError, match=r"no linear layers named v_projj; it has .*v_proj"):
+        check_fit(wrong.config)
+
+    problem = finding(examine(wrong), "model")
+    assert problem.state == "problem"
+    assert "v_projj" in problem.detail
+    check_fit(compose([*model, "model.lora.target_modules=[q_proj,lm_head]"]).config)
+    # Full weights have no adapter whose layers could be missing.
+    full = ("learner.train=full", "model.lora.target_modules=[v_projj]")
+    check_fit(compose([*model, *full]).config)
+
+
+FOUR_B = ("model.name=Qwen/Qwen3-4B", "hardware=gpu_1", "learner.gradient_checkpointing=true")
+SHORT = ("engine.max_model_len=2048", "learner.micro_batch_tokens=2048")
+
+
+def test_turns_are_proposed_where_they_make_a_model_fit(machine):
+    machine(dataclasses.replace(ADA, memory=16 * GIB))
+    with pytest.raises(ConfigError, match=r"these fit: hardware\.alternate=true;"):
+        check_fit(compose([QUICK_START, *FOUR_B, *SHORT]).config)
+
+    check_fit(compose([QUICK_START, *FOUR_B, *SHORT, "hardware.alternate=true"]).config)
+
+
+def test_both_turns_are_shown_with_what_waits_on_the_host(machine):
+    machine(dataclasses.replace(ADA, memory=16 * GIB))
+    overrides = [QUICK_START, *FOUR_B, *SHORT]
+    apart = examine(compose([*overrides, "hardware.alternate=true"]))
+    together = examine(compose(overrides))
+    printed = {}
+    for name, report in (("apart", apart), ("together", together)):
+        console = Console(width=80, file=io.StringIO())
+        console.print(render(report))
+        printed[name] = console.file.getvalue()
+        assert max(map(len, printed[name].splitlines())) <= 80
+
+    assert apart.memory.plan.excess == 0
+    assert "in turns (hardware.alternate)" in printed["apart"]
+    assert "in the other's turn" in printed["apart"]
+    assert "hardware.alternate=true" in printed["together"].split("what buys memory")[1]
+    values = to_values(apart)["memory"]
+    assert values["alternate"]
+    assert values["on_host"] == apart.memory.plan.on_host > 7 * GIB
+    assert values["learner_idle"] == values["engine_idle"]
+
+
+def test_a_host_without_room_for_what_waits_is_a_problem(machine, monkeypatch):
+    machine(dataclasses.replace(ADA, memory=16 * GIB))
+    monkeypatch.setattr(examined, "ram", lambda: 4 * GIB)
+    report = examine(compose([QUICK_START, *FOUR_B, *SHORT, "hardware.alternate=true"]))
+
+    assert not report.healthy
+    assert "which has 4.0 GiB" in finding(report, "RAM", "problem").detail

@@ -1,0 +1,125 @@
+"""Contradictions are found before anything starts, and the message says the mend."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlforge.config.compose import compose, conf_dir
+from rlforge.config.primary import compose_for
+from rlforge.errors import ConfigError
+from rlforge.launch import check
+from rlforge.preflight.games import eval_envs, eval_opponents, train_envs, validate
+
+EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
+TINY = "+experiment=simpletak_mirror"
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
+    check(compose_for([f"+experiment={experiment}"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["pool.mode=fixed"], r"pool\.mode=fixed .*add pool\.fixed_opponents"),
+        (["pool.mode=mirorr"], r"did you mean mirror"),
+        (["pool=lagged", "pool.lag_range=[1,9]"], r"outside the active window.*max_active_lora=5"),
+        (["pool.lag_range=[3,1]"], r"low <= high"),
+        (
+            [
+                "algorithm=reinforce",
+                "buffer=step",
+                "learner.batch_size=10",
+                "learner.mini_batch_size=4",
+            ],
+            r"mini_batch_size=4 .*does not divide learner\.batch_size=10",
+        ),
+        (["env.train=[{id: SimpelTak-v0-train}]"], r"env\.train\.0\.id=SimpelTak.*SimpleTak-v0"),
+        (["env.train=[{id: kuhn_pokr, source: openspiel}]"], r"did you mean kuhn_poker"),
+        (["env.train=[{id: x, source: nowhere}]"], r"textarena, openspiel, market"),
+        (["env.train=[]"], r"names no environment"),
+        (["env.train.0.prompt_template=qwen"], r"prompt_template=qwen.*qwen3-zs"),
+        (["env.train.0.action_extraction=boxd"], r"action_extraction=boxd.*boxed"),
+        (["env.train=[{id: Nim-v0-train}]"], r"env\.train\.0\.id=Nim.*no compact board"),
+        (["env.train.0.weight=0"], r"weight=0.*above 0"),
+        (["pool=fixed", "pool.fixed_opponents=[random_leagl]"], r"did you mean random_legal"),
+        (["pool=fixed", "pool.fixed_opponents=[minimax]"], r"minimax.*SimpleTak"),
+        (["model=hf"], r"add model\.name="),
+        (["model.name=some/model"], r"only for model\.kind=hf"),
+        (["learner.batch_delay_buffer=100"], r"buffer\.max_size.*raise it"),
+        (["learner.save_every=3"], r"save_every=3 .*never published.*max_staleness=1"),
+        (["learner.num_learners=0"], r"num_learners=0.*above 0"),
+        (["learner.shard_weights=true"], r"several ranks; raise learner\.num_learners"),
+        (["learner.keep_checkpoints=-1"], r"keep_checkpoints=-1.*must not be negative"),
+        (["hardware.learner_gpus=-1"], r"learner_gpus=-1.*must not be negative"),
+        (["hardware.engine_gpus=-0.5"], r"engine_gpus=-0\.5.*must not be negative"),
+        (["hardware.num_gpus=-1"], r"num_gpus=-1.*must not be negative"),
+        (["hardware.num_cpus=0"], r"num_cpus=0.*must be above 0"),
+        (["hardware.threads=0"], r"threads=0.*must be above 0"),
+        (
+            ["learner.compile=true", "learner.activation_checkpointing=true"],
+            r"learner\.compile: .*use learner\.gradient_checkpointing",
+        ),
+        (["learner.grad_clip=0"], r"grad_clip=0.*above 0"),
+        (["engine.temperature=0"], r"nothing to learn from"),
+        (["engine.top_p=1.5"], r"\(0, 1\]"),
+        (["engine.stuck_after_s=0"], r"stuck_after_s=0.*above 0"),
+        (["engine.vllm.gpu_memory_utilization=1.2"], r"gpu_memory_utilization=1\.2.*\(0, 1\]"),
+        (["engine.vllm.kv_cache_gb=0"], r"kv_cache_gb=0.*above 0"),
+        (["engine.name=vlm"], r"did you mean vllm"),
+        (["engine=vllm", "learner.train=full"], r"learner\.train=full.*swaps adapters.*use"),
+        (["hardware.engine_gpus=2"], r"hardware\.engine_gpus=2.*only engine=vllm divides"),
+        (["engine=vllm", "model.lora.rank=600"], r"model\.lora\.rank=600.*up to rank 512"),
+        (["engine=vllm", "engine.temperature=2.5"], r"from 0\.01 to 2"),
+        (["engine=vllm", "eval.temperature=0.001"], r"eval\.temperature=0\.001.*from 0\.01"),
+        (
+            ["engine=vllm", "engine.vllm.max_num_batched_tokens=64"],
+            r"max_num_batched_tokens=64.*max_parallel_seq=128",
+        ),
+        (["eval.games=3"], r"both seats"),
+        (["hardware.memory_gb=0"], r"memory_gb=0.*above 0"),
+        (["eval.opponents=[openrouter:some/model]"], r"OPENROUTER_API_KEY"),
+        (["algorithm=grpo", "buffer=step"], r"buffer=episode"),
+        (["algorithm=ppo", "buffer=step"], r"buffer=episode"),
+        (["algorithm=grpo", "learner.batch_size=100"], r"multiple of 16"),
+        (["algorithm=grpo", "algorithm.group_size=1"], r"2 or more"),
+        (["rewards.final=[{name: role_advantge}]"], r"did you mean role_advantage"),
+        (["rewards.final=[{name: scale, alhpa: 2}]"], r"rewards\.final\[0\].*alpha"),
+    ],
+)
+def test_contradictions_name_key_value_and_mend(
+    overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match=message) as caught:
+        validate(compose([TINY, *overrides]))
+    assert len(str(caught.value).splitlines()) <= 2
+
+
+def test_envs_take_template_and_extraction_of_the_model() -> None:
+    config = compose([TINY]).config
+    assert train_envs(config)[0].prompt_template == "board"
+    assert train_envs(config)[0].action_extraction == "bracket"
+    assert eval_envs(config) == train_envs(config)
+
+
+def test_the_untrained_model_is_always_an_evaluation_opponent() -> None:
+    config = compose([TINY, "eval.opponents=[win_block]"]).config
+    assert [policy.uid for policy in eval_opponents(config)] == ["base", "win_block"]
+
+
+@pytest.mark.parametrize("temperature", ["0", "null", "0.5"])
+def test_vllm_evaluates_greedily_or_at_a_usual_temperature(temperature: str) -> None:
+    validate(compose([TINY, "engine=vllm", f"eval.temperature={temperature}"]), keys=False)
+
+
+def test_a_run_needs_the_package_of_its_engine_and_a_look_at_it_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlforge.engines.vllm_settings.version_of", lambda name: None)
+    composed = compose([TINY, "engine=vllm"])
+    validate(composed, keys=False)
+    with pytest.raises(ConfigError, match="vLLM is not installed; install the extra"):
+        validate(composed)

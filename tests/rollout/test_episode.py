@@ -1,0 +1,231 @@
+import asyncio
+import dataclasses
+import random
+
+import pytest
+
+from rlforge.errors import EngineError
+from rlforge.games.players import make_player
+from rlforge.rollout.episode import play_game, turn_seed
+from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, Seat
+
+TAK = EnvSpec(id="SimpleTak-v0-train")
+POLICY = PolicyRef(uid="someone", kind="scripted")
+
+
+def spec(env=TAK, seed=1, extraction="boxed", game_id="g", group_id=None):
+    return GameSpec(
+        game_id=game_id,
+        env=env,
+        seed=seed,
+        purpose="train",
+        seats=tuple(
+            Seat(
+                player_id=player,
+                policy=POLICY,
+                trained=True,
+                prompt_template="default",
+                action_extraction=extraction,
+            )
+            for player in range(env.num_players)
+        ),
+        group_id=group_id,
+    )
+
+
+def scripted(env, name="random_legal", pause=False):
+    async def answer(seat, view, seed):
+        if pause:
+            for _ in range(seed % 4):
+                await asyncio.sleep(0)
+        text = make_player(name, env, seed).act(view)
+        return Completion(text=text, finish_reason="scripted", policy_uid=seat.policy.uid)
+
+    return answer
+
+
+def saying(*texts):
+    """Answers that go through ``texts`` in order, then a free cell."""
+    left = list(texts)
+
+    async def answer(seat, view, seed):
+        return Completion(text=left.pop(0) if left else rf"\boxed{{{view.legal_actions[0]}}}")
+
+    return answer
+
+
+def facts(record):
+    """A record without its clock."""
+    return dataclasses.replace(record, duration_s=0.0)
+
+
+async def test_a_game_is_played_to_its_end_and_recorded():
+    record = await play_game(spec(), scripted(TAK))
+    assert record.error is None
+    assert record.end_reason == "finished"
+    assert sorted(record.rewards.values()) in ([-1.0, 1.0], [0.0, 0.0])
+    assert [turn.player_id for turn in record.turns[:4]] == [0, 1, 0, 1]
+    assert all(turn.legal and turn.well_formed for turn in record.turns)
+    assert [turn.info["legal_actions"] for turn in record.turns[:3]] == [16, 15, 14]
+    assert record.turns[0].observation.startswith("You are Player 0 in SimpleTak.")
+    assert record.duration_s > 0
+
+
+async def test_only_the_extracted_action_reaches_the_game():
+    record = await play_game(spec(), saying(r"[0] is bad, so \boxed{7}", r"\boxed{[3]}"))
+    assert [turn.action for turn in record.turns[:2]] == ["[7]", "[3]"]
+    assert record.turns[0].completion.text == r"[0] is bad, so \boxed{7}"
+
+
+async def test_an_answer_without_the_format_is_a_retry_with_feedback():
+    record = await play_game(spec(), saying("I take [4].", r"\boxed{4}"))
+    first, second = record.turns[:2]
+    assert (first.action, first.well_formed, first.legal) == ("", False, False)
+    assert (second.action, second.well_formed, second.legal) == ("[4]", True, True)
+    assert (first.info["retry"], second.info["retry"]) == (False, True)
+    assert first.player_id == second.player_id == 0
+    assert r"had no \boxed{...}" in first.info["format_feedback"]
+    assert second.observation.endswith(first.info["format_feedback"])
+    assert not record.turns[2].info["retry"]
+
+
+async def test_an_illegal_action_is_told_apart_from_a_bad_format():
+    record = await play_game(spec(), saying(r"\boxed{99}", r"\boxed{1}"))
+    first, second = record.turns[:2]
+    assert (first.well_formed, first.legal) == (True, False)
+    assert "Invalid cell number 99" in second.observation
+
+
+async def test_whoever_ends_a_game_by_an_invalid_move_is_named():
+    record = await play_game(spec(), saying(r"\boxed{0}", "?", "?"))
+    assert record.end_reason == "invalid_move"
+    assert record.invalid_by == 1
+    assert record.rewards == {0: 1.0, 1: -1.0}
+    assert record.error is None
+
+
+async def test_a_thousand_interleaved_games_of_chance_equal_the_same_games_alone():
+    envs = [
+        EnvSpec(id="KuhnPoker-v0-short-train"),
+        EnvSpec(id="LiarsDice-v0-small-train"),
+        EnvSpec(id="PigDice-v0-short-train"),
+        EnvSpec(id="leduc_poker", source="openspiel"),
+    ]
+    shares = (700, 60, 40, 200)
+    games = [(env, seed) for env, share in zip(envs, shares, strict=True) for seed in range(share)]
+    assert len(games) == 1000
+    random.Random(0).shuffle(games)
+    together = await asyncio.gather(
+        *(play_game(spec(env, seed), scripted(env, pause=True)) for env, seed in games)
+    )
+    for (env, seed), record in zip(games, together, strict=True):
+        assert facts(record) == facts(await play_game(spec(env, seed), scripted(env)))
+    assert all(record.error is None for record in together)
+
+
+async def test_request_seeds_follow_from_game_and_turn():
+    seeds = []
+
+    async def answer(seat, view, seed):
+        seeds.append(seed)
+        return await scripted(TAK)(seat, view, seed)
+
+    await play_game(spec(seed=5), answer)
+    assert seeds == [turn_seed(spec(seed=5), turn) for turn in range(len(seeds))]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert turn_seed(spec(seed=6), 0) != seeds[0]
+    # The id is a name and nothing more, but for games of a group, which share their seed.
+    assert turn_seed(spec(seed=5, game_id="other"), 0) == seeds[0]
+    group = {turn_seed(spec(seed=5, game_id=f"g{i}", group_id="G"), 0) for i in range(8)}
+    assert len(group) == 8
+
+
+async def test_a_game_over_its_time_is_given_up():
+    async def slow(seat, view, seed):
+        if len(view.legal_actions) < 15:
+            await asyncio.sleep(30)
+        return await scripted(TAK)(seat, view, seed)
+
+    record = await play_game(spec(dataclasses.replace(TAK, timeout_s=0.1)), slow)
+    assert record.end_reason == "timeout"
+    assert "SimpleTak-v0-train was not over after 0.1 s" in record.error
+    assert record.rewards == {}
+    assert len(record.turns) == 2
+
+
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [
+        (EngineError("out of memory"), "EngineError: out of memory"),
+        (TimeoutError("no answer"), "TimeoutError: no answer"),
+    ],
+)
+async def test_a_failing_policy_is_data(failure, error):
+    async def fails(seat, view, seed):
+        if len(view.legal_actions) == 14:
+            raise failure
+        return await scripted(TAK)(seat, view, seed)
+
+    record = await play_game(spec(), fails)
+    assert (record.end_reason, record.error) == ("error", error)
+    assert len(record.turns) == 2
+    assert record.rewards == {}
+
+
+async def test_a_failing_environment_is_data():
+    env = EnvSpec(id="ScorableGames-v0-7players")
+    record = await play_game(spec(env), scripted(env))
+    assert record.end_reason == "error"
+    assert record.error.startswith("GameError: ScorableGames-v0-7players: reset failed")
+    assert record.turns == ()
+
+
+async def test_an_environment_that_hangs_is_data():
+    env = EnvSpec(id="PublicGoodsGame-v0-train", timeout_s=0.3, error_allowance=0, num_players=2)
+    script = ["x", "x", "x", "[0]", "x", "{h}", "{h}", "[0]", "[0]", "{h}", "x", "{h}", "x", "{h}"]
+
+    async def answer(seat, view, seed):
+        return Completion(text=script.pop(0))
+
+    record = await play_game(spec(env, seed=0, extraction="raw"), answer)
+    assert record.end_reason == "error"
+    assert "did not return within 0.3 s" in record.error
+    assert len(record.turns) == 13
+
+
+async def test_a_mistake_in_the_program_is_not_hidden():
+    async def wrong(seat, view, seed):
+        return {}["missing"]
+
+    with pytest.raises(KeyError, match="missing"):
+        await play_game(spec(), wrong)
+
+
+async def test_cancellation_goes_through():
+    async def never(seat, view, seed):
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(play_game(spec(), never))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_seats_have_to_match_the_players():
+    with pytest.raises(ValueError, match="seats must be players 0 to 1"):
+        await play_game(dataclasses.replace(spec(), seats=spec().seats[:1]), scripted(TAK))
+
+
+async def test_the_seat_to_move_is_asked():
+    asked = []
+
+    async def answer(seat, view, seed):
+        asked.append((seat.player_id, view.player_id))
+        return await scripted(env)(seat, view, seed)
+
+    env = EnvSpec(id="ThreePlayerTicTacToe-v0-train", num_players=3)
+    record = await play_game(spec(env), answer)
+    assert record.error is None
+    assert asked[:4] == [(0, 0), (1, 1), (2, 2), (0, 0)]

@@ -1,0 +1,201 @@
+import dataclasses
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlforge.errors import ConfigError
+from rlforge.rollout.evaluation import NO_OPPONENT, plan_evaluation, summarise
+from rlforge.types import EnvSpec, GameRecord, GameSpec, PolicyRef
+
+POLICY = PolicyRef(uid="step-4", kind="checkpoint", path_or_name="v4", version=4)
+RANDOM = PolicyRef(uid="random_legal", kind="scripted", path_or_name="random_legal")
+BASE = PolicyRef(uid="base", kind="checkpoint")
+OTHER = PolicyRef(uid="openai:m", kind="api", path_or_name="openai:m")
+TWO = EnvSpec(id="Two-v0")
+THREE = EnvSpec(id="Three-v0", num_players=3)
+ALONE = EnvSpec(id="Alone-v0", num_players=1)
+
+
+def plan(envs=(TWO,), opponents=(RANDOM,), policy=POLICY, games=4, step=4, seed=0, **kwargs):
+    return plan_evaluation(envs, opponents, policy, games, step=step, seed=seed, **kwargs)
+
+
+def played(spec: GameSpec, own: float, others: float = 0.0, **changes) -> GameRecord:
+    """The game with reward ``own`` for the evaluated policy and ``others`` for everybody else."""
+    rewards = {seat.player_id: others for seat in spec.seats} | {spec.focus: own}
+    return GameRecord(spec=spec, turns=(), rewards=rewards, end_reason="finished", **changes)
+
+
+def failed(spec: GameSpec) -> GameRecord:
+    return GameRecord(spec=spec, turns=(), rewards={}, end_reason="error", error="it broke")
+
+
+@given(st.integers(1, 6), st.integers(1, 20), st.integers(1, 3), st.integers(0, 2**31))
+def test_every_round_has_one_seed_and_the_policy_at_each_seat_once(players, games, rivals, seed):
+    env = EnvSpec(id="Game-v0", num_players=players)
+    specs = plan([env], [RANDOM, BASE, OTHER][:rivals], games=games, seed=seed)
+    rounds = [specs[i : i + players] for i in range(0, len(specs), players)]
+    for games_of_round in rounds:
+        assert [spec.focus for spec in games_of_round] == list(range(players))
+        assert len({spec.seed for spec in games_of_round}) == 1
+        for spec in games_of_round:
+            assert spec.seats[spec.focus].policy == POLICY
+            assert [seat.player_id for seat in spec.seats] == list(range(players))
+            rest = {seat.policy.uid for seat in spec.seats if seat.player_id != spec.focus}
+            assert len(rest) == (players > 1)
+    against = rivals if players > 1 else 1
+    assert games * against <= len(specs) < (games + players) * against
+    assert len({spec.game_id for spec in specs}) == len(specs)
+
+
+def test_nothing_is_trained_and_the_purpose_is_eval():
+    for spec in plan([TWO, THREE, ALONE], [RANDOM, BASE]):
+        assert spec.purpose == "eval"
+        assert not any(seat.trained for seat in spec.seats)
+        assert spec.group_id is None
+
+
+def test_the_same_call_plans_the_same_games():
+    assert plan(seed=3) == plan(seed=3)
+    assert {spec.seed for spec in plan(seed=3)}.isdisjoint(spec.seed for spec in plan(seed=4))
+
+
+def test_every_opponent_and_step_meets_the_same_starts():
+    specs = plan(opponents=[RANDOM, BASE], games=6)
+    seeds = defaultdict(list)
+    for spec in specs:
+        seeds[spec.seats[1 - spec.focus].policy.uid].append(spec.seed)
+    assert seeds["random_legal"] == seeds["base"]
+    later = plan(opponents=[RANDOM], games=6, step=8)
+    assert [spec.seed for spec in later] == seeds["base"]
+    assert {spec.game_id for spec in later}.isdisjoint(spec.game_id for spec in specs)
+
+
+def test_base_against_itself_is_told_apart_by_seat():
+    specs = plan(policy=BASE, opponents=[BASE], games=4, step=0)
+    assert [spec.focus for spec in specs] == [0, 1, 0, 1]
+    [result] = summarise([played(spec, own=1, others=-1) for spec in specs], step=0)
+    assert (result.opponent, result.policy_uid) == ("base", "base")
+    assert (result.wins, result.losses) == (4, 0)
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 30), st.integers(1, 60))
+def test_the_cap_holds_per_environment_and_is_shared_fairly(players, rivals, games, cap):
+    env = EnvSpec(id="Game-v0", num_players=players)
+    opponents = [RANDOM, BASE, OTHER][:rivals]
+    against = rivals if players > 1 else 1
+    uncapped = plan([env], opponents, games=games)
+    if len(uncapped) > cap and cap < players * against:
+        with pytest.raises(ConfigError, match=f"needs at least {players * against}"):
+            plan([env], opponents, games=games, max_games=cap)
+        return
+    specs = plan([env], opponents, games=games, max_games=cap)
+    assert len(specs) <= cap
+    assert len(specs) == min(len(uncapped), cap // players * players)
+    counts = Counter(
+        spec.seats[(spec.focus + 1) % players].policy.uid if players > 1 else NO_OPPONENT
+        for spec in specs
+    )
+    assert len(counts) == against
+    assert max(counts.values()) - min(counts.values()) in (0, players)
+    assert all(count % players == 0 for count in counts.values())
+
+
+def test_the_cap_is_one_for_each_environment():
+    counts = Counter(spec.env_id for spec in plan([TWO, THREE, ALONE], games=50, max_games=12))
+    assert counts == {"Two-v0": 12, "Three-v0": 12, "Alone-v0": 12}
+
+
+def test_outcomes_are_those_of_the_evaluated_policy():
+    specs = plan(games=8)
+    records = [
+        played(specs[0], 1, -1),
+        played(specs[1], 1, -1),
+        played(specs[2], 1, -1, invalid_by=1 - specs[2].focus),
+        played(specs[3], -1, 1),
+        played(specs[4], -1, 1, invalid_by=specs[4].focus),
+        played(specs[5], 0, 0),
+        failed(specs[6]),
+        failed(specs[7]),
+    ]
+    [result] = summarise(records, step=4)
+    assert dataclasses.asdict(result) | {"ci95": None} == {
+        "step": 4,
+        "env_id": "Two-v0",
+        "opponent": "random_legal",
+        "policy_uid": "step-4",
+        "games": 6,
+        "wins": 3,
+        "draws": 1,
+        "losses": 2,
+        "win_rate": 0.5,
+        "ci95": None,
+        "mean_reward": pytest.approx(1 / 6),
+        "invalid_rate": pytest.approx(1 / 6),
+        "failed": 2,
+    }
+
+
+def test_among_many_players_only_a_strictly_highest_reward_wins():
+    specs = plan([THREE], games=3)
+    rewards = [(1.0, 0.0), (1.0, 1.0), (0.5, 1.0)]
+    [result] = summarise(
+        [played(s, own, others) for s, (own, others) in zip(specs, rewards, strict=True)], step=4
+    )
+    assert (result.wins, result.draws, result.losses) == (1, 1, 1)
+
+
+def test_alone_only_a_full_reward_wins():
+    specs = plan([ALONE], [RANDOM, BASE], games=3)
+    assert len(specs) == 3
+    [result] = summarise(
+        [played(s, own) for s, own in zip(specs, [1.0, 0.9, 0.0], strict=True)], step=4
+    )
+    assert result.opponent == NO_OPPONENT
+    assert (result.wins, result.draws, result.losses) == (1, 0, 2)
+    assert result.mean_reward == pytest.approx(1.9 / 3)
+
+
+def test_environments_opponents_and_policies_are_summarised_apart_in_order():
+    specs = plan([TWO, ALONE], [RANDOM, BASE], games=2)
+    specs += plan([TWO], [BASE], policy=OTHER, games=2)
+    results = summarise([played(spec, 1, 0) for spec in specs], step=4)
+    assert [(r.env_id, r.opponent, r.policy_uid) for r in results] == [
+        ("Two-v0", "random_legal", "step-4"),
+        ("Two-v0", "base", "step-4"),
+        ("Alone-v0", "none", "step-4"),
+        ("Two-v0", "base", "openai:m"),
+    ]
+
+
+# Newcombe (1998), "Two-sided confidence intervals for the single proportion", table I, method 3.
+@pytest.mark.parametrize(
+    ("wins", "games", "low", "high"),
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0000, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_the_interval_is_wilsons(wins, games, low, high):
+    specs = plan([ALONE], games=games)
+    records = [played(spec, float(i < wins)) for i, spec in enumerate(specs)]
+    [result] = summarise(records, step=4)
+    assert result.ci95 == pytest.approx((low, high), abs=5e-5)
+
+
+def test_failed_games_alone_say_nothing():
+    [result] = summarise([failed(spec) for spec in plan(games=2)], step=4)
+    assert (result.games, result.failed, result.win_rate) == (0, 2, 0.0)
+    assert (result.mean_reward, result.invalid_rate) == (0.0, 0.0)
+    assert result.ci95 == (0.0, 1.0)
+
+
+def test_training_games_cannot_be_summarised():
+    [spec, _] = plan(games=2)
+    record = dataclasses.replace(played(spec, 1), spec=dataclasses.replace(spec, focus=None))
+    with pytest.raises(ValueError, match=f"{spec.game_id} is no evaluation"):
+        summarise([record], step=4)

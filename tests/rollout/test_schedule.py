@@ -1,0 +1,252 @@
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlforge.config.schema import PoolConfig
+from rlforge.errors import ConfigError
+from rlforge.league.modes import mode_names
+from rlforge.league.pool import ModelPool
+from rlforge.rollout.schedule import GameScheduler, GamesUnderWay, derive_seed, retry
+from rlforge.types import Checkpoint, EnvSpec, GameRecord, GameSpec, PolicyRef
+
+RANDOM = PolicyRef(uid="random_legal", kind="scripted", path_or_name="random_legal")
+MINIMAX = PolicyRef(uid="minimax", kind="scripted", path_or_name="minimax")
+TWO = EnvSpec(id="Two-v0", prompt_template="board", action_extraction="bracket")
+THREE = EnvSpec(id="Three-v0", num_players=3)
+ALONE = EnvSpec(id="Alone-v0", num_players=1)
+
+
+def make_pool(mode: str, versions: int = 3, seed: int = 5) -> ModelPool:
+    pool = ModelPool(PoolConfig(mode=mode), [RANDOM, MINIMAX], seed)
+    for version in range(versions):
+        add_version(pool, version)
+    return pool
+
+
+def add_version(pool: ModelPool, version: int) -> None:
+    pool.add_checkpoint(Checkpoint(uid=f"step-{version}", version=version, path=f"v{version}"))
+
+
+def make_scheduler(mode="fixed", envs=(TWO,), group_size=1, seed=11, **kwargs) -> GameScheduler:
+    return GameScheduler(envs, make_pool(mode), group_size=group_size, seed=seed, **kwargs)
+
+
+def learner_seats(spec: GameSpec) -> list[int]:
+    return [seat.player_id for seat in spec.seats if seat.policy.uid == "step-2"]
+
+
+def test_seats_follow_the_environment():
+    [spec] = make_scheduler().next_games(1)
+    assert spec.env == TWO
+    assert spec.purpose == "train"
+    assert spec.focus is None
+    assert [seat.player_id for seat in spec.seats] == [0, 1]
+    assert {(s.prompt_template, s.action_extraction) for s in spec.seats} == {("board", "bracket")}
+
+
+def test_mirror_trains_every_seat():
+    for spec in make_scheduler("mirror", [TWO, THREE]).next_games(10):
+        assert [seat.policy.uid for seat in spec.seats] == ["step-2"] * spec.env.num_players
+        assert all(seat.trained for seat in spec.seats)
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(mode_names()), st.integers(0, 2**31))
+def test_exactly_the_seats_of_the_current_version_are_trained(mode, seed):
+    for spec in make_scheduler(mode, [TWO, THREE, ALONE], seed=seed).next_games(20):
+        assert len(spec.seats) == spec.env.num_players
+        assert any(seat.trained for seat in spec.seats)
+        for seat in spec.seats:
+            assert seat.trained == (seat.policy.uid == "step-2")
+
+
+def test_a_draw_of_the_current_version_is_self_play():
+    specs = make_scheduler("random").next_games(200)
+    both = [spec for spec in specs if len(learner_seats(spec)) == 2]
+    assert len(both) == pytest.approx(200 / 5, abs=20)
+    assert all(seat.trained for spec in both for seat in spec.seats)
+
+
+def test_single_player_games_have_no_opponent():
+    for spec in make_scheduler("fixed", [ALONE]).next_games(3):
+        [seat] = spec.seats
+        assert seat.trained
+
+
+@given(st.integers(0, 2**31))
+@settings(max_examples=20)
+def test_the_learner_takes_every_seat_equally_often(seed):
+    specs = make_scheduler(envs=[TWO, THREE], seed=seed).next_games(120)
+    for env in (TWO, THREE):
+        played = [learner_seats(spec) for spec in specs if spec.env == env]
+        counts = Counter(seat for [seat] in played)
+        assert max(counts.values()) - min(counts.values()) <= 1
+        assert set(counts) == set(range(env.num_players))
+
+
+def test_the_order_of_seats_is_random():
+    firsts = [learner_seats(spec)[0] for spec in make_scheduler().next_games(400)[::2]]
+    assert sum(firsts) == pytest.approx(100, abs=30)
+
+
+def test_environments_are_drawn_by_weight():
+    envs = [
+        EnvSpec(id="often", weight=3.0),
+        EnvSpec(id="seldom", weight=1.0),
+        EnvSpec(id="never", weight=0.0),
+    ]
+    counts = Counter(spec.env_id for spec in make_scheduler(envs=envs).next_games(4000))
+    assert counts["often"] / 4000 == pytest.approx(0.75, abs=0.03)
+    assert counts["seldom"] / 4000 == pytest.approx(0.25, abs=0.03)
+    assert counts["never"] == 0
+
+
+def test_game_ids_and_seeds_are_distinct():
+    specs = make_scheduler().next_games(500)
+    assert len({spec.game_id for spec in specs}) == 500
+    assert len({spec.seed for spec in specs}) == 500
+    assert all(spec.group_id is None and spec.group_size == 1 for spec in specs)
+
+
+def test_the_seed_decides_everything():
+    first, again, other = (make_scheduler("random", seed=seed) for seed in (1, 1, 2))
+    specs = first.next_games(50)
+    assert again.next_games(30) + again.next_games(20) == specs
+    assert {spec.seed for spec in specs}.isdisjoint(spec.seed for spec in other.next_games(50))
+
+
+@given(st.integers(2, 5), st.lists(st.integers(1, 7), min_size=1, max_size=8))
+@settings(max_examples=40)
+def test_groups_are_consecutive_whole_and_alike(group_size, requests):
+    scheduler = make_scheduler("random", [TWO, THREE], group_size=group_size)
+    specs = [spec for n in requests for spec in scheduler.next_games(n)]
+    assert len(specs) == sum(requests)
+    assert len({spec.game_id for spec in specs}) == len(specs)
+    groups = [specs[i : i + group_size] for i in range(0, len(specs), group_size)]
+    for group in groups:
+        assert {spec.group_size for spec in group} == {group_size}
+        alike = {(spec.group_id, spec.env, spec.seed, spec.seats) for spec in group}
+        assert len(alike) == 1
+    assert len({group[0].group_id for group in groups}) == len(groups)
+    assert len({group[0].seed for group in groups}) == len(groups)
+
+
+def test_an_open_group_is_finished_with_the_version_it_began_with():
+    pool = make_pool("mirror")
+    scheduler = GameScheduler([TWO], pool, group_size=4, seed=0)
+    scheduler.next_games(2)
+    add_version(pool, 3)
+    versions = [spec.seats[0].policy.version for spec in scheduler.next_games(4)]
+    assert versions == [2, 2, 3, 3]
+
+
+@given(st.sampled_from(mode_names()), st.integers(1, 4), st.integers(0, 9), st.integers(0, 2**31))
+@settings(max_examples=30)
+def test_a_resumed_scheduler_goes_on_like_one_that_never_stopped(mode, group_size, before, seed):
+    pool = make_pool(mode, seed=seed)
+    scheduler = GameScheduler([TWO, THREE], pool, group_size=group_size, seed=seed)
+    scheduler.next_games(before)
+    state = json.loads(json.dumps([pool.state_dict(), scheduler.state_dict()]))
+
+    resumed_pool = make_pool(mode, versions=0, seed=0)
+    resumed_pool.load_state_dict(state[0])
+    resumed = GameScheduler([TWO, THREE], resumed_pool, group_size=group_size, seed=seed)
+    resumed.load_state_dict(state[1])
+    assert resumed.next_games(10) == scheduler.next_games(10)
+
+
+def test_games_played_again_after_a_resume_have_ids_of_their_own():
+    first, resumed = make_scheduler(group_size=2), make_scheduler(group_size=2, part=1)
+    undone, again = first.next_games(4), resumed.next_games(4)
+    assert [spec.seed for spec in again] == [spec.seed for spec in undone]
+    assert {spec.game_id for spec in again}.isdisjoint(spec.game_id for spec in undone)
+    assert {spec.group_id for spec in again}.isdisjoint(spec.group_id for spec in undone)
+
+
+def test_a_failed_game_is_replaced_under_a_new_id_and_seed():
+    [spec] = make_scheduler().next_games(1)
+    first = retry(spec, 1)
+    second = retry(first, 2)
+    assert second.game_id == retry(spec, 2).game_id
+    assert len({spec.game_id, first.game_id, second.game_id}) == 3
+    assert len({spec.seed, first.seed, second.seed}) == 3
+    assert retry(spec, 1) == first
+    assert (first.seats, first.env, first.group_id) == (spec.seats, spec.env, None)
+
+
+def test_the_replacement_within_a_group_starts_like_its_group():
+    [spec] = make_scheduler(group_size=3).next_games(1)
+    replacement = retry(spec, 1)
+    assert replacement.game_id != spec.game_id
+    assert (replacement.seed, replacement.group_id) == (spec.seed, spec.group_id)
+
+
+@given(st.integers(), st.text(), st.integers(0, 10**9))
+def test_derived_seeds_fit_every_generator(seed, purpose, counter):
+    derived = derive_seed(seed, purpose, counter)
+    assert 0 <= derived < 2**31
+    assert derive_seed(seed, purpose, counter) == derived
+
+
+def test_derived_seeds_are_the_same_in_every_process_and_differ_by_part():
+    assert derive_seed(0, "train", 0) == 1_800_266_513  # a change breaks every recorded run
+    assert len({derive_seed(1, "2"), derive_seed("1", 2), derive_seed("12"), derive_seed(12)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("envs", "group_size", "message"),
+    [
+        ([], 1, "no environments"),
+        ([EnvSpec(id="A", weight=0.0)], 1, "A: 0.0"),
+        ([EnvSpec(id="A", weight=2.0), EnvSpec(id="B", weight=-1.0)], 1, "B: -1.0"),
+        ([TWO], 0, "group_size is 0"),
+    ],
+)
+def test_impossible_settings_are_refused(envs, group_size, message):
+    with pytest.raises(ConfigError, match=message):
+        GameScheduler(envs, make_pool("mirror"), group_size=group_size, seed=0)
+
+
+def played(spec: GameSpec, error: str | None = None) -> GameRecord:
+    return GameRecord(spec=spec, turns=(), rewards={}, end_reason="finished", error=error)
+
+
+def test_a_game_is_under_way_until_it_or_its_replacement_was_played():
+    under_way = GamesUnderWay()
+    first, second = make_scheduler().next_games(2)
+    under_way.begin("collector-0", [first, second])
+    under_way.end(played(first, error="the engine died"))
+    under_way.end(played(retry(first, 1), error="again"))
+    assert under_way.specs == [first, second]
+    under_way.end(played(retry(first, 2)))
+    under_way.end(played(second))
+    under_way.end(played(second))  # heard twice
+    assert under_way.specs == []
+
+
+def test_the_games_of_a_collector_that_died_are_no_longer_under_way():
+    under_way = GamesUnderWay()
+    first, second = make_scheduler().next_games(2)
+    under_way.begin("collector-0", [first])
+    under_way.begin("collector-1", [second])
+    under_way.forget("collector-0")
+    assert under_way.specs == [second]
+
+
+def test_the_opponent_of_an_open_group_is_needed_after_it_has_retired():
+    pool = ModelPool(PoolConfig(mode="lagged", lag_range=[1, 1], max_active_lora=2), [], 5)
+    for version in range(3):
+        add_version(pool, version)
+    scheduler = GameScheduler([TWO], pool, group_size=2, seed=1)
+    [spec] = scheduler.next_games(1)
+    assert "step-1" in {seat.policy.uid for seat in spec.seats}
+    for version in (3, 4, 5):
+        add_version(pool, version)
+    assert scheduler.open_group is not None
+    assert pool.needed([scheduler.open_group]) == {"step-1", *(f"step-{n}" for n in (2, 3, 4, 5))}
+    [last] = scheduler.next_games(1)
+    assert last.seats == spec.seats
+    assert scheduler.open_group is None

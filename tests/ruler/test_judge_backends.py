@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from rlforge.config.ruler import JudgeConfig, RulerConfig
+from rlforge.errors import EngineDeadError, EngineError
+from rlforge.ruler.agreement import without_outcome
+from rlforge.ruler.judge import JudgeScorer
+from rlforge.ruler.judge_backends import EngineVoice, LocalModel, VoiceError
+from rlforge.ruler.question import read
+from rlforge.ruler.registry import make_scorer
+from rlforge.trajectories.records import TrainingWindow
+from rlforge.types import Completion, PolicyRef, SamplingParams
+
+Make = Callable[..., TrainingWindow]
+POLICY = PolicyRef(uid="base", kind="checkpoint")
+BEGUN = '{"scores": [{"id": "'
+TEXT = "Decision aa\nNO_OP\nDecision bb\nBUY"
+MESSAGES = [{"role": "system", "content": "Judge."}, {"role": "user", "content": TEXT}]
+_ENTRY = {"properties": {"id": {"enum": ["aa", "bb"]}}}
+SCHEMA = {"properties": {"scores": {"items": _ENTRY}}}
+
+
+class Letters:
+    """A tokenizer of one token per character, with or without turn markup."""
+
+    def __init__(self, chat: bool) -> None:
+        self.chat_template = "yes" if chat else None
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> str:
+        turns = [f"<{turn['role']}>{turn['content']}" for turn in conversation]
+        return "".join(turns) + "<assistant>" * add_generation_prompt
+
+
+class Model:
+    """Scores every decision it is asked about; or fails, or rambles, as it is told.
+
+    numbers: what a model that does not keep to the form says when a number is due.
+    """
+
+    def __init__(
+        self, failure: Exception | None = None, pause: float = 0.0, numbers: str | None = None
+    ) -> None:
+        self.failure, self.pause, self.numbers = failure, pause, numbers
+        self.asked: list[tuple[str, SamplingParams]] = []
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
+    ) -> Completion:
+        prompt = "".join(map(chr, prompt_token_ids))
+        self.asked.append((prompt, params))
+        await asyncio.sleep(self.pause)
+        if self.failure is not None:
+            raise self.failure
+        if self.numbers is not None:
+            due = prompt.endswith('"score":')
+            return Completion(text=self.numbers if due else "the first one, I think")
+        ids = re.findall(r"Decision (\w+)\n", prompt)
+        entries = [{"id": k, "explanation": "", "score": i / len(ids)} for i, k in enumerate(ids)]
+        whole = json.dumps({"scores": entries})
+        return Completion(text=whole.removeprefix(BEGUN), token_ids=(1, 2, 3))
+
+
+def _local(model: Model, chat: bool = True) -> LocalModel:
+    return LocalModel(generator=model, tokenizer=Letters(chat), policy=POLICY, stop_token_ids=(7,))
+
+
+async def test_a_local_model_is_asked_in_its_own_markup_and_its_answer_is_begun() -> None:
+    model = Model()
+    voice = EngineVoice(JudgeConfig(max_answer_tokens=99), _local(model))
+    reply = await voice.answer(MESSAGES, SCHEMA)
+    ((prompt, params),) = model.asked
+    assert prompt == f"<system>Judge.<user>{TEXT}<assistant>{BEGUN}"
+    assert reply.text.startswith(BEGUN)
+    assert (params.temperature, params.max_tokens, params.stop_token_ids) == (0.0, 99, (7,))
+    assert reply.tokens == len(prompt) + 3
+
+
+async def test_a_model_without_markup_gets_plain_text() -> None:
+    model = Model()
+    await EngineVoice(JudgeConfig(), _local(model, chat=False)).answer(MESSAGES, SCHEMA)
+    assert model.asked[0][0] == f"Judge.\n\n{TEXT}\n\nAnswer:{BEGUN}"
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (Model(EngineError("prompt too long")), "rejected"),
+        (Model(EngineDeadError("engine died")), "refused"),
+        (Model(pause=1.0), "again"),
+    ],
+)
+async def test_failures_say_what_may_help(model: Model, kind: str) -> None:
+    voice = EngineVoice(JudgeConfig(timeout_s=0.05), _local(model))
+    with pytest.raises(VoiceError) as caught:
+        await voice.answer(MESSAGES, SCHEMA)
+    assert caught.value.kind == kind
+
+
+async def test_a_model_that_rambles_is_asked_for_each_number() -> None:
+    model = Model(numbers=" 0.75, because")
+    reply = await EngineVoice(JudgeConfig(), _local(model)).answer(MESSAGES, SCHEMA)
+    verdicts = read(reply.text, ["aa", "bb"])
+    assert [verdict.score for verdict in verdicts.values()] == [0.75, 0.75]
+    asked = [prompt.rpartition("<assistant>")[2] for prompt, _ in model.asked]
+    assert asked[1:] == [f'{{"scores": [{{"id": "{name}", "score":' for name in ("aa", "bb")]
+    assert reply.tokens == sum(len(prompt) for prompt, _ in model.asked)
+
+
+@pytest.mark.parametrize("numbers", ["", " high", " -1"])
+async def test_what_is_no_number_is_no_score(numbers: str) -> None:
+    model = Model(numbers=numbers)
+    reply = await EngineVoice(JudgeConfig(), _local(model)).answer(MESSAGES, SCHEMA)
+    assert json.loads(reply.text) == {"scores": []}
+
+
+async def test_a_local_model_judges_a_window(make_window: Make) -> None:
+    config = RulerConfig(scoring_method="judge", judge=JudgeConfig(model="engine"))
+    scorer = make_scorer(config, local=_local(Model()))
+    assert isinstance(scorer, JudgeScorer)
+    scores = await scorer.score(make_window(0).trajectories)
+    assert None not in scores.values
+    assert scores.metrics["judge_calls"] == scores.metrics["judge_groups"] == 7
+
+
+async def test_a_real_engine_that_cannot_hold_the_question_leaves_it_unscored(
+    make_window: Make, small_model: Path
+) -> None:
+    from rlforge.config.schema import EngineConfig, ModelConfig, RunConfig
+    from rlforge.engines.registry import make_engine
+    from rlforge.models.load import load_tokenizer
+
+    run = RunConfig(
+        model=ModelConfig(kind="hf", name=str(small_model), dtype="float32"),
+        engine=EngineConfig(max_model_len=128),
+    )
+    engine = make_engine(run, device="cpu", threads=1)
+    local = LocalModel(generator=engine, tokenizer=load_tokenizer(run.model), policy=POLICY)
+    config = RulerConfig(scoring_method="judge", judge=JudgeConfig(model="engine"))
+    try:
+        scores = await make_scorer(config, local=local).score(make_window(0, each=2).trajectories)
+    finally:
+        await engine.close()
+    assert set(scores.values) == {None}
+    assert "engine.max_model_len 128" in scores.explanations[0]
+
+
+@pytest.mark.slow
+async def test_smollm2_judges_two_decisions(make_window: Make) -> None:
+    """A model of 135M parameters does not keep to the form: it is asked for each number."""
+    from rlforge.config.schema import EngineConfig, ModelConfig, RunConfig
+    from rlforge.engines.registry import make_engine
+    from rlforge.models.load import load_tokenizer, stop_token_ids
+
+    run = RunConfig(
+        model=ModelConfig(kind="smollm2_135m", dtype="float32"),
+        engine=EngineConfig(max_model_len=4096, max_parallel_seq=4),
+    )
+    engine = make_engine(run, device="cpu")
+    tokenizer = load_tokenizer(run.model)
+    local = LocalModel(
+        generator=engine,
+        tokenizer=tokenizer,
+        policy=POLICY,
+        stop_token_ids=stop_token_ids(run.model, tokenizer),
+    )
+    judge = JudgeConfig(
+        model="engine", group_size=2, retries=1, max_answer_tokens=160, timeout_s=240
+    )
+    config = RulerConfig(scoring_method="judge", judge=judge)
+    window = make_window(0, each=1, agents=("expert", "noise"))
+    decisions = [without_outcome(decision) for decision in window.trajectories]
+    try:
+        scores = await make_scorer(config, local=local).score(decisions)
+    finally:
+        await engine.close()
+    assert scores.metrics["judge_calls"] == 1
+    assert scores.metrics["judge_tokens"] > 400
+    assert all(score is not None and 0 <= score <= 1 for score in scores.values)

@@ -1,0 +1,106 @@
+"""Shares of wall time, against the plain sum over all spans that ever came."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlforge.system.utilisation import LATEST_REPORT_S, Covered, Span, Utilisation
+
+
+def union_length(spans: Iterable[Span]) -> float:
+    covered, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered
+
+
+@pytest.mark.parametrize(
+    ("spans", "seconds"),
+    [
+        ([(0, 2), (1, 3), (5, 6)], 4),  # overlapping
+        ([(0, 10), (2, 3), (4, 5)], 10),  # nested
+        ([(4, 5), (2, 3), (0, 10)], 10),  # and the other way round
+        ([(0, 1), (2, 3), (1, 2)], 3),  # touching
+        ([(-5, 1), (-3, -2)], 1),  # before the start
+    ],
+)
+def test_time_covered_twice_counts_once(spans: list[Span], seconds: float) -> None:
+    covered = Covered(since=0)
+    for span in spans:
+        covered.add(span)
+    assert covered.seconds(until=100) == pytest.approx(seconds)
+
+
+def test_shares_split_wall_time_into_engine_learner_and_neither() -> None:
+    watch = Utilisation(started=100.0)
+    watch.learner_worked((104.0, 108.0))
+    watch.engines_worked([(99.0, 102.0), (103.0, 105.0)])
+    shares = watch.shares(now=110.0)
+    assert shares["learner_share"] == pytest.approx(0.4)
+    assert shares["engine_share"] == pytest.approx(0.4)  # what lies before the start is not counted
+    assert shares["idle_share"] == pytest.approx(0.3)  # 102-103 and 108-110
+
+
+_SECONDS = st.floats(0, LATEST_REPORT_S / 2)
+"""A span of an engine lasts that long at most, and is told of that long after its end."""
+
+
+@given(
+    events=st.lists(
+        st.tuples(st.sampled_from(["engine", "learner"]), _SECONDS, _SECONDS, _SECONDS), max_size=40
+    ),
+    ahead=st.floats(0, 5),
+)
+def test_shares_are_those_of_all_spans_whatever_was_settled(
+    events: list[tuple[str, float, float, float]], ahead: float
+) -> None:
+    """ahead: by how much the clocks of engines are before ours."""
+    started = now = learned = 1000.0
+    watch = Utilisation(started)
+    spans: dict[str, list[Span]] = {"engine": [], "learner": []}
+    for who, passed, late, length in events:
+        now += passed
+        if who == "engine":
+            span = (now - late - length + ahead, now - late + ahead)
+            watch.engines_worked([span])
+        else:
+            learned = (span := (learned, min(now, learned + 10 * length)))[1]
+            watch.learner_worked(span)
+        spans[who].append(span)
+        clipped = {
+            name: [(max(a, started), min(b, now)) for a, b in all_ if b > started and a < now]
+            for name, all_ in spans.items()
+        }
+        wall, shares = max(now - started, 1e-9), watch.shares(now)
+        if wall > 1e-3:
+            assert shares == {
+                "engine_share": pytest.approx(union_length(clipped["engine"]) / wall, abs=1e-9),
+                "learner_share": pytest.approx(union_length(clipped["learner"]) / wall, abs=1e-9),
+                "idle_share": pytest.approx(
+                    1 - union_length(clipped["engine"] + clipped["learner"]) / wall, abs=1e-9
+                ),
+            }
+
+
+def test_what_is_kept_does_not_grow_with_the_run() -> None:
+    watch, sizes = Utilisation(started=0.0), []
+    for hour in range(8):
+        for second in range(3600 * hour, 3600 * (hour + 1)):
+            watch.engines_worked([(second + 0.2, second + 0.4), (second + 0.6, second + 0.9)])
+            if second % 10 == 9:
+                watch.learner_worked((second - 4.0, second + 0.3))
+                shares = watch.shares(second + 1.0)
+        sizes.append(len(pickle.dumps(watch)))
+    assert sizes[-1] < 1.1 * sizes[0]
+    # Of every ten seconds the learner works from 5.0 to 9.3, and engines half of each one.
+    assert shares == {
+        "engine_share": pytest.approx(0.5),
+        "learner_share": pytest.approx(0.43),
+        "idle_share": pytest.approx(1 - 0.43 - (5 * 0.5 + 0.1 + 0.3) / 10),
+    }

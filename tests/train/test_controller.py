@@ -1,0 +1,379 @@
+"""Whole runs as a user starts them: real Ray, real engine, real games, a model of a few neurons."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlforge.system.checkpoint import latest_checkpoint, list_checkpoints, read_manifest
+from rlforge.system.locks import RunLock
+from rlforge.tracking.game_files import read_games
+
+pytestmark = pytest.mark.timeout(900)  # several processes import torch, on a machine with others
+
+RLFORGE = str(Path(sys.executable).with_name("rlforge"))
+EXPERIMENT = "+experiment=tictactoe_mirror"
+SETTINGS = (
+    "model=hf",
+    "model.prompt_template=board",
+    "model.action_extraction=bracket",
+    "model.lora.rank=4",
+    "env.train.0.error_allowance=5",
+    "learner.total_updates=3",
+    "learner.batch_size=32",
+    "collector.num_train_workers=8",
+    "eval.games=4",
+    "eval.final_games=4",
+    "eval.opponents=[random_legal]",
+    "tracker.progress=plain",
+)
+
+
+def command(model: Path, *overrides: str) -> list[str]:
+    """A training command with ``model``, run directory ``run``."""
+    chosen = [] if any(o.startswith("+experiment") for o in overrides) else [EXPERIMENT]
+    return [RLFORGE, "train", *chosen, *SETTINGS, f"model.name={model}", "run_dir=run", *overrides]
+
+
+def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=240, check=False)
+
+
+def start(model: Path, *overrides: str) -> subprocess.Popen[str]:
+    """A training run to interfere with."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command(model, *overrides), stdout=pipe, stderr=pipe, text=True)
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    path = Path("run") / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 240
+    while not condition():
+        assert process.poll() is None, f"the run ended early: {process.communicate()[1]}"
+        assert time.monotonic() < deadline, "nothing happened in four minutes"
+        time.sleep(0.1)
+
+
+def actor_pids(name: str) -> list[int]:
+    """Processes that were actor ``name``, oldest first, from its log."""
+    log = Path("run/logs") / f"{name}.log"
+    return [int(pid) for pid in re.findall(r"started as process (\d+)", log.read_text())]
+
+
+def change_total_updates(old: int, new: int) -> None:
+    config = Path("run/config.yaml")
+    text = config.read_text()
+    config.write_text(text.replace(f"total_updates: {old}", f"total_updates: {new}"))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+def all_pids() -> list[int]:
+    logs = Path("run/logs").glob("*.log")
+    return [pid for log in logs if "crash" not in log.name for pid in actor_pids(log.stem)]
+
+
+def listened_on(pid: int) -> set[str]:
+    """Addresses on which a process takes connections."""
+    sockets = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            sockets.add(str(file.readlink()))
+    addresses = set()
+    for family in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                # The last four bytes, which the kernel prints as a little-endian number.
+                number = int(local.partition(":")[0][-8:], 16)
+                addresses.add(str(ipaddress.IPv4Address(number.to_bytes(4, "little"))))
+    return addresses
+
+
+def test_a_synchronous_run_leaves_the_whole_run_directory(small_model: Path) -> None:
+    done = run(command(small_model, "buffer.max_staleness=0"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(Path("run").absolute())
+    for name in ("config.yaml", "graph.json", "pool.json", "summary.json", "report.html"):
+        assert (Path("run") / name).is_file(), name
+    metrics = rows("metrics.jsonl")
+    assert [row["step"] for row in metrics] == [1, 2, 3]
+    for row in metrics:
+        assert row["lag_max"] == 0
+        assert row["logprob_gap_mean"] <= 1e-4
+        assert row["logprob_gap_max"] <= 1e-2
+    evals = rows("evals.jsonl")
+    assert {(row["step"], row["opponent"]) for row in evals} == {
+        (step, opponent) for step in (0, 3) for opponent in ("base", "random_legal")
+    }
+    assert all(row["wins"] + row["draws"] + row["losses"] == row["games"] == 4 for row in evals)
+    checkpoints = list_checkpoints(Path("run/checkpoints"))
+    assert [path.name for path in checkpoints] == ["step-1", "step-2", "step-3"]
+    assert read_manifest(checkpoints[-1]).has_state
+    games = read_games(Path("run"))
+    training = [game for game in games if game.spec.purpose == "train"]
+    # On-policy means no waste: three batches of 32 episodes are 48 games of two seats.
+    assert len(training) == 48
+    assert {turn.completion.policy_version for game in training for turn in game.turns} == {0, 1, 2}
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert (summary["status"], summary["updates"], summary["seed"]) == ("done", 3, 0)
+    assert not any(map(alive, all_pids()))
+
+
+def test_a_run_outlives_engine_and_collector_stops_at_ctrl_c_and_goes_on(small_model: Path) -> None:
+    endless = ("learner.total_updates=400", "learner.state_every=1000")
+    process = start(small_model, *endless, "engine.num_engines=2")
+    wait_for(lambda: len(rows("metrics.jsonl")) >= 1, process)
+    for name in ("engine-0", "collector-0"):
+        # Ray would let every other process of the machine go first.
+        assert os.getpriority(os.PRIO_PROCESS, actor_pids(name)[-1]) == os.getpriority(
+            os.PRIO_PROCESS, process.pid
+        )
+        os.kill(actor_pids(name)[-1], signal.SIGKILL)
+        wait_for(lambda name=name: len(actor_pids(name)) == 2, process)
+        so_far = len(rows("metrics.jsonl"))
+        wait_for(lambda so_far=so_far: len(rows("metrics.jsonl")) >= so_far + 3, process)
+    busy = run([RLFORGE, "train", "--resume", "run"])
+    assert busy.returncode == 1
+    assert "run" in busy.stderr
+    assert str(process.pid) in busy.stderr
+
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr
+    assert "rlforge train --resume" in stderr
+    assert "Traceback" not in stderr
+    assert stdout.splitlines()[-1] == str(Path("run").absolute())
+    assert not any(map(alive, all_pids()))
+    assert json.loads(Path("run/summary.json").read_text())["restarts"] == 2
+    scalars = rows("scalars.jsonl")
+    for engine in ("engine-0", "engine-1"):
+        assert max(row.get(f"inference/{engine}/tok_s", 0) for row in scalars) > 0
+    assert overlap() > 1e-3
+    newest = latest_checkpoint(Path("run/checkpoints"), with_state=True)
+    assert newest is not None
+    stopped_at = int(read_manifest(newest).meta["version"])
+    assert stopped_at == rows("metrics.jsonl")[-1]["step"]
+
+    change_total_updates(400, stopped_at + 2)
+    resumed = run([RLFORGE, "train", "--resume", "run"])
+    assert resumed.returncode == 0, resumed.stderr
+    metrics = rows("metrics.jsonl")
+    assert [row["step"] for row in metrics] == list(range(1, stopped_at + 3))
+    assert metrics[-1]["samples_seen"] > metrics[stopped_at - 1]["samples_seen"]
+    training = [game for game in read_games(Path("run")) if game.spec.purpose == "train"]
+    assert len({game.spec.game_id for game in training}) == len(training)
+    again = run([RLFORGE, "train", "--resume", "run"])
+    assert again.returncode == 1
+    assert "already finished" in again.stderr
+
+
+def test_who_stops_a_run_that_is_still_starting_finds_it_gone(small_model: Path) -> None:
+    # As a shell script leaves what it starts with "&".
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process = start(small_model)
+    signal.signal(signal.SIGINT, before)
+    wait_for(lambda: bool(Path("run/logs").is_dir() and all_pids()), process)
+    process.terminate()
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr.splitlines()[-1]) == (130, "rlforge: interrupted")
+    assert "SIGTERM" not in stderr  # what Ray says of it
+    assert not any(map(alive, all_pids()))
+
+
+def test_engine_and_learner_take_turns_and_a_death_in_the_others_turn_changes_nothing(
+    small_model: Path,
+) -> None:
+    process = start(small_model, "hardware.alternate=true", "learner.total_updates=6")
+    wait_for(lambda: len(rows("metrics.jsonl")) >= 1, process)
+    learner = actor_pids("learner")[-1]
+    wait_for(lambda: stopped_in_its_turn(learner), process)
+    try:
+        os.kill(actor_pids("engine-0")[-1], signal.SIGKILL)
+        wait_for(lambda: len(actor_pids("engine-0")) == 2, process)
+        time.sleep(1.0)
+        assert Path("run/logs/engine-0.log").read_text().count("the engine is loaded") == 1
+    finally:
+        os.kill(learner, signal.SIGCONT)
+    _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    metrics = rows("metrics.jsonl")
+    assert [row["step"] for row in metrics] == list(range(1, 7))
+    assert all(row["seconds_switch"] > 0 for row in metrics)
+    assert Path("run/logs/engine-0.log").read_text().count("the engine is loaded") == 2
+    # Shares of the union of all work and of each one's add up only where nothing overlaps.
+    assert overlap() < 1e-6
+    assert not (Path("run") / "learning").exists()
+
+
+def test_a_learner_that_dies_in_its_turn_ends_the_run_with_its_cause_and_resume_works(
+    small_model: Path,
+) -> None:
+    settings = ("hardware.alternate=true", "learner.total_updates=300", "learner.state_every=1")
+    process = start(small_model, *settings)
+    wait_for(lambda: len(rows("metrics.jsonl")) >= 2, process)
+    learner = actor_pids("learner")[-1]
+    wait_for(lambda: stopped_in_its_turn(learner), process)
+    os.kill(learner, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1
+    last = stderr.splitlines()[-1]
+    assert "the learner died" in last
+    assert "--resume" in last
+    assert "Traceback" not in stderr
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
+    assert not any(map(alive, all_pids()))  # nobody is left asleep
+    assert not (Path("run") / "learning").exists()
+
+    updates = len(rows("metrics.jsonl"))
+    change_total_updates(300, updates + 2)
+    resumed = run([RLFORGE, "train", "--resume", "run"])
+    assert resumed.returncode == 0, resumed.stderr
+    assert [row["step"] for row in rows("metrics.jsonl")] == list(range(1, updates + 3))
+
+
+def stopped_in_its_turn(learner: int) -> bool:
+    """Stop the learner's process while the engines wait for it; it goes on where that fails."""
+    turn = Path("run") / "learning"
+    for _ in range(1000):
+        if turn.exists():
+            os.kill(learner, signal.SIGSTOP)
+            time.sleep(0.5)
+            if turn.exists():
+                return True
+            os.kill(learner, signal.SIGCONT)
+        time.sleep(0.001)
+    return False
+
+
+def overlap() -> float:
+    """Share of the run's time in which engines and learner both worked."""
+    summary = json.loads(Path("run/summary.json").read_text())
+    return summary["engine_share"] + summary["learner_share"] + summary["idle_share"] - 1
+
+
+def test_ranks_learn_together_and_a_dead_one_ends_the_run_with_its_cause(small_model: Path) -> None:
+    ranks = ("learner.num_learners=2", "learner.shard_weights=true")
+    process = start(small_model, *ranks, "learner.total_updates=300", "learner.state_every=2")
+    wait_for(lambda: len(rows("metrics.jsonl")) >= 3, process)
+    assert not {address for pid in all_pids() for address in listened_on(pid)} - {"127.0.0.1"}
+    os.kill(actor_pids("learner-1")[-1], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1
+    last = stderr.splitlines()[-1]
+    assert "the learner-1 died" in last
+    assert "logs/learner-1.log" in last
+    assert "Traceback" not in stderr
+    assert not any(map(alive, all_pids()))
+    change_total_updates(300, 5)
+    resumed = run([RLFORGE, "train", "--resume", "run"])
+    assert resumed.returncode == 0, resumed.stderr
+    metrics = rows("metrics.jsonl")
+    assert [row["step"] for row in metrics] == [1, 2, 3, 4, 5]
+    assert all(row["logprob_gap_mean"] <= 1e-4 for row in metrics if "logprob_gap_mean" in row)
+
+
+def test_a_run_killed_before_its_first_state_begins_again_on_resume(small_model: Path) -> None:
+    process = start(small_model, "learner.total_updates=300", "learner.state_every=1000")
+    wait_for(lambda: rows("metrics.jsonl") != [] and len(rows("evals.jsonl")) >= 2, process)
+    process.kill()
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while any(map(alive, all_pids())):
+        assert time.monotonic() < deadline, "the actors outlive their run"
+        time.sleep(0.2)
+    change_total_updates(300, 2)
+    resumed = run([RLFORGE, "train", "--resume", "run"])
+    assert resumed.returncode == 0, resumed.stderr
+    assert [row["step"] for row in rows("metrics.jsonl")] == [1, 2]
+    assert [row["step"] for row in rows("evals.jsonl")] == [0, 0, 2, 2]
+    games = [game for game in read_games(Path("run")) if game.spec.purpose == "train"]
+    assert len({game.spec.game_id for game in games}) == len(games)
+
+
+def test_a_sweep_runs_its_jobs_for_real(small_model: Path) -> None:
+    arguments = [a for a in command(small_model, "learner.total_updates=1") if a != "run_dir=run"]
+    done = run([*arguments, "-m", "seed=3,4", "eval.games=2", "eval.final_games=2"])
+    assert done.returncode == 0, done.stderr
+    sweep = Path(done.stdout.splitlines()[-1])
+    seeds = [json.loads((sweep / job / "summary.json").read_text())["seed"] for job in ("0", "1")]
+    assert seeds == [3, 4]
+    assert "HYDRA" not in done.stdout + done.stderr
+    assert not list(sweep.glob("**/rlforge.log"))
+
+
+def test_grpo_groups_against_lagged_opponents(small_model: Path) -> None:
+    done = run(
+        command(
+            small_model,
+            "+experiment=kuhn_grpo",
+            "pool=lagged",
+            "pool.max_active_lora=3",
+            "pool.lag_range=[1,2]",
+            "algorithm.group_size=4",
+            "learner.total_updates=4",
+            "learner.keep_checkpoints=0",
+        )
+    )
+    assert done.returncode == 0, done.stderr
+    games = list(read_games(Path("run")))
+    assert [game.error for game in games if game.error is not None] == []
+    assert {path.name for path in list_checkpoints(Path("run/checkpoints"))} >= {"step-3", "step-4"}
+    training = [game for game in games if game.spec.purpose == "train"]
+    groups: dict[str | None, set[tuple[int, tuple[str, ...]]]] = {}
+    for game in training:
+        line_up = tuple(seat.policy.uid for seat in game.spec.seats)
+        groups.setdefault(game.spec.group_id, set()).add((game.spec.seed, line_up))
+    assert None not in groups
+    assert all(len(starts) == 1 for starts in groups.values())
+    assert any(len(set(line_up)) == 2 for starts in groups.values() for _, line_up in starts)
+    pool = json.loads(Path("run/pool.json").read_text())
+    assert sum(bool(entry["active"]) for entry in pool["entries"] if entry["version"]) <= 3
+
+
+def test_bad_config_starts_nothing() -> None:
+    done = run([RLFORGE, "train", "+experiment=simpletak_mirror", "learner.lerning_rate=1"])
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) <= 2
+    assert "learner.learning_rate" in done.stderr
+    assert list(Path().iterdir()) == []
+
+
+def test_a_model_without_its_weights_is_one_message(small_model: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(small_model, tmp_path / "broken")
+    (broken / "model.safetensors").unlink()
+    done = run(command(broken))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert f"model '{broken}' cannot be loaded" in done.stderr.splitlines()[-1]
+    assert not any(map(alive, all_pids()))
+
+
+def test_a_run_directory_in_use_is_refused(small_model: Path) -> None:
+    Path("run").mkdir()
+    with RunLock(Path("run")):
+        done = run(command(small_model))
+    assert done.returncode == 1
+    assert f"{os.getpid()}" in done.stderr.splitlines()[-1]

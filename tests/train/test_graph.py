@@ -1,0 +1,168 @@
+"""The graph is known, and checked against the machine, before Ray exists."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rlforge.config.compose import compose
+from rlforge.errors import ConfigError
+from rlforge.system.hardware import Machine, resolve_hardware
+from rlforge.train.graph import build_graph, to_json, to_mermaid
+
+LAPTOP = Machine(cpus=2, gpus=0)
+SERVER = Machine(cpus=16, gpus=4)
+
+
+def test_every_actor_stands_in_the_graph_once_with_its_replicas() -> None:
+    counts = ["engine.num_engines=2", "collector.num_collectors=3", "learner.num_learners=2"]
+    config = compose(counts).config
+    graph = build_graph(config, LAPTOP)
+    assert {node.kind: node.replicas for node in graph.nodes} == {
+        "tracker": 1,
+        "pool": 1,
+        "buffer": 1,
+        "engine": 2,
+        "collector": 3,
+        "learner": 2,
+    }
+    assert graph.num_gpus == 0
+
+
+def test_edges_join_actors_that_exist() -> None:
+    graph = build_graph(compose([]).config, LAPTOP)
+    names = {node.name for node in graph.nodes}
+    assert {edge.source for edge in graph.edges} | {edge.target for edge in graph.edges} == names
+
+
+def test_one_gpu_is_shared_by_learner_and_engine() -> None:
+    graph = build_graph(compose([]).config, Machine(cpus=8, gpus=1))
+    assert graph.node("learner").num_gpus == graph.node("engine").num_gpus == 0.5
+    assert graph.node("learner").placement == "cuda"
+
+
+def test_with_more_gpus_learner_and_engines_have_their_own() -> None:
+    graph = build_graph(compose(["engine.num_engines=3"]).config, SERVER)
+    assert graph.node("learner").num_gpus == graph.node("engine").num_gpus == 1.0
+    assert graph.num_gpus == 4
+
+
+@pytest.mark.parametrize(
+    ("learners", "engines", "gpus", "engine_gpus"),
+    [(2, 2, 4, 1.0), (3, 2, 4, 0.5), (2, 3, 4, 0.5), (1, 2, 2, 0.5), (1, 3, 3, 0.5)],
+)
+def test_every_actor_finds_a_card_with_room_for_it(
+    learners: int, engines: int, gpus: int, engine_gpus: float
+) -> None:
+    numbers = [f"learner.num_learners={learners}", f"engine.num_engines={engines}"]
+    graph = build_graph(compose(numbers).config, Machine(cpus=16, gpus=gpus))
+    assert graph.node("engine").num_gpus == engine_gpus
+    assert graph.node("learner").num_gpus == (1.0 if learners > 1 else engine_gpus)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["learner.num_learners=4"],
+            r"wants 5 GPUs \(4 learners x 1, .*lower learner.num_learners",
+        ),
+        (
+            ["learner.num_learners=2", "hardware.learner_gpus=0.5"],
+            "learner_gpus=0.5 .*takes one GPU",
+        ),
+        (["hardware.learner_gpus=2"], r"learner_gpus=2 .*learner.num_learners=2"),
+        (
+            ["engine=vllm", "hardware.engine_gpus=1.5", "hardware.learner_gpus=1"],
+            r"engine_gpus=1.5 .*several whole ones",
+        ),
+        (
+            ["hardware=cluster", "learner.num_learners=2", "hardware.learner_gpus=0.5"],
+            r"learner_gpus=0.5 \(hardware=cluster\)",
+        ),
+    ],
+)
+def test_learner_ranks_do_not_share_a_gpu(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_graph(compose(overrides).config, SERVER)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["hardware=multi_gpu"], "wants a GPU and this machine shows none.*hardware=cpu"),
+        (["hardware.device=cuda"], "wants a GPU"),
+    ],
+)
+def test_absent_gpus_are_said_before_anything_starts(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_graph(compose(overrides).config, LAPTOP)
+
+
+def test_too_few_gpus_are_said_with_the_sum() -> None:
+    with pytest.raises(ConfigError, match=r"wants 6 GPUs .*shows 4"):
+        build_graph(compose(["hardware=multi_gpu", "engine.num_engines=5"]).config, SERVER)
+
+
+@pytest.mark.parametrize("key", ["learner_gpus", "engine_gpus"])
+def test_gpus_that_are_asked_for_are_not_forgotten_where_there_are_none(key: str) -> None:
+    config = compose([f"hardware.{key}=0.5"]).config.hardware
+    with pytest.raises(ConfigError, match=rf"hardware\.{key}=0\.5 .*shows none; leave both at 0"):
+        resolve_hardware(config, LAPTOP, 1)
+
+
+def test_a_cluster_is_left_as_described() -> None:
+    hardware = resolve_hardware(compose(["hardware=cluster"]).config.hardware, LAPTOP, 1)
+    assert (hardware.ray_address, hardware.device) == ("auto", "cuda")
+
+
+def test_several_ranks_need_no_gpu_on_a_cluster_without_any() -> None:
+    cpu = ["hardware=cluster", "hardware.device=cpu", "hardware.learner_gpus=0"]
+    hardware = resolve_hardware(compose(cpu).config.hardware, LAPTOP, 1, num_learners=2)
+    assert (hardware.device, hardware.learner_gpus) == ("cpu", 0)
+
+
+def test_cores_are_shared_between_engine_and_learner_on_a_cpu() -> None:
+    config = compose([]).config.hardware
+    assert resolve_hardware(config, Machine(cpus=2, gpus=0), 1).threads == 1
+    assert resolve_hardware(config, Machine(cpus=12, gpus=0), 2).threads == 4
+    assert resolve_hardware(config, Machine(cpus=12, gpus=0), 2, num_learners=4).threads == 2
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+@pytest.mark.parametrize("engines", [1, 3])
+def test_engines_and_learner_in_turns_have_one_gpu_whatever_there_is(
+    gpus: int, engines: int
+) -> None:
+    config = compose(["hardware.alternate=true"]).config.hardware
+    hardware = resolve_hardware(config, Machine(cpus=8, gpus=gpus), engines)
+    assert hardware.num_gpus == 1
+    assert hardware.learner_gpus + engines * hardware.engine_gpus == pytest.approx(1.0)
+
+
+def test_in_turns_the_learner_has_all_cores_of_a_cpu() -> None:
+    config = compose(["hardware.alternate=true"]).config.hardware
+    assert resolve_hardware(config, Machine(cpus=12, gpus=0), 1).threads == 12
+    assert resolve_hardware(config, Machine(cpus=12, gpus=0), 3).threads == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["learner.num_learners=2"], r"alternate=true.*learner\.num_learners=2; switch it off"),
+        (["hardware=cluster"], r"hardware\.ray_address=auto may place.*switch it off"),
+        (["hardware=multi_gpu"], r"wants 3 GPUs.*alternate is for one; lower.*alternate off"),
+    ],
+)
+def test_turns_on_more_than_one_card_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_graph(compose([*overrides, "hardware.alternate=true"]).config, SERVER)
+
+
+def test_json_and_mermaid_hold_the_same_nodes() -> None:
+    graph = build_graph(compose([]).config, LAPTOP)
+    loaded = json.loads(to_json(graph))
+    assert [node["name"] for node in loaded["nodes"]] == [node.name for node in graph.nodes]
+    mermaid = to_mermaid(graph)
+    assert all(f"  {node.name}[" in mermaid for node in graph.nodes)

@@ -1,0 +1,84 @@
+"""Saved versions that somebody may still ask for outlive ``learner.keep_checkpoints``."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rlforge.system.checkpoint import list_checkpoints, write_checkpoint
+from rlforge.train.resume import Retention
+
+
+def _save(root: Path, *versions: int) -> None:
+    for version in versions:
+        meta = {"version": version}
+        write_checkpoint(root, f"step-{version}", lambda p: (p / "w").touch(), meta)
+
+
+def _left(root: Path) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in list_checkpoints(root)]
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(None, [1, 2, 3, 4, 5]), (0, [2, 5]), (1, [2, 4, 5]), (9, [1, 2, 3, 4, 5])]
+)
+def test_as_many_as_wanted_stay_beside_those_that_games_need(
+    tmp_path: Path, keep: int | None, left: list[int]
+) -> None:
+    _save(tmp_path, 1, 2, 3, 4, 5)
+    Retention(tmp_path, keep).prune({"step-2", "step-5", "random_legal"}, published=5)
+    assert _left(tmp_path) == left
+
+
+def test_what_is_saved_and_not_yet_out_stays(tmp_path: Path) -> None:
+    _save(tmp_path, 1, 2, 3)
+    Retention(tmp_path, 0).prune({"step-2"}, published=2)
+    assert _left(tmp_path) == [2, 3]
+
+
+async def test_a_version_stays_until_the_last_evaluation_of_it_has_ended(tmp_path: Path) -> None:
+    _save(tmp_path, 1, 2)
+    retention, first, second = Retention(tmp_path, 0), asyncio.Event(), asyncio.Event()
+    evaluations = [
+        asyncio.create_task(retention.during(partial(_lasting, until), "step-1"))
+        for until in (first, second)
+    ]
+    await asyncio.sleep(0)
+    for event, evaluation in zip((first, second), evaluations, strict=True):
+        retention.prune({"step-2"}, published=2)
+        assert _left(tmp_path) == [1, 2]
+        event.set()
+        await evaluation
+    retention.prune({"step-2"}, published=2)
+    assert _left(tmp_path) == [2]
+
+
+async def _lasting(until: asyncio.Event) -> None:
+    await until.wait()
+
+
+async def test_a_failed_evaluation_asks_for_nothing_any_more(tmp_path: Path) -> None:
+    _save(tmp_path, 1, 2)
+    retention = Retention(tmp_path, 0)
+
+    async def fail() -> None:
+        raise RuntimeError("no games")
+
+    with pytest.raises(RuntimeError, match="no games"):
+        await retention.during(fail, "step-1")
+    retention.prune({"step-2"}, published=2)
+    assert _left(tmp_path) == [2]
+
+
+def test_what_a_resumed_run_begins_with_stays_until_a_newer_state_is_saved(tmp_path: Path) -> None:
+    _save(tmp_path, 1, 2, 3, 4)
+    retention = Retention(tmp_path, 0)
+    retention.resumable = {"step-1", "step-2"}
+    retention.prune({"step-4"}, published=4)
+    assert _left(tmp_path) == [1, 2, 4]
+    retention.resumable = {"step-4"}
+    retention.prune({"step-4"}, published=4)
+    assert _left(tmp_path) == [4]
