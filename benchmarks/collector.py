@@ -43,7 +43,7 @@ from rlforge.engines.requests import Answer
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
 from rlforge.preflight.games import train_envs
 from rlforge.rollout.collector import Collector, Delivery
-from rlforge.rollout.policies import SeatAnswers
+from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.train.graph import build_graph
@@ -93,7 +93,7 @@ async def in_games(
     """Answers a second, the share of ``length`` seconds in which the engine worked, the prompts."""
     tokenizer = load_tokenizer(config.model)
     remote = RemoteEngine([actor], client, timeout_s=60.0, retries=0)
-    answers = SeatAnswers(config, tokenizer, remote, stop_token_ids(config.model, tokenizer))
+    answers = SeatPolicies(config, tokenizer, remote, stop_token_ids(config.model, tokenizer))
     games = EndlessGames(config)
     collector = Collector(CollectorConfig(num_train_workers=CONCURRENT), games, answers.for_game)
     playing = asyncio.create_task(collector.train())

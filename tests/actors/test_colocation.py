@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlforge.actors.cluster import Cast
+from rlforge.actors.cluster import RunActors
 from rlforge.actors.colocation import update_in_turn
 from rlforge.actors.process import turn_file
 from rlforge.types import UpdateResult
@@ -54,12 +54,12 @@ async def surviving(name: str, method: Any) -> None:
     await method.remote()
 
 
-def make_cast(diary: list[str], run_dir: Path, error: Exception | None = None) -> Cast:
+def make_cast(diary: list[str], run_dir: Path, error: Exception | None = None) -> RunActors:
     def actor(name: str) -> Actor:
         return Actor(name, diary, run_dir)
 
     learner: Any = Learner(actor("learner"), error)
-    return Cast(
+    return RunActors(
         tracker=None,
         pool=None,
         buffer=None,

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from rlforge.actors.process import settle
+from rlforge.actors.process import freeze_gc
 
 
 class _Knot:
@@ -26,7 +26,7 @@ def thawed():
 def test_what_is_there_is_looked_through_no_more_and_what_comes_after_is_freed() -> None:
     before = [_Knot() for _ in range(1000)]
     garbage = weakref.ref(_Knot())
-    settle()
+    freeze_gc()
 
     assert garbage() is None  # freed first: nobody would ever find it again
     assert gc.get_freeze_count() > len(before)

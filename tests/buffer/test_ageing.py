@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlforge.buffer.ageing import Ageing
+from rlforge.buffer.ageing import VersionQueue
 
 
 def ageing(versions, seed=0):
-    bag = Ageing(itemgetter(0), random.Random(seed))
+    bag = VersionQueue(itemgetter(0), random.Random(seed))
     bag.add((version, index) for index, version in enumerate(versions))
     return bag
 

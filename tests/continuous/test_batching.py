@@ -13,7 +13,7 @@ from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.advantages import episodes_of
 from rlforge.config.continuous import ContinuousSettings
 from rlforge.config.schema import GrpoConfig, KlConfig, PpoConfig, WindowGrpoConfig
-from rlforge.continuous.batching import Harvest, harvest
+from rlforge.continuous.batching import WindowBatch, build_window_batch
 from rlforge.trajectories.records import Decision
 
 Make = Callable[..., Decision]
@@ -27,8 +27,8 @@ def gather(
     version: int = 0,
     max_length: int | None = None,
     **settings: Any,
-) -> Harvest:
-    return harvest(
+) -> WindowBatch:
+    return build_window_batch(
         "w",
         decisions,
         scores,
@@ -192,7 +192,7 @@ def test_a_window_without_the_model_trains_nothing(make_decision: Make) -> None:
 
 def test_normalised_rewards_are_learned_and_raw_ones_kept(make_decision: Make) -> None:
     decisions = [make_decision(0, reward=1.0), make_decision(1, reward=3.0)]
-    found = harvest(
+    found = build_window_batch(
         "w",
         decisions,
         [0.9, 0.9],

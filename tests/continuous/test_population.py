@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.continuous.population import Life, Population
-from rlforge.continuous.prompting import Speech
-from rlforge.continuous.simulation import SimulatedHabitat, Stopped, WallHabitat
-from rlforge.continuous.snapshot import load_life, save_life
+from rlforge.continuous.population import Population, SimulationState
+from rlforge.continuous.prompting import AgentPrompter
+from rlforge.continuous.simulation import SimulatedTimeDriver, Stopped, WallClockDriver
+from rlforge.continuous.snapshot import load_simulation_state, save_life
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.models.load import load_tokenizer
 from rlforge.trajectories.clock import WallClock
@@ -71,9 +71,9 @@ async def hold_or_buy(agent_id: str, prompt: tuple[int, ...], draw: int) -> Comp
 def inhabited(make_config: Make) -> Callable[..., Population]:
     config = make_config()
     tokenizer = load_tokenizer(config.model)
-    speech = Speech(config.market, tokenizer, template="board", extraction="bracket")
+    speech = AgentPrompter(config.market, tokenizer, template="board", extraction="bracket")
 
-    def make(notes: Notes, life: Life | None = None, **changes: Any) -> Population:
+    def make(notes: Notes, life: SimulationState | None = None, **changes: Any) -> Population:
         settings: dict[str, Any] = {
             "name": "test",
             "seed": 0,
@@ -85,7 +85,7 @@ def inhabited(make_config: Make) -> Callable[..., Population]:
             "window_of": lambda moment: "2024-11-13-10:00",
             "reward": lambda settled: -1.0 if settled.invalid else settled.pnl,
         }
-        made = life or Life(config.market, config.continuous.agents, 0)
+        made = life or SimulationState(config.market, config.continuous.agents, 0)
         return Population(made, **{**settings, **changes})
 
     return make
@@ -170,7 +170,9 @@ async def test_ticks_on_record_are_lived_again_without_asking(
         asked.append(agent_id)
         return await hold_or_buy(agent_id, prompt, draw)
 
-    again = inhabited(notes, load_life(tmp_path / "life.pkl"), answer=ask, recorded=notes.whole())
+    again = inhabited(
+        notes, load_simulation_state(tmp_path / "life.pkl"), answer=ask, recorded=notes.whole()
+    )
     for _ in range(2):
         assert again.is_repeating
         await again.step()
@@ -216,7 +218,7 @@ async def test_simulated_time_passes_by_being_lived(
 ) -> None:
     stop = asyncio.Event()
     population = inhabited(Notes())
-    habitat = SimulatedHabitat(population, lambda: population.life.world.minute * 60, stop)
+    habitat = SimulatedTimeDriver(population, lambda: population.life.world.minute * 60, stop)
     await habitat.live_until(1800.0)
     assert population.life.world.ticks == 6
     stop.set()
@@ -229,7 +231,7 @@ async def test_beside_the_wall_clock_life_goes_on_while_nobody_waits(
     inhabited: Callable[..., Population], tmp_path: Path
 ) -> None:
     population, clock, stop = inhabited(Notes()), WallClock(), asyncio.Event()
-    habitat = WallHabitat(population, clock, 0.01, stop)
+    habitat = WallClockDriver(population, clock, 0.01, stop)
     await habitat.live_until(clock.now() + 0.05)
     ticks = population.life.world.ticks
     assert ticks >= 1
@@ -239,7 +241,7 @@ async def test_beside_the_wall_clock_life_goes_on_while_nobody_waits(
             if population.life.world.ticks >= ticks + 2:
                 break
     await habitat.save(tmp_path / "life.pkl")
-    assert load_life(tmp_path / "life.pkl").world.ticks >= ticks + 2
+    assert load_simulation_state(tmp_path / "life.pkl").world.ticks >= ticks + 2
     stop.set()
     with pytest.raises(Stopped):
         await habitat.live_until(clock.now() + 3600)
@@ -253,7 +255,7 @@ async def test_what_ends_a_life_beside_the_clock_is_heard(
         raise EngineDeadError("stuck")
 
     clock = WallClock()
-    habitat = WallHabitat(inhabited(Notes(), answer=answer), clock, 0.01, asyncio.Event())
+    habitat = WallClockDriver(inhabited(Notes(), answer=answer), clock, 0.01, asyncio.Event())
     with pytest.raises(RunError, match="the engine is gone: stuck"):
         await habitat.live_until(clock.now() + 60)
     await habitat.close()
@@ -267,21 +269,21 @@ def test_a_snapshot_runs_nothing_that_is_no_market(tmp_path: Path) -> None:
     path = tmp_path / "life.pkl"
     path.write_bytes(pickle.dumps(Evil()))
     with pytest.raises(RunError, match=r"os\.getenv is no part of a market"):
-        load_life(path)
+        load_simulation_state(path)
     path.write_bytes(b"nonsense")
     with pytest.raises(RunError, match="cannot be read"):
-        load_life(path)
+        load_simulation_state(path)
     with pytest.raises(RunError, match="is missing"):
-        load_life(tmp_path / "nowhere.pkl")
+        load_simulation_state(tmp_path / "nowhere.pkl")
     path.write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(RunError, match="holds a dict"):
-        load_life(path)
+        load_simulation_state(path)
 
 
 def test_prose_is_understood_where_it_is_asked_for(make_config: Make) -> None:
     config = make_config()
-    life = Life(config.market, 1, 0)
-    speech = Speech(
+    life = SimulationState(config.market, 1, 0)
+    speech = AgentPrompter(
         config.market, load_tokenizer(config.model), template="default", extraction="raw"
     )
     question = speech.ask(life.states["agent-1"])

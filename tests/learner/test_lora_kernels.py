@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlforge.config.schema import LoraConfig
-from rlforge.learner.lora_kernels import fold_small_layers, join_detours
+from rlforge.learner.lora_kernels import fuse_lora_add, merge_small_lora
 from rlforge.models.lora import attach_lora, leave_inputs_alone
 
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -38,7 +38,7 @@ def loss_and_gradient(model):
 def test_loss_and_gradient_are_those_of_peft(adapted):
     plain = adapted()
     folded = copy.deepcopy(plain)
-    assert fold_small_layers(folded) == 2 * len(LAYERS)
+    assert merge_small_lora(folded) == 2 * len(LAYERS)
     loss, gradient = loss_and_gradient(folded)
     expected_loss, expected = loss_and_gradient(plain)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=1e-6)
@@ -51,7 +51,7 @@ def test_loss_and_gradient_are_those_of_peft(adapted):
 def test_a_switched_off_adapter_stays_off(adapted):
     plain = adapted()
     folded = copy.deepcopy(plain)
-    fold_small_layers(folded)
+    merge_small_lora(folded)
     ids = torch.arange(9)[None]
     with torch.no_grad():
         on = folded(ids).logits
@@ -63,25 +63,25 @@ def test_a_switched_off_adapter_stays_off(adapted):
 def test_saved_weights_keep_their_names(adapted):
     folded = adapted()
     names = list(folded.state_dict())
-    fold_small_layers(folded)
+    merge_small_lora(folded)
     assert list(folded.state_dict()) == names
 
 
 @pytest.mark.parametrize(("rank", "folded"), [(3, 0), (4, 4), (6, 8), (8, 14)])
 def test_only_layers_that_gain_are_folded(adapted, rank, folded):
     """Layers of 32 x 16 gain from rank 3.6 on, 32 x 32 from 5.4, 32 x 64 from 7.2."""
-    assert fold_small_layers(adapted(rank=rank)) == folded
+    assert merge_small_lora(adapted(rank=rank)) == folded
 
 
 def test_dropout_and_reduced_precision_are_left_to_peft(adapted):
-    assert fold_small_layers(adapted(dropout=0.1)) == 0
-    assert fold_small_layers(adapted().to(torch.bfloat16)) == 0
+    assert merge_small_lora(adapted(dropout=0.1)) == 0
+    assert merge_small_lora(adapted().to(torch.bfloat16)) == 0
 
 
 def test_joined_layers_give_loss_and_gradient_of_peft(adapted):
     plain = adapted(rank=3)
     joined = copy.deepcopy(plain)
-    assert join_detours(joined) == 2 * len(LAYERS)
+    assert fuse_lora_add(joined) == 2 * len(LAYERS)
     loss, gradient = loss_and_gradient(joined)
     expected_loss, expected = loss_and_gradient(plain)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=1e-6)
@@ -93,7 +93,7 @@ def test_joined_layers_give_loss_and_gradient_of_peft(adapted):
 def test_joined_layers_drop_out_what_peft_drops(adapted):
     plain = adapted(rank=3, dropout=0.5).train()
     joined = copy.deepcopy(plain)
-    join_detours(joined)
+    fuse_lora_add(joined)
     results = []
     for model in (plain, joined):
         torch.manual_seed(5)
@@ -114,7 +114,7 @@ def test_joined_layers_are_no_further_from_exact_under_autocast(adapted):
             if "lora_" in name:
                 parameter.data = parameter.data.float()
         leave_inputs_alone(model)
-        assert join_detours(model) == 2 * len(LAYERS) if join else True
+        assert fuse_lora_add(model) == 2 * len(LAYERS) if join else True
         with torch.autocast("cpu", torch.bfloat16):
             _, gradient = loss_and_gradient(model)
         assert {gradient[name].dtype for name in expected} == {torch.float32}
@@ -126,7 +126,7 @@ def test_joined_layers_are_no_further_from_exact_under_autocast(adapted):
 def test_joined_layers_add_in_place_and_make_nothing_else_of_all_outputs(adapted):
     """Tensors as large as the output: W x, and no B A x, none scaled, no sum."""
     model = adapted(rank=3)
-    join_detours(model)
+    fuse_lora_add(model)
     (layer, *_) = (m for n, m in model.named_modules() if n.endswith("up_proj"))
     x = torch.randn(2, 5, 32, requires_grad=True)
     made = []
@@ -145,7 +145,7 @@ def test_joined_layers_add_in_place_and_make_nothing_else_of_all_outputs(adapted
 
 def test_a_switched_off_adapter_of_joined_layers_stays_off(adapted):
     joined = adapted(rank=3)
-    join_detours(joined)
+    fuse_lora_add(joined)
     ids = torch.arange(9)[None]
     with torch.no_grad():
         on = joined(ids).logits
@@ -158,5 +158,5 @@ def test_a_switched_off_adapter_of_joined_layers_stays_off(adapted):
 
 def test_folded_layers_are_not_joined(adapted):
     model = adapted(rank=6)
-    assert fold_small_layers(model) == 8
-    assert join_detours(model) == 2 * len(LAYERS) - 8
+    assert merge_small_lora(model) == 8
+    assert fuse_lora_add(model) == 2 * len(LAYERS) - 8

@@ -12,7 +12,7 @@ from rlforge.config.ruler import JudgeConfig, RulerConfig
 from rlforge.errors import EngineDeadError, EngineError
 from rlforge.ruler.agreement import without_outcome
 from rlforge.ruler.judge import JudgeScorer
-from rlforge.ruler.judge_backends import EngineVoice, LocalModel, VoiceError
+from rlforge.ruler.judge_backends import JudgeError, LocalJudge, LocalModel
 from rlforge.ruler.question import read
 from rlforge.ruler.registry import make_scorer
 from rlforge.trajectories.records import TrainingWindow
@@ -78,7 +78,7 @@ def _local(model: Model, chat: bool = True) -> LocalModel:
 
 async def test_a_local_model_is_asked_in_its_own_markup_and_its_answer_is_begun() -> None:
     model = Model()
-    voice = EngineVoice(JudgeConfig(max_answer_tokens=99), _local(model))
+    voice = LocalJudge(JudgeConfig(max_answer_tokens=99), _local(model))
     reply = await voice.answer(MESSAGES, SCHEMA)
     ((prompt, params),) = model.asked
     assert prompt == f"<system>Judge.<user>{TEXT}<assistant>{BEGUN}"
@@ -89,7 +89,7 @@ async def test_a_local_model_is_asked_in_its_own_markup_and_its_answer_is_begun(
 
 async def test_a_model_without_markup_gets_plain_text() -> None:
     model = Model()
-    await EngineVoice(JudgeConfig(), _local(model, chat=False)).answer(MESSAGES, SCHEMA)
+    await LocalJudge(JudgeConfig(), _local(model, chat=False)).answer(MESSAGES, SCHEMA)
     assert model.asked[0][0] == f"Judge.\n\n{TEXT}\n\nAnswer:{BEGUN}"
 
 
@@ -102,15 +102,15 @@ async def test_a_model_without_markup_gets_plain_text() -> None:
     ],
 )
 async def test_failures_say_what_may_help(model: Model, kind: str) -> None:
-    voice = EngineVoice(JudgeConfig(timeout_s=0.05), _local(model))
-    with pytest.raises(VoiceError) as caught:
+    voice = LocalJudge(JudgeConfig(timeout_s=0.05), _local(model))
+    with pytest.raises(JudgeError) as caught:
         await voice.answer(MESSAGES, SCHEMA)
     assert caught.value.kind == kind
 
 
 async def test_a_model_that_rambles_is_asked_for_each_number() -> None:
     model = Model(numbers=" 0.75, because")
-    reply = await EngineVoice(JudgeConfig(), _local(model)).answer(MESSAGES, SCHEMA)
+    reply = await LocalJudge(JudgeConfig(), _local(model)).answer(MESSAGES, SCHEMA)
     verdicts = read(reply.text, ["aa", "bb"])
     assert [verdict.score for verdict in verdicts.values()] == [0.75, 0.75]
     asked = [prompt.rpartition("<assistant>")[2] for prompt, _ in model.asked]
@@ -121,7 +121,7 @@ async def test_a_model_that_rambles_is_asked_for_each_number() -> None:
 @pytest.mark.parametrize("numbers", ["", " high", " -1"])
 async def test_what_is_no_number_is_no_score(numbers: str) -> None:
     model = Model(numbers=numbers)
-    reply = await EngineVoice(JudgeConfig(), _local(model)).answer(MESSAGES, SCHEMA)
+    reply = await LocalJudge(JudgeConfig(), _local(model)).answer(MESSAGES, SCHEMA)
     assert json.loads(reply.text) == {"scores": []}
 
 

@@ -119,7 +119,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 @value
-class Cast:
+class RunActors:
     """All live actors of a run."""
 
     tracker: Any
@@ -148,7 +148,7 @@ class Cast:
 
 async def start_actors(
     config: RunConfig, hardware: HardwareConfig, run_dir: str, part: int
-) -> Cast:
+) -> RunActors:
     """Start everything; engines and learner load the model side by side.
 
     part: how often the run was taken up again, which keeps its game ids apart. Processes that share
@@ -201,7 +201,7 @@ async def start_actors(
             await engine.__ray_ready__.remote()
     everyone = (tracker, pool, buffer, *engines, *collectors)
     await asyncio.gather(learning, *(actor.__ray_ready__.remote() for actor in everyone))
-    return Cast(
+    return RunActors(
         tracker=tracker,
         pool=pool,
         buffer=buffer,
@@ -257,7 +257,7 @@ def _actor(cls: type, name: str, **options: Any) -> Any:
     return made.options(name=name, **options)
 
 
-def explained(error: BaseException, cast: Cast | None, run_dir: Path) -> BaseException:
+def explained(error: BaseException, cast: RunActors | None, run_dir: Path) -> BaseException:
     """What happened to whom in ``run_dir``, and how to go on; ``cast``: None before it stood.
 
     Of a group it is the first failure that counts. What did not come out of Ray stays as it is.

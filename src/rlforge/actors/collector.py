@@ -12,13 +12,13 @@ from typing import Any
 import ray
 
 from rlforge.actors.engine_client import RemoteEngine
-from rlforge.actors.process import enter, settle
+from rlforge.actors.process import enter, freeze_gc
 from rlforge.config.schema import RunConfig
 from rlforge.games.base import check_env
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.preflight.games import train_envs
 from rlforge.rollout.collector import Collector, Delivery
-from rlforge.rollout.policies import SeatAnswers
+from rlforge.rollout.policies import SeatPolicies
 from rlforge.system.timeouts import Clock
 from rlforge.tracking.game_files import GameWriter
 from rlforge.types import GameRecord, GameSpec, PolicyRef
@@ -54,7 +54,7 @@ class CollectorActor:
             time_limit=clock.timeout,
         )
         tokenizer = load_tokenizer(config.model)
-        self._answers = SeatAnswers(
+        self._answers = SeatPolicies(
             config, tokenizer, self._engine, stop_token_ids(config.model, tokenizer)
         )
         self._writer = GameWriter(Path(run_dir), name) if config.collector.save_games else None
@@ -63,7 +63,7 @@ class CollectorActor:
         )
         for env in train_envs(config):
             check_env(env)  # what games are made of is imported now
-        settle()
+        freeze_gc()
 
     async def train(self) -> None:
         await self._pool.forget_games.remote(self._name)
@@ -73,8 +73,8 @@ class CollectorActor:
             if self._writer is not None:
                 self._writer.flush()
 
-    def learned(self, policy: PolicyRef) -> None:
-        self._answers.learned(policy)
+    def use_version(self, policy: PolicyRef) -> None:
+        self._answers.use_version(policy)
 
     async def engines_sleep(self) -> None:
         """From now on no time passes for requests and games."""

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rlforge.actors.cluster import Cast
+from rlforge.actors.cluster import RunActors
 from rlforge.actors.process import turn_file
 from rlforge.system.utilisation import Span
 from rlforge.types import UpdateResult
@@ -26,7 +26,7 @@ Surviving = Callable[..., Awaitable[Any]]
 
 
 async def update_in_turn(
-    cast: Cast, surviving: Surviving, run_dir: Path, batch: Any
+    cast: RunActors, surviving: Surviving, run_dir: Path, batch: Any
 ) -> tuple[UpdateResult, Span]:
     """The learner's update, with every engine asleep until it is over.
 
@@ -57,7 +57,7 @@ def _learners_turn(run_dir: Path) -> Iterator[None]:
         file.unlink()
 
 
-async def _engines(cast: Cast, surviving: Surviving, method: str) -> None:
+async def _engines(cast: RunActors, surviving: Surviving, method: str) -> None:
     await asyncio.gather(
         *(
             surviving(f"engine-{index}", getattr(engine, method))

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Sequence
 from functools import partial
 from uuid import uuid4
 
-from rlforge.actors.process import end, enter, settle, turn_file
+from rlforge.actors.process import end, enter, freeze_gc, turn_file
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.engines.base import Caller, EngineStats, LocalEngine
 from rlforge.engines.registry import make_engine
@@ -82,7 +82,7 @@ class EngineActor:
             threads=hardware.threads,
             gpus=hardware.engine_gpus,
         )
-        settle()
+        freeze_gc()
         log.info("the engine is loaded")
         self._loaded.set()
 

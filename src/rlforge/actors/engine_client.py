@@ -65,7 +65,7 @@ class RemoteEngine:
         policy: PolicyRef,
         on_tokens: OnTokens | None = None,
     ) -> Completion:
-        told = _Told(on_tokens) if on_tokens is not None else None
+        told = _TokenStreamDeduper(on_tokens) if on_tokens is not None else None
         tries, death = 0, "see its log"
         while (index := await self._least_loaded()) is not None:
             if told is not None:
@@ -236,7 +236,7 @@ class RemoteEngine:
         self._fail(index, [ticket for ticket in received if ticket not in in_hand], error)
 
 
-class _Told:
+class _TokenStreamDeduper:
     """Hands tokens on once: a request that is asked again repeats those it told before."""
 
     def __init__(self, on_tokens: OnTokens) -> None:

@@ -35,7 +35,7 @@ def limit_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """What start-up made stays: the garbage collector need not look through it ever again.
 
     Libraries leave hundreds of thousands of objects behind. Each full collection would go through

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlforge.actors.process import enter, settle
+from rlforge.actors.process import enter, freeze_gc
 from rlforge.buffer import make_buffer
 from rlforge.buffer.batch_files import write_batch
 from rlforge.config.schema import RunConfig
@@ -28,7 +28,7 @@ class TrackerActor:
         self._tracker = Tracker(
             Path(run_dir), config.tracker, config.name, config.learner.total_updates, about=about
         )
-        settle()
+        freeze_gc()
 
     def add_games(self, records: Sequence[GameRecord]) -> None:
         self._tracker.add_games(records)
@@ -66,7 +66,7 @@ class PoolActor:
             train_envs(config), self._pool, group_size=group_size, seed=config.seed, part=part
         )
         self._under_way = GamesUnderWay()
-        settle()
+        freeze_gc()
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> dict[str, Any]:
         self._pool.add_checkpoint(checkpoint)
@@ -120,7 +120,7 @@ class BufferActor:
         self._changed = asyncio.Condition()
         self._stopped = False
         self._reserved: dict[str, int] = {}
-        settle()
+        freeze_gc()
 
     async def reserve(self, collector: str, games: int) -> int:
         """Games that ``collector`` may start now; waits for room. 0: collection is over."""

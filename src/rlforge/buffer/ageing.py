@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 
-class Ageing(Generic[_T]):
+class VersionQueue(Generic[_T]):
     """A bag of things made by versions.
 
     The oldest version's things are taken first, in random order. With all of them used once, order

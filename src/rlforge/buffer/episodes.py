@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlforge.buffer.ageing import Ageing
+from rlforge.buffer.ageing import VersionQueue
 from rlforge.buffer.base import Buffer, BufferSettings
 from rlforge.buffer.steps import step_from_json, step_to_json
 from rlforge.types import Episode, Step
@@ -48,7 +48,7 @@ class EpisodeBuffer(Buffer):
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings)
         self._on_policy = settings.max_staleness == 0
-        self._complete: Ageing[_Group] = Ageing(
+        self._complete: VersionQueue[_Group] = VersionQueue(
             lambda group: self._version(group.episodes), self._random
         )
         self._complete_size = 0

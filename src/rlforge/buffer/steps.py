@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from rlforge.buffer.ageing import Ageing
+from rlforge.buffer.ageing import VersionQueue
 from rlforge.buffer.base import Buffer, BufferSettings
 from rlforge.types import Episode, Step
 
@@ -20,7 +20,7 @@ class StepBuffer(Buffer):
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings)
-        self._steps: Ageing[Step] = Ageing(attrgetter("policy_version"), self._random)
+        self._steps: VersionQueue[Step] = VersionQueue(attrgetter("policy_version"), self._random)
 
     def size(self) -> int:
         return len(self._steps)

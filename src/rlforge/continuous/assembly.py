@@ -18,15 +18,15 @@ from rlforge.config.schema import HardwareConfig
 from rlforge.continuous.calendar import Calendar
 from rlforge.continuous.journal import Entry, Journal
 from rlforge.continuous.learner import WindowLearner
-from rlforge.continuous.population import Life, Population
+from rlforge.continuous.population import Population, SimulationState
 from rlforge.continuous.probes import market_probes
-from rlforge.continuous.prompting import Speech
+from rlforge.continuous.prompting import AgentPrompter
 from rlforge.continuous.records import Records
 from rlforge.continuous.scorebook import Scorebook
 from rlforge.continuous.served import Served
-from rlforge.continuous.simulation import Habitat, SimulatedHabitat, WallHabitat
-from rlforge.continuous.snapshot import load_life
-from rlforge.continuous.trainer import Parts, life_path
+from rlforge.continuous.simulation import SimulatedTimeDriver, SimulationDriver, WallClockDriver
+from rlforge.continuous.snapshot import load_simulation_state
+from rlforge.continuous.trainer import Parts, simulation_state_path
 from rlforge.continuous.trials import MarketTrials
 from rlforge.engines.base import Engine, LocalEngine
 from rlforge.engines.registry import make_engine
@@ -112,11 +112,11 @@ async def assembled(
             rewarded,
             recorded=await asyncio.to_thread(_recorded, store, last),
         )
-        habitat: Habitat
+        habitat: SimulationDriver
         if time.simulated:
-            habitat = SimulatedHabitat(population, lambda: time.now(life), stop)
+            habitat = SimulatedTimeDriver(population, lambda: time.now(life), stop)
         else:
-            habitat = WallHabitat(population, time.clock, config.market.tick_minutes * 60, stop)
+            habitat = WallClockDriver(population, time.clock, config.market.tick_minutes * 60, stop)
         stack.push_async_callback(habitat.close)
         scorer = _scorer(config, paths, engine, voice)
         stack.push_async_callback(scorer.close)
@@ -149,7 +149,7 @@ class _Voice:
 
     tokenizer: Any
     params: SamplingParams
-    speech: Speech
+    speech: AgentPrompter
 
 
 def _voice(config: ContinuousConfig) -> _Voice:
@@ -160,7 +160,7 @@ def _voice(config: ContinuousConfig) -> _Voice:
         max_tokens=config.engine.max_tokens,
         stop_token_ids=stop_token_ids(config.model, tokenizer),
     )
-    speech = Speech(
+    speech = AgentPrompter(
         config.market,
         tokenizer,
         template=config.model.prompt_template,
@@ -177,7 +177,7 @@ class _MarketTime:
         self.clock = WallClock()
         self._begin = window_start(config.continuous.start)
 
-    def now(self, life: Life) -> float:
+    def now(self, life: SimulationState) -> float:
         return self._begin + life.world.minute * 60 if self.simulated else self.clock.now()
 
 
@@ -195,7 +195,7 @@ def _rewarded(config: ContinuousConfig, reward: DecisionReward) -> Callable[[Set
 
 def _population(
     config: ContinuousConfig,
-    life: Life,
+    life: SimulationState,
     time: _MarketTime,
     voice: _Voice,
     service: DeploymentService,
@@ -279,11 +279,11 @@ def _scorer(config: ContinuousConfig, paths: RunPaths, engine: Engine, voice: _V
     return make_scorer(ruler, seed=config.seed, local=local)
 
 
-def _life(config: ContinuousConfig, run_dir: Path, last: Entry | None) -> Life:
+def _life(config: ContinuousConfig, run_dir: Path, last: Entry | None) -> SimulationState:
     """The life that the newest window began with, to be lived again; a new run's own."""
     if last is None:
-        return Life(config.market, config.continuous.agents, config.seed)
-    return load_life(life_path(run_dir, last.number))
+        return SimulationState(config.market, config.continuous.agents, config.seed)
+    return load_simulation_state(simulation_state_path(run_dir, last.number))
 
 
 def _recorded(store: TrajectoryStore, last: Entry | None) -> dict[str, Decision]:

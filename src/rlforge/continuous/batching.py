@@ -45,7 +45,7 @@ class Scored:
 
 
 @value
-class Harvest:
+class WindowBatch:
     """What a window gives to learn from.
 
     batch: None where nothing is trained; ``reason`` says why, and is empty otherwise. selected:
@@ -77,7 +77,7 @@ class Harvest:
         }
 
 
-def harvest(
+def build_window_batch(
     batch_id: str,
     decisions: Sequence[Decision],
     scores: Sequence[float | None],
@@ -87,7 +87,7 @@ def harvest(
     *,
     version: int,
     max_length: int | None,
-) -> Harvest:
+) -> WindowBatch:
     """Select from complete ``decisions``, in order of time, with their ``scores``.
 
     rewards: theirs as they are learned, normalised where that is wished for. version: of the
@@ -117,7 +117,7 @@ def harvest(
         max_version=max(versions, default=version),
         dropped_stale=len(chosen) - len(recent),
     )
-    return Harvest(
+    return WindowBatch(
         batch=None if reason else batch,
         reason=reason,
         selected=len(selected),

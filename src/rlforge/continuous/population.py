@@ -17,7 +17,7 @@ from typing import Protocol
 
 from rlforge.config.market import MarketConfig
 from rlforge.continuous.performance import PROBLEM
-from rlforge.continuous.prompting import Question, Speech
+from rlforge.continuous.prompting import AgentPrompter, Question
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.market.actions import NO_OP
 from rlforge.market.crowd import Choice, Crowd
@@ -55,7 +55,7 @@ class Open:
     policy: str
 
 
-class Life:
+class SimulationState:
     """All of a population that goes on: the market, its traders, and decisions not yet settled.
 
     states: what each agent sees now. open: by the market's ticket. next_states: by id of a
@@ -76,7 +76,7 @@ class Life:
 
 
 class Population:
-    """Makes a ``Life`` go on.
+    """Makes a ``SimulationState`` go on.
 
     seed: of the draws. name: what decisions' ids begin with. now, window_of: the clock, and the
     window of a time. reward: of a settled decision. recorded: decisions that an earlier process
@@ -85,15 +85,15 @@ class Population:
 
     def __init__(
         self,
-        life: Life,
+        life: SimulationState,
         *,
         name: str,
         seed: int,
-        speech: Speech,
+        speech: AgentPrompter,
         answer: Answer,
         provider: str,
         ledger: Ledger,
-        now: Callable[[Life], float],
+        now: Callable[[SimulationState], float],
         window_of: Callable[[float], str],
         reward: Callable[[Settled], float],
         heard: Heard | None = None,

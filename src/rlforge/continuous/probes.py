@@ -6,8 +6,8 @@ import dataclasses
 import random
 
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.continuous.population import Life
-from rlforge.continuous.prompting import Speech
+from rlforge.continuous.population import SimulationState
+from rlforge.continuous.prompting import AgentPrompter
 from rlforge.serving.probes import Probe
 from rlforge.types import SamplingParams
 
@@ -16,7 +16,7 @@ _SEED_OFFSET = 15_485_863
 
 
 def market_probes(
-    config: ContinuousConfig, speech: Speech, params: SamplingParams
+    config: ContinuousConfig, speech: AgentPrompter, params: SamplingParams
 ) -> tuple[Probe, ...]:
     """``deployment.probes`` of them, answered greedily."""
     greedy = dataclasses.replace(
@@ -25,7 +25,7 @@ def market_probes(
         max_tokens=min(config.deployment.probe_tokens, params.max_tokens),
     )
     draw = random.Random(config.seed + _SEED_OFFSET)
-    life = Life(config.market, 1, config.seed + _SEED_OFFSET)
+    life = SimulationState(config.market, 1, config.seed + _SEED_OFFSET)
     (agent,) = life.agents
     probes = []
     for _ in range(config.deployment.probes):

@@ -36,7 +36,7 @@ class Reading:
     problem: str = ""
 
 
-class Speech:
+class AgentPrompter:
     """Prompts and answers in the template and extraction of a model.
 
     ``board`` asks in the compact words of ``rlforge.market.compact``, every other template in

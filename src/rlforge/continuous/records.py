@@ -45,7 +45,7 @@ def window_row(
 ) -> Row:
     """One line of ``windows.jsonl``: the document's metrics, then what else there is to know.
 
-    gathered: figures of its ``Harvest``.
+    gathered: figures of its ``WindowBatch``.
     training_loss, kl_divergence and deployment_success are None where nothing was trained.
     """
     metrics = trained.metrics if trained else {}

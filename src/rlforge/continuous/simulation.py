@@ -16,7 +16,7 @@ class Stopped(Exception):  # noqa: N818  # not an error: somebody pressed Ctrl-C
     """The run was asked to end."""
 
 
-class Habitat(Protocol):
+class SimulationDriver(Protocol):
     """What the trainer knows of the world."""
 
     def now(self) -> float:
@@ -36,7 +36,7 @@ class Habitat(Protocol):
         ...
 
 
-class SimulatedHabitat:
+class SimulatedTimeDriver:
     """Time passes by being lived: nothing happens while the trainer works."""
 
     def __init__(
@@ -61,7 +61,7 @@ class SimulatedHabitat:
         return
 
 
-class WallHabitat:
+class WallClockDriver:
     """A tick every ``tick_s`` seconds of the clock, while the trainer trains, too.
 
     Decisions say which version made them, so those of a window that went on beside a training are

@@ -12,7 +12,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from rlforge.continuous.population import Life
+from rlforge.continuous.population import SimulationState
 from rlforge.errors import RunError
 
 #: Beside the classes of these modules, what they keep their state in.
@@ -25,7 +25,7 @@ _PLAIN = {
 }
 
 
-def save_life(life: Life, path: Path) -> None:
+def save_life(life: SimulationState, path: Path) -> None:
     """Write ``life`` to ``path``, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -39,7 +39,7 @@ def save_life(life: Life, path: Path) -> None:
         fresh.unlink(missing_ok=True)
 
 
-def load_life(path: Path) -> Life:
+def load_simulation_state(path: Path) -> SimulationState:
     """Read it back. Raises RunError when it is missing, damaged, or no population's life."""
     try:
         life = _Reader(io.BytesIO(path.read_bytes())).load()
@@ -47,7 +47,7 @@ def load_life(path: Path) -> Life:
         raise RunError(f"{path} is missing: the run cannot be resumed") from None
     except Exception as error:  # whatever bytes that are no pickle lead to
         raise RunError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
-    if not isinstance(life, Life):
+    if not isinstance(life, SimulationState):
         raise RunError(f"{path} holds a {type(life).__name__}, not a population's life")
     return life
 

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 from rlforge.algorithms.base import Algorithm
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.continuous.batching import Harvest, harvest
+from rlforge.continuous.batching import WindowBatch, build_window_batch
 from rlforge.continuous.journal import Entry, Journal
 from rlforge.continuous.learner import Trained, WindowLearner
 from rlforge.continuous.records import Records, reward_figures, window_row
 from rlforge.continuous.scorebook import Scorebook
-from rlforge.continuous.simulation import Habitat, Stopped
+from rlforge.continuous.simulation import SimulationDriver, Stopped
 from rlforge.errors import CheckpointError, RunError
 from rlforge.ruler.base import Scorer, Scores
 from rlforge.trajectories.records import TrainingWindow
@@ -90,7 +90,7 @@ class Windows(Protocol):
 class Parts:
     """All that a continuous run consists of."""
 
-    habitat: Habitat
+    habitat: SimulationDriver
     windows: Windows
     scorer: Scorer
     reward: DecisionReward
@@ -145,10 +145,10 @@ class ContinuousTrainer:
         now = habitat.now()
         window_id = windows.first(now) if last is None else windows.after(last.window_id, now)
         number = 1 if last is None else last.number + 1
-        await habitat.save(life_path(self._run_dir, number))
+        await habitat.save(simulation_state_path(self._run_dir, number))
         entry = journal.begin(window_id, life=number)
         if last is not None:
-            life_path(self._run_dir, last.number).unlink(missing_ok=True)
+            simulation_state_path(self._run_dir, last.number).unlink(missing_ok=True)
         return entry
 
     async def _wait_for_window(self, work: Entry) -> tuple[Entry, TrainingWindow]:
@@ -177,7 +177,7 @@ class ContinuousTrainer:
             work = self._reach(work, "scored")
         return work, book.read(window)
 
-    def _filter(self, window: TrainingWindow, scores: Scores | None) -> Harvest:
+    def _filter(self, window: TrainingWindow, scores: Scores | None) -> WindowBatch:
         """The decisions to learn from, or why there are none."""
         reason = ""
         if not window.ready:
@@ -185,14 +185,14 @@ class ContinuousTrainer:
         elif self._parts.deployments.on_trial():
             reason = "a version is on trial: there is no telling yet which to go on from"
         if reason or scores is None:
-            return Harvest(batch=None, reason=reason)
+            return WindowBatch(batch=None, reason=reason)
         known = [
             (decision, score)
             for decision, score in zip(window.trajectories, scores.values, strict=True)
             if decision.reward is not None
         ]
         decisions = [decision for decision, _ in known]
-        return harvest(
+        return build_window_batch(
             window.id,
             decisions,
             [score for _, score in known],
@@ -203,7 +203,7 @@ class ContinuousTrainer:
             max_length=self._config.learner.max_train_len,
         )
 
-    async def _train(self, work: Entry, gathered: Harvest) -> tuple[Entry, Trained | None]:
+    async def _train(self, work: Entry, gathered: WindowBatch) -> tuple[Entry, Trained | None]:
         """One update on the window, in a thread: the agents, and all who are served, go on."""
         self._check_stop()
         learner = self._parts.learner
@@ -285,6 +285,6 @@ class ContinuousTrainer:
             raise Stopped
 
 
-def life_path(run_dir: Path, number: int) -> Path:
+def simulation_state_path(run_dir: Path, number: int) -> Path:
     """The world that window ``number`` of a run starts from."""
     return run_dir / "world" / f"window-{number}.pkl"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.performance import Performance, by_player, is_ours
-from rlforge.continuous.population import Life, Population
-from rlforge.continuous.prompting import Speech
+from rlforge.continuous.population import Population, SimulationState
+from rlforge.continuous.prompting import AgentPrompter
 from rlforge.engines.base import Generator
 from rlforge.market.settlement import Settled
 from rlforge.serving.records import PairedOutcomes
@@ -31,7 +31,7 @@ class MarketTrials:
         self,
         config: ContinuousConfig,
         engine: Generator,
-        speech: Speech,
+        speech: AgentPrompter,
         params: SamplingParams,
         reward: Callable[[Settled], float],
     ) -> None:
@@ -72,7 +72,7 @@ class MarketTrials:
             return await self._engine.generate(prompt, params, policy)
 
         population = Population(
-            Life(market, self._config.continuous.agents, seed),
+            SimulationState(market, self._config.continuous.agents, seed),
             name="trial",
             seed=seed,
             speech=self._speech,

@@ -92,7 +92,7 @@ _Future = asyncio.Future[Completion | None]
 #: A caller and the submission that the worker makes for it, which returns the request's id.
 _Call = tuple[Callable[[], int], Caller]
 _Result = tuple[Caller, Completion | None, EngineError | None]
-_News = tuple[Caller, Sequence[int]]
+_StreamUpdate = tuple[Caller, Sequence[int]]
 
 
 class ThreadedEngine:
@@ -312,9 +312,9 @@ class ThreadedEngine:
             callers, self._turn_callers = self._turn_callers, []
         _deliver([(caller, None, None) for caller in callers], [])
 
-    def _take_news(self) -> list[_News]:
+    def _take_news(self) -> list[_StreamUpdate]:
         """Tokens that streams do not have yet."""
-        news: list[_News] = []
+        news: list[_StreamUpdate] = []
         for number, tokens in self._core.drawn(self._streams).items():
             caller = self._streams[number]
             if len(tokens) > caller.told:
@@ -349,10 +349,10 @@ class ThreadedEngine:
             self._over.set()
 
 
-def _deliver(results: Iterable[_Result], news: Iterable[_News]) -> None:
+def _deliver(results: Iterable[_Result], news: Iterable[_StreamUpdate]) -> None:
     """Hands both to the loops that wait for them: one wake-up per loop, not per request."""
-    by_loop: dict[asyncio.AbstractEventLoop, tuple[list[_Result], list[_News]]] = defaultdict(
-        lambda: ([], [])
+    by_loop: dict[asyncio.AbstractEventLoop, tuple[list[_Result], list[_StreamUpdate]]] = (
+        defaultdict(lambda: ([], []))
     )
     for result in results:
         by_loop[result[0].loop][0].append(result)
@@ -364,7 +364,7 @@ def _deliver(results: Iterable[_Result], news: Iterable[_News]) -> None:
             loop.call_soon_threadsafe(_tell, *batch)
 
 
-def _tell(results: list[_Result], news: list[_News]) -> None:
+def _tell(results: list[_Result], news: list[_StreamUpdate]) -> None:
     for caller, tokens in news:
         if not caller.gone and caller.on_tokens is not None:  # nor left meanwhile
             caller.on_tokens(tokens)

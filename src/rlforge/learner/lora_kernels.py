@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 
-def fold_small_layers(model: nn.Module) -> int:
+def merge_small_lora(model: nn.Module) -> int:
     """Let the LoRA layers of ``model`` that gain by it compute folded; returns how many there are.
 
     Weights, gradients and saved files are those of PEFT's own layers, up to rounding.
@@ -32,7 +32,7 @@ def fold_small_layers(model: nn.Module) -> int:
     return len(small)
 
 
-def join_detours(model: nn.Module) -> int:
+def fuse_lora_add(model: nn.Module) -> int:
     """Let the other LoRA layers around linear ones add their product in place; returns how many.
 
     Weights, gradients and saved files are those of PEFT's own layers, up to rounding: under

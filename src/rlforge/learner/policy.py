@@ -15,7 +15,7 @@ from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.learner.batching import Layout, MicroBatch, Row, collate, whole
 from rlforge.learner.compiling import check_compiling, compile_layers
 from rlforge.learner.division import deal, shares
-from rlforge.learner.lora_kernels import fold_small_layers, join_detours
+from rlforge.learner.lora_kernels import fuse_lora_add, merge_small_lora
 from rlforge.learner.memory import apply_memory_options
 from rlforge.learner.norms import fuse_norms
 from rlforge.learner.prefixes import parts, segments
@@ -89,8 +89,8 @@ class Policy:
         self._adapter = attach_lora(model, lora, seed) if config.train == "lora" else None
         autocast = self._dtype if self._dtype == torch.bfloat16 else None
         if self._adapter is not None:
-            fold_small_layers(self._adapter)
-            join_detours(self._adapter)
+            merge_small_lora(self._adapter)
+            fuse_lora_add(self._adapter)
             if autocast is not None:
                 leave_inputs_alone(self._adapter)
         if config.initial_adapter is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rlforge.config.primary import GAMES, read_run
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError
-from rlforge.local.policies import find_opponent, find_policy, seat_answers
+from rlforge.local.policies import find_opponent, find_policy, seat_policies
 from rlforge.preflight.games import eval_envs, eval_opponents
 from rlforge.rollout.collector import Collector, Delivery
 from rlforge.rollout.evaluation import plan_evaluation, summarise
@@ -74,7 +74,7 @@ async def evaluate_run(
         if rival.kind == "api":
             check_api(rival.path_or_name or rival.uid, config.pool.api)
     specs = plan_evaluation(envs, against, policy, games, step=step, seed=config.seed)
-    async with seat_answers(config, [policy, *against], say) as answers:
+    async with seat_policies(config, [policy, *against], say) as answers:
         say(f"{policy.uid} plays {len(specs)} games")
         collector = Collector(config.collector, _NoTraining(), answers.for_game)
         records = await collector.evaluate(specs)

@@ -17,10 +17,10 @@ from rlforge.errors import ConfigError, nearest
 from rlforge.games.base import View, check_env
 from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent
-from rlforge.local.policies import find_opponent, find_policy, seat_answers
+from rlforge.local.policies import find_opponent, find_policy, seat_policies
 from rlforge.preflight.games import eval_envs, train_envs
 from rlforge.rollout.episode import play_game
-from rlforge.rollout.policies import SeatAnswers
+from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
 
@@ -155,7 +155,7 @@ async def play(
     modelled = any(policy.kind == "checkpoint" for policy in policies)
     # Ctrl-C while a line is read must not wait for the line, as asyncio's own handler does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    seats = seat_answers(config, policies, say) if modelled else nullcontext(_no_model(config))
+    seats = seat_policies(config, policies, say) if modelled else nullcontext(_no_model(config))
     async with seats as answers:
         others = answers.for_game(spec)
 
@@ -170,10 +170,10 @@ async def play(
         return await play_game(spec, answer)
 
 
-def _no_model(config: RunConfig) -> SeatAnswers:
+def _no_model(config: RunConfig) -> SeatPolicies:
     """Answers at a table where nobody is a model of ours: it needs neither tokenizer nor engine."""
     nobody: Any = None
-    return SeatAnswers(config, nobody, nobody, ())
+    return SeatPolicies(config, nobody, nobody, ())
 
 
 def verdict(record: GameRecord) -> str:

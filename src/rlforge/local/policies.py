@@ -15,16 +15,16 @@ from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
 from rlforge.preflight.games import eval_envs
-from rlforge.rollout.policies import SeatAnswers
+from rlforge.rollout.policies import SeatPolicies
 from rlforge.system.checkpoint import latest_checkpoint, list_checkpoints, read_manifest
 from rlforge.system.hardware import detect, resolve_hardware
 from rlforge.types import PolicyRef
 
 
 @asynccontextmanager
-async def seat_answers(
+async def seat_policies(
     config: RunConfig, policies: Sequence[PolicyRef], say: Callable[[str], None]
-) -> AsyncIterator[SeatAnswers]:
+) -> AsyncIterator[SeatPolicies]:
     """Who answers at the seats of ``config``'s games, with its engine in this process.
 
     policies: those that will sit there. say: told what takes time. The run's device is used where
@@ -41,7 +41,7 @@ async def seat_answers(
     engine = make_engine(config, device=hardware.device, threads=hardware.threads)
     tokenizer = load_tokenizer(config.model)
     try:
-        yield SeatAnswers(config, tokenizer, engine, stop_token_ids(config.model, tokenizer))
+        yield SeatPolicies(config, tokenizer, engine, stop_token_ids(config.model, tokenizer))
     finally:
         await engine.close()
 

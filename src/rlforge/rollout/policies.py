@@ -14,7 +14,7 @@ from rlforge.rollout.episode import Answer
 from rlforge.types import Completion, GameSpec, PolicyRef, SamplingParams, Seat
 
 
-class SeatAnswers:
+class SeatPolicies:
     """Makes, for each game, the function that asks whoever sits at the seat to move."""
 
     def __init__(
@@ -36,7 +36,7 @@ class SeatAnswers:
         self._api = ApiPlayer(config.pool.api)
         self._newest: PolicyRef | None = None
 
-    def learned(self, policy: PolicyRef) -> None:
+    def use_version(self, policy: PolicyRef) -> None:
         """A newer version is out: trained seats move with it from now on, in games under way too.
 
         So a game that takes longer than an update does not go stale with the version it began

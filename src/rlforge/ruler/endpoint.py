@@ -10,7 +10,7 @@ from rlforge.config.ruler import JudgeConfig
 from rlforge.config.schema import ApiConfig
 from rlforge.engines.openai import Endpoint, check_api
 from rlforge.errors import ConfigError
-from rlforge.ruler.judge_backends import Failure, Reply, VoiceError, estimated_tokens
+from rlforge.ruler.judge_backends import Failure, JudgeError, Reply, estimated_tokens
 from rlforge.ruler.question import Message
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def check_endpoint(config: JudgeConfig) -> Endpoint:
         raise ConfigError(f"ruler.judge.model={config.model}: {error}") from None
 
 
-class EndpointVoice:
-    """See ``rlforge.ruler.judge_backends.Voice``. The key is never part of a message."""
+class ApiJudge:
+    """See ``rlforge.ruler.judge_backends.JudgeBackend``. The key is never part of a message."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self._config, self._endpoint = config, check_endpoint(config)
@@ -48,27 +48,27 @@ class EndpointVoice:
 
     @property
     def name(self) -> str:
-        """See ``Voice``."""
+        """See ``JudgeBackend``."""
         return f"{self._config.model} at {self._endpoint.base_url or 'its API'}"
 
     async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> Reply:
-        """See ``Voice``. Once a form was accepted, stricter ones are not asked for again."""
+        """See ``JudgeBackend``. Once a form was accepted, stricter ones are not asked for again."""
         form = self._form
         try:
             reply = await self._request(messages, schema, self._forms[form])
-        except VoiceError as error:
+        except JudgeError as error:
             if error.kind != "rejected":
                 raise
             if form + 1 < len(self._forms):
                 self._form = max(self._form, form + 1)
-                raise VoiceError(str(error), "form") from error
+                raise JudgeError(str(error), "form") from error
             self._form = self._accepted  # it was not the form
             raise
         self._accepted = form
         return reply
 
     async def close(self) -> None:
-        """See ``Voice``."""
+        """See ``JudgeBackend``."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
@@ -89,18 +89,18 @@ class EndpointVoice:
             used = getattr(response.usage, "total_tokens", None)
         except (openai.APITimeoutError, TimeoutError) as error:
             message = f"{where} gave no answer within ruler.judge.timeout_s {config.timeout_s:g} s"
-            raise VoiceError(message, "again") from error
+            raise JudgeError(message, "again") from error
         except openai.APIStatusError as error:
             raise self._status_error(error) from error
         except openai.APIConnectionError as error:
-            raise VoiceError(f"{where} cannot be reached", "again") from error
+            raise JudgeError(f"{where} cannot be reached", "again") from error
         except (openai.OpenAIError, ValueError, AttributeError, LookupError, TypeError) as error:
             # A body that is not JSON, or no chat completion.
             message = f"{where} gave an unreadable answer: {self._shown(error)}"
-            raise VoiceError(message, "again") from error
+            raise JudgeError(message, "again") from error
         if not isinstance(text, str) or not text.strip():
             message = f"{where} gave an answer without text (finish_reason {finish!r})"
-            raise VoiceError(message, "again")
+            raise JudgeError(message, "again")
         counted = used if isinstance(used, int) and used > 0 else estimated_tokens(messages, text)
         return Reply(text=text, tokens=counted)
 
@@ -124,7 +124,7 @@ class EndpointVoice:
             options["response_format"] = {"type": "json_object"}
         return options
 
-    def _status_error(self, error: Any) -> VoiceError:
+    def _status_error(self, error: Any) -> JudgeError:
         status = error.status_code
         kind: Failure = "rejected"
         if status in _REFUSED:
@@ -132,7 +132,7 @@ class EndpointVoice:
         elif status in _AGAIN or status >= 500:
             kind = "again"
         message = f"{self.name} refused with HTTP status {status}: {self._shown(error)}"
-        return VoiceError(message, kind, wait_s=_asked_wait(error.response.headers))
+        return JudgeError(message, kind, wait_s=_asked_wait(error.response.headers))
 
     def _connected(self) -> AsyncOpenAI:
         from openai import AsyncOpenAI

@@ -17,7 +17,7 @@ from rlforge.ruler.base import Scores
 from rlforge.ruler.cache import AnswerCache
 from rlforge.ruler.comparison import finished, finite_rewards, nothing_to_compare, undecided
 from rlforge.ruler.features import STATE_ACTION
-from rlforge.ruler.judge_backends import Voice, VoiceError, estimated_tokens
+from rlforge.ruler.judge_backends import JudgeBackend, JudgeError, estimated_tokens
 from rlforge.ruler.question import Question, UnusableAnswerError, Verdict, ask, read
 from rlforge.trajectories.records import Decision, TrainingWindow
 from rlforge.types import value
@@ -43,7 +43,7 @@ class GroupVerdict:
     reason: str = ""
 
 
-class Sitting:
+class JudgeBudget:
     """One window before the judge: what it has cost, what it may cost, and whether it goes on.
 
     A call is paid ahead with the most that it can cost, and settled when that is known.
@@ -94,7 +94,7 @@ class JudgeScorer:
     Scores are then sharpened or softened by ``ruler.temperature`` T: sigmoid(logit(score) / T).
     """
 
-    def __init__(self, config: RulerConfig, voice: Voice, *, seed: int = 0) -> None:
+    def __init__(self, config: RulerConfig, voice: JudgeBackend, *, seed: int = 0) -> None:
         self._config, self._voice, self._seed = config, voice, seed
         self._given: dict[str, float | None] = {}  # scores of the last window, by decision
         self._cache: AnswerCache | None = None
@@ -106,7 +106,7 @@ class JudgeScorer:
         """See ``Scorer``."""
         if reason := nothing_to_compare(decisions, self._config.min_agents):
             return undecided(decisions, reason)
-        sitting = Sitting(self._config.judge)
+        sitting = JudgeBudget(self._config.judge)
         groups = divide(decisions, self._config.judge)
         verdicts = await asyncio.gather(
             *(self._group([decisions[i] for i in group], group, sitting) for group in groups)
@@ -140,7 +140,7 @@ class JudgeScorer:
             self._cache.close()
 
     async def _group(
-        self, group: Sequence[Decision], positions: tuple[int, ...], sitting: Sitting
+        self, group: Sequence[Decision], positions: tuple[int, ...], sitting: JudgeBudget
     ) -> GroupVerdict:
         question = ask(group, self._config.judge, self._config.features, self._seed)
         try:
@@ -155,7 +155,7 @@ class JudgeScorer:
             positions=positions, verdicts=tuple(by_place[place] for place in range(len(group)))
         )
 
-    async def _answer(self, question: Question, sitting: Sitting) -> Mapping[str, Verdict]:
+    async def _answer(self, question: Question, sitting: JudgeBudget) -> Mapping[str, Verdict]:
         """The verdicts on a question. Raises UnscoredError when there are none to be had."""
         if len(question.ids) == 1:
             alike = Verdict(score=0.5, explanation="nothing to compare: the group is all alike")
@@ -169,7 +169,7 @@ class JudgeScorer:
             self._cache.put(self._voice.name, question, verdicts)
         return verdicts
 
-    async def _asked(self, question: Question, sitting: Sitting) -> Mapping[str, Verdict]:
+    async def _asked(self, question: Question, sitting: JudgeBudget) -> Mapping[str, Verdict]:
         """Ask until the answer is good, or the tries, the budget or the judge are at an end."""
         config, messages, tries, silent = self._config.judge, question.messages, 0, True
         while True:
@@ -179,7 +179,7 @@ class JudgeScorer:
             reserved = sitting.pay(asked)
             try:
                 reply = await self._voice.answer(messages, question.schema)
-            except VoiceError as error:
+            except JudgeError as error:
                 sitting.settle(reserved, asked)
                 if error.kind == "form":
                     continue  # there are few forms
@@ -207,7 +207,7 @@ class JudgeScorer:
     def _tempered(self, score: float) -> float:
         return float(expit(logit(score) / self._config.temperature))
 
-    def _metrics(self, sitting: Sitting, groups: Sequence[GroupVerdict]) -> dict[str, float]:
+    def _metrics(self, sitting: JudgeBudget, groups: Sequence[GroupVerdict]) -> dict[str, float]:
         failed = sum(group.verdicts is None for group in groups)
         return {
             "judge_groups": float(len(groups)),

@@ -35,7 +35,7 @@ class Reply:
     tokens: int
 
 
-class VoiceError(EngineError):
+class JudgeError(EngineError):
     """No answer. kind: what may be done; wait_s: how long the other side asks to wait."""
 
     def __init__(self, message: str, kind: Failure, *, wait_s: float = 0.0) -> None:
@@ -43,7 +43,7 @@ class VoiceError(EngineError):
         self.kind, self.wait_s = kind, wait_s
 
 
-class Voice(Protocol):
+class JudgeBackend(Protocol):
     """Answers a conversation, in one call."""
 
     @property
@@ -52,7 +52,7 @@ class Voice(Protocol):
         ...
 
     async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> Reply:
-        """The model's words, JSON of ``schema`` if it can hold to it. Raises VoiceError."""
+        """The model's words, JSON of ``schema`` if it can hold to it. Raises JudgeError."""
         ...
 
     async def close(self) -> None:
@@ -76,7 +76,7 @@ class LocalModel:
     stop_token_ids: tuple[int, ...] = ()
 
 
-class EngineVoice:
+class LocalJudge:
     """A local model as a judge. Without ``ruler.judge.sampling_temperature`` it is greedy.
 
     The answer is begun for the model. One that does not keep to the form all the same is asked
@@ -94,22 +94,22 @@ class EngineVoice:
 
     @property
     def name(self) -> str:
-        """See ``Voice``."""
+        """See ``JudgeBackend``."""
         policy = self._model.policy
         return f"engine {policy.uid} {policy.path_or_name} {policy.version}"
 
     async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> Reply:
-        """See ``Voice``."""
+        """See ``JudgeBackend``."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._in_form(messages, asked_ids(schema))
         except TimeoutError as error:
             message = f"no answer within ruler.judge.timeout_s {self._timeout_s:g} s"
-            raise VoiceError(message, "again") from error
+            raise JudgeError(message, "again") from error
         except EngineDeadError as error:
-            raise VoiceError(str(error), "refused") from error
+            raise JudgeError(str(error), "refused") from error
         except EngineError as error:
-            raise VoiceError(str(error), "rejected") from error
+            raise JudgeError(str(error), "rejected") from error
 
     async def close(self) -> None:
         """The engine belongs to whoever made it."""

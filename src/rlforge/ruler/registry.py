@@ -7,9 +7,9 @@ from collections.abc import Callable
 from rlforge.config.ruler import REGRESSION_MODELS, JudgeConfig, RulerConfig
 from rlforge.errors import ConfigError, nearest
 from rlforge.ruler.base import Scorer
-from rlforge.ruler.endpoint import FORMS, EndpointVoice, check_endpoint
+from rlforge.ruler.endpoint import FORMS, ApiJudge, check_endpoint
 from rlforge.ruler.features import FEATURES
-from rlforge.ruler.judge_backends import EngineVoice, LocalModel, Voice
+from rlforge.ruler.judge_backends import JudgeBackend, LocalJudge, LocalModel
 
 #: ``ruler.judge.model`` for the run's own model.
 ENGINE = "engine"
@@ -101,11 +101,11 @@ def _regression(config: RulerConfig, seed: int, local: LocalModel | None) -> Sco
 def _judge(config: RulerConfig, seed: int, local: LocalModel | None) -> Scorer:
     from rlforge.ruler.judge import JudgeScorer
 
-    voice: Voice
+    voice: JudgeBackend
     if config.judge.model != ENGINE:
-        voice = EndpointVoice(config.judge)
+        voice = ApiJudge(config.judge)
     elif local is not None:
-        voice = EngineVoice(config.judge, local)
+        voice = LocalJudge(config.judge, local)
     else:
         raise ConfigError(
             "ruler.judge.model=engine: there is no engine here; name openai:MODEL or "

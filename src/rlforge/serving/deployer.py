@@ -37,7 +37,7 @@ FAILURES = (RlforgeError, OSError, TimeoutError)
 """What a disk, an adapter or an engine does; anything else is a bug, and is raised."""
 
 
-class Rollout:
+class Deployer:
     """The phases of a deployment; the caller sees to it that there is one at a time.
 
     folder: where its copies are kept. on_phase: told of every step.

@@ -13,7 +13,7 @@ from rlforge.league.names import parse_opponent
 from rlforge.preflight.games import eval_envs
 from rlforge.rollout.episode import play_game
 from rlforge.rollout.evaluation import plan_evaluation
-from rlforge.rollout.policies import SeatAnswers
+from rlforge.rollout.policies import SeatPolicies
 from rlforge.serving.records import PairedOutcomes
 from rlforge.types import GameRecord, PolicyRef
 
@@ -36,7 +36,7 @@ class GameHoldout:
         stop_token_ids: Sequence[int],
     ) -> None:
         self._config = config
-        self._answers = SeatAnswers(config, tokenizer, engine, stop_token_ids)
+        self._answers = SeatPolicies(config, tokenizer, engine, stop_token_ids)
         self._slots = asyncio.Semaphore(config.collector.num_eval_workers)
 
     async def __call__(self, candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:

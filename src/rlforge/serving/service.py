@@ -25,7 +25,7 @@ from rlforge.engines.base import Engine, OnTokens
 from rlforge.errors import DeploymentError, PolicyLoadError
 from rlforge.preflight.serving import check_deployment
 from rlforge.serving.adapter import checkpoint_of, version_of
-from rlforge.serving.deployer import FAILURES, Rollout
+from rlforge.serving.deployer import FAILURES, Deployer
 from rlforge.serving.journal import Journal
 from rlforge.serving.probes import Probe
 from rlforge.serving.records import Check, Deployment, Holdout
@@ -70,7 +70,7 @@ class DeploymentService:
             raise
         self._router = Router(engine)
         validator = Validator(engine, config, model, probes)
-        self._rollout = Rollout(
+        self._rollout = Deployer(
             folder, self._router, self._journal, config, validator, probes[0], on_phase
         )
         self._changing = asyncio.Lock()

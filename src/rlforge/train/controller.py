@@ -21,7 +21,7 @@ from typing import Any
 
 import ray
 
-from rlforge.actors.cluster import Cast, explained, ray_started, start_actors
+from rlforge.actors.cluster import RunActors, explained, ray_started, start_actors
 from rlforge.actors.colocation import update_in_turn
 from rlforge.actors.process import enter, restarted
 from rlforge.actors.watch import EngineWatch
@@ -81,7 +81,7 @@ class Run:
         self._evaluation: asyncio.Task[None] | None = None
         self._publication: asyncio.Task[None] | None = None
         self._started = time.time()
-        self._live: Cast | None = None
+        self._live: RunActors | None = None
         self._display: Display
         self._state_saved = 0
         self._engines_seen = EngineWatch(self._started)
@@ -89,7 +89,7 @@ class Run:
         self._restarts = 0
 
     @property
-    def _cast(self) -> Cast:
+    def _cast(self) -> RunActors:
         assert self._live is not None, "the actors are started first"
         return self._live
 
@@ -199,7 +199,7 @@ class Run:
         """Engines first, then games under way, the pool, room for more: none asks too early."""
         await self._load(checkpoint.policy())
         for collector in self._cast.collectors:
-            collector.learned.remote(checkpoint.policy())
+            collector.use_version.remote(checkpoint.policy())
         snapshot = await self._cast.pool.add_checkpoint.remote(checkpoint)
         await self._cast.buffer.set_version.remote(checkpoint.version)
         self._cast.tracker.log_pool.remote(snapshot)
@@ -265,7 +265,7 @@ class Run:
         self._retention.resumable = await self._cast.pool.needed.remote()
         await self._load(self._newest.policy())
         for collector in self._cast.collectors:
-            collector.learned.remote(self._newest.policy())
+            collector.use_version.remote(self._newest.policy())
         await self._cast.buffer.set_version.remote(version)
         self._cast.tracker.resume.remote(version)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlforge.preflight.memory.page import CARDS, MODELS, render
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_page_is_up_to_date():
