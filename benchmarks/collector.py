@@ -41,8 +41,8 @@ from rlforge.engines.base import Engine
 from rlforge.engines.registry import make_engine
 from rlforge.engines.requests import Answer
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
-from rlforge.preflight.games import train_envs
 from rlforge.rollout.collector import Collector, Delivery
+from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware

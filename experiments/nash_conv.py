@@ -22,7 +22,7 @@ from rlforge.games.openspiel import information_sets, nash_conv
 from rlforge.games.prompts import Prompter
 from rlforge.local.policies import find_policy
 from rlforge.models.load import load_base_model, load_tokenizer
-from rlforge.preflight.games import train_envs
+from rlforge.rollout.lineup import train_envs
 
 GAME = "kuhn_poker"
 

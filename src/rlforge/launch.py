@@ -32,8 +32,9 @@ from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.preflight.continuous import check_continuous
 from rlforge.preflight.doctor import check_fit, divided
-from rlforge.preflight.games import eval_opponents, fixed_opponents, validate
+from rlforge.preflight.games import validate
 from rlforge.preflight.memory.plan import place
+from rlforge.rollout.lineup import eval_opponents, fixed_opponents
 from rlforge.system.checkpoint import latest_checkpoint, read_manifest
 from rlforge.system.gpu_claims import claimed
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware

@@ -23,7 +23,7 @@ from rlforge.local.policies import find_policy
 from rlforge.models.load import load_tokenizer
 from rlforge.models.tiny.create import create_tiny
 from rlforge.models.tiny.recipe import TINY
-from rlforge.preflight.games import train_envs
+from rlforge.rollout.lineup import train_envs
 from rlforge.system.checkpoint import write_checkpoint
 from rlforge.types import Step, TrainBatch
 

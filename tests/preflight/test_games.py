@@ -8,7 +8,8 @@ from rlforge.config.compose import compose, conf_dir
 from rlforge.config.primary import compose_for
 from rlforge.errors import ConfigError
 from rlforge.launch import check
-from rlforge.preflight.games import eval_envs, eval_opponents, train_envs, validate
+from rlforge.preflight.games import validate
+from rlforge.rollout.lineup import eval_envs, eval_opponents, train_envs
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 TINY = "+experiment=simpletak_mirror"

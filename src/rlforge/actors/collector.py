@@ -16,8 +16,8 @@ from rlforge.actors.process import enter, freeze_gc
 from rlforge.config.schema import RunConfig
 from rlforge.games.base import check_env
 from rlforge.models.load import load_tokenizer, stop_token_ids
-from rlforge.preflight.games import train_envs
 from rlforge.rollout.collector import Collector, Delivery
+from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.system.timeouts import Clock
 from rlforge.tracking.game_files import GameWriter

@@ -12,9 +12,9 @@ from rlforge.buffer import make_buffer
 from rlforge.buffer.batch_files import write_batch
 from rlforge.config.schema import RunConfig
 from rlforge.league.pool import ModelPool
-from rlforge.preflight.games import fixed_opponents, train_envs
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import Delivery
+from rlforge.rollout.lineup import fixed_opponents, train_envs
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
 from rlforge.tracking.tracker import Tracker
 from rlforge.types import Checkpoint, EvalResult, GameRecord, GameSpec, TrainBatch, UpdateResult

@@ -10,9 +10,9 @@ from rlforge.config.primary import GAMES, read_run
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError
 from rlforge.local.policies import find_opponent, find_policy, seat_policies
-from rlforge.preflight.games import eval_envs, eval_opponents
 from rlforge.rollout.collector import Collector, Delivery
 from rlforge.rollout.evaluation import plan_evaluation, summarise
+from rlforge.rollout.lineup import eval_envs, eval_opponents
 from rlforge.types import EvalResult, GameRecord, GameSpec, PolicyRef, value
 
 log = logging.getLogger(__name__)

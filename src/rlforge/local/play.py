@@ -18,8 +18,8 @@ from rlforge.games.base import View, check_env
 from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent
 from rlforge.local.policies import find_opponent, find_policy, seat_policies
-from rlforge.preflight.games import eval_envs, train_envs
 from rlforge.rollout.episode import play_game
+from rlforge.rollout.lineup import eval_envs, train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat

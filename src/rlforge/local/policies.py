@@ -14,7 +14,7 @@ from rlforge.errors import CheckpointError
 from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
-from rlforge.preflight.games import eval_envs
+from rlforge.rollout.lineup import eval_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.system.checkpoint import latest_checkpoint, list_checkpoints, read_manifest
 from rlforge.system.hardware import detect, resolve_hardware

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from rlforge.config.compose import Composed
-from rlforge.config.schema import (
-    EnvEntry,
-    GrpoConfig,
-    ModelConfig,
-    RunConfig,
-)
+from rlforge.config.schema import GrpoConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError
 from rlforge.games.actions import check_extraction
@@ -18,31 +13,10 @@ from rlforge.games.prompts import check_template
 from rlforge.league.names import parse_opponent
 from rlforge.preflight.policy import check_policy
 from rlforge.rewards.pipeline import RewardPipeline
+from rlforge.rollout.lineup import env_spec, eval_envs, eval_opponents, train_envs
 from rlforge.tracking.sinks import check_sinks
-from rlforge.types import EnvSpec, PolicyRef
 
 MODES_WITH_PAST = ("lagged",)
-
-
-def train_envs(config: RunConfig) -> tuple[EnvSpec, ...]:
-    """The training environments as games know them."""
-    return tuple(_spec(entry, config.model) for entry in config.env.train)
-
-
-def eval_envs(config: RunConfig) -> tuple[EnvSpec, ...]:
-    """The evaluation environments; those of training when none are named."""
-    return tuple(_spec(entry, config.model) for entry in config.env.eval or config.env.train)
-
-
-def fixed_opponents(config: RunConfig) -> tuple[PolicyRef, ...]:
-    """The pool's fixed opponents."""
-    return tuple(parse_opponent(name) for name in config.pool.fixed_opponents)
-
-
-def eval_opponents(config: RunConfig) -> tuple[PolicyRef, ...]:
-    """The evaluation opponents; the untrained model is always the first."""
-    names = dict.fromkeys(["base", *config.eval.opponents])
-    return tuple(parse_opponent(name) for name in names)
 
 
 def validate(composed: Composed, *, keys: bool = True) -> None:
@@ -58,20 +32,6 @@ def validate(composed: Composed, *, keys: bool = True) -> None:
         _check_keys(composed)
     RewardPipeline(composed.config.rewards)
     check_sinks(composed.config.tracker)
-
-
-def _spec(entry: EnvEntry, model: ModelConfig) -> EnvSpec:
-    return EnvSpec(
-        id=entry.id,
-        source=entry.source,  # type: ignore[arg-type]  # checked by _check_envs
-        num_players=entry.num_players,
-        max_turns=entry.max_turns,
-        timeout_s=entry.timeout_s,
-        error_allowance=entry.error_allowance,
-        weight=entry.weight,
-        prompt_template=entry.prompt_template or model.prompt_template,
-        action_extraction=entry.action_extraction or model.action_extraction,
-    )
 
 
 def _check_envs(composed: Composed) -> None:
@@ -90,7 +50,7 @@ def _check_envs(composed: Composed) -> None:
                 raise composed.error(f"{key}.error_allowance", "must not be negative")
             if entry.source not in SOURCES:
                 raise composed.error(f"{key}.source", f"no such source: {', '.join(SOURCES)}")
-            spec = _spec(entry, config.model)
+            spec = env_spec(entry, config.model)
             for part, check in (
                 ("id", check_env),
                 ("prompt_template", lambda spec: check_template(spec.prompt_template)),

@@ -10,9 +10,9 @@ from rlforge.config.serving import DeploymentConfig, ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError
 from rlforge.league.names import parse_opponent
-from rlforge.preflight.games import eval_envs
 from rlforge.rollout.episode import play_game
 from rlforge.rollout.evaluation import plan_evaluation
+from rlforge.rollout.lineup import eval_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.serving.records import PairedOutcomes
 from rlforge.types import GameRecord, PolicyRef

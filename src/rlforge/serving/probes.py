@@ -10,7 +10,7 @@ from rlforge.config.schema import RunConfig
 from rlforge.games.actions import extract
 from rlforge.games.base import View, make_game
 from rlforge.games.prompts import Prompter
-from rlforge.preflight.games import eval_envs
+from rlforge.rollout.lineup import eval_envs
 from rlforge.types import EnvSpec, SamplingParams, value
 
 

@@ -26,8 +26,8 @@ from rlforge.actors.colocation import update_in_turn
 from rlforge.actors.process import enter, restarted
 from rlforge.actors.watch import EngineWatch
 from rlforge.config.schema import HardwareConfig, RunConfig
-from rlforge.preflight.games import eval_envs, eval_opponents
 from rlforge.rollout.evaluation import plan_evaluation, summarise
+from rlforge.rollout.lineup import eval_envs, eval_opponents
 from rlforge.system.checkpoint import latest_checkpoint
 from rlforge.system.utilisation import Utilisation
 from rlforge.tracking.display import Display, make_display
