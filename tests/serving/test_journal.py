@@ -138,7 +138,7 @@ def test_a_copy_that_cannot_be_made_is_only_logged(
 ) -> None:
     with _journal(tmp_path) as journal:
         _promoted(journal, 1)
-        (tmp_path / f".{BACKUP}").mkdir()
+        (tmp_path / BACKUP).mkdir()
         with caplog.at_level(logging.WARNING, logger="rlforge"):
             journal.back_up()
     assert "no copy of" in caplog.text

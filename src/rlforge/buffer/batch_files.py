@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rlforge.system.files import atomic_path
 from rlforge.types import Step, TrainBatch
 
 #: One column per field of ``Step``; ``info`` is JSON text.
@@ -47,12 +47,8 @@ def write_batch(path: Path, batch: TrainBatch) -> None:
     columns["info"] = [json.dumps(dict(step.info)) for step in batch.steps]
     about = json.dumps({name: getattr(batch, name) for name in _BATCH_FIELDS})
     table = pa.table(columns, schema=SCHEMA.with_metadata({_BATCH_KEY: about.encode()}))
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        pq.write_table(table, partial, compression="zstd")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with atomic_path(path) as work:
+        pq.write_table(table, work, compression="zstd")
 
 
 def read_batch(path: Path) -> TrainBatch:

@@ -7,13 +7,13 @@ anything else is refused.
 from __future__ import annotations
 
 import io
-import os
 import pickle
 from pathlib import Path
 from typing import Any
 
 from rlforge.continuous.population import SimulationState
 from rlforge.errors import RunError
+from rlforge.system.files import atomic_write
 
 #: Beside the classes of these modules, what they keep their state in.
 _MODULES = ("rlforge.market.", "rlforge.config.market", "rlforge.continuous.population")
@@ -28,15 +28,7 @@ _PLAIN = {
 def save_life(life: SimulationState, path: Path) -> None:
     """Write ``life`` to ``path``, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with fresh.open("wb") as file:
-            pickle.dump(life, file, protocol=pickle.HIGHEST_PROTOCOL)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    atomic_write(path, pickle.dumps(life, protocol=pickle.HIGHEST_PROTOCOL), durable=True)
 
 
 def load_simulation_state(path: Path) -> SimulationState:

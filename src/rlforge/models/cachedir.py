@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock
+
+from rlforge.system.files import atomic_path
 
 #: Environment variable that names another cache directory.
 CACHE_VARIABLE = "RLFORGE_CACHE"
@@ -33,11 +33,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
     with FileLock(target.with_name(f"{name}.lock")):
         if target.is_dir():
             return target
-        work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
-        try:
+        with atomic_path(target) as work:
+            work.mkdir()
             make(work)
-            work.chmod(0o755)
-            work.rename(target)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
     return target

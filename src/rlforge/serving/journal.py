@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import sqlite3
 import threading
 import time
@@ -22,6 +21,7 @@ from typing import Any
 from rlforge.errors import DeploymentError
 from rlforge.serving.records import UNDER_WAY, Check, Deployment, Phase
 from rlforge.serving.sequential import Arm
+from rlforge.system.files import atomic_path
 
 log = logging.getLogger(__name__)
 
@@ -181,16 +181,14 @@ class Journal:
 
     def back_up(self) -> None:
         """Keep a copy, for the day when the file is damaged; a full disk leaves the old one."""
-        temporary = self._folder / f".{BACKUP}"
         try:
-            with self._lock, contextlib.closing(sqlite3.connect(temporary)) as copy:
+            with (
+                atomic_path(self._folder / BACKUP, durable=True) as work,
+                self._lock,
+                contextlib.closing(sqlite3.connect(work)) as copy,
+            ):
                 self._database.backup(copy)
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(self._folder / BACKUP)
         except (OSError, sqlite3.Error) as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
             log.warning("no copy of %s was made: %s", self._folder / FILE, error)
 
     def close(self) -> None:

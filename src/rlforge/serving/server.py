@@ -23,6 +23,7 @@ from rlforge.serving.listener import answer_requests, listen, url_of
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
+from rlforge.system.files import atomic_write
 from rlforge.system.gpu_claims import claimed
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import RunLock
@@ -213,9 +214,7 @@ async def _begin(service: DeploymentService, source: Path | None, say: Say) -> N
 def found_at(state_dir: Path, url: str) -> Iterator[None]:
     """Tell clients in ``state_dir`` where the service is, for as long as it is there."""
     address = state_dir / ADDRESS_FILE
-    whole = address.with_suffix(".tmp")  # nobody finds half of it
-    whole.write_text(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
-    whole.replace(address)
+    atomic_write(address, json.dumps({"url": url, "pid": os.getpid()}) + "\n")
     try:
         yield
     finally:

@@ -9,7 +9,6 @@ are ordered by it.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import hashlib
 import json
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.errors import CheckpointError
+from rlforge.system.files import readable_size, says_full_disk, sync
 from rlforge.types import value
 
 MANIFEST = "manifest.json"
@@ -282,15 +282,6 @@ def _sync_directories(directory: Path) -> None:
     sync(directory)
 
 
-def sync(path: Path) -> None:
-    """Put on disk what was written to a file, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextlib.contextmanager
 def _explain_full_disk(root: Path, path: Path) -> Iterator[None]:
     """Turn a full disk into a message with the room there is and the room there should be."""
@@ -311,27 +302,3 @@ def _explain_full_disk(root: Path, path: Path) -> Iterator[None]:
             f"no space on disk for checkpoint {path}: {readable_size(free)} free, {needed}; free "
             "some, or set learner.keep_checkpoints; older checkpoints are untouched"
         ) from error
-
-
-def says_full_disk(error: BaseException | None) -> bool:
-    """Whether a full disk (or quota) is behind ``error``.
-
-    Writers outside Python (safetensors, torch) raise errors of their own that only quote it.
-    """
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        if os.strerror(errno.ENOSPC) in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def readable_size(count: int) -> str:
-    """``count`` bytes as ``1.5 MiB``."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from rlforge.errors import RlforgeError, nearest
+from rlforge.system.files import atomic_write
 from rlforge.types import value
 
 
@@ -190,7 +190,7 @@ def json_ready(data: Any) -> Any:
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Replace ``path`` by ``data`` in one step: a reader sees the old file or the new one."""
-    _replace(path, json.dumps(json_ready(data), indent=1) + "\n")
+    atomic_write(path, json.dumps(json_ready(data), indent=1) + "\n")
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -200,16 +200,7 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """
     text = "".join(f"{json.dumps(json_ready(row))}\n" for row in rows)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        _replace(path, text)
-
-
-def _replace(path: Path, text: str) -> None:
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        fresh.write_text(text, encoding="utf-8")
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
+        atomic_write(path, text)
 
 
 def read_json(path: Path) -> dict[str, Any]:

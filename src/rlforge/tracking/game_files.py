@@ -7,7 +7,6 @@ that was being gathered.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from rlforge.errors import RlforgeError
+from rlforge.system.files import atomic_path
 from rlforge.tracking.columns import arrow_type, from_plain, to_plain
 from rlforge.tracking.files import RunPaths
 from rlforge.types import EndReason, GameRecord, GameSpec, Purpose, value
@@ -98,13 +98,9 @@ class GameWriter:
         import pyarrow.parquet as pq
 
         path = self._folder / f"{self._name}-{self._next:06d}.parquet"
-        fresh = path.with_suffix(".tmp")
-        try:
-            table = pa.Table.from_pylist(self._rows, schema=_schema())
-            pq.write_table(table, fresh, compression="zstd")
-            os.replace(fresh, path)
-        finally:
-            fresh.unlink(missing_ok=True)
+        table = pa.Table.from_pylist(self._rows, schema=_schema())
+        with atomic_path(path) as work:
+            pq.write_table(table, work, compression="zstd")
         self._next += 1
         self._rows = []
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rlforge.system.checkpoint import sync
+from rlforge.system.files import sync
 from rlforge.trajectories.layout import DataFile, Layout, file_name, live
 from rlforge.trajectories.wal import read_segment
 

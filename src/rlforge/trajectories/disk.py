@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlforge.errors import StoreError
-from rlforge.system.checkpoint import readable_size, says_full_disk
+from rlforge.system.files import readable_size, says_full_disk
 
 
 @contextlib.contextmanager

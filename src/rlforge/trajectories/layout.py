@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlforge.errors import StoreError
-from rlforge.system.checkpoint import readable_size
+from rlforge.system.files import readable_size
 from rlforge.types import value
 
 #: Version of the layout and of the columns. A store of a later version is refused; columns that an

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from rlforge.config.windows import StoreConfig, check
-from rlforge.system.checkpoint import sync
+from rlforge.system.files import sync
 from rlforge.system.locks import RunLock
 from rlforge.tracking.files import write_json
 from rlforge.trajectories.columns import decision_row, outcome_row

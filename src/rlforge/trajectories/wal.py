@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rlforge.system.checkpoint import sync
+from rlforge.system.files import sync
 from rlforge.trajectories.columns import SCHEMAS
 from rlforge.types import value
 

@@ -6,9 +6,9 @@ the sections, ``charts`` and ``html`` the marks on the page.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from rlforge.system.files import atomic_write
 from rlforge.tracking.report import curves, tables, windows
 from rlforge.tracking.report.data import RunData, load_run
 from rlforge.tracking.report.games import sample_games
@@ -34,12 +34,7 @@ def write_report(run_dir: Path | str) -> Path:
         el("style", Html(CSS)),
     )
     page = f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
-    fresh = run.paths.report.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        fresh.write_text(page, encoding="utf-8", errors="replace")
-        os.replace(fresh, run.paths.report)
-    finally:
-        fresh.unlink(missing_ok=True)
+    atomic_write(run.paths.report, page.encode(errors="replace"))
     return run.paths.report
 
 

@@ -1,0 +1,97 @@
+"""Atomic writes: a reader finds the old file or the new one, never a part of either."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def atomic_write(path: Path, content: str | bytes, *, durable: bool = False) -> None:
+    """Replace ``path`` by ``content``, text as UTF-8, in one step; see ``atomic_path``.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     atomic_write(Path(folder) / "pool.json", "{}")
+        ...     (Path(folder) / "pool.json").read_text()
+        '{}'
+    """
+    with atomic_path(path, durable=durable) as work:
+        work.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """A path for the block to write to, which is renamed to ``path`` when the block succeeds.
+
+    It lies in the same folder, which must exist, under a hidden name of its own that ends in
+    ``.tmp``. After an error, ``path`` is as it was and the temporary file is deleted. The block may
+    make a directory instead of a file; ``path`` must then not exist, or be an empty directory.
+    durable: sync the content and the new name to disk; a directory's files are the block's to sync.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with atomic_path(Path(folder) / "weights.bin") as work:
+        ...         _ = work.write_bytes(b"abc")
+        ...     os.listdir(folder)
+        ['weights.bin']
+    """
+    work = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield work
+        if durable:
+            sync(work)
+        os.replace(work, path)
+        if durable:
+            sync(path.parent)
+    finally:
+        if work.is_dir():
+            shutil.rmtree(work, ignore_errors=True)
+        else:
+            # The error of the block counts, not a second one of the same disk.
+            with contextlib.suppress(OSError):
+                work.unlink()
+
+
+def sync(path: Path) -> None:
+    """Put on disk what was written to a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def says_full_disk(error: BaseException | None) -> bool:
+    """Whether ``error`` was caused by a full disk or quota.
+
+    Writers outside Python (safetensors, torch) raise errors of their own that only quote it.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if os.strerror(errno.ENOSPC) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def readable_size(count: int) -> str:
+    """``count`` bytes with their unit.
+
+    Example:
+        >>> readable_size(3 * 2**19)
+        '1.5 MiB'
+    """
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,116 @@
+"""Atomic writes: what a reader finds, and what stays behind after an error."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+import pytest
+
+from rlforge.system.files import atomic_path, atomic_write, readable_size, says_full_disk
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_file_is_replaced_by_text_or_bytes(tmp_path, durable):
+    path = tmp_path / "summary.json"
+    atomic_write(path, "first: é", durable=durable)
+    assert path.read_bytes() == "first: é".encode()
+    atomic_write(path, b"\x00\xff", durable=durable)
+    assert path.read_bytes() == b"\x00\xff"
+    assert os.listdir(tmp_path) == ["summary.json"]
+
+
+def test_the_file_has_the_mode_of_any_new_file(tmp_path):
+    (tmp_path / "other").touch()
+    atomic_write(tmp_path / "new", "x")
+    modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("other", "new")}
+    assert len(modes) == 1
+
+
+def test_readers_see_the_old_content_until_the_block_ends(tmp_path):
+    path = tmp_path / "state"
+    path.write_text("old")
+    with atomic_path(path) as work:
+        work.write_text("new")
+        assert path.read_text() == "old"
+        assert work.parent == tmp_path
+        assert work.name.startswith(".")
+        assert work.suffix == ".tmp"
+    assert path.read_text() == "new"
+
+
+def test_two_writers_of_one_file_do_not_share_a_temporary_file(tmp_path):
+    path = tmp_path / "state"
+    with atomic_path(path) as first, atomic_path(path) as second:
+        first.write_text("first")
+        second.write_text("second")
+    assert path.read_text() == "first"
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_after_an_error_the_old_file_stays_and_nothing_else(tmp_path):
+    path = tmp_path / "state"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError), atomic_path(path) as work:
+        work.write_text("half \ud800")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_a_missing_folder_is_an_error_of_the_caller(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        atomic_write(tmp_path / "none" / "state", "x")
+
+
+def test_a_block_that_writes_nothing_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "state"):
+        pass
+
+
+def test_a_directory_appears_whole(tmp_path):
+    path = tmp_path / "model"
+    with atomic_path(path, durable=True) as work:
+        work.mkdir()
+        (work / "weights").write_text("42")
+        assert not path.exists()
+    assert (path / "weights").read_text() == "42"
+
+
+def test_a_directory_that_is_not_finished_is_deleted(tmp_path):
+    def fill(folder):
+        folder.mkdir()
+        (folder / "weights").write_text("4")
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"), atomic_path(tmp_path / "model") as work:
+        fill(work)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_with_files_is_not_replaced(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_text("42")
+    with pytest.raises(OSError, match="not empty"), atomic_path(tmp_path / "model") as work:
+        work.mkdir()
+    assert os.listdir(tmp_path) == ["model"]
+
+
+def test_a_full_disk_is_found_behind_other_errors():
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    quoted = RuntimeError(f"safetensors: {os.strerror(errno.ENOSPC)} (os error 28)")
+    behind = RuntimeError("cannot save")
+    behind.__cause__ = full
+    assert all(map(says_full_disk, (full, quoted, behind, OSError(errno.EDQUOT, "quota"))))
+    assert not says_full_disk(OSError(errno.EACCES, "denied"))
+    assert not says_full_disk(None)
+
+
+def test_sizes_have_binary_units():
+    assert [readable_size(1024**n) for n in range(5)] == [
+        "1.0 B",
+        "1.0 KiB",
+        "1.0 MiB",
+        "1.0 GiB",
+        "1.0 TiB",
+    ]
