@@ -19,7 +19,7 @@ import time
 from common import record, seconds, shown, spread
 
 from rlforge.config.market import load_market
-from rlforge.market.crowd import Crowd
+from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 
 AGENTS = (10, 100, 500)

@@ -25,8 +25,8 @@ from common import record, seconds, shown, spread
 
 from rlforge.config.market import TRADER_KINDS, MarketConfig
 from rlforge.config.ruler import RegressionConfig, RulerConfig
-from rlforge.market.crowd import Choice, Crowd
-from rlforge.market.settlement import Settled
+from rlforge.market.books import Settled
+from rlforge.market.traders import Choice, Crowd
 from rlforge.market.world import World
 from rlforge.ruler.agreement import Agreement, agent_means, agreement, examine
 from rlforge.ruler.features import STATE_ACTION

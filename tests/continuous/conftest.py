@@ -18,7 +18,7 @@ from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.market import MarketConfig
 from rlforge.config.primary import CONTINUOUS, compose_for
 from rlforge.market.compact import Compact, compact_vocabulary
-from rlforge.market.crowd import Crowd
+from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 from rlforge.trajectories.records import Decision, Metadata, Result
 from rlforge.types import Completion

@@ -20,7 +20,7 @@ from rlforge.continuous.simulation import SimulatedTimeDriver, Stopped, WallCloc
 from rlforge.continuous.snapshot import load_simulation_state, save_life
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.models.load import load_tokenizer
-from rlforge.trajectories.clock import WallClock
+from rlforge.trajectories.grid import WallClock
 from rlforge.trajectories.records import Decision, Outcome
 from rlforge.types import Completion
 

@@ -7,7 +7,7 @@ import pytest
 from rlforge.config.market import MarketConfig, load_market, market_ids
 from rlforge.market.actions import ActionError
 from rlforge.market.compact import Compact, compact_vocabulary, is_compact
-from rlforge.market.crowd import Crowd
+from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 
 

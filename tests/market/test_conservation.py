@@ -173,7 +173,7 @@ def test_money_is_conserved_and_every_decision_settles_exactly_once(seed, steps)
 
 def test_the_play_above_is_wild_enough_to_meet_every_kind_of_end():
     """Random play with these settings meets liquidation and a vault that runs short."""
-    from rlforge.market.crowd import Crowd
+    from rlforge.market.traders import Crowd
 
     texts = set()
     for seed in range(6):

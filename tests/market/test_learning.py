@@ -8,7 +8,7 @@ import numpy as np
 
 from rlforge.config.market import MarketConfig
 from rlforge.market.compact import Compact, compact_vocabulary
-from rlforge.market.crowd import Crowd
+from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 
 CONFIG = MarketConfig()

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from rlforge.config.market import MarketConfig
-from rlforge.market.crowd import Crowd
 from rlforge.market.text import describe, prompt, read
+from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 
 

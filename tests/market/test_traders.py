@@ -8,8 +8,7 @@ import pytest
 
 from rlforge.config.market import TRADER_KINDS, MarketConfig
 from rlforge.errors import ConfigError
-from rlforge.market.crowd import Crowd
-from rlforge.market.traders import make_trader
+from rlforge.market.traders import Crowd, make_trader
 from rlforge.market.world import World
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rlforge.config.market import MarketConfig
 from rlforge.errors import ConfigError
-from rlforge.market.crowd import Crowd
+from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 
 NO_OP = {"type": "NO_OP"}

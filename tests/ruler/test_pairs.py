@@ -2,10 +2,14 @@ from __future__ import annotations
 
 from itertools import permutations
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import minimize
+from scipy.special import expit, log_expit
 
-from rlforge.ruler.pairs import generate_pairs
+from rlforge.ruler.pairs import Pairs, expected_wins, fit_strengths, generate_pairs
 
 # Quarters are exact, so that differences are too.
 REWARDS = st.lists(
@@ -47,3 +51,72 @@ def test_the_draw_is_uniform_and_follows_the_seed() -> None:
             counts[pair] += 1
     assert len(counts) == 6
     assert all(150 <= count <= 250 for count in counts.values())  # 200 expected, 11.5 deviation
+
+
+def _pairs(better: list[int], worse: list[int]) -> Pairs:
+    return Pairs(better=np.array(better, dtype=np.intp), worse=np.array(worse, dtype=np.intp))
+
+
+@pytest.mark.parametrize("prior_games", [0.5, 4.0])
+def test_strengths_maximise_the_likelihood(prior_games: float) -> None:
+    draw = np.random.default_rng(0)
+    n, truth = 8, draw.normal(size=8)
+    left, right = draw.integers(0, n, 200), draw.integers(0, n, 200)
+    left, right = left[left != right], right[left != right]
+    won = draw.random(len(left)) < expit(truth[left] - truth[right])
+    pairs = _pairs(np.where(won, left, right).tolist(), np.where(won, right, left).tolist())
+    prior = draw.normal(size=n)
+
+    def loss(s: np.ndarray) -> float:
+        games = log_expit(s[pairs.better] - s[pairs.worse]).sum()
+        drawn = log_expit(s - prior).sum() + log_expit(prior - s).sum()
+        return -(games + prior_games / 2 * drawn)
+
+    best = minimize(loss, np.zeros(n), tol=1e-12).x
+    found = fit_strengths(
+        pairs, prior, prior_games=prior_games, tolerance=1e-12, max_iterations=20_000
+    )
+    np.testing.assert_allclose(found, best, atol=1e-4)
+
+
+def test_without_games_the_prior_stands() -> None:
+    prior = np.array([1.0, -2.0, 0.5])
+    np.testing.assert_array_equal(fit_strengths(_pairs([], []), prior, prior_games=3.0), prior)
+
+
+def test_an_item_that_never_lost_stays_finite() -> None:
+    found = fit_strengths(_pairs([0] * 50, [1] * 50), np.zeros(3), prior_games=1.0)
+    assert np.isfinite(found).all()
+    assert found[0] > found[2] > found[1]
+
+
+def test_far_apart_priors_do_not_overflow() -> None:
+    prior = np.array([-5000.0, 0.0, 5000.0])
+    assert np.isfinite(fit_strengths(_pairs([0], [1]), prior, prior_games=1.0)).all()
+
+
+def test_scores_are_the_chance_to_beat_another_one() -> None:
+    s = np.array([0.0, 1.0, 3.0])
+    first = (expit(-1 / 0.7) + expit(-3 / 0.7)) / 2
+    assert expected_wins(s, 0.7)[0] == pytest.approx(first)
+    assert expected_wins(s, 0.7).mean() == pytest.approx(0.5)
+
+
+def test_temperature_parts_and_closes_scores() -> None:
+    s = np.array([-1.0, 0.0, 1.0])
+    np.testing.assert_allclose(expected_wins(s, 1e-3), [0.0, 0.5, 1.0], atol=1e-9)
+    np.testing.assert_allclose(expected_wins(s, 1e6), [0.5, 0.5, 0.5], atol=1e-5)
+
+
+def test_quantiles_stand_for_very_many_opponents() -> None:
+    s = np.random.default_rng(1).normal(size=5000)
+    exact = np.array([(expit((x - s) / 0.7).sum() - 0.5) / (len(s) - 1) for x in s[:20]])
+    np.testing.assert_allclose(expected_wins(s, 0.7)[:20], exact, atol=2e-3)
+
+
+@given(st.lists(st.floats(-50, 50), max_size=30), st.floats(0.01, 10.0))
+def test_scores_stay_in_range_and_in_order(strengths: list[float], temperature: float) -> None:
+    s = np.array(strengths, dtype=np.float64)
+    scores = expected_wins(s, temperature)
+    assert ((scores >= 0) & (scores <= 1)).all()
+    assert (np.diff(scores[np.argsort(s)]) >= -1e-12).all()

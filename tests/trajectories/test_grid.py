@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlforge.errors import RlforgeError
-from rlforge.trajectories.grid import WindowGrid, window_start
+from rlforge.trajectories.grid import WallClock, WindowGrid, window_start
 
 times = st.floats(-1e10, 1e11)
 lengths = st.integers(1, 7 * 24 * 3600).map(lambda seconds: seconds / 60)
@@ -76,3 +79,34 @@ def test_what_is_no_time_is_refused(moment: float) -> None:
 def test_what_is_no_window_id_is_refused(text: str) -> None:
     with pytest.raises(RlforgeError, match="want a form like 2024-11-13-10:00"):
         window_start(text)
+
+
+def test_the_wall_clock_is_the_machines() -> None:
+    assert abs(WallClock().now() - time.time()) < 5
+
+
+def test_a_wall_clock_set_back_is_logged_once_and_believed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    readings = iter([1000.0, 999.5, 400.0, 401.0, 2000.0, 1990.0])
+    clock = WallClock(lambda: next(readings))
+    with caplog.at_level(logging.WARNING):
+        assert [clock.now() for _ in range(6)] == [1000.0, 999.5, 400.0, 401.0, 2000.0, 1990.0]
+    assert [record.getMessage().split(";")[0] for record in caplog.records] == [
+        "the clock was set back by 600 s",
+        "the clock was set back by 10 s",
+    ]
+
+
+async def test_who_waits_goes_on_waiting_when_the_wall_clock_is_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readings = iter([10.0, 45.0, 5.0, 61.0])
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await WallClock(lambda: next(readings)).wait_until(60.0)
+    assert slept == [30.0, 15.0, 30.0]

@@ -152,7 +152,7 @@ def test_the_newest_complete_decisions_cross_windows(tmp_path: Path, make: Any) 
 
 
 def test_activity_counts_what_the_decisions_say(tmp_path: Path, make: Any) -> None:
-    from rlforge.trajectories.readiness import activity_of
+    from rlforge.trajectories.windows import activity_of
 
     decisions = [make.whole(n, f"a{n % 3}", reward=n / 10) for n in range(9)]
     decisions += [make(n, "a0") for n in range(20, 24)]

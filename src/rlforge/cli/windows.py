@@ -233,7 +233,7 @@ def _headline(window: WindowSummary, config: WindowConfig) -> str:
 
 def _agents_table(window: WindowSummary, config: WindowConfig) -> Table:
     from rlforge.tracking.formatting import NOTHING, number
-    from rlforge.trajectories.readiness import counts
+    from rlforge.trajectories.windows import counts
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("agent", overflow="fold")

@@ -32,7 +32,7 @@ from rlforge.engines.base import Engine, LocalEngine
 from rlforge.engines.registry import make_engine
 from rlforge.learner.build import make_learner
 from rlforge.learner.ranks import Ranks
-from rlforge.market.settlement import Settled
+from rlforge.market.books import Settled
 from rlforge.models.load import load_tokenizer, resolve_device, stop_token_ids
 from rlforge.ruler.base import Scorer
 from rlforge.ruler.judge_backends import LocalModel
@@ -40,8 +40,7 @@ from rlforge.ruler.registry import make_scorer
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.service import DeploymentService
 from rlforge.tracking.files import RunPaths
-from rlforge.trajectories.clock import WallClock
-from rlforge.trajectories.grid import WindowGrid, window_start
+from rlforge.trajectories.grid import WallClock, WindowGrid, window_start
 from rlforge.trajectories.records import Decision, Outcome, Result
 from rlforge.trajectories.reward import DecisionReward
 from rlforge.trajectories.store import TrajectoryStore, store_folder

@@ -20,8 +20,8 @@ from rlforge.continuous.performance import PROBLEM
 from rlforge.continuous.prompting import AgentPrompter, Question
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.market.actions import NO_OP
-from rlforge.market.crowd import Choice, Crowd
-from rlforge.market.settlement import Receipt, Settled
+from rlforge.market.books import Receipt, Settled
+from rlforge.market.traders import Choice, Crowd
 from rlforge.market.world import World
 from rlforge.trajectories.records import Decision, Json, Metadata, Outcome, Result
 from rlforge.types import Completion, value

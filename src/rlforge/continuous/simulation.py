@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rlforge.continuous.population import Population
 from rlforge.continuous.snapshot import save_life
-from rlforge.trajectories.clock import Clock
+from rlforge.trajectories.grid import Clock
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: somebody pressed Ctrl-C

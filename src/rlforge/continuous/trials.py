@@ -12,7 +12,7 @@ from rlforge.continuous.performance import Performance, by_player, is_ours
 from rlforge.continuous.population import Population, SimulationState
 from rlforge.continuous.prompting import AgentPrompter
 from rlforge.engines.base import Generator
-from rlforge.market.settlement import Settled
+from rlforge.market.books import Settled
 from rlforge.serving.records import PairedOutcomes
 from rlforge.trajectories.records import Decision, Outcome
 from rlforge.types import Completion, PolicyRef, SamplingParams

@@ -16,8 +16,8 @@ from rlforge.errors import ConfigError
 from rlforge.games.base import GameResult, View
 from rlforge.market.actions import ActionError, Json
 from rlforge.market.compact import Compact, is_compact
-from rlforge.market.crowd import Crowd
 from rlforge.market.text import prompt, read
+from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 from rlforge.types import EndReason, EnvSpec
 

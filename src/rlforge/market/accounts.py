@@ -3,9 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections import deque
 from typing import Any, Literal
+
+_SLACK = 1e-6
+
+
+def cents(amount: float) -> int:
+    """Dollars to the nearest cent."""
+    return round(amount * 100)
+
+
+def dollars(amount: int) -> float:
+    """Cents to dollars."""
+    return amount / 100
+
+
+def charged(amount: float) -> int:
+    """What a trader pays for something worth ``amount`` cents."""
+    return math.ceil(amount + _SLACK)
+
+
+def granted(amount: float) -> int:
+    """What a trader gets for something worth ``amount`` cents or units; at least 0."""
+    return max(0, math.floor(amount - _SLACK))
+
+
+def portion(amount: int, rate: float) -> int:
+    """The share ``rate`` of an amount, rounded up."""
+    return math.ceil(amount * rate - _SLACK)
 
 
 @dataclasses.dataclass(slots=True)

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any, Literal
 
 from rlforge.config.market import MarketConfig
-from rlforge.market import money
+from rlforge.market.accounts import cents, dollars
 from rlforge.market.predictions import CHANGE_TICKS
 
 Trend = Literal["UP", "DOWN"]
@@ -27,7 +27,7 @@ class Perpetual:
 
     def __init__(self, ticker: str, config: MarketConfig, rng: random.Random) -> None:
         self.ticker = ticker
-        self.index = money.cents(config.initial_price)
+        self.index = cents(config.initial_price)
         self.skew = self.interest = 0
         self.trend: Trend = "UP"
         self.views: dict[str, Trend] = {}
@@ -40,7 +40,7 @@ class Perpetual:
     def mark(self, skew: int | None = None) -> int:
         """The mark price, or what it would be with another skew."""
         skew = self.skew if skew is None else skew
-        exponent = skew / money.cents(self._config.depth)
+        exponent = skew / cents(self._config.depth)
         moved = self.index * math.exp(max(-20.0, min(20.0, exponent)))
         return round(max(_LOWEST, min(_HIGHEST, moved)))
 
@@ -75,12 +75,12 @@ class Perpetual:
             mark, config = self.mark(), self._config
             self._json = {
                 "ticker": self.ticker,
-                "markPrice": money.dollars(mark),
-                "indexPrice": money.dollars(self.index),
+                "markPrice": dollars(mark),
+                "indexPrice": dollars(self.index),
                 "change": round(mark / self._prices[0] - 1, 5),
                 "fundingRate": round(self.funding_rate(), 6),
                 "minutesToFunding": ticks_to_funding * config.tick_minutes,
-                "openInterest": money.dollars(self.interest),
+                "openInterest": dollars(self.interest),
                 "maxLeverage": config.max_leverage,
             }
         return self._json

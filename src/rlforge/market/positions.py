@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rlforge.market import money
-from rlforge.market.accounts import Agent, Perp
+from rlforge.market.accounts import Agent, Perp, granted, portion
 from rlforge.market.actions import ActionError
 from rlforge.market.books import Books, check_funds, known
 from rlforge.types import value
@@ -49,7 +48,7 @@ class PerpDesk:
         if not size:
             raise ActionError("a size of 0.00 opens nothing")
         sign = 1 if side == "long" else -1
-        margin, fee = money.part(size, 1 / leverage), money.part(size, books.config.perpetual_fee)
+        margin, fee = portion(size, 1 / leverage), portion(size, books.config.perpetual_fee)
         check_funds(agent, margin + fee, "margin and fee")
         perp = Perp(
             id="",
@@ -102,14 +101,10 @@ class PerpDesk:
             collected = 0
             for perp in held:
                 if perp.sign * rate > 0:
-                    paid = min(perp.margin, money.part(perp.size, abs(rate)))
+                    paid = min(perp.margin, portion(perp.size, abs(rate)))
                     perp.margin -= paid
                     collected += paid
-            due = {
-                perp.id: money.granted(perp.size * abs(rate))
-                for perp in held
-                if perp.sign * rate < 0
-            }
+            due = {perp.id: granted(perp.size * abs(rate)) for perp in held if perp.sign * rate < 0}
             total = sum(due.values())
             for perp in held:
                 if perp.id in due:
@@ -168,7 +163,7 @@ class PerpDesk:
         price = self._exit(perp)
         profit = max(-perp.margin, min(self._books.vault, perp.profit(price)))
         left = perp.margin + profit
-        fee = min(left, money.part(perp.size, self._books.config.perpetual_fee + extra_fee))
+        fee = min(left, portion(perp.size, self._books.config.perpetual_fee + extra_fee))
         self._books.vault -= profit
         self._books.fees += fee
         agent.balance += left - fee
@@ -193,4 +188,4 @@ class PerpDesk:
         return perp.margin + perp.profit(self._exit(perp)) < self._maintenance(perp)
 
     def _maintenance(self, perp: Perp) -> int:
-        return money.part(perp.size, self._books.config.maintenance_margin)
+        return portion(perp.size, self._books.config.maintenance_margin)

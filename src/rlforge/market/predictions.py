@@ -2,10 +2,62 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections import deque
 from typing import Any, Literal
 
-from rlforge.market import lmsr, money
+from rlforge.market.accounts import charged, dollars, granted
+
+
+def lmsr_cost(liquidity: float, own: float, other: float) -> float:
+    """C(q), without overflow: the larger exponent is taken out."""
+    most = max(own, other)
+    return most + liquidity * math.log1p(math.exp((min(own, other) - most) / liquidity))
+
+
+def lmsr_price(liquidity: float, own: float, other: float) -> float:
+    """The price of the outcome, between 0 and 1: a logistic function of own minus other."""
+    gap = (other - own) / liquidity
+    if gap > 0:
+        tail = math.exp(-gap)
+        return tail / (1 + tail)
+    return 1 / (1 + math.exp(gap))
+
+
+def lmsr_shares(liquidity: float, own: float, other: float, amount: float) -> float:
+    """How many shares ``amount`` buys: the x with C(own + x, other) = C(own, other) + amount.
+
+    With z = amount / b and d = (other − own) / b this is b ln(e^z + e^d (e^z − 1)).
+    """
+    z, d = amount / liquidity, (other - own) / liquidity
+    # ln(e^z - 1) without overflow for large and without loss for small z.
+    first, second = z, d + z + math.log(-math.expm1(-z))
+    most = max(first, second)
+    return liquidity * (most + math.log1p(math.exp(min(first, second) - most)))
+
+
+def lmsr_subsidy(liquidity: float) -> float:
+    """C(0) = b ln 2: with it the market maker can pay whatever happens."""
+    return liquidity * math.log(2)
+
+
+_WHO = ("Orla Venn", "Team Basalt", "the Quill party", "Mayor Idris", "Lumen Labs", "Cape Harrow")
+_WHAT = (
+    "win the vote on the harbour",
+    "finish the bridge on time",
+    "take the northern cup",
+    "announce a merger",
+    "beat last year's harvest",
+    "launch the new ferry",
+    "publish the audit",
+)
+
+
+def invented_question(rng: random.Random) -> str:
+    """Any of them, each as likely."""
+    return f"Will {rng.choice(_WHO)} {rng.choice(_WHAT)}?"
+
 
 Answer = Literal["YES", "NO"]
 OTHER: dict[str, Answer] = {"YES": "NO", "NO": "YES"}
@@ -37,7 +89,7 @@ class PredictionMarket:
         self.unreported = dict(views)
         self.closes = closes
         self.sold: dict[str, int] = {"YES": 0, "NO": 0}
-        self.pool = money.charged(lmsr.subsidy(liquidity))
+        self.pool = charged(lmsr_subsidy(liquidity))
         self.volume = 0
         self._liquidity = liquidity
         self._prices: deque[float] = deque([0.5], maxlen=CHANGE_TICKS + 1)
@@ -45,18 +97,18 @@ class PredictionMarket:
 
     def price(self, outcome: str) -> float:
         """Price of a share in dollars, between 0 and 1."""
-        return lmsr.price(self._liquidity, self.sold[outcome], self.sold[OTHER[outcome]])
+        return lmsr_price(self._liquidity, self.sold[outcome], self.sold[OTHER[outcome]])
 
     def units_for(self, outcome: str, amount: int) -> int:
         """Units that ``amount`` cents buy, fees apart."""
         sold, other = self.sold[outcome], self.sold[OTHER[outcome]]
-        return money.granted(lmsr.shares_for(self._liquidity, sold, other, amount))
+        return granted(lmsr_shares(self._liquidity, sold, other, amount))
 
     def proceeds(self, outcome: str, units: int) -> int:
         """Cents that selling ``units`` brings, fees apart."""
         sold, other = self.sold[outcome], self.sold[OTHER[outcome]]
-        before = lmsr.cost(self._liquidity, sold, other)
-        return money.granted(before - lmsr.cost(self._liquidity, sold - units, other))
+        before = lmsr_cost(self._liquidity, sold, other)
+        return granted(before - lmsr_cost(self._liquidity, sold - units, other))
 
     def trade(self, outcome: str, units: int, amount: int) -> None:
         """Hand out ``units`` for ``amount`` cents; both negative when they come back."""
@@ -80,7 +132,7 @@ class PredictionMarket:
                 "yesPrice": round(yes, 4),
                 "noPrice": round(1 - yes, 4),
                 "change": round(yes - self._prices[0], 4),
-                "volume": money.dollars(self.volume),
+                "volume": dollars(self.volume),
                 "minutesLeft": (self.closes - tick) * tick_minutes,
             }
         return self._json

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rlforge.market import money
-from rlforge.market.accounts import Agent, Shares
+from rlforge.market.accounts import Agent, Shares, portion
 from rlforge.market.actions import ActionError
 from rlforge.market.books import Books, check_funds, known
 from rlforge.market.predictions import PredictionMarket
@@ -46,7 +45,7 @@ class ShareDesk:
         if market is None:
             raise ActionError(f"no open prediction market {market_id!r}{known(books.predictions)}")
         check_funds(agent, amount, "an amount")
-        fee = money.part(amount, books.config.prediction_fee)
+        fee = portion(amount, books.config.prediction_fee)
         units = market.units_for(outcome, amount - fee) if amount > fee else 0
         if not units:
             raise ActionError(f"an amount of {amount / 100:.2f} buys nothing")
@@ -77,7 +76,7 @@ class ShareDesk:
             )
         market = self._books.predictions[lot.market_id]
         gross = market.proceeds(lot.outcome, units)
-        received = gross - money.part(gross, self._books.config.prediction_fee)
+        received = gross - portion(gross, self._books.config.prediction_fee)
         if received <= 0:
             raise ActionError(f"{shares:g} shares of {position_id} would bring nothing")
         market.trade(lot.outcome, -units, -gross)

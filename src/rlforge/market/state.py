@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlforge.market.accounts import Agent, Perp, Shares
+from rlforge.market.accounts import Agent, Perp, Shares, dollars
 from rlforge.market.books import Books
-from rlforge.market.money import dollars
 from rlforge.market.positions import PerpDesk
 from rlforge.market.shares import ShareDesk
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from rlforge.config.market import TRADER_KINDS, MarketConfig
 from rlforge.errors import ConfigError, nearest
 from rlforge.market.actions import NO_OP, Json
+from rlforge.market.books import Receipt
+from rlforge.market.world import World
+from rlforge.types import value
 
 #: A price change that momentum traders call a move: of a share in dollars, of an index relative.
 _SHARE_MOVE, _INDEX_MOVE = 0.05, 0.012
@@ -264,3 +267,38 @@ def _about(position: Json) -> tuple[str, bool]:
 
 def _logistic(odds: float) -> float:
     return 1 / (1 + math.exp(-odds))
+
+
+@value
+class Choice:
+    """One decision of a scripted trader, with all that a record of it needs."""
+
+    agent_id: str
+    kind: str
+    state: Json
+    action: Json
+    receipt: Receipt
+
+
+class Crowd:
+    """The traders of ``market.traders``; they join the world under names such as ``noise-1``."""
+
+    def __init__(self, world: World, seed: int = 0) -> None:
+        self._world = world
+        self._order = random.Random(f"{seed}/order")
+        self._traders: list[tuple[str, str, Trader]] = []
+        for kind, count in world.config.traders.items():
+            for number in range(1, count + 1):
+                agent_id = f"{kind}-{number}"
+                world.join(agent_id, kind)
+                rng = random.Random(f"{seed}/trader/{agent_id}")
+                self._traders.append((agent_id, kind, make_trader(kind, world.config, rng)))
+
+    def act(self) -> Iterator[Choice]:
+        """Everybody decides once, in an order drawn anew, each after those before it."""
+        self._order.shuffle(self._traders)
+        for agent_id, kind, trader in self._traders:
+            state = self._world.state(agent_id)
+            action = trader.decide(state)
+            receipt = self._world.decide(agent_id, action)
+            yield Choice(agent_id=agent_id, kind=kind, state=state, action=action, receipt=receipt)

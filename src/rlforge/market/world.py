@@ -19,16 +19,13 @@ from typing import Any
 
 from rlforge.config.market import TRADER_KINDS, MarketConfig, check_market
 from rlforge.errors import nearest
-from rlforge.market.accounts import Agent, Lengths
+from rlforge.market.accounts import Agent, Lengths, cents, dollars
 from rlforge.market.actions import ActionError, Json, check_form
-from rlforge.market.books import Books
+from rlforge.market.books import Books, Receipt, Settled
 from rlforge.market.feed import Feed
-from rlforge.market.money import cents, dollars
 from rlforge.market.perpetuals import Perpetual
 from rlforge.market.positions import PerpDesk
-from rlforge.market.predictions import OTHER, Answer, PredictionMarket
-from rlforge.market.questions import question
-from rlforge.market.settlement import Receipt, Settled
+from rlforge.market.predictions import OTHER, Answer, PredictionMarket, invented_question
 from rlforge.market.shares import ShareDesk
 from rlforge.market.state import game_state
 
@@ -239,7 +236,7 @@ class World:
             episode_end = (books.tick // config.episode_ticks + 1) * config.episode_ticks
             market = PredictionMarket(
                 f"market-{self._opened}",
-                question(self._truth),
+                invented_question(self._truth),
                 truth,
                 {
                     account: truth if self._truth.random() < right else OTHER[truth]

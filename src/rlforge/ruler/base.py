@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -42,3 +44,77 @@ class Scorer(Protocol):
     async def close(self) -> None:
         """Give back connections."""
         ...
+
+
+log = logging.getLogger(__name__)
+
+#: Scores closer together than this are equal.
+_SAME = 1e-9
+
+
+def finite_rewards(decisions: Sequence[Decision]) -> list[float | None]:
+    """The rewards; None for those that are missing or no number."""
+    return [
+        d.reward if d.reward is not None and math.isfinite(d.reward) else None for d in decisions
+    ]
+
+
+def nothing_to_compare(decisions: Sequence[Decision], min_agents: int) -> str | None:
+    """Why these decisions cannot be told apart, or None."""
+    agents = len({decision.agent_id for decision in decisions})
+    if agents < min_agents:
+        return f"{agents} agent{'s' * (agents != 1)} of at least {min_agents}"
+    if len(decisions) < 2:
+        return "fewer than two decisions"
+    rewards = finite_rewards(decisions)
+    if rewards[0] is not None and all(reward == rewards[0] for reward in rewards):
+        return f"all rewards are {rewards[0]:g}"
+    return None
+
+
+def undecided(decisions: Sequence[Decision], reason: str) -> Scores:
+    """0.5 for each, because of ``reason``, which is logged and is every explanation."""
+    if decisions:
+        log.warning("%s: nothing to compare: %s; every score is 0.5", _window(decisions), reason)
+    count = len(decisions)
+    return Scores(
+        values=(0.5,) * count,
+        explanations=(f"nothing to compare: {reason}",) * count,
+        metrics={"nothing_to_compare": 1.0, "unscored": 0.0, "scored": float(count)},
+    )
+
+
+def unscored(decisions: Sequence[Decision], reason: str, metrics: Mapping[str, float]) -> Scores:
+    """None for each, because of ``reason``, which is logged and is every explanation."""
+    log.warning("%s: %d decisions unscored: %s", _window(decisions), len(decisions), reason)
+    return finished(decisions, [None] * len(decisions), [reason] * len(decisions), metrics)
+
+
+def finished(
+    decisions: Sequence[Decision],
+    values: Sequence[float | None],
+    explanations: Sequence[str],
+    metrics: Mapping[str, float],
+) -> Scores:
+    """The scores with their counts, or ``undecided`` where all of them are the same."""
+    known = [value for value in values if value is not None]
+    if len(known) == len(values) > 1 and max(known) - min(known) < _SAME:
+        alike = undecided(decisions, "all scores are equal")
+        return Scores(
+            values=alike.values,
+            explanations=alike.explanations,
+            metrics={**metrics, **alike.metrics},
+        )
+    counts = {
+        "nothing_to_compare": 0.0,
+        "scored": float(len(known)),
+        "unscored": float(len(values) - len(known)),
+    }
+    return Scores(
+        values=tuple(values), explanations=tuple(explanations), metrics={**metrics, **counts}
+    )
+
+
+def _window(decisions: Sequence[Decision]) -> str:
+    ids = sorted({decision.window_id for decision in decisions})
+    return f"window {ids[0]}" if len(ids) == 1 else f"windows {ids[0]} to {ids[-1]}"

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from rlforge.config.ruler import RulerConfig
 from rlforge.errors import CheckpointError
 from rlforge.ruler.agreement import agreement, pooled
-from rlforge.ruler.base import Scores
-from rlforge.ruler.comparison import (
+from rlforge.ruler.base import (
+    Scores,
     finished,
     finite_rewards,
     nothing_to_compare,

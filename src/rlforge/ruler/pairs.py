@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from rlforge.types import value
 
@@ -50,3 +51,67 @@ def generate_pairs(
     winner = np.searchsorted(last, numbers, side="right")
     loser = numbers - (last[winner] - beaten[winner])
     return Pairs(better=known[winner], worse=known[loser])
+
+
+Floats = NDArray[np.float64]
+
+#: Opponents that a score is averaged over; quantiles of the strengths stand for more of them.
+_MOST_OPPONENTS = 1024
+
+#: Log-strengths further than this from the mean win or lose for certain in double precision.
+_WIDEST = 30.0
+
+
+def fit_strengths(
+    pairs: Pairs,
+    prior: Floats,
+    *,
+    prior_games: float,
+    tolerance: float = 1e-6,
+    max_iterations: int = 1000,
+) -> Floats:
+    """Log-strengths of items, most likely under the Bradley-Terry model.
+
+    P(i beats j) = γ_i / (γ_i + γ_j). The minorisation-maximisation steps of Hunter (2004, "MM
+    algorithms for generalized Bradley-Terry models", eq. 3) raise the likelihood each time. Every
+    item also draws ``prior_games`` games against an opponent of fixed log-strength ``prior[i]``:
+    without them an item that never lost would be infinitely strong, and islands of the comparison
+    graph could not be compared.
+
+    prior: one log-strength per item, shape [n]. prior_games: above 0. tolerance: largest change of
+    a log-strength in the last step.
+    """
+    n = len(prior)
+    if len(pairs) == 0:
+        return prior.copy()
+    wins = np.bincount(pairs.better, minlength=n) + prior_games / 2
+    shift = float(np.mean(prior))  # strengths are powers of e: keep them near 1
+    anchors = np.exp(np.clip(prior - shift, -_WIDEST, _WIDEST))
+    strengths = anchors.copy()
+    for _ in range(max_iterations):
+        per_game = 1.0 / (strengths[pairs.better] + strengths[pairs.worse])
+        games = np.bincount(pairs.better, per_game, n) + np.bincount(pairs.worse, per_game, n)
+        updated = wins / (games + prior_games / (strengths + anchors))
+        change = float(np.max(np.abs(np.log(updated / strengths))))
+        strengths = updated
+        if change < tolerance:
+            break
+    fitted: Floats = np.log(strengths) + shift
+    return fitted
+
+
+def expected_wins(strengths: Floats, temperature: float) -> Floats:
+    """The probability of each item to beat a random other one: scores from 0 to 1.
+
+    Mean over the others of sigmoid((s_i - s_j) / temperature). Equal strengths give 0.5.
+    """
+    n = len(strengths)
+    if n < 2:
+        return np.full(n, 0.5)
+    if n <= _MOST_OPPONENTS:
+        total = expit((strengths[:, None] - strengths[None, :]) / temperature).sum(axis=1)
+        scores: Floats = (total - 0.5) / (n - 1)  # the item itself is no opponent
+        return scores
+    opponents = np.quantile(strengths, (np.arange(_MOST_OPPONENTS) + 0.5) / _MOST_OPPONENTS)
+    means: Floats = expit((strengths[:, None] - opponents[None, :]) / temperature).mean(axis=1)
+    return means

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from rlforge.ruler.bradley_terry import expected_wins, fit_strengths
 from rlforge.ruler.learned import Judgement, LearnedScorer, Scale
 from rlforge.ruler.memory import Memory
-from rlforge.ruler.pairs import Pairs, generate_pairs
+from rlforge.ruler.pairs import Pairs, expected_wins, fit_strengths, generate_pairs
 
 Floats = NDArray[np.float64]
 

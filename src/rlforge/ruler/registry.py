@@ -7,9 +7,15 @@ from collections.abc import Callable
 from rlforge.config.ruler import REGRESSION_MODELS, JudgeConfig, RulerConfig
 from rlforge.errors import ConfigError, nearest
 from rlforge.ruler.base import Scorer
-from rlforge.ruler.endpoint import FORMS, ApiJudge, check_endpoint
 from rlforge.ruler.features import FEATURES
-from rlforge.ruler.judge_backends import JudgeBackend, LocalJudge, LocalModel
+from rlforge.ruler.judge_backends import (
+    FORMS,
+    ApiJudge,
+    JudgeBackend,
+    LocalJudge,
+    LocalModel,
+    check_endpoint,
+)
 
 #: ``ruler.judge.model`` for the run's own model.
 ENGINE = "engine"

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlforge.config.ruler import RulerConfig
-from rlforge.ruler.base import Scores
-from rlforge.ruler.comparison import finite_rewards
+from rlforge.ruler.base import Scores, finite_rewards
 from rlforge.ruler.pairs import generate_pairs
 from rlforge.ruler.registry import make_scorer
 from rlforge.trajectories.records import Decision, TrainingWindow

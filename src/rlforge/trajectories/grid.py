@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Protocol
 
 from rlforge.errors import RlforgeError
 
@@ -67,3 +73,53 @@ class WindowGrid:
         """The newest window that is over at ``now``, its time of grace included."""
         open_since, _ = self.span(self.id_of(now - grace_seconds))
         return self.id_of(open_since - self.seconds)
+
+
+log = logging.getLogger(__name__)
+
+#: Seconds between looks at a wall clock that is waited for: it may be set while one sleeps.
+_LOOK_EVERY_S = 30.0
+#: Seconds by which a clock may step back without a word, as clocks that are slewed do.
+_TOLERANCE_S = 1.0
+
+
+class Clock(Protocol):
+    """Seconds since 1970 UTC."""
+
+    def now(self) -> float:
+        """The time."""
+        ...
+
+    async def wait_until(self, moment: float) -> None:
+        """Return once ``now()`` is ``moment`` or later."""
+        ...
+
+
+class WallClock:
+    """The machine's clock.
+
+    One that is set back is logged once for each jump, and believed: decisions from then on bear
+    the earlier time and belong to the window of it; who waits goes on waiting for the moment.
+    """
+
+    def __init__(self, read: Callable[[], float] = time.time) -> None:
+        self._read = read
+        self._latest = -math.inf
+
+    def now(self) -> float:
+        """The time, as the machine has it."""
+        moment = self._read()
+        if moment < self._latest - _TOLERANCE_S:
+            log.warning(
+                "the clock was set back by %.0f s; decisions go to the window of their time",
+                self._latest - moment,
+            )
+            self._latest = moment
+        self._latest = max(self._latest, moment)
+        return moment
+
+    async def wait_until(self, moment: float) -> None:
+        """Sleep until then, looking up every half minute."""
+        # There is no event to wait for: nobody is told when the wall clock is set.
+        while (left := moment - self.now()) > 0:  # noqa: ASYNC110
+            await asyncio.sleep(min(left, _LOOK_EVERY_S))

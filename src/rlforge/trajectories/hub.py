@@ -19,8 +19,8 @@ import yaml
 
 from rlforge.errors import RlforgeError
 from rlforge.trajectories.columns import DECISIONS, decision_row, to_decision
-from rlforge.trajectories.disk import full_disk_explained
 from rlforge.trajectories.grid import calendar_date
+from rlforge.trajectories.layout import full_disk_explained
 from rlforge.trajectories.reader import StoreReader
 from rlforge.trajectories.records import Decision
 from rlforge.trajectories.store import TrajectoryStore

@@ -13,14 +13,16 @@ it. Nothing else says what belongs to the store, and each file appears whole, by
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shutil
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rlforge.errors import StoreError
-from rlforge.system.files import readable_size
+from rlforge.system.files import readable_size, says_full_disk
 from rlforge.types import value
 
 #: Version of the layout and of the columns. A store of a later version is refused; columns that an
@@ -161,3 +163,19 @@ def _listed(folder: Path) -> list[Path]:
         return list(folder.iterdir())
     except FileNotFoundError:
         return []
+
+
+@contextlib.contextmanager
+def full_disk_explained(target: Path) -> Iterator[None]:
+    """Turn a full disk, met while ``target`` is written, into a StoreError; all else passes."""
+    try:
+        yield
+    except Exception as error:
+        if not says_full_disk(error):
+            raise
+        folder = next(path for path in (target, *target.absolute().parents) if path.exists())
+        free = readable_size(shutil.disk_usage(folder).free)
+        raise StoreError(
+            f"no space on disk for {target}: {free} free; free some; what was written before is "
+            "kept"
+        ) from error

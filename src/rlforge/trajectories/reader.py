@@ -16,8 +16,7 @@ from rlforge.errors import StoreError
 from rlforge.trajectories.columns import SCHEMAS, to_decisions
 from rlforge.trajectories.grid import window_start
 from rlforge.trajectories.layout import DataFile, Layout
-from rlforge.trajectories.readiness import AgentActivity
-from rlforge.trajectories.records import Decision
+from rlforge.trajectories.records import AgentActivity, Decision
 from rlforge.trajectories.wal import SegmentContent, read_segment
 from rlforge.types import value
 

@@ -102,3 +102,21 @@ class TrainingWindow:
     avg_reward: float
     ready: bool
     reasons: tuple[str, ...] = ()
+
+
+@value
+class AgentActivity:
+    """What one agent did in one window.
+
+    actions: decisions with an action other than NO_OP. complete: those whose outcome is known.
+    rewarded, reward_sum: number and sum of known rewards. newest: latest timestamp.
+    """
+
+    window_id: str
+    agent_id: str
+    decisions: int
+    actions: int
+    complete: int
+    rewarded: int
+    reward_sum: float
+    newest: float

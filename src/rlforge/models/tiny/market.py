@@ -13,7 +13,7 @@ import random
 from rlforge.config.market import MarketConfig
 from rlforge.games.base import View
 from rlforge.market.compact import Compact, compact_vocabulary
-from rlforge.market.crowd import Crowd
+from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 from rlforge.models.tiny.recipe import WarmupMarket
 from rlforge.models.tiny.states import State

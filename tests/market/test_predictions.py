@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.special import expit, logsumexp
 
-from rlforge.market import lmsr
+from rlforge.market.predictions import lmsr_cost, lmsr_price, lmsr_shares, lmsr_subsidy
 
 LIQUIDITY = st.floats(1_000, 1_000_000)
 SOLD = st.integers(0, 5_000_000)
@@ -20,18 +20,18 @@ def reference(b, own, other):
 
 @given(LIQUIDITY, SOLD, SOLD)
 def test_cost_is_b_times_the_log_of_the_sum_of_exponentials(b, own, other):
-    assert lmsr.cost(b, own, other) == pytest.approx(reference(b, own, other), rel=1e-12)
+    assert lmsr_cost(b, own, other) == pytest.approx(reference(b, own, other), rel=1e-12)
 
 
 @given(LIQUIDITY, SOLD, SOLD)
 def test_prices_are_the_logistic_of_the_difference_and_sum_to_one(b, own, other):
-    assert lmsr.price(b, own, other) == pytest.approx(expit((own - other) / b), abs=1e-12)
-    assert lmsr.price(b, own, other) + lmsr.price(b, other, own) == pytest.approx(1, abs=1e-12)
+    assert lmsr_price(b, own, other) == pytest.approx(expit((own - other) / b), abs=1e-12)
+    assert lmsr_price(b, own, other) + lmsr_price(b, other, own) == pytest.approx(1, abs=1e-12)
 
 
 @given(LIQUIDITY, SOLD, SOLD, st.integers(1, 1_000_000))
 def test_an_amount_buys_what_costs_that_amount(b, own, other, amount):
-    bought = lmsr.shares_for(b, own, other, amount)
+    bought = lmsr_shares(b, own, other, amount)
     spent = reference(b, own + bought, other) - reference(b, own, other)
     # Where the price is near 0 the cost hardly depends on the shares.
     assert spent == pytest.approx(amount, rel=1e-6, abs=1e-4)
@@ -41,20 +41,20 @@ def test_an_amount_buys_what_a_root_finder_finds():
     b, own, other, amount = 5_000.0, 1_200, 3_400, 777
     start = reference(b, own, other)
     root = brentq(lambda x: reference(b, own + x, other) - start - amount, 0, 1e6, xtol=1e-9)
-    assert lmsr.shares_for(b, own, other, amount) == pytest.approx(root, rel=1e-9)
+    assert lmsr_shares(b, own, other, amount) == pytest.approx(root, rel=1e-9)
 
 
 def test_the_most_that_the_market_maker_loses_is_b_ln_2():
     b = 10_000.0
     for sold in (0, 1_000, 100_000, 1_000_000):
-        paid = lmsr.cost(b, sold, 0) - lmsr.cost(b, 0, 0)
-        assert sold - paid <= lmsr.subsidy(b) + 1e-6
-    assert lmsr.subsidy(b) == pytest.approx(b * math.log(2))
+        paid = lmsr_cost(b, sold, 0) - lmsr_cost(b, 0, 0)
+        assert sold - paid <= lmsr_subsidy(b) + 1e-6
+    assert lmsr_subsidy(b) == pytest.approx(b * math.log(2))
 
 
 def test_nothing_overflows_far_from_the_middle():
-    assert lmsr.price(100.0, 0, 10**9) == 0.0
-    assert lmsr.price(100.0, 10**9, 0) == 1.0
-    assert lmsr.cost(100.0, 10**9, 0) == 10**9
-    assert lmsr.shares_for(100.0, 0, 0, 10**9) == pytest.approx(10**9, rel=1e-6)
-    assert math.isfinite(lmsr.shares_for(100.0, 0, 10**6, 5))
+    assert lmsr_price(100.0, 0, 10**9) == 0.0
+    assert lmsr_price(100.0, 10**9, 0) == 1.0
+    assert lmsr_cost(100.0, 10**9, 0) == 10**9
+    assert lmsr_shares(100.0, 0, 0, 10**9) == pytest.approx(10**9, rel=1e-6)
+    assert math.isfinite(lmsr_shares(100.0, 0, 10**6, 5))
