@@ -43,9 +43,8 @@ from rlforge.config.compose import compose
 from rlforge.config.serving import ServingConfig
 from rlforge.engines.registry import make_engine
 from rlforge.serving.adapter import copy_files, fingerprint
-from rlforge.serving.listener import answer_requests, listen, url_of
 from rlforge.serving.records import Deployment
-from rlforge.serving.server import assembled
+from rlforge.serving.server import answer_requests, assembled, listen, url_of
 
 PHASES = ("validating", "checkpointing", "swapping", "verifying")
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

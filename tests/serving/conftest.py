@@ -22,7 +22,8 @@ from rlforge.models.load import (
     stop_token_ids,
 )
 from rlforge.models.lora import attach_lora
-from rlforge.serving.probes import Probe, game_probes
+from rlforge.serving.game_checks import game_probes
+from rlforge.serving.records import Probe
 from rlforge.serving.service import DeploymentService
 from rlforge.system.checkpoint import write_checkpoint
 from rlforge.types import Checkpoint

@@ -21,8 +21,7 @@ from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, EngineDeadError
 from rlforge.serving.guard import TOKEN_VARIABLE, make_token, read_token
-from rlforge.serving.listener import answer_requests, listen, url_of
-from rlforge.serving.server import assembled
+from rlforge.serving.server import answer_requests, assembled, listen, url_of
 from rlforge.serving.service import DeploymentService
 from rlforge.types import PolicyRef, SamplingParams, value
 

@@ -21,10 +21,9 @@ from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, DeploymentError, EngineError, RunError
 from rlforge.serving.adapter import copy_files, fingerprint
-from rlforge.serving.probes import Probe
-from rlforge.serving.records import Deployment, PairedOutcomes
+from rlforge.serving.client import stage
+from rlforge.serving.records import Deployment, PairedOutcomes, Probe
 from rlforge.serving.service import DeploymentService
-from rlforge.serving.staging import stage
 from rlforge.types import Checkpoint, Completion, PolicyRef, SamplingParams
 
 from .conftest import MakeAdapter, Opened, until

@@ -92,8 +92,7 @@ def deploy(
       rlforge deploy RUN --checkpoint step-40 --state deployments
     """
     from rlforge.serving.adapter import find_source
-    from rlforge.serving.client import AdminClient, running_at, state_folder
-    from rlforge.serving.staging import stage
+    from rlforge.serving.client import AdminClient, running_at, stage, state_folder
 
     folder = state_folder(state, adapter)
     address = url or running_at(folder)

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.assembly import Assembly
 from rlforge.serving.guard import make_token
-from rlforge.serving.listener import answer_requests, listen, url_of
-from rlforge.serving.server import found_at, http_over
+from rlforge.serving.server import answer_requests, found_at, http_over, listen, url_of
 
 
 @contextlib.asynccontextmanager

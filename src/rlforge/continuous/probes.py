@@ -8,7 +8,7 @@ import random
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.population import SimulationState
 from rlforge.continuous.prompting import AgentPrompter
-from rlforge.serving.probes import Probe
+from rlforge.serving.records import Probe
 from rlforge.types import SamplingParams
 
 #: Added to the run's seed: these are not the markets of its training or trials.

@@ -1,4 +1,7 @@
-"""Talking to a service: find it through its state folder, and make the admin's calls."""
+"""What administrators do from other processes: find a running service, and make the admin calls.
+
+Where no service runs, ``stage`` writes a deployment down for the next one.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,11 @@ from urllib.parse import urlsplit
 import httpx
 
 from rlforge.errors import ConfigError, DeploymentError, RunError
+from rlforge.serving.adapter import checkpoint_of
 from rlforge.serving.compose import STATE_DIR
 from rlforge.serving.guard import is_loopback, read_token
+from rlforge.serving.journal import Journal
+from rlforge.serving.records import Deployment
 from rlforge.system.locks import RunLock
 
 ADDRESS_FILE = "service.json"
@@ -94,3 +100,25 @@ class AdminClient:
         if answer.status_code == 401:
             raise ConfigError(f"{self._url} refuses the token: {message}")
         raise DeploymentError(message)
+
+
+def stage(folder: Path, source: Path, strategy: str) -> Deployment:
+    """Note an adapter for the service that will next own ``folder``.
+
+    Raises RunError when one owns it now, DeploymentError when none ever did, or ``source`` holds
+    no adapter.
+    """
+    checkpoint = checkpoint_of(source)
+    with RunLock(folder):
+        journal = Journal(folder)
+        try:
+            if not journal.history():
+                raise DeploymentError(f"{folder}: no service was ever started here")
+            return journal.begin(
+                checkpoint.path or "",
+                strategy=strategy,
+                version=checkpoint.version,
+                phase="staged",
+            )
+        finally:
+            journal.close()

@@ -18,10 +18,8 @@ from rlforge.config.serving import DeploymentConfig
 from rlforge.errors import DeploymentError, RlforgeError
 from rlforge.serving.adapter import copy_files
 from rlforge.serving.journal import Journal
-from rlforge.serving.probes import Probe
-from rlforge.serving.records import Deployment, Holdout, Phase
-from rlforge.serving.router import Live, Router
-from rlforge.serving.traffic import Trial
+from rlforge.serving.records import Deployment, Holdout, Phase, Probe
+from rlforge.serving.router import Live, Router, Trial
 from rlforge.serving.validation import Validator
 from rlforge.system.checkpoint import prune, read_manifest, write_checkpoint
 from rlforge.types import Checkpoint, PolicyRef

@@ -20,7 +20,7 @@ from typing import Any
 
 from rlforge.errors import DeploymentError
 from rlforge.serving.records import UNDER_WAY, Check, Deployment, Phase
-from rlforge.serving.sequential import Arm
+from rlforge.serving.statistics import Arm
 from rlforge.system.files import atomic_path
 
 log = logging.getLogger(__name__)

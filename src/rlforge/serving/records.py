@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
-from rlforge.types import PolicyRef, value
+from rlforge.games.actions import extract
+from rlforge.types import PolicyRef, SamplingParams, value
 
 Phase = Literal[
     "staged",
@@ -94,6 +95,20 @@ class Deployment:
                 for check in self.checks
             ],
         }
+
+
+@value
+class Probe:
+    """A prompt and how its answer is read."""
+
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    extraction: str
+    legal_actions: tuple[str, ...] | None = None
+
+    def well_formed(self, text: str) -> bool:
+        """Whether an action can be read from the answer; it need not be a legal one."""
+        return extract(self.extraction, text, self.legal_actions).well_formed
 
 
 @value

@@ -7,19 +7,22 @@ import contextlib
 import json
 import math
 import os
+import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
+
+import uvicorn
 
 from rlforge.config.compose import to_yaml
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.config.serving import ServeConfig, ServingConfig
 from rlforge.engines.base import Engine
-from rlforge.errors import DeploymentError, RunError
+from rlforge.errors import ConfigError, DeploymentError, RunError
 from rlforge.preflight.serving import check_deployment, check_room, check_serve
 from rlforge.serving.client import ADDRESS_FILE
 from rlforge.serving.guard import App, is_loopback, make_token
-from rlforge.serving.listener import answer_requests, listen, url_of
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
@@ -137,8 +140,7 @@ async def assembled(
     ``DeploymentService.open`` does.
     """
     from rlforge.models.load import load_tokenizer, stop_token_ids
-    from rlforge.serving.holdout import GameHoldout
-    from rlforge.serving.probes import game_probes
+    from rlforge.serving.game_checks import GameHoldout, game_probes
 
     tokenizer = load_tokenizer(config.model)
     stops = stop_token_ids(config.model, tokenizer)
@@ -219,3 +221,74 @@ def found_at(state_dir: Path, url: str) -> Iterator[None]:
         yield
     finally:
         address.unlink(missing_ok=True)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections; ConfigError where the address is taken or not ours."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen()
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"serve.host={host} serve.port={port}: cannot listen there: {error.strerror}; choose "
+            "another, or serve.port=0 for a free one"
+        ) from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where clients find it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def answer_requests(
+    app: App, listener: socket.socket, *, drain_s: float, failed: Coroutine[Any, Any, None]
+) -> bool:
+    """Answer until SIGINT, SIGTERM or the end of ``failed``; then finish what is under way.
+
+    drain_s: seconds that it has to end. Returns whether it was told to stop by a signal.
+    """
+    server = _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            lifespan="off",
+            timeout_graceful_shutdown=max(1, round(drain_s)),
+        )
+    )
+    watch = asyncio.create_task(failed)
+    answering = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await asyncio.wait((watch, answering), return_when=asyncio.FIRST_COMPLETED)
+        told = answering.done()
+        server.should_exit = True
+        await answering
+    finally:
+        watch.cancel()
+    return told
+
+
+class _Server(uvicorn.Server):
+    """uvicorn raises the signals that it caught again at its end; here they are done with."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+        for number in numbers:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)

@@ -27,11 +27,9 @@ from rlforge.preflight.serving import check_deployment
 from rlforge.serving.adapter import checkpoint_of, version_of
 from rlforge.serving.deployer import FAILURES, Deployer
 from rlforge.serving.journal import Journal
-from rlforge.serving.probes import Probe
-from rlforge.serving.records import Check, Deployment, Holdout
-from rlforge.serving.router import Live, Router
-from rlforge.serving.sequential import Arm
-from rlforge.serving.traffic import Trial
+from rlforge.serving.records import Check, Deployment, Holdout, Probe
+from rlforge.serving.router import Live, Router, Trial
+from rlforge.serving.statistics import Arm
 from rlforge.serving.validation import Validator
 from rlforge.system.locks import RunLock
 from rlforge.types import Checkpoint, Completion, PolicyRef, SamplingParams

@@ -19,9 +19,8 @@ from rlforge.config.serving import DeploymentConfig
 from rlforge.engines.base import Generator
 from rlforge.errors import DeploymentError, RlforgeError
 from rlforge.serving.adapter import WeightCheck, fingerprint
-from rlforge.serving.noninferiority import compare
-from rlforge.serving.probes import Probe
-from rlforge.serving.records import Check, Holdout
+from rlforge.serving.records import Check, Holdout, Probe
+from rlforge.serving.statistics import compare
 from rlforge.types import Completion, PolicyRef, value
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlforge.engines.requests import decoder
 from rlforge.models.tiny.vocabulary import build_tokenizer
-from rlforge.serving.text import TextStream
+from rlforge.serving.answering import TextStream
 
 TOKENIZER: Any = build_tokenizer([" yes", " no", "go"])
 DECODE = decoder(TOKENIZER)

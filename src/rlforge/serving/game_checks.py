@@ -1,21 +1,25 @@
-"""The same games for a new version and the current one: same seeds, same opponent, same draws."""
+"""What a new version is asked at the games of its run: probes, and held-out games."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from typing import Any
 
-from rlforge.config.serving import DeploymentConfig, ServingConfig
+from rlforge.config.schema import RunConfig
+from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError
+from rlforge.games.base import View, make_game
+from rlforge.games.prompts import Prompter
 from rlforge.league.names import parse_opponent
 from rlforge.rollout.episode import play_game
 from rlforge.rollout.evaluation import plan_evaluation
 from rlforge.rollout.lineup import eval_envs
 from rlforge.rollout.policies import SeatPolicies
-from rlforge.serving.records import PairedOutcomes
-from rlforge.types import GameRecord, PolicyRef
+from rlforge.serving.records import PairedOutcomes, Probe
+from rlforge.types import EnvSpec, GameRecord, PolicyRef, SamplingParams
 
 #: Added to the run's seed: these are not the games of its evaluations.
 _SEED_OFFSET = 7919
@@ -57,7 +61,7 @@ class GameHoldout:
         )
 
     async def _play(self, policy: PolicyRef) -> list[GameRecord]:
-        settings: DeploymentConfig = self._config.deployment
+        settings = self._config.deployment
         specs = plan_evaluation(
             eval_envs(self._config),
             [parse_opponent(settings.holdout_opponent)],
@@ -78,3 +82,49 @@ def _focus(record: GameRecord) -> int:
     """The seat of the measured policy; evaluations always have one."""
     assert record.spec.focus is not None
     return record.spec.focus
+
+
+def game_probes(
+    config: RunConfig,
+    tokenizer: Any,
+    stop_token_ids: Sequence[int],
+    *,
+    number: int,
+    max_tokens: int,
+) -> tuple[Probe, ...]:
+    """``number`` positions of random play in the environments of evaluation, answered greedily."""
+    prompter, draw = Prompter(tokenizer), random.Random(config.seed)
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=min(max_tokens, config.engine.max_tokens),
+        stop_token_ids=tuple(stop_token_ids),
+    )
+    envs = eval_envs(config)
+    probes = []
+    for index in range(number):
+        env = envs[index % len(envs)]
+        view = _position(env, draw)
+        _, ids = prompter.encode(env.prompt_template, view, env.action_extraction)
+        probes.append(
+            Probe(
+                prompt_token_ids=ids,
+                params=params,
+                extraction=env.action_extraction,
+                legal_actions=view.legal_actions,
+            )
+        )
+    return tuple(probes)
+
+
+def _position(env: EnvSpec, draw: random.Random) -> View:
+    """What the player to move sees, a few random moves into a game that lists its moves."""
+    game = make_game(env, draw.getrandbits(32))
+    view = game.view()
+    for _ in range(draw.randrange(6)):
+        if not view.legal_actions:
+            break
+        game.step(draw.choice(view.legal_actions))
+        if game.done:
+            break
+        view = game.view()
+    return view

@@ -13,8 +13,7 @@ from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError, EngineError
 from rlforge.models.load import stop_token_ids
-from rlforge.serving.holdout import GameHoldout
-from rlforge.serving.probes import game_probes
+from rlforge.serving.game_checks import GameHoldout, game_probes
 from rlforge.types import Checkpoint, PolicyRef
 
 BASE = PolicyRef(uid="version-0", kind="checkpoint")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlforge.config.serving import AbTestConfig
 from rlforge.serving.records import Deployment
-from rlforge.serving.traffic import Trial, place
+from rlforge.serving.router import Trial, place
 
 NEW = Deployment(number=3, phase="trial", strategy="ab_test", source="somewhere")
 
