@@ -253,10 +253,7 @@ class JsonlFile:
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def rewind(self, step: int) -> None:
-        """Forget the objects whose ``step`` is above ``step``, and go on after the others.
-
-        Also needed when another process has replaced the file.
-        """
+        """Delete the objects whose ``step`` is above ``step``, and go on after the others."""
         self._file.close()
         write_jsonl(self.path, (row for row in read_jsonl(self.path) if row["step"] <= step))
         self._file = self.path.open("a", encoding="utf-8")

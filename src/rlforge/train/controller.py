@@ -245,13 +245,12 @@ class Run:
     async def _continue(self) -> None:
         """Take up the newest saved state; versions and records made after it are dropped."""
         path = latest_checkpoint(self._run_dir / "checkpoints", with_state=True)
+        version = BEFORE_ALL if path is None else checkpoint_version(path)
+        rewind(self._run_dir, version)
+        await self._cast.tracker.resume.remote(version)  # which drops the lines of its own files
         if path is None:  # killed before its first state: it begins again
-            rewind(self._run_dir, BEFORE_ALL)
-            await self._cast.tracker.resume.remote(BEFORE_ALL)
             await self._begin()
             return
-        version = checkpoint_version(path)
-        rewind(self._run_dir, version)
         state = await self._cast.learner.load_state(version)
         self._version = self._state_saved = version
         self._newest = Checkpoint(**state["newest"])
@@ -267,7 +266,6 @@ class Run:
         for collector in self._cast.collectors:
             collector.use_version.remote(self._newest.policy())
         await self._cast.buffer.set_version.remote(version)
-        self._cast.tracker.resume.remote(version)
 
     async def _finish(self) -> None:
         """The last version is saved with its state; unless interrupted, it is measured."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections import Counter
@@ -12,9 +11,6 @@ from pathlib import Path
 from rlforge.system.checkpoint import list_checkpoints, prune, read_manifest
 
 log = logging.getLogger(__name__)
-
-STEPPED_FILES = ("metrics.jsonl", "evals.jsonl", "ratings.jsonl")
-"""Files of one JSON object a line, each with the update it belongs to under ``step``."""
 
 BEFORE_ALL = -1
 """The version to rewind to when nothing can be kept: even the start is measured again."""
@@ -61,22 +57,15 @@ class Retention:
 
 
 def rewind(run_dir: Path, version: int) -> None:
-    """Drop versions, metrics and batches made after ``version``: they will be made again.
+    """Drop the checkpoints and batches made after ``version``: they will be made again.
 
-    A run that was killed may have gone on past its newest saved state. Games stay: they were
-    played, and each says which version played it.
+    A run that was killed may have gone on past its newest saved state. The tracker drops the lines
+    of its own files (``Tracker.resume``). Games stay: each says which version played it.
     """
     for path in list_checkpoints(run_dir / "checkpoints"):
         if checkpoint_version(path) > version:
             log.info("dropping %s, made after the state that is resumed", path.name)
             shutil.rmtree(path)
-    for name in STEPPED_FILES:
-        path = run_dir / name
-        if path.is_file():
-            kept = [line for line in path.read_text().splitlines() if _step(line) <= version]
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text("".join(f"{line}\n" for line in kept))
-            temporary.replace(path)
     for path in (run_dir / "batches").glob("batch-*.parquet"):
         if int(path.stem.removeprefix("batch-")) > version:
             path.unlink()
@@ -85,11 +74,3 @@ def rewind(run_dir: Path, version: int) -> None:
 def checkpoint_version(path: Path) -> int:
     """The learner version of a checkpoint, from its manifest."""
     return int(read_manifest(path, verify=False).meta["version"])
-
-
-def _step(line: str) -> int:
-    """The update of a line; a line cut short by a crash belongs to the dropped ones."""
-    try:
-        return int(json.loads(line)["step"])
-    except (json.JSONDecodeError, KeyError):
-        return 1 << 62
