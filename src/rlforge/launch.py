@@ -259,9 +259,9 @@ def _prepared(
 
     model = resolve_model(config.model, lambda text: print(text, file=sys.stderr, flush=True))
     if config.learner.initial_adapter is not None:
-        from rlforge.models.lora import check_adapter
+        from rlforge.models.fit import check_initial_adapter
 
-        check_adapter(config.learner.initial_adapter, config.model, model)
+        check_initial_adapter(Path(config.learner.initial_adapter), config.model, model)
     _check_policies(config)
     run_dir = run_dir.absolute()
     run_dir.mkdir(parents=True, exist_ok=True)

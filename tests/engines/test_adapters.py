@@ -99,7 +99,11 @@ def test_the_base_takes_no_place() -> None:
 
 @pytest.mark.parametrize(
     ("file", "message"),
-    [(None, "is missing"), ("notes.txt", "no adapter_config"), ("config.json", "full weights")],
+    [
+        (None, "is missing"),
+        ("notes.txt", "neither adapter_config"),
+        ("config.json", "full weights"),
+    ],
 )
 def test_what_is_no_adapter_is_refused_and_nobody_leaves_for_it(
     key: Callable[..., PolicyKey], tmp_path: Path, file: str | None, message: str

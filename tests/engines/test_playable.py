@@ -75,11 +75,14 @@ def test_what_it_plays_are_whole_models_of_the_same_tokens_too(
     [
         ({"r": 8}, None),  # the smallest room for model.lora.rank=5
         ({"target_modules": ["v_proj", "down_proj"]}, None),
-        ({"r": 9}, r"rank 9, and vLLM makes room for 8 with model\.lora\.rank=5; raise that, or"),
-        ({"rank_pattern": {"q_proj": 12}}, r"rank 12, and vLLM makes room for 8"),
+        (
+            {"r": 9},
+            r"model\.lora\.rank=5 makes room for 8; raise model\.lora\.rank, or use",
+        ),
+        ({"rank_pattern": {"q_proj": 12}}, r"rank 12, and model\.lora\.rank=5 makes room for 8"),
         (
             {"use_dora": True},
-            r"of kind LORA, with use_dora; vLLM plays plain LORA only",
+            r"of kind LORA, with use_dora; plain LORA is needed; use engine=transformers",
         ),
     ],
 )

@@ -286,7 +286,10 @@ def test_state_is_a_copy_that_later_updates_do_not_touch(parts):
 def test_state_of_another_model_is_refused_by_name(parts):
     state = parts.learner().state_dict()
 
-    with pytest.raises(CheckpointError, match=r"learner state does not fit: .* is \(32, 4\) there"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"learner state does not fit: .* is \(32, 4\), and",
+    ):
         parts.learner(parts.model(hidden_size=16)).load_state_dict(state)
 
 

@@ -153,7 +153,7 @@ def test_a_damaged_initial_adapter_names_its_file(parts, tmp_path):
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        (LoraConfig(rank=2, alpha=8), r"lora_A.* is \(4, 48\) there, \(2, 48\) here"),
+        (LoraConfig(rank=2, alpha=8), r"lora_A.* is \(4, 48\), and the model takes \(2, 48\)"),
         (LoraConfig(rank=4, alpha=16), r"lora alpha 8 there, 16 here; set model\.lora\.alpha=8"),
         (LoraConfig(rank=4, alpha=8, target_modules=["q_proj"]), r"the model has no .*"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,16 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from rlforge.config.schema import LoraConfig as TrainedLora
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError
-from rlforge.models.fit import check_adapter_fits, check_model_fits, largest_rank, read_adapter
+from rlforge.models.fit import (
+    check_adapter_fits,
+    check_initial_adapter,
+    check_model_fits,
+    largest_rank,
+    read_adapter,
+)
 
 # PEFT looks at the base for a changed vocabulary.
 pytestmark = pytest.mark.filterwarnings("ignore:Could not find a config file:UserWarning")
@@ -109,9 +117,9 @@ def test_an_adapter_of_another_base_is_refused_by_name_and_by_shape(
 ) -> None:
     with pytest.raises(ConfigError, match=r"another base model: org/large; this one is .*small"):
         _check(adapter(base="org/large"), model)
-    with pytest.raises(ConfigError, match=r"is \(32, 4\), and does not fit the model: .*\(16, 4\)"):
+    with pytest.raises(ConfigError, match=r"does not fit.* is \(32, 4\), and.*\(16, 4\)"):
         _check(adapter(model=_llama(hidden_size=32)), model)
-    with pytest.raises(ConfigError, match=r"changes model\.layers\.2\.\S+, which the model does"):
+    with pytest.raises(ConfigError, match=r"the model has no \S*model\.layers\.2\."):
         _check(adapter(model=_llama(num_hidden_layers=3)), model)
 
 
@@ -123,11 +131,14 @@ def test_an_adapter_of_another_base_is_refused_by_name_and_by_shape(
         (lambda p: (p / "adapter_config.json").write_text("[]"), r"is not a JSON object"),
         (lambda p: (p / "adapter_config.json").write_text("{}"), r"describes no adapter of PEFT"),
         (lambda p: _describe(p, r=0), r"describes no adapter of PEFT"),
-        (lambda p: _describe(p, r=7), r"is \(4, 24\), and does not fit the model: .*\(7, 24\)"),
+        (
+            lambda p: _describe(p, r=7),
+            r"does not fit.* is \(4, 24\), and.*\(7, 24\)",
+        ),
         (lambda p: _describe(p, target_modules=["query"]), r"does not fit the model: Target mod"),
         (
             lambda p: _describe(p, target_modules=["q_proj", "down_proj", "k_proj"]),
-            r"has no weights for model\.layers\.0\.self_attn\.k_proj",
+            r"it lacks \S*model\.layers\.0\.self_attn\.k_proj",
         ),
         (lambda p: (p / "adapter_model.safetensors").unlink(), r"safetensors is missing"),
         (
@@ -138,7 +149,7 @@ def test_an_adapter_of_another_base_is_refused_by_name_and_by_shape(
         ),
         (
             lambda p: _weigh(p, lambda weights: weights.pop(max(weights))),
-            r"has no weights for model\.layers\.1\.self_attn\.q_proj",
+            r"it lacks \S*model\.layers\.1\.self_attn\.q_proj",
         ),
     ],
 )
@@ -161,6 +172,15 @@ def test_full_weights_fit_that_read_the_same_tokens(model: ModelConfig, tmp_path
         check_model_fits(tmp_path / "other", model)
 
 
+def test_full_weights_of_other_shapes_are_refused_where_they_must_be_the_same(
+    model: ModelConfig, tmp_path: Path
+) -> None:
+    check_model_fits(Path(model.name or ""), model, same_shapes=True)
+    _llama(intermediate_size=32).save_pretrained(tmp_path / "wide")
+    with pytest.raises(ConfigError, match=r"down_proj.weight is \(16, 32\), and the model takes"):
+        check_model_fits(tmp_path / "wide", model, same_shapes=True)
+
+
 @pytest.mark.parametrize("size", ["1KB", "1GB"])
 def test_full_weights_that_are_not_whole_are_refused(
     model: ModelConfig, tmp_path: Path, size: str
@@ -179,3 +199,53 @@ def test_full_weights_that_are_not_whole_are_refused(
     (path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
         check_model_fits(path, model)
+
+
+def _training(model: ModelConfig, **lora: Any) -> ModelConfig:
+    """``model`` with the adapter that the fixture saves, but for ``lora``."""
+    trained = {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "down_proj"]} | lora
+    return dataclasses.replace(model, lora=TrainedLora(**trained))
+
+
+def test_training_continues_an_adapter_of_its_own_kind_wherever_its_base_is_cached(
+    model: ModelConfig, adapter: Callable[..., Path]
+) -> None:
+    check_initial_adapter(adapter(base="/one/cache/tiny-1"), _training(model), "/another/tiny-1")
+
+
+@pytest.mark.parametrize(
+    ("lora", "base", "message"),
+    [
+        ({"rank": 8}, "small", r"model\.lora\.rank 4 against 8"),
+        ({"alpha": 4}, "small", r"model\.lora\.alpha 8 against 4"),
+        ({"target_modules": ["q_proj"]}, "small", r"\['down_proj', 'q_proj'\] against \['q_proj'"),
+        ({}, "org/other", "base model 'small' against 'other'"),
+    ],
+)
+def test_training_refuses_an_initial_adapter_that_differs_and_names_the_key(
+    model: ModelConfig, adapter: Callable[..., Path], lora: Any, base: str, message: str
+) -> None:
+    path = adapter()
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_initial_adapter(path, _training(model, **lora), base)
+    assert str(path) in str(caught.value)
+
+
+def test_training_refuses_a_missing_or_damaged_initial_adapter(
+    model: ModelConfig, adapter: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"no adapter in .*nowhere"):
+        check_initial_adapter(tmp_path / "nowhere", _training(model), "small")
+    path = adapter()
+    (path / "adapter_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"adapter_config\.json cannot be read"):
+        check_initial_adapter(path, _training(model), "small")
+
+
+def test_target_modules_given_as_a_pattern_are_compared_as_they_are(
+    model: ModelConfig, adapter: Callable[..., Path]
+) -> None:
+    path = adapter()
+    _describe(path, target_modules="all-linear")
+    with pytest.raises(ConfigError, match="'all-linear' against"):
+        check_initial_adapter(path, _training(model), "small")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlforge.config.schema import LoraConfig, ModelConfig
+from rlforge.config.schema import LoraConfig
 from rlforge.errors import ConfigError
 from rlforge.models.lora import (
     attach_lora,
-    check_adapter,
     leave_inputs_alone,
     linear_layers,
 )
@@ -82,65 +79,6 @@ def test_missing_target_modules_are_named_with_what_there_is() -> None:
 def test_linear_layers_of_a_llama() -> None:
     expected = {*LoraConfig().target_modules, "lm_head"}
     assert linear_layers(_model()) == sorted(expected)
-
-
-# PEFT looks at the base for a changed vocabulary; the one named here does not exist.
-pytestmark = pytest.mark.filterwarnings("ignore:Could not find a config file:UserWarning")
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> str:
-    model = _model()
-    model.name_or_path = model.config._name_or_path = "/one/cache/tiny-1"
-    lora = LoraConfig(rank=4, alpha=8, target_modules=ATTENTION)
-    attach_lora(model, lora, seed=0).save_pretrained(tmp_path / "adapter")
-    return str(tmp_path / "adapter")
-
-
-def _config(**lora: Any) -> ModelConfig:
-    return ModelConfig(
-        lora=LoraConfig(**{"rank": 4, "alpha": 8, "target_modules": ATTENTION} | lora)
-    )
-
-
-def test_an_adapter_that_fits_passes_wherever_its_base_lies(saved: str) -> None:
-    check_adapter(saved, _config(), "/another/cache/tiny-1")
-
-
-@pytest.mark.parametrize(
-    ("config", "base", "message"),
-    [
-        (_config(rank=8), "tiny-1", r"model\.lora\.rank 4 against 8"),
-        (_config(alpha=4), "tiny-1", r"model\.lora\.alpha 8 against 4"),
-        (
-            _config(target_modules=["q_proj"]),
-            "tiny-1",
-            r"\['q_proj', 'v_proj'\] against \['q_proj'",
-        ),
-        (_config(), "org/other", "base model 'tiny-1' against 'other'"),
-    ],
-)
-def test_an_adapter_that_does_not_fit_says_where(
-    saved: str, config: ModelConfig, base: str, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        check_adapter(saved, config, base)
-    assert saved in str(caught.value)
-
-
-def test_missing_and_damaged_adapters_are_named(saved: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no adapter in .*nowhere"):
-        check_adapter(str(tmp_path / "nowhere"), _config(), "tiny-1")
-    (Path(saved) / "adapter_config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"adapter_config\.json cannot be read"):
-        check_adapter(saved, _config(), "tiny-1")
-
-
-def test_targets_given_as_a_pattern_are_compared_as_they_are(saved: str) -> None:
-    file = Path(saved) / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "target_modules": "all-linear"}))
-    with pytest.raises(ConfigError, match="'all-linear' against"):
-        check_adapter(saved, _config(), "tiny-1")
 
 
 def test_inputs_left_alone_give_the_same_to_the_last_bit_under_autocast() -> None:

@@ -104,9 +104,12 @@ def test_weights_of_other_shapes_or_for_other_layers_are_refused(
     _change(wide, widen)
     _change(deep, deepen)
     check = WeightCheck(config.model)
-    with pytest.raises(DeploymentError, match=r"is \(4, 99\), and does not fit.*q_proj"):
+    with pytest.raises(
+        DeploymentError,
+        match=r"does not fit.*q_proj\S* is \(4, 99\), and the model",
+    ):
         check.check_fit(wide)
-    with pytest.raises(DeploymentError, match=r"changes model\.layers\.17.*does not have"):
+    with pytest.raises(DeploymentError, match=r"the model has no \S*model\.layers\.17"):
         check.check_fit(deep)
 
 
@@ -114,7 +117,7 @@ def test_a_rank_beyond_the_services_is_refused(
     config: ServingConfig, make_adapter: MakeAdapter
 ) -> None:
     path = make_adapter(1, lora=LoraConfig(rank=8, alpha=8, target_modules=["q_proj"]))
-    with pytest.raises(DeploymentError, match=r"rank 8.*model\.lora\.rank=4 at most"):
+    with pytest.raises(DeploymentError, match=r"rank 8, and model\.lora\.rank=4 makes room for 4"):
         WeightCheck(config.model).check_fit(path)
 
 
@@ -127,7 +130,7 @@ def test_full_weights_fit_where_their_shapes_do(
     wide = AutoModelForCausalLM.from_pretrained(small_model)
     wide.resize_token_embeddings(wide.config.vocab_size + 7)
     wide.save_pretrained(tmp_path / "wide")
-    with pytest.raises(DeploymentError, match=r"embed_tokens.weight is \(\d+, 32\)"):
+    with pytest.raises(DeploymentError, match=r"the vocabulary of the model in \S+wide has"):
         WeightCheck(other).check_fit(tmp_path / "wide")
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rlforge.engines.policies import PolicyKey
 from rlforge.errors import ConfigError, EngineError, PolicyLoadError
-from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG
-from rlforge.models.fit import read_adapter, read_shapes
+from rlforge.models.files import ADAPTER_WEIGHTS
+from rlforge.models.fit import kind_of_weights, read_adapter, read_shapes
 from rlforge.types import value
 
 log = logging.getLogger(__name__)
@@ -107,17 +107,14 @@ class AdapterTable:
 def check_files(path: str, uid: str) -> None:
     """Raises PolicyLoadError unless ``path`` is a directory with the whole files of an adapter."""
     folder = Path(path)
-    if (folder / ADAPTER_CONFIG).is_file():
-        try:
-            read_adapter(folder)
-            read_shapes(folder / ADAPTER_WEIGHTS)
-        except ConfigError as error:
-            raise PolicyLoadError(
-                f"policy {uid!r} cannot be loaded: {error}; is it complete?"
-            ) from error
-        return
-    if (folder / MODEL_CONFIG).is_file():
-        found = "holds full weights; the vLLM engine plays adapters only: use engine=transformers"
-    else:
-        found = f"has no {ADAPTER_CONFIG}" if folder.is_dir() else "is missing"
-    raise PolicyLoadError(f"policy {uid!r} cannot be loaded: {path} {found}")
+    try:
+        if kind_of_weights(folder) == "model":
+            raise ConfigError(
+                f"{path} holds full weights, and vLLM plays adapters only: use engine=transformers"
+            )
+        read_adapter(folder)
+        read_shapes(folder / ADAPTER_WEIGHTS)
+    except ConfigError as error:
+        raise PolicyLoadError(
+            f"policy {uid!r} cannot be loaded: {error}; is it complete?"
+        ) from error

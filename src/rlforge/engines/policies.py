@@ -17,8 +17,9 @@ from torch import nn
 
 from rlforge.engines.attention import share_keys
 from rlforge.engines.device import is_lost
-from rlforge.errors import EngineError, PolicyLoadError
-from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG
+from rlforge.errors import ConfigError, EngineError, PolicyLoadError
+from rlforge.models.files import ADAPTER_WEIGHTS
+from rlforge.models.fit import adapter_misfit, adapter_shapes, kind_of_weights, read_shapes
 from rlforge.models.moving import give_back, move
 from rlforge.models.quiet import no_progress_bars
 from rlforge.types import PolicyRef
@@ -114,23 +115,18 @@ def load_policy(base: nn.Module, path: str, uid: str) -> nn.Module:
     ``base`` is left as it is. Raises PolicyLoadError naming ``path`` when there is nothing to load
     or it does not fit the base model, and what says that the device is lost.
     """
-    directory = Path(path)
-    if (directory / ADAPTER_CONFIG).is_file():
-        return _with_adapter(base, path, uid)
-    if (directory / MODEL_CONFIG).is_file():
-        return _full_model(base, path, uid)
-    neither = f"has neither {ADAPTER_CONFIG} nor {MODEL_CONFIG}"
-    found = neither if directory.is_dir() else "is missing"
-    raise PolicyLoadError(f"policy {uid!r} cannot be loaded: {path} {found}")
+    try:
+        kind = kind_of_weights(Path(path))
+    except ConfigError as error:
+        raise PolicyLoadError(f"policy {uid!r} cannot be loaded: {error}") from error
+    return _with_adapter(base, path, uid) if kind == "adapter" else _full_model(base, path, uid)
 
 
 def _with_adapter(base: nn.Module, path: str, uid: str) -> nn.Module:
-    from peft import PeftModel, get_peft_model_state_dict
-    from safetensors import safe_open
+    from peft import PeftModel
 
     try:
-        with safe_open(Path(path) / ADAPTER_WEIGHTS, framework="pt") as file:
-            saved = set(file.keys())
+        saved = read_shapes(Path(path) / ADAPTER_WEIGHTS)
         # PEFT draws first weights from the global generator before it reads the saved ones. Its
         # low_cpu_mem_usage would spare that, but rounds adapters to the dtype of the base.
         with torch.random.fork_rng(devices=[]):
@@ -139,13 +135,9 @@ def _with_adapter(base: nn.Module, path: str, uid: str) -> nn.Module:
         if is_lost(error):
             raise
         raise _does_not_load(uid, path, error) from error
-    # PEFT only warns of these, and would leave them at their random first values.
-    missing = set(get_peft_model_state_dict(wrapped, save_embedding_layers=False)) - saved
-    if missing:
-        raise PolicyLoadError(
-            f"policy {uid!r} cannot be loaded from {path}: its adapter has no weights for "
-            f"{min(missing)}{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}"
-        )
+    # PEFT only warns of missing weights, and leaves them at their random first values.
+    if (problem := adapter_misfit(saved, adapter_shapes(wrapped))) is not None:
+        raise _does_not_load(uid, path, problem)
     if next(base.parameters()).dtype == torch.float32:
         # safe_merge works on a clone of each weight, so the base keeps its own.
         model: nn.Module = wrapped.merge_and_unload(safe_merge=True)
@@ -178,7 +170,7 @@ def _full_model(base: nn.Module, path: str, uid: str) -> nn.Module:
     return full.requires_grad_(False).eval()
 
 
-def _does_not_load(uid: str, path: str, error: Exception) -> PolicyLoadError:
+def _does_not_load(uid: str, path: str, error: Exception | str) -> PolicyLoadError:
     reason = str(error).strip().splitlines() or [type(error).__name__]
     return PolicyLoadError(
         f"policy {uid!r} cannot be loaded from {path}: {' '.join(reason[:3])}; "

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from rlforge.errors import CheckpointError
 from rlforge.learner.sharding import whole
 from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, VALUE_HEAD
+from rlforge.models.fit import misfit, shapes_of
 
 
 def save_adapter(peft_model: Any, directory: Path) -> None:
@@ -91,14 +92,8 @@ def load_value_head(value_head: nn.Module, directory: Path) -> None:
 
 def check_fit(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
     """CheckpointError naming the first tensor of ``actual`` that is missing, extra or misshapen."""
-    for name in sorted(expected.keys() | actual.keys()):
-        if name not in actual:
-            raise CheckpointError(f"{what} does not fit: it lacks {name}")
-        if name not in expected:
-            raise CheckpointError(f"{what} does not fit: the model has no {name}")
-        there, here = tuple(actual[name].shape), tuple(expected[name].shape)
-        if there != here:
-            raise CheckpointError(f"{what} does not fit: {name} is {there} there, {here} here")
+    if (problem := misfit(shapes_of(actual), shapes_of(expected))) is not None:
+        raise CheckpointError(f"{what} does not fit: {problem}")
 
 
 def _read(file: Path) -> dict[str, Tensor]:

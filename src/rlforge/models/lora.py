@@ -1,18 +1,15 @@
-"""The adapter that is trained: attaching a new one, and checking one to start from."""
+"""The adapter that is trained: attaching a new one to the base model."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from rlforge.config.schema import LoraConfig, ModelConfig
+from rlforge.config.schema import LoraConfig
 from rlforge.errors import ConfigError
-from rlforge.models.files import ADAPTER_CONFIG
-from rlforge.models.fit import last_part, read_json
-from rlforge.models.shapes import unknown_targets
+from rlforge.models.fit import unknown_targets
 
 
 def linear_layers(model: nn.Module) -> list[str]:
@@ -59,35 +56,3 @@ def leave_inputs_alone(model: nn.Module) -> None:
     for layer in model.modules():
         if isinstance(layer, LoraLayer):
             layer.cast_input_dtype_enabled = False
-
-
-def check_adapter(path: str, config: ModelConfig, base: str) -> None:
-    """Refuse an adapter in directory ``path`` that is not of the kind that ``config`` describes.
-
-    base: what ``resolve_model`` gives for ``config``. Raises ConfigError when there is no adapter,
-    or its rank, alpha, target modules or base model differ.
-    """
-    file = Path(path) / ADAPTER_CONFIG
-    if not file.is_file():
-        raise ConfigError(f"no adapter in {path}: {ADAPTER_CONFIG} is missing")
-    found = read_json(file)
-    targets = found.get("target_modules")
-    differences = [
-        f"{key} {theirs!r} against {ours!r}"
-        for key, theirs, ours in (
-            ("model.lora.rank", found.get("r"), config.lora.rank),
-            ("model.lora.alpha", found.get("lora_alpha"), config.lora.alpha),
-            (
-                "model.lora.target_modules",
-                sorted(targets) if isinstance(targets, list) else targets,
-                sorted(config.lora.target_modules),
-            ),
-            ("base model", last_part(str(found.get("base_model_name_or_path"))), last_part(base)),
-        )
-        if theirs != ours
-    ]
-    if differences:
-        raise ConfigError(
-            f"the adapter in {path} does not fit the configuration: {'; '.join(differences)} "
-            "(adapter against configuration); change the configuration to match"
-        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rlforge.config.schema import ModelConfig
@@ -40,20 +39,6 @@ def locate(config: ModelConfig) -> Located:
     if cached is not None:
         return Located(place=str(cached.parent), shape=_read(source, cached))
     return Located(place="not on this machine: fetched from the hub", shape=known_shape(source))
-
-
-def unknown_targets(model: str, layers: Collection[str], targets: Sequence[str]) -> str | None:
-    """What is wrong with an adapter of ``targets``, for the user; None where ``model`` has them.
-
-    layers: last parts of the names of its linear layers. An adapter of nothing is wrong, too.
-    """
-    missing = [name for name in targets if name not in layers]
-    if targets and not missing:
-        return None
-    return (
-        f"model.lora.target_modules: {model} has no linear layers named "
-        f"{', '.join(missing) or 'nothing'}; it has {', '.join(sorted(layers))}"
-    )
 
 
 def _read(name: str, file: Path) -> ModelShape | None:

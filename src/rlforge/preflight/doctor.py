@@ -12,7 +12,8 @@ from rlforge.config.compose import Composed
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed
 from rlforge.errors import ConfigError
-from rlforge.models.shapes import Located, locate, unknown_targets
+from rlforge.models.fit import unknown_targets
+from rlforge.models.shapes import Located, locate
 from rlforge.preflight.games import validate
 from rlforge.preflight.memory.plan import GIB, Plan, make_plan
 from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options

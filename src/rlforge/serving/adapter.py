@@ -6,14 +6,18 @@ import dataclasses
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import CheckpointError, ConfigError, DeploymentError, RlforgeError
 from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG
-from rlforge.models.fit import check_adapter_fits, largest_rank, read_adapter
+from rlforge.models.fit import (
+    check_adapter_fits,
+    check_lora,
+    check_model_fits,
+    kind_of_weights,
+)
 from rlforge.system.checkpoint import (
     MANIFEST,
     STATE,
@@ -133,49 +137,16 @@ class WeightCheck:
         """
         from rlforge.models.load import resolve_model
 
-        if not (path / ADAPTER_CONFIG).is_file():
-            if not (path / MODEL_CONFIG).is_file():
-                raise DeploymentError(f"{path}: neither {ADAPTER_CONFIG} nor {MODEL_CONFIG} in it")
-            self._check_full(path)
-            return "full weights of this model"
+        config = self._config
         try:
-            described = read_adapter(path)
-            kind, rank, most = (
-                described["peft_type"],
-                largest_rank(described),
-                self._config.lora.rank,
-            )
-            if kind != "LORA":
-                raise DeploymentError(f"the adapter in {path} is of kind {kind}; LORA is served")
-            if rank > most:
-                raise DeploymentError(
-                    f"the adapter in {path} has rank {rank}; the service was started with "
-                    f"model.lora.rank={most} at most"
-                )
-            targets = check_adapter_fits(path, self._config, resolve_model(self._config))
+            if kind_of_weights(path) == "model":
+                check_model_fits(path, config, same_shapes=True)
+                return "full weights of this model"
+            rank = check_lora(path, config, most=config.lora.rank)
+            targets = check_adapter_fits(path, config, resolve_model(config))
         except ConfigError as error:
             raise DeploymentError(str(error)) from error
         return f"LoRA of rank {rank} on {', '.join(targets)}"
-
-    def _check_full(self, path: Path) -> None:
-        for file, name, tensor in _tensors(path):
-            ours = self._shapes.get(name)
-            if ours is not None and tuple(tensor.shape) != ours:
-                raise DeploymentError(
-                    f"{file}: {name} is {tuple(tensor.shape)}; the model's is {ours}"
-                )
-
-    @cached_property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every parameter of the base model with its shape."""
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        from rlforge.models.load import load_model_config
-
-        with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(load_model_config(self._config))
-        return {name: tuple(p.shape) for name, p in model.state_dict().items()}
 
     def check_finite(self, path: Path) -> str:
         """Every weight is a finite number. Raises DeploymentError naming the first that is not."""
