@@ -1,4 +1,4 @@
-"""One root for every failure that rlforge explains to its user."""
+"""The exceptions of rlforge; each message says what is wrong, where, and how to mend it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class RlforgeError(Exception):
-    """A failure with a message meant for the user: what is wrong, where, and the mend."""
+    """Root of all failures with a message for the user, and the exit code of the command."""
 
     exit_code = 1
 
@@ -27,7 +27,7 @@ class EngineError(RlforgeError):
 
 
 class EngineDeadError(EngineError):
-    """The engine cannot go on, whatever is asked of it: only a new process helps."""
+    """The engine cannot answer any request: its process must be started again."""
 
 
 class PolicyLoadError(EngineError):
@@ -39,11 +39,11 @@ class CheckpointError(RlforgeError):
 
 
 class DeploymentError(RlforgeError):
-    """A version cannot be deployed, or none is there to go back to; what was served still is."""
+    """A version cannot be deployed or rolled back; the served version is unchanged."""
 
 
 class StoreError(RlforgeError):
-    """A trajectory store is missing, damaged, of another version, or cannot be written."""
+    """A store of decisions is missing, damaged, of another version, or cannot be written."""
 
 
 class RunError(RlforgeError):
@@ -51,6 +51,11 @@ class RunError(RlforgeError):
 
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> str:
-    """``; did you mean a, b?`` for the names closest to ``name``, or an empty string."""
+    """``; did you mean a, b?`` for the names closest to ``name``, or an empty string.
+
+    Example:
+        >>> nearest("gpro", ["grpo", "reinforce"])
+        '; did you mean grpo?'
+    """
     close = difflib.get_close_matches(name, sorted(set(names)), n=count, cutoff=0.5)
     return f"; did you mean {', '.join(close)}?" if close else ""

@@ -1,7 +1,7 @@
-"""The values that cross the walls between rlforge's rooms.
+"""The values that packages and processes exchange.
 
-Every class is frozen: a value is made once, by the room that knows it, and only read afterwards.
-Token ids and log-probabilities are born in an engine and are never derived again from text.
+Every class is frozen: a value is made once and only read afterwards. Token ids and
+log-probabilities come from an engine and are never derived again from text.
 """
 
 from __future__ import annotations
@@ -22,10 +22,18 @@ _T = TypeVar("_T")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def value(cls: type[_T]) -> type[_T]:
-    """A frozen, keyword-only dataclass with slots: the form of everything in this module.
+    """Decorator: a frozen, keyword-only dataclass with slots, as all classes of this module.
 
-    Values cross the walls between processes, thousands a second: they are pickled as dataclasses
-    with slots are, as their fields' contents in order, without looking the fields up each time.
+    Thousands of values a second pass between processes: they are pickled as their fields' contents
+    in order, without the look-up of the fields that dataclasses do each time.
+
+    Example:
+        >>> @value
+        ... class Point:
+        ...     x: int
+        ...     y: int = 0
+        >>> Point(x=1)
+        Point(x=1, y=0)
     """
     made: Any = dataclasses.dataclass(frozen=True, slots=True, kw_only=True)(cls)
     names = tuple(field.name for field in dataclasses.fields(made))
@@ -45,12 +53,12 @@ def value(cls: type[_T]) -> type[_T]:
 
 @value
 class PolicyRef:
-    """Who answers at a seat.
+    """A policy: a version of the model, a scripted player or an API model.
 
-    kind: ``checkpoint`` (an adapter or full weights of our own model; ``path_or_name`` None is
-    the model as it was before training), ``scripted`` (a player of ``rlforge.games.players``) or
-    ``api`` (``openai:MODEL`` or ``openrouter:MODEL``).
-    version: number of learner updates behind a checkpoint; 0 for everything else.
+    kind: ``checkpoint`` (an adapter or full weights of the run's model; ``path_or_name`` None is
+    the model before training), ``scripted`` (a player of ``rlforge.games.players``) or ``api``
+    (``openai:MODEL`` or ``openrouter:MODEL``).
+    version: number of learner updates that made a checkpoint; 0 for all others.
     """
 
     uid: str
@@ -61,7 +69,7 @@ class PolicyRef:
 
 @value
 class EnvSpec:
-    """One game as it is to be played: the id and the limits that make it end."""
+    """One environment: its id, and the limits after which a game ends."""
 
     id: str
     source: Literal["textarena", "openspiel", "market"] = "textarena"
@@ -87,10 +95,10 @@ class Seat:
 
 @value
 class GameSpec:
-    """Everything that is decided before a game starts; with its completions it replays.
+    """All inputs of one game; with the recorded completions the game can be replayed.
 
     group_id: games of one group share env, seed and line-up (GRPO's groups); None outside groups.
-    group_size: how many games the group has.
+    group_size: number of games in the group.
     seats: one per player, in order of ``player_id``.
     focus: player id of the evaluated policy in an evaluation game; None in training games.
     """
@@ -111,10 +119,10 @@ class GameSpec:
 
 @value
 class SamplingParams:
-    """How an engine draws tokens. Log-probs are of the distribution these settings describe.
+    """How an engine samples tokens. Log-probs are of the distribution these settings describe.
 
     stop_token_ids end a completion and stay in it (the end-of-turn token is trained on).
-    seed: makes the draw of this request repeatable, whatever else is in its batch.
+    seed: makes this request's sample repeatable, independent of its batch.
     """
 
     temperature: float = 1.0
@@ -126,10 +134,10 @@ class SamplingParams:
 
 @value
 class Completion:
-    """An answer: what was asked in tokens, what came back in tokens, and by whom.
+    """An answer: prompt tokens, sampled tokens, and the policy version that sampled them.
 
-    logprobs: one per token of ``token_ids``, natural log, of the sampling distribution; empty
-    (as are both id tuples) for policies whose tokens we do not see.
+    logprobs: one per token of ``token_ids``, natural log, of the sampling distribution (the
+    behaviour log-probs); empty, as are both id tuples, for policies that return text only.
     """
 
     text: str
@@ -145,7 +153,7 @@ class Completion:
 class Turn:
     """One decision of one player.
 
-    action: what was handed to the game. well_formed: the answer had the asked-for format.
+    action: the text passed to the game. well_formed: the answer had the requested format.
     legal: the game accepted the action; False where it counted as invalid.
     """
 
@@ -160,7 +168,7 @@ class Turn:
 
 @value
 class GameRecord:
-    """A game that ended, one way or the other. ``error`` is set when it failed: no rewards then.
+    """A game that ended or failed. A failed one has ``error`` set and no rewards.
 
     rewards: raw reward per player id. invalid_by: the player whose invalid move ended the game.
     """
@@ -176,12 +184,12 @@ class GameRecord:
 
 @value
 class Step:
-    """One turn of a trained seat, ready to learn from.
+    """One turn of a trained seat with its reward: the training sample of the step buffer.
 
     turn_index: 0 for the seat's first turn. raw_reward: the game's own final reward for this
     player; reward: after the transforms.
-    outcome_reward: the part of ``reward`` that the game's outcome gave; the rest is feedback on
-    this turn alone. It is repeated on every step, so a critic counts it once, at the last turn.
+    outcome_reward: the part of ``reward`` that comes from the game's outcome; the rest is feedback
+    on this turn alone. Every step repeats it, so a critic counts it once, at the last turn.
     info: format and legality feedback of the turn, free for user code.
     """
 
@@ -206,7 +214,7 @@ class Step:
 
 @value
 class Trajectory:
-    """One trained seat's view of one game: its own turns in order, and what came of them.
+    """One trained seat's turns of one game in order: the input of the step transforms.
 
     final_reward: the raw reward of the game for this player.
     """
@@ -224,7 +232,7 @@ class Trajectory:
 
 @value
 class Episode:
-    """A trajectory after the final and step transforms: the unit of the episode buffer."""
+    """A trajectory with shaped rewards: the training sample of the episode buffer."""
 
     game_id: str
     env_id: str
@@ -246,10 +254,10 @@ class Episode:
 
 @value
 class TrainBatch:
-    """What one update learns from.
+    """The batch of one update.
 
-    whole_episodes: steps of one (game, player) are all there, adjacent and in order.
-    dropped_stale: steps thrown away as too old since the previous batch.
+    whole_episodes: all steps of each (game, player) are included, adjacent and in order.
+    dropped_stale: steps dropped as stale since the previous batch.
     """
 
     steps: tuple[Step, ...]
@@ -261,7 +269,7 @@ class TrainBatch:
 
 @value
 class Checkpoint:
-    """A learner version on disk: ``version`` updates after the start. path None: untrained."""
+    """A saved version of the policy, after ``version`` updates. path None: the untrained model."""
 
     uid: str
     version: int
@@ -270,7 +278,7 @@ class Checkpoint:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def policy(self) -> PolicyRef:
-        """The reference under which games ask an engine for this version."""
+        """The reference by which games request this version from an engine."""
         return PolicyRef(
             uid=self.uid, kind="checkpoint", path_or_name=self.path, version=self.version
         )
@@ -278,7 +286,7 @@ class Checkpoint:
 
 @value
 class UpdateResult:
-    """What one learner update did; ``metrics`` holds loss, grad_norm, lr, log-prob gaps …"""
+    """The result of one learner update; ``metrics`` holds loss, grad_norm, lr, log-prob gaps …"""
 
     version: int
     samples: int

@@ -197,5 +197,5 @@ def test_failed_games_alone_say_nothing():
 def test_training_games_cannot_be_summarised():
     [spec, _] = plan(games=2)
     record = dataclasses.replace(played(spec, 1), spec=dataclasses.replace(spec, focus=None))
-    with pytest.raises(ValueError, match=f"{spec.game_id} is no evaluation"):
+    with pytest.raises(ValueError, match=f"{spec.game_id} is not an evaluation game"):
         summarise([record], step=4)

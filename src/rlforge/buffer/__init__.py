@@ -1,4 +1,4 @@
-"""Between collector and learner: capacity, eviction, staleness, batches, admission."""
+"""The sample buffer between collector and learner: eviction, staleness, batches, admission."""
 
 from __future__ import annotations
 

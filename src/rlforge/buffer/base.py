@@ -1,7 +1,7 @@
-"""What both buffers do: capacity, staleness, batches, admission and resume.
+"""The base of both buffers: capacity, staleness, batches, admission and resume.
 
-Plain and single-threaded: each public method is one complete change, so an actor (or a lock) that
-runs them one at a time loses and doubles nothing.
+Single-threaded: each public method leaves a consistent state, so an actor (or a lock) that runs
+them one at a time neither loses nor duplicates a sample.
 """
 
 from __future__ import annotations
@@ -10,20 +10,92 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 from rlforge.buffer.admission import Admission
 from rlforge.errors import CheckpointError
 from rlforge.types import Episode, Step, TrainBatch, value
 
+_T = TypeVar("_T")
+
+
+class VersionQueue(Generic[_T]):
+    """Items by version: the oldest version first, random within a version.
+
+    Drawing in fully random order would sometimes use new items before old ones, and the old ones
+    would then exceed the staleness bound and be dropped.
+
+    version_of: the version of an item. rng: makes every choice. A choice costs O(versions).
+
+    Example:
+        >>> queue = VersionQueue(lambda item: item[0], random.Random(0))
+        >>> queue.add([(3, "new"), (2, "old")])
+        >>> queue.take()
+        (2, 'old')
+    """
+
+    def __init__(self, version_of: Callable[[_T], int], rng: random.Random) -> None:
+        self._version_of = version_of
+        self._random = rng
+        #: Items by version, in order of arrival; no version is empty.
+        self._by_version: dict[int, list[_T]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[_T]:
+        for items in self._by_version.values():
+            yield from items
+
+    def add(self, items: Iterable[_T]) -> None:
+        """Store ``items``."""
+        for item in items:
+            self._by_version.setdefault(self._version_of(item), []).append(item)
+            self._size += 1
+
+    def take(self) -> _T:
+        """Remove and return one item of the oldest version. Raises ValueError when empty."""
+        version = min(self._by_version)
+        return self._pop(version, self._random.randrange(len(self._by_version[version])))
+
+    def evict(self) -> _T:
+        """Remove and return an item, uniformly at random. Raises ValueError when empty."""
+        place = self._random.randrange(self._size)
+        for version, items in self._by_version.items():
+            if place < len(items):
+                return self._pop(version, place)
+            place -= len(items)
+        raise AssertionError("the size is that of all versions")
+
+    def drop_older(self, oldest: int) -> list[_T]:
+        """Remove and return the items of versions before ``oldest``."""
+        stale = [version for version in self._by_version if version < oldest]
+        gone = [item for version in stale for item in self._by_version.pop(version)]
+        self._size -= len(gone)
+        return gone
+
+    def clear(self) -> None:
+        """Remove all items."""
+        self._by_version, self._size = {}, 0
+
+    def _pop(self, version: int, place: int) -> _T:
+        """Remove the item at ``place``; the last one of its version moves there."""
+        items = self._by_version[version]
+        items[place], items[-1] = items[-1], items[place]
+        self._size -= 1
+        if len(items) == 1:
+            del self._by_version[version]
+        return items.pop()
+
 
 @value
 class AddResult:
-    """What became of samples that were offered, in the buffer's unit.
+    """Counts of one call of ``add``, in the buffer's unit.
 
-    stored: taken in. evicted: pushed out for them, perhaps some of their own. refused: too old
-    already, or of a group that was given up.
+    stored: samples taken in. evicted: samples removed beyond the capacity, old or new. refused:
+    samples that were stale already, or of a dropped group.
     """
 
     stored: int
@@ -35,8 +107,8 @@ class AddResult:
 class BufferSettings:
     """A buffer's limits.
 
-    batch_size * batch_delay samples make it ready. samples_per_game: how many a game is expected to
-    bring before the first has ended; None takes the guess of the buffer's kind.
+    The buffer is ready with batch_size * batch_delay samples. samples_per_game: expected yield of
+    a game before the first has ended; None takes the default of the buffer's kind.
     """
 
     max_size: int
@@ -52,14 +124,14 @@ class BufferSettings:
 
 
 class Buffer(ABC):
-    """Samples wait here until the learner draws them, once each.
+    """Stores samples until the learner draws them, once each.
 
     A sample is a step or an episode, by subclass; every count is in that unit unless it says steps.
-    Beyond ``max_size``, samples are evicted, uniformly at random among those stored and the
-    newcomers. A sample made more than ``max_staleness`` versions before the current one is dropped;
-    which version made it is the subclass's to say, where its tokens come from several.
+    Beyond ``max_size``, samples are evicted uniformly at random, old and new alike. A sample made
+    more than ``max_staleness`` versions before the current one is dropped; where its tokens come
+    from several versions, the subclass says which one counts.
     Batches are drawn from the oldest version first, uniformly among the samples of one version, so
-    that games within the limits of admission end in a batch and not among the stale.
+    that admitted games are trained on before they go stale.
     """
 
     kind: ClassVar[str]
@@ -85,14 +157,14 @@ class Buffer(ABC):
 
     @abstractmethod
     def drawable(self) -> int:
-        """Samples that a batch could be made of now."""
+        """Samples that may be drawn now."""
 
     def ready(self) -> bool:
         """Whether the learner may draw."""
         return self.drawable() >= self._settings.ready_size
 
     def add(self, episodes: Sequence[Episode]) -> AddResult:
-        """Take in finished games; all episodes of one game come in one call."""
+        """Store finished games; all episodes of one game come in one call."""
         yields: Counter[str] = Counter()
         for episode in episodes:
             yields[episode.game_id] += self._samples_in(episode)
@@ -129,14 +201,14 @@ class Buffer(ABC):
     def set_version(self, version: int) -> int:
         """New games play with ``version`` from now on; returns the steps dropped as stale.
 
-        Until then, the batches that were drawn to make it count against admission: at most
-        max_staleness + 1 of them fit, and then no game starts until a newer version is out.
+        Until then, the batches drawn to make it count against admission: with max_staleness + 1
+        unpublished batches, no game starts until a newer version is published.
         """
         self._admission.published(version)
         return self._advance(version)
 
     def _advance(self, version: int) -> int:
-        """The learner is at ``version`` or further; publication may lag behind it."""
+        """The learner has reached ``version``; its publication may come later."""
         if version <= self.version:
             return 0
         self.version = version
@@ -145,9 +217,9 @@ class Buffer(ABC):
         return dropped
 
     def drop_group(self, group_id: str) -> int:
-        """A game of the group brings nothing to learn from; returns the samples given up with it.
+        """A game of the group brings no samples; returns the samples dropped with the group.
 
-        Only whole groups are of use to a buffer that keeps them together; a step buffer does not.
+        Only buffers of whole groups drop anything.
         """
         return 0
 
@@ -158,11 +230,11 @@ class Buffer(ABC):
     # ------------------------------------------------------------ admission
 
     def reserve(self, games: int) -> int:
-        """How many of ``games`` may start now; each must be given back with ``release``."""
+        """Number of ``games`` that may start now; each must end with ``release``."""
         return self._admission.reserve(games, self.size(), short=not self.ready())
 
     def release(self, games: int) -> None:
-        """``games`` that were reserved have ended; what they brought was added before."""
+        """``games`` that were reserved have ended; their samples were added before."""
         self._admission.release(games)
 
     @property
@@ -173,7 +245,7 @@ class Buffer(ABC):
     # ------------------------------------------------------------ resume
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the games under way, JSON-able: the same draws follow after loading."""
+        """Everything but the games in progress, as plain data: later draws are the same."""
         kind, internal, gauss = self._random.getstate()
         return {
             "kind": self.kind,
@@ -185,7 +257,7 @@ class Buffer(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put back what ``state_dict`` gave. Raises CheckpointError for another kind of buffer."""
+        """Restore ``state_dict``. Raises CheckpointError for another kind of buffer."""
         if state["kind"] != self.kind:
             raise CheckpointError(
                 f"the checkpoint holds a buffer of kind {state['kind']}, the configuration asks "
@@ -198,26 +270,26 @@ class Buffer(ABC):
         self._admission.load_state_dict(state["admission"])
         self._restore(state)
 
-    # ------------------------------------------------------------ what a subclass gives
+    # ------------------------------------------------------------ for subclasses
 
     @abstractmethod
     def _samples_in(self, episode: Episode) -> int: ...
 
     @abstractmethod
     def _store(self, episodes: Sequence[Episode]) -> int:
-        """Take in what is fresh enough; the number of samples taken."""
+        """Store what is fresh enough; the number of samples stored."""
 
     @abstractmethod
     def _evict_one(self) -> int:
-        """Throw away one random unit; its number of samples."""
+        """Remove one random unit; its number of samples."""
 
     @abstractmethod
     def _take(self, n: int) -> tuple[list[Step], int]:
-        """Remove random units until ``n`` samples are there; their steps, and the samples."""
+        """Remove random units until they hold ``n`` samples; their steps, and the samples."""
 
     @abstractmethod
     def _drop_stale(self, oldest: int) -> int:
-        """Throw away what is older than version ``oldest``; the number of steps."""
+        """Remove samples older than version ``oldest``; the number of steps."""
 
     @abstractmethod
     def _contents(self) -> dict[str, Any]: ...

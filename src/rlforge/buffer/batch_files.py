@@ -1,4 +1,4 @@
-"""Drawn batches on disk: one parquet file a batch, one row a step."""
+"""Drawn batches as parquet files: one file a batch, one row a step."""
 
 from __future__ import annotations
 

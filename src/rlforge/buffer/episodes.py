@@ -1,4 +1,4 @@
-"""The episode buffer: trajectories whole, groups together."""
+"""The episode buffer: whole episodes, and whole groups of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlforge.buffer.ageing import VersionQueue
-from rlforge.buffer.base import Buffer, BufferSettings
+from rlforge.buffer.base import Buffer, BufferSettings, VersionQueue
 from rlforge.buffer.steps import step_from_json, step_to_json
 from rlforge.types import Episode, Step
 
@@ -30,16 +29,17 @@ class _Group:
 
 
 class EpisodeBuffer(Buffer):
-    """Whole trajectories, for groups and critics.
+    """Stores whole episodes, for group advantages and critics.
 
     Episodes with a ``group_id`` are drawn, evicted and dropped together with their group, and drawn
-    only once all ``group_size`` games of it are there. A batch takes whole groups until it has n
-    episodes: exactly n where the episodes of a group (games times trained seats) divide it, and
-    less than one group more otherwise.
+    only once all ``group_size`` games of it are stored. A batch takes whole groups until it has n
+    episodes: exactly n where the episodes of a group (games times trained seats) divide it, else
+    less than one group more.
 
-    A game that takes longer than an update goes on with the newer version, so its turns differ in
-    age. Staleness counts from the newest turn of a group: long games, and the short ones that wait
-    for them, would never be learned from otherwise. A buffer that allows none counts every turn.
+    A game that lasts longer than an update continues with the newer version, so its turns differ
+    in age. Staleness counts from the newest turn of a group: otherwise long games, and the short
+    games grouped with them, would always be dropped. With ``max_staleness`` 0 it counts from the
+    oldest turn.
     """
 
     kind = "episode"
@@ -54,7 +54,7 @@ class EpisodeBuffer(Buffer):
         self._complete_size = 0
         self._open: dict[str, _Group] = {}
         self._open_size = 0
-        #: Groups thrown away before they were complete, and the version at that time.
+        #: Groups dropped before they were complete, and the version at that time.
         self._given_up: dict[str, int] = {}
 
     def size(self) -> int:
@@ -70,9 +70,9 @@ class EpisodeBuffer(Buffer):
             self.drop_group(group_id)
 
     def drop_group(self, group_id: str) -> int:
-        """Give up a group that can no longer become complete; returns the episodes given up.
+        """Drop a group that can no longer become complete; returns the episodes dropped.
 
-        What its other games still bring is refused.
+        Later episodes of the group are refused.
         """
         group = self._open.pop(group_id, None)
         self._given_up[group_id] = self.version
@@ -82,7 +82,7 @@ class EpisodeBuffer(Buffer):
         return len(group.episodes)
 
     def _version(self, episodes: Sequence[Episode]) -> int:
-        """The version that the staleness of episodes that stay together counts from."""
+        """The version from which the staleness of a group counts."""
         if self._on_policy:
             return min(episode.oldest_version for episode in episodes)
         return max(episode.newest_version for episode in episodes)
@@ -92,7 +92,7 @@ class EpisodeBuffer(Buffer):
 
     def _store(self, episodes: Sequence[Episode]) -> int:
         stored = sum(self._store_one(episode) for episode in episodes)
-        # Only now is a game there with all its seats, so only now can its group be complete.
+        # A group can be complete only once all seats of its last game are stored.
         group_ids = {episode.group_id for episode in episodes if episode.group_id is not None}
         for group_id in group_ids & self._open.keys():
             group = self._open[group_id]
@@ -130,7 +130,7 @@ class EpisodeBuffer(Buffer):
             evicted = len(self._complete.evict().episodes)
             self._complete_size -= evicted
             return evicted
-        # The open groups are those of the games under way: few.
+        # Open groups belong to games in progress: a short list.
         return self.drop_group(list(self._open)[place - len(self._complete)])
 
     def _take(self, n: int) -> tuple[list[Step], int]:
@@ -147,7 +147,7 @@ class EpisodeBuffer(Buffer):
         for group_id, group in list(self._open.items()):
             if self._version(group.episodes) < oldest:
                 dropped += self._give_up_stale(group_id)
-        # A game that comes still later opens its group anew and goes stale with it.
+        # A game that ends even later starts its group again, which then goes stale.
         self._given_up = {g: since for g, since in self._given_up.items() if since >= oldest}
         return dropped
 

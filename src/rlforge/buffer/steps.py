@@ -1,4 +1,4 @@
-"""The step buffer: every turn for itself."""
+"""The step buffer: single turns."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from rlforge.buffer.ageing import VersionQueue
-from rlforge.buffer.base import Buffer, BufferSettings
+from rlforge.buffer.base import Buffer, BufferSettings, VersionQueue
 from rlforge.types import Episode, Step
 
 
 class StepBuffer(Buffer):
-    """Single turns: batches of any size, mixed from many games."""
+    """Stores single turns: batches of any size, mixed from many games."""
 
     kind = "step"
     default_samples_per_game = 8.0

@@ -1,7 +1,7 @@
-"""From a model's text to the action that the game gets, and whether the format was kept.
+"""Extraction of an action from a model's answer, and whether the answer had the right format.
 
-Only the action is handed on: some games read the first bracket of a text and some the last, and
-plain TextArena ids show the whole text to the opponent.
+Only the action reaches the game: some games read the first bracket of a text and some the last,
+and plain TextArena ids show the whole text to the opponent.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from rlforge.types import value
 
 @value
 class Extraction:
-    """action: what the game gets; empty where the text held none, which games count as invalid.
+    """An action and the judgement of its format.
 
-    feedback: what was wrong with the format, for the player's next try; empty if nothing was.
+    action: passed to the game; empty where the text held none, which games count as invalid.
+    feedback: the format error, shown to the player before its next try; empty without one.
     """
 
     action: str
@@ -28,9 +29,14 @@ class Extraction:
 def extract(name: str, text: str, legal_actions: Sequence[str] | None = None) -> Extraction:
     """Apply the extraction ``name`` to a model's answer.
 
-    legal_actions: of the view that was answered. Games that write actions in brackets get them
-    added where missing; a game that does not list its actions is taken to want them.
-    Raises ``ConfigError`` for an unknown name.
+    legal_actions: of the view that was answered. Where a game writes actions in brackets, or does
+    not list its actions, missing brackets are added. Raises ``ConfigError`` for an unknown name.
+
+    Example:
+        >>> extract("boxed", r"The centre: \\boxed{4}", ("[3]", "[4]")).action
+        '[4]'
+        >>> extract("boxed", "The centre.").well_formed
+        False
     """
     check_extraction(name)
     action = _EXTRACTIONS[name](text)
@@ -88,7 +94,7 @@ def _last_line(text: str) -> str | None:
 
 
 def _raw(text: str) -> str | None:
-    """The text as it is, for players that answer with an action and nothing else."""
+    """The whole text, for players that answer with an action and nothing else."""
     return text.strip() or None
 
 

@@ -1,4 +1,4 @@
-"""What a game is to the rest of rlforge: whose turn it is, what they see, and how it ended.
+"""The ``Game`` protocol: whose turn it is, what that player sees, and how the game ended.
 
 The functions at the end choose a game's source. A new source is a module with a ``Game`` class,
 ``check(env)`` and ``env_ids()``, and one branch in ``_source``.
@@ -18,13 +18,13 @@ SOURCES: Final = ("textarena", "openspiel", "market")
 
 @value
 class View:
-    """All that the player to move gets to see.
+    """What the player to move sees.
 
-    legal_actions: every action the game would accept, as it wants them written; None where the
-    game does not say, empty where the player is stuck and loses by whatever it answers.
+    legal_actions: every action the game accepts, in the game's notation; None where the game does
+    not list them, empty where the player has no legal action and loses with any answer.
     board: the state in a few words, for models with short prompts; None where no such form
     exists. grid: the same state for scripted players of placement games.
-    retry: this player's last action was turned down and it may try again. state: all of it as
+    retry: this player's last action was rejected and it may try again. state: the whole state as
     JSON, for scripted traders of markets.
     """
 
@@ -47,7 +47,7 @@ class GameResult:
 
 
 class Game(Protocol):
-    """One play of one game, made for it and thrown away after it.
+    """One game from start to end; an object is never reused for a second game.
 
     Failures of the game itself raise ``GameError``; an invalid action does not.
     """
@@ -67,7 +67,7 @@ class Game(Protocol):
         ...
 
     def step(self, action: str) -> None:
-        """Hand in the action of the player to move."""
+        """Apply the action of the player to move."""
         ...
 
     def result(self) -> GameResult:
@@ -92,7 +92,19 @@ class Source(Protocol):
 
 
 def make_game(env: EnvSpec, seed: int) -> Game:
-    """A fresh game whose chance follows from ``seed``. Raises ``GameError`` or ``ConfigError``."""
+    """A new game whose chance events follow from ``seed``.
+
+    Raises ``GameError`` or ``ConfigError``.
+
+    Example:
+        >>> game = make_game(EnvSpec(id="kuhn_poker", source="openspiel"), seed=0)
+        >>> view = game.view()
+        >>> view.player_id, view.legal_actions
+        (0, ('[check]', '[bet]'))
+        >>> game.step("[check]")
+        >>> game.done
+        False
+    """
     return _source(env.source).make(env, seed)
 
 
@@ -112,7 +124,7 @@ def env_ids(source: str) -> list[str]:
 
 
 def _source(name: str) -> Source:
-    # Imported when first asked for: a run with one source need not load the other.
+    # Imported on first use: a run with one source does not load the others.
     if name == "textarena":
         from rlforge.games import textarena
 

@@ -1,8 +1,8 @@
-"""A position in a few words, for models that read short prompts: every format is in this file.
+"""Compact boards: a position in a few words, for models with short prompts.
 
 Boards are written from the side of the player to move, so that one set of weights plays all
-seats. Prompts of one game have the same number of words in every position (poker's last decision
-aside, which offers more or fewer actions), and all end in ``go``, after which comes the answer.
+seats. Prompts of one game have the same number of words in every position (except for the list of
+actions in poker), and all end in ``go``, after which the model answers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _GRID_NAMES = {"tictactoe": "ttt", "simpletak": "tak", "connectfour": "four"}
 _MINE, _THEIRS, _FREE = "m", "o", "_"
 _NONE, _END = "none", "go"
 
-#: Bets shown of the first and the second round, by game: as many as there can be.
+#: Most bets of the first and the second round, by game.
 _BET_SLOTS = {"kuhn": (2, 0), "leduc": (4, 3)}
 _ACTION_ORDER = ("[check]", "[bet]", "[call]", "[raise]", "[fold]")
 
 
 @value
 class Hand:
-    """What a poker player knows.
+    """A poker player's information.
 
     rounds: the bets of each betting round so far, in order; the last one is under way.
     public: the card shown before the second round; None in the first.
@@ -40,6 +40,10 @@ def grid_board(grid: Grid) -> str:
     """``tak a_mo_ bm___ c_o__ d____ go``: one word a row, a letter in front, then its cells.
 
     ``m`` is a stone of the player to move, ``o`` one of the other player, ``_`` a free cell.
+
+    Example:
+        >>> grid_board(Grid(game="tictactoe", rows=3, cols=3, me=0b1, op=0b10000))
+        'ttt am__ b_o_ c___ go'
     """
     words = [_GRID_NAMES[grid.game]]
     cell = 1
@@ -54,9 +58,9 @@ def grid_board(grid: Grid) -> str:
 
 
 def hand_board(hand: Hand, legal_actions: Sequence[str]) -> str:
-    """``kuhn K check none [check] [bet] go``: card, bets so far, what may be answered.
+    """``kuhn K check none [check] [bet] go``: card, bets so far, legal actions.
 
-    The public card of Leduc stands between its rounds, with ``none`` where nothing was yet:
+    Leduc's public card stands between its two rounds; empty places hold ``none``:
     ``leduc Q raise call none none K call none none [call] [raise] go``.
     """
     first_slots, second_slots = _BET_SLOTS[hand.game]

@@ -1,4 +1,4 @@
-"""Placement games on a grid, as bit masks: their rules, seen from the player to move.
+"""Rules of placement games on a grid, as bit masks, from the side of the player to move.
 
 Cell ``r * cols + c`` is bit ``r * cols + c``; row 0 is the top. A mask is an ``int``, so a whole
 board is tested in a few machine operations and makes a cheap key for memoisation.
@@ -16,7 +16,7 @@ GridGame = Literal["tictactoe", "simpletak", "connectfour"]
 
 @value
 class Grid:
-    """A position: the stones of the player to move (``me``) and of the other one (``op``)."""
+    """A position: the stones of the player to move (``me``) and of the opponent (``op``)."""
 
     game: GridGame
     rows: int
@@ -26,7 +26,7 @@ class Grid:
 
 
 def placements(grid: Grid) -> dict[str, int]:
-    """Each legal action, as the game wants it written, and the cell that its stone comes to."""
+    """Each legal action in the game's notation, and the cell where its stone lands."""
     taken = grid.me | grid.op
     if grid.game == "connectfour":
         return {
@@ -42,7 +42,7 @@ def placements(grid: Grid) -> dict[str, int]:
 def winning_cells(grid: Grid, stones: int) -> int:
     """Mask of the cells where one more stone wins for the side that holds ``stones``.
 
-    Whether a cell is free, or can be reached, is left to ``placements``.
+    Does not check that a cell is free or reachable: see ``placements``.
     """
     if grid.game == "simpletak":
         return _connecting_cells(grid.rows, grid.cols, stones)
@@ -86,7 +86,7 @@ def _connecting_cells(rows: int, cols: int, stones: int) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def line_completing_cells(rows: int, cols: int, length: int, stones: int) -> int:
-    """Cells that are all that is missing from a straight run of ``length``."""
+    """Cells that complete a straight run of ``length``: its only missing stone."""
     completing = 0
     for line in _lines(rows, cols, length):
         missing = line & ~stones

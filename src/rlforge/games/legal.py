@@ -1,7 +1,7 @@
-"""Legal actions of TextArena games, read from their state: there is no common interface for it.
+"""Legal actions of TextArena games, read from their state, since TextArena has no API for them.
 
-A rule takes the bare environment and the player to move and lists actions as the game parses
-them. Placement games (TicTacToe, SimpleTak, ConnectFour) are in ``grids``.
+A rule takes the unwrapped environment and the player to move, and lists actions in the notation
+that the game parses. Placement games (TicTacToe, SimpleTak, ConnectFour) are in ``grids``.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def _liars_dice(env: Any, player: int) -> list[str]:
 
 def _othello(env: Any, player: int) -> list[str]:
     moves = env.state.game_state["valid_moves"]
-    # Without a move the turn passes, whatever is answered.
+    # Without a legal move the turn passes with any answer.
     return [f"[{r}, {c}]" for r, c in moves] or ["[skip]"]
 
 
 def _breakthrough(env: Any, player: int) -> list[str]:
-    """May be empty: in this variant pieces can block each other, and whoever is stuck loses."""
+    """May be empty: in this variant a player without a legal move loses."""
     board, size = env.state.game_state["board"], env.board_size
     own, other, forward = ("W", "B", 1) if player == 0 else ("B", "W", -1)
 

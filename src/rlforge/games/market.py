@@ -1,9 +1,9 @@
-"""The market as a game: seats trade in turns for one episode, beside scripted traders.
+"""The market as a game: the seats and some scripted traders trade in turns for one episode.
 
 ``market`` is the preset ``conf/market/default.yaml``, ``market-small`` is ``small.yaml`` and so on.
-In every tick each seat decides once, the first one changing from tick to tick, then the scripted
-traders, and time goes on. An answer is an action as JSON, or one of the words about the market in
-focus (``rlforge.market.compact``), which are what ``legal_actions`` lists.
+In every tick each seat decides once, the first seat rotating from tick to tick, then the scripted
+traders act and time advances. An answer is an action as JSON, or one of the words about the market
+in focus (``rlforge.market.compact``), which ``legal_actions`` lists.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from rlforge.types import EndReason, EnvSpec
 class MarketGame:
     """One episode. A seat's reward is tanh(profit / (reward_scale · starting balance)).
 
-    A game cut at ``max_turns`` scores what everybody has by then at current prices. A player whose
-    invalid answers exceed the allowance ends the game with -1 for itself; the others score as if
-    it had been cut.
+    A game cut at ``max_turns`` scores each seat's holdings at current prices. A player whose
+    invalid answers exceed the allowance ends the game with -1 for itself; the others score as in a
+    cut game.
     """
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
@@ -69,7 +69,7 @@ class MarketGame:
         return self._view
 
     def step(self, action: str) -> None:
-        """Hand in JSON or one of the listed words."""
+        """Apply an answer: JSON or one of the listed words."""
         player, state = self._player, self.view().state
         assert state is not None
         self._view = None
@@ -103,7 +103,7 @@ class MarketGame:
         return (tick + place) % len(self._names)
 
     def _carry_out(self, player: int, answer: str, state: Json) -> str:
-        """What was wrong with the answer; empty when it was accepted."""
+        """The reason why the answer was rejected; empty when it was accepted."""
         action: Any
         if is_compact(answer):
             try:
@@ -147,7 +147,7 @@ class MarketGame:
 
 
 def make(env: EnvSpec, seed: int) -> MarketGame:
-    """A fresh game."""
+    """A new game."""
     return MarketGame(env, seed)
 
 

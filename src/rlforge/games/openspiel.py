@@ -1,8 +1,8 @@
 """OpenSpiel games behind the ``Game`` protocol, and exact evaluation of policies in them.
 
-Every state that a player decides in is written out as text with the available actions in
-brackets. Chance is sampled from the game's own seed. Simultaneous moves are asked one player
-after the other, hidden until all have answered (OpenSpiel's turn-based conversion).
+Each decision state is rendered as text with the available actions in brackets. Chance events are
+sampled from the game's own seed. Simultaneous moves are requested one player after the other and
+hidden until all have answered (OpenSpiel's turn-based conversion).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _RULES = {
 class OpenSpielGame:
     """One play of an OpenSpiel game.
 
-    An invalid answer beyond the allowance forfeits: the player gets the worst result that the
-    game can bring, so that it never pays, and in zero-sum games the others share what it loses.
+    An invalid answer beyond the allowance forfeits: the player gets the game's minimum utility, so
+    that forfeiting never pays; in zero-sum games the other players share the opposite amount.
     """
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
@@ -114,7 +114,7 @@ class OpenSpielGame:
     def _foreign(self, what: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # whatever a game raises, it is its failure
+        except Exception as error:  # any exception of OpenSpiel is a failed game
             text = " ".join(str(error).split())[:200]
             raise GameError(
                 f"{self._spec.id}: {what} failed in turn {self._turn}: "
@@ -139,7 +139,7 @@ class OpenSpielGame:
 
 
 def make(env: EnvSpec, seed: int) -> OpenSpielGame:
-    """A fresh game."""
+    """A new game."""
     return OpenSpielGame(env, seed)
 
 
@@ -149,7 +149,7 @@ def env_ids() -> list[str]:
 
 
 def check(env: EnvSpec) -> None:
-    """Raises ``ConfigError`` when the game cannot be loaded, shown or played by so many."""
+    """Raises ``ConfigError`` when the game cannot be loaded, rendered, or has other seats."""
     players = _load(env.id).num_players()
     if players != env.num_players:
         raise ConfigError(
@@ -163,9 +163,13 @@ def check(env: EnvSpec) -> None:
 
 
 def information_sets(name: str) -> list[tuple[str, int, View]]:
-    """Every information set of a game: its string, who decides there, and what they are shown.
+    """Every information set of a game: its string, the player to move, and that player's view.
 
     Walks the whole tree, so the game has to be small (Kuhn has 12 sets, Leduc 936).
+
+    Example:
+        >>> len(information_sets("kuhn_poker"))
+        12
     """
     found: dict[tuple[int, str], tuple[str, int, View]] = {}
     pending = [_load(name).new_initial_state()]
@@ -183,14 +187,14 @@ def information_sets(name: str) -> list[tuple[str, int, View]]:
 
 
 def nash_conv(name: str, tabular_policy: Mapping[str, Mapping[str, float]]) -> float:
-    """What best responses gain over a policy, summed over players; 0 at a Nash equilibrium.
+    """Gain of best responses over a policy, summed over players; 0 at a Nash equilibrium.
 
     tabular_policy: for each information state string, the probability of each action as it is
     written in ``View.legal_actions``; one that is left out has probability 0. Exact: OpenSpiel's
     ``exploitability.nash_conv`` (Lanctot et al. 2019, arXiv:1908.09453). Raises ``ValueError``
     for a missing information set, an unknown action or probabilities that do not sum to 1.
     """
-    # These pull in a good part of OpenSpiel's Python side, which playing does not need.
+    # Imported here: they load much of OpenSpiel's Python side, which playing does not need.
     from open_spiel.python import policy as policies
     from open_spiel.python.algorithms import exploitability
 
@@ -295,7 +299,7 @@ def _written_action(action: str) -> str:
 
 
 def _tokens(state: pyspiel.State) -> dict[str, int]:
-    """Each legal action as it is written, and OpenSpiel's number for it.
+    """Each legal action in text form, and OpenSpiel's number for it.
 
     Poker and grid games use the words of their TextArena counterparts, so that one prompt format
     serves both; elsewhere it is OpenSpiel's own name, or the number where that has brackets.

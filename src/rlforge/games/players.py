@@ -1,4 +1,4 @@
-"""Scripted players: opponents and yardsticks that need no model. They see what models see."""
+"""Scripted players: opponents and baselines without a model. They get the same views as models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlforge.types import EnvSpec
 
 
 class Player(Protocol):
-    """Answers views with actions, written as the game wants them."""
+    """Answers views with actions in the game's notation."""
 
     def act(self, view: View) -> str:
         """The action in ``view``."""
@@ -25,7 +25,13 @@ class Player(Protocol):
 
 
 class RandomLegal:
-    """Any legal action, each as likely."""
+    """A uniformly random legal action.
+
+    Example:
+        >>> view = View(player_id=0, observation="", legal_actions=("[bet]",))
+        >>> RandomLegal(random.Random(0)).act(view)
+        '[bet]'
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -38,7 +44,7 @@ class RandomLegal:
 
 
 class WinBlock:
-    """Wins if one stone is enough, else takes a cell where the opponent would win, else any."""
+    """Takes a winning cell, else a cell where the opponent would win, else a random one."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -55,7 +61,7 @@ class WinBlock:
 
 
 class Minimax:
-    """Perfect TicTacToe: wins as soon and loses as late as it can; any of several best actions."""
+    """Perfect TicTacToe: wins as soon and loses as late as possible; random among best actions."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -85,7 +91,7 @@ _PLAYERS: dict[str, Callable[[random.Random], Player]] = {
     "win_block": WinBlock,
     "minimax": Minimax,
 }
-#: Traders that need to know no more than a seat is shown; insiders trade in the background only.
+#: Traders that use only what a seat observes; insiders trade in the background only.
 _TRADERS = {f"{kind}_trader": kind for kind in ("noise", "momentum", "value")}
 
 
@@ -112,7 +118,7 @@ def make_player(name: str, env: EnvSpec, seed: int) -> Player:
 
 
 def check_player(name: str, env: EnvSpec) -> None:
-    """Let the player answer once; raises ``ConfigError`` if it is unknown or cannot play this."""
+    """Ask the player for one action; raises ``ConfigError`` if it is unknown or cannot play."""
     player = make_player(name, env, seed=0)
     try:
         player.act(make_game(env, seed=0).view())
@@ -121,7 +127,7 @@ def check_player(name: str, env: EnvSpec) -> None:
 
 
 def _grid_of(view: View, name: str) -> Grid:
-    """The position, when it is one of a game that the player knows."""
+    """The view's grid; raises ``GameError`` for games that the player ``name`` cannot play."""
     if view.grid is None or (name == "minimax" and view.grid.game != "tictactoe"):
         games = "TicTacToe" if name == "minimax" else "TicTacToe, SimpleTak and ConnectFour"
         raise GameError(f"{name} knows {games} only")
@@ -132,7 +138,7 @@ _TICTACTOE = (1 << 9) - 1
 
 
 def _value(me: int, op: int, cell: int) -> int:
-    """What placing on ``cell`` is worth to the one who does: see ``_best``."""
+    """Value of placing on ``cell`` for the player who does so: see ``_best``."""
     if line_completing_cells(3, 3, 3, me) >> cell & 1:
         return (_TICTACTOE & ~(me | op)).bit_count()
     return -_best(op, me | 1 << cell)

@@ -1,4 +1,4 @@
-"""Prompt templates: what a model is told beside the game's own words, in its own turn markup."""
+"""Prompt templates: instruction, observation and request in a model family's turn markup."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rlforge.games.actions import check_extraction
 from rlforge.games.base import View
 from rlforge.types import value
 
-#: Token ids are remembered of so many prompts of up to so many characters: compact boards come
-#: again and again, and a tokenizer takes as long for one as a tiny model for its answer.
+#: Prompts whose token ids are cached, and their longest length in characters. Compact boards
+#: recur, and tokenising one takes as long as a tiny model's answer.
 _CACHE_SIZE, _CACHED_LENGTH = 1 << 15, 128
 
 _ZERO_SUM = (
@@ -35,7 +35,7 @@ _ASK = {
 
 
 class Tokenizer(Protocol):
-    """What is needed of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that prompts need."""
 
     chat_template: Any
 

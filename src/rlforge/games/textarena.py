@@ -1,11 +1,11 @@
 """TextArena games behind the ``Game`` protocol.
 
-TextArena draws its chance from Python's process-wide ``random``. Each game here owns a
-``random.Random`` and puts its methods in the place of the module's functions while the
-environment runs, so games that are interleaved, or played in several threads, are each
-reproducible from their seed, and the rest of the process keeps its own random numbers. (Swapping
-the state of the one global generator does the same at 25 times the cost.) Environments must call
-``random.choice(…)`` and the like through the module, as all of TextArena does.
+TextArena draws random numbers from Python's process-wide ``random``. Each game here owns a
+``random.Random`` and replaces the module's functions by that generator's methods while the
+environment runs. So interleaved games, also in several threads, are each reproducible from their
+seed, and the rest of the process keeps its own random numbers. (Swapping the state of the one
+global generator does the same at 25 times the cost.) Environments must call ``random.choice(…)``
+and the like through the module, as all of TextArena does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STEP_LIMIT_S = 10.0
 #: Player counts that are tried, to tell the user which one an environment takes.
 _PLAYER_COUNTS = (1, 2, 3, 4, 5, 6)
 
-#: Families that come out of make and reset but cannot be played, and why.
+#: Families that pass make and reset but cannot be played, and why.
 _UNPLAYABLE = {
     "PublicGoodsGame": "its step may loop for ever after invalid moves",
     "MarketEntryGame": "its step may loop for ever after invalid moves",
@@ -122,7 +122,7 @@ class TextArenaGame:
             raise self._failure("get_observation", f"it is the turn of player {player!r}")
         observation = text if isinstance(text, str) else _plain(text)
         reason = self._rejections.get(player)
-        # Some wrappers hide the message; an unchanged prompt would get an unchanged answer.
+        # Some wrappers hide the error message, and the same prompt would get the same answer.
         if reason is not None and reason not in observation:
             observation += f"\nYour last action was not accepted. {reason} Try another action."
         grid = _grid(self._family, self._bare, player)
@@ -144,7 +144,7 @@ class TextArenaGame:
         )
 
     def _note_rejections(self, state: Any) -> None:
-        """Have the state tell when it counts a move as invalid, and whose."""
+        """Record every move that the environment counts as invalid, by player."""
         original = state.set_invalid_move
 
         def set_invalid_move(reason: str = "", *args: Any, **kwargs: Any) -> Any:
@@ -164,12 +164,12 @@ class TextArenaGame:
         return {player: float(rewards[player]) for player in sorted(players)}
 
     def _call(self, what: str, function: Callable[[], _T]) -> _T:
-        """Run foreign code with this game's random numbers and within the time limit."""
+        """Run the environment's code with this game's random numbers and within the time limit."""
         with _RANDOM_LOCK:
             _RANDOM_MODULE.update(self._random_functions)
             try:
                 return _WATCHDOG.run(function, self._limit_s)
-            except Exception as error:  # whatever an environment raises, it is its failure
+            except Exception as error:  # any exception of an environment is a failed game
                 raise self._failure(what, f"{type(error).__name__}: {error}") from error
             finally:
                 _RANDOM_MODULE.update(_PROCESS_FUNCTIONS)
@@ -179,7 +179,7 @@ class TextArenaGame:
 
 
 def make(env: EnvSpec, seed: int) -> TextArenaGame:
-    """A fresh game."""
+    """A new game."""
     return TextArenaGame(env, seed)
 
 
@@ -249,7 +249,7 @@ _GRID_GAMES: dict[str, tuple[GridGame, str]] = {
 
 def _grid(env_family: str, env: Any, player: int) -> Grid | None:
     known = _GRID_GAMES.get(env_family)
-    # A board that its players may not see is not shown to anyone.
+    # Variants with a hidden board get none.
     if known is None or not getattr(env, "is_open", True):
         return None
     game, first_mark = known

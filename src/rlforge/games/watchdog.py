@@ -1,4 +1,4 @@
-"""A limit on how long foreign Python code may run, in any thread."""
+"""A time limit for Python code of others, in any thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 
-#: How often the watching thread looks; a limit is kept to within this many seconds.
+#: Seconds between checks of the watchdog's thread; a limit is kept to within this time.
 _POLL_S = 0.1
 
 _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -23,10 +23,10 @@ class _Expired(BaseException):
 
 
 def _take_delivery(thread_id: int) -> None:
-    """Swallow an exception that was sent to the calling thread and may still be under way.
+    """Swallow an exception that was sent to the calling thread and may not have arrived yet.
 
-    Taking it back instead (``PyThreadState_SetAsyncExc`` with NULL) leaves CPython 3.11 looking
-    for it for ever: a thread that is traced, by a debugger or coverage, then hangs.
+    Revoking it instead (``PyThreadState_SetAsyncExc`` with NULL) leaves CPython 3.11 polling for
+    it for ever: a thread that is traced, by a debugger or coverage, then hangs.
     """
     try:
         _set_async_exc(thread_id, _Expired)
@@ -46,11 +46,15 @@ class _Watch:
 
 
 class Watchdog:
-    """Breaks into Python code that runs for too long.
+    """Interrupts Python code that runs for too long.
 
-    One thread watches all callers: past its deadline, a caller gets an exception raised at its
-    next bytecode. A call that loops inside C code cannot be reached this way. Entering and
-    leaving costs about a microsecond.
+    One thread watches all callers. A caller past its deadline gets an exception at its next
+    bytecode; a call that loops inside C code cannot be interrupted. Entering and leaving cost
+    about a microsecond.
+
+    Example:
+        >>> Watchdog().run(lambda: 6 * 7, limit_s=1.0)
+        42
     """
 
     def __init__(self) -> None:
@@ -71,7 +75,7 @@ class Watchdog:
             finally:
                 self._leave(thread_id)
         except _Expired:
-            # It may have struck inside the first _leave, so leave once more, for certain.
+            # The exception may have arrived inside the first _leave: leave once more.
             self._leave(thread_id)
             raise TimeoutError(f"did not return within {limit_s:g} s") from None
 
@@ -106,6 +110,6 @@ class Watchdog:
                 with self._lock:
                     if self._watches.get(thread_id) is watch:
                         watch.fired = True
-                        # Code that swallows the exception is struck again after another limit.
+                        # Code that swallows the exception gets another one after the next limit.
                         watch.deadline = now + watch.limit_s
                         _set_async_exc(thread_id, _Expired)

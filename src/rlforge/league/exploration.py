@@ -1,4 +1,4 @@
-"""How varied the games are lately: n-gram coverage of action sequences in a rolling window."""
+"""Diversity of recent games: n-gram coverage of action sequences in a rolling window."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from rlforge.config.schema import ExplorationConfig
 from rlforge.errors import ConfigError
 from rlforge.types import value
 
-#: Coverage expected where no n-gram was seen yet: the highest there is, so that it gets tried.
+#: Coverage of an empty window: the maximum, so that opponents not met yet are tried.
 OPTIMISTIC_COVERAGE = 1.0
 
 
 @value
 class Coverage:
-    """What a window holds, and what has passed through it since the start.
+    """Counts of a window.
 
     games, ngrams, unique: games, n-grams and distinct n-grams in the window.
-    games_total, ngrams_total: the first two since the start.
+    games_total, ngrams_total: games and n-grams since the start.
     """
 
     games: int
@@ -35,11 +35,19 @@ class Coverage:
 
 
 class NgramWindow:
-    """The n-grams of the latest ``size`` games, counted as games come and go.
+    """Counts of the n-grams of the latest ``size`` games, updated game by game.
 
-    A game shorter than n actions counts as one n-gram of its own length, so that short games are
-    told apart too. Adding a game costs time in proportion to its length and that of the game
-    that leaves the window.
+    A game shorter than n actions counts as one n-gram of its own length, so that short games
+    differ too. Adding a game costs time in proportion to its length and that of the game that
+    leaves the window.
+
+    Example:
+        >>> window = NgramWindow(n=2, size=100)
+        >>> window.add(["[4]", "[0]", "[8]"])
+        >>> window.add(["[4]", "[0]", "[2]"])
+        >>> counts = window.look()
+        >>> counts.ngrams, counts.unique, counts.coverage
+        (4, 3, 0.75)
     """
 
     def __init__(self, n: int, size: int) -> None:
@@ -61,7 +69,7 @@ class NgramWindow:
             self._discount(self._games.popleft())
 
     def look(self) -> Coverage:
-        """The counts as they stand."""
+        """The current counts."""
         return Coverage(
             games=len(self._games),
             ngrams=self._ngrams,
@@ -110,8 +118,8 @@ class NgramWindow:
 class ExplorationTracker:
     """N-gram coverage per (opponent, environment), and per environment over all opponents.
 
-    The actions of a game name the states it went through, so many distinct n-grams among those
-    played lately mean that an opponent leads to many different states.
+    A game's actions identify the states it visited, so a high share of distinct n-grams among
+    recent games means that an opponent leads to many different states.
     """
 
     def __init__(self, config: ExplorationConfig) -> None:
@@ -133,15 +141,15 @@ class ExplorationTracker:
         self._envs.setdefault(env_id, self._window()).add(actions)
 
     def forget(self, opponent: str) -> None:
-        """Drop the windows of an opponent that no longer plays."""
+        """Drop the windows of an opponent that is no longer active."""
         self._opponents.pop(opponent, None)
 
     def diversity(self, opponent: str) -> float:
         """Expected diversity of the states that ``opponent`` leads to, in (0, 1].
 
-        The mean of its coverage over every environment played so far; one where it was never met
-        counts ``OPTIMISTIC_COVERAGE``. The coverage of few games is high by nature, so rarely met
-        opponents stay attractive until their window fills.
+        The mean of its coverage over every environment played so far; an environment in which it
+        was never met counts ``OPTIMISTIC_COVERAGE``. Few games have a high coverage, so rarely met
+        opponents keep a high weight until their window fills.
         """
         if not self._envs:
             return OPTIMISTIC_COVERAGE
@@ -153,7 +161,7 @@ class ExplorationTracker:
         return sum(coverages) / len(coverages)
 
     def coverage(self, env_id: str, opponent: str | None = None) -> Coverage:
-        """The window of one opponent, or of all together; empty where nothing was played."""
+        """Counts of one opponent's window, or of the window over all opponents."""
         windows = self._envs if opponent is None else self._opponents.get(opponent, {})
         return windows.get(env_id, self._window()).look()
 

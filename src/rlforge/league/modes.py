@@ -1,7 +1,7 @@
-"""Sampling modes: who the learner meets next.
+"""Sampling modes: how the pool draws the learner's next opponent.
 
-A mode is a function from what the pool knows (:class:`PoolView`) to a probability per uid. A new
-one is such a function and its line in ``MODES``.
+A mode is a function from a :class:`PoolView` to a probability per uid. A new one is such a
+function and its line in ``MODES``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Weights = dict[str, float]
 
 @value
 class PoolView:
-    """What a mode may look at.
+    """The pool as a mode sees it.
 
     current: uid of the learner's newest version. past: uids of the other active checkpoints,
     newest first, so that ``past[i]`` is i + 1 registered versions behind. fixed: uids of the
@@ -45,7 +45,12 @@ Mode = Callable[[PoolView], Weights]
 
 
 def softmax(scores: Sequence[float], temperature: float) -> list[float]:
-    """exp(score / temperature), normalised; the largest score is subtracted first for stability."""
+    """exp(score / temperature), normalised; the largest score is subtracted first for stability.
+
+    Example:
+        >>> softmax([1.0, 1.0], temperature=0.5)
+        [0.5, 0.5]
+    """
     top = max(scores)
     powers = [math.exp((score - top) / temperature) for score in scores]
     total = math.fsum(powers)
@@ -65,7 +70,7 @@ def mirror(view: PoolView) -> Weights:
 def lagged(view: PoolView) -> Weights:
     """Uniform over active versions that are lag_range[0] to lag_range[1] registrations behind.
 
-    Lag 0 is the current version itself. While none is old enough: the oldest one there is.
+    Lag 0 is the current version itself. While no version is old enough, the oldest is drawn.
     """
     low, high = view.lag_range
     versions = (view.current, *view.past)

@@ -1,4 +1,4 @@
-"""From the names in a config to opponents."""
+"""Parses the names of opponents in a configuration."""
 
 from __future__ import annotations
 
@@ -21,11 +21,17 @@ def parse_opponent(name: str, players: Iterable[str] | None = None) -> PolicyRef
     ``checkpoint:DIR`` is a saved adapter or model, ``openai:MODEL`` and ``openrouter:MODEL`` answer
     over HTTP. The whole name is the opponent's uid. Raises ConfigError, with the nearest names,
     for anything else and for a directory that does not exist.
+
+    Example:
+        >>> parse_opponent("random_legal").kind
+        'scripted'
+        >>> parse_opponent("openai:gpt-5").kind
+        'api'
     """
     if name == BASE.uid:
         return BASE
     if players is None:
-        # Here, so that the pool does not load the game libraries behind the players.
+        # Imported here, so that the pool does not load the game libraries.
         from rlforge.games.players import player_names
 
         players = player_names()
@@ -35,7 +41,7 @@ def parse_opponent(name: str, players: Iterable[str] | None = None) -> PolicyRef
     prefix, colon, rest = name.partition(":")
     if not colon or prefix not in _PREFIXES:
         forms = [*players, BASE.uid, "checkpoint:DIR", "openai:MODEL", "openrouter:MODEL"]
-        # A wrong prefix is compared by itself: the part behind it is free text.
+        # Only the prefix is compared: the part after the colon is free text.
         guess = prefix if colon else name
         names = [*_PREFIXES] if colon else [*players, BASE.uid, *_PREFIXES]
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The pool: the learner's versions and their opponents, their ratings, and who is met next."""
+"""The model pool: the learner's versions and their opponents, ratings, and opponent sampling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlforge.league.modes import PoolView, Weights, find_mode
 from rlforge.league.ratings import Rating, RatingTable
 from rlforge.types import Checkpoint, GameRecord, GameSpec, PolicyRef
 
-#: learner: a version of ours. fixed: always to be drawn. guest: met in evaluations, never drawn.
+#: learner: a version of this run. fixed: may always be drawn. guest: met in evaluations only.
 Role = Literal["learner", "fixed", "guest"]
 
 
@@ -24,7 +24,13 @@ class ModelPool:
     """Registers checkpoints and fixed opponents, rates them by their games, and draws opponents.
 
     The newest ``max_active_lora`` checkpoints, the current one included, are active: only they
-    and the fixed opponents are drawn. Single-threaded; the weights themselves are not its concern.
+    and the fixed opponents are drawn. Single-threaded; holds references, not weights.
+
+    Example:
+        >>> pool = ModelPool(PoolConfig(mode="mirror"), fixed=[], seed=0)
+        >>> pool.add_checkpoint(Checkpoint(uid="step-0", version=0, path=None))
+        >>> [policy.uid for policy in pool.opponents(1)]
+        ['step-0']
     """
 
     def __init__(self, cfg: PoolConfig, fixed: Sequence[PolicyRef], seed: int) -> None:
@@ -54,13 +60,13 @@ class ModelPool:
         for policy in fixed:
             self.add_fixed(policy)
 
-    # ------------------------------------------------------------ who is there
+    # ------------------------------------------------------------ members
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Make ``checkpoint`` the current version; it starts with its parent's rating.
 
-        The same checkpoint again changes nothing (a retried call is harmless). Raises RunError
-        where the uid is taken by something else or the parent is unknown.
+        Adding the same checkpoint again changes nothing, so a call may be repeated. Raises
+        RunError where another policy has the uid or the parent is unknown.
         """
         known = self._policies.get(checkpoint.uid)
         if known == checkpoint.policy() and checkpoint.uid in self._checkpoints:
@@ -76,9 +82,9 @@ class ModelPool:
             self._exploration.forget(retired)
 
     def add_fixed(self, policy: PolicyRef) -> None:
-        """Add an opponent that is always there; a guest becomes one and keeps its rating.
+        """Add an opponent that may always be drawn; a guest becomes one and keeps its rating.
 
-        Raises RunError where the uid is taken by something else.
+        Raises RunError where another policy has the uid.
         """
         if self._roles.get(policy.uid) != "learner" and self._policies.get(policy.uid) == policy:
             self._roles[policy.uid] = "fixed"
@@ -97,10 +103,10 @@ class ModelPool:
         return list(itertools.islice(newest_first, self._cfg.max_active_lora))
 
     def needed(self, games: Iterable[GameSpec]) -> set[str]:
-        """Uids of checkpoints that are active, or may still be asked to move in ``games``.
+        """Uids of checkpoints that are active, or that ``games`` in progress may still request.
 
-        Opponents move to the end of their game, active or not. A trained seat moves with what was
-        the newest version when the move was asked for: any since the game was handed out.
+        Opponents play to the end of their game, active or not. A trained seat uses the newest
+        version at the time of each request: any version since the game was scheduled.
         """
         asked, since = {checkpoint.uid for checkpoint in self.active()}, math.inf
         for spec in games:
@@ -126,7 +132,7 @@ class ModelPool:
         """The TrueSkill rating of ``uid``. Raises RunError for an unknown one."""
         return self._ratings.rating(self.policy(uid).uid)
 
-    # ------------------------------------------------------------ who is met next
+    # ------------------------------------------------------------ sampling
 
     def weights(self) -> Weights:
         """The probability of each opponent to be drawn next, by uid; they sum to 1."""
@@ -150,14 +156,14 @@ class ModelPool:
         drawn = self._random.choices(list(weights), list(weights.values()), k=count)
         return [self._policies[uid] for uid in drawn]
 
-    # ------------------------------------------------------------ what came of it
+    # ------------------------------------------------------------ outcomes
 
     def push_outcome(self, record: GameRecord) -> None:
-        """Learn from a finished game; failed games are ignored.
+        """Update ratings and counts from a finished game; failed games are ignored.
 
-        Training and evaluation games both rate and count: evaluations are where fixed opponents
-        meet the learner in mirror mode. Policies met only there become guests, which are rated
-        and never drawn. Exploration describes training games alone.
+        Training and evaluation games both count: in mirror mode the learner meets fixed opponents
+        in evaluations only. Policies met only there become guests, which are rated and never
+        drawn. Exploration counts training games alone.
         Raises RunError for a training game of a policy that the pool does not know.
         """
         if record.error is not None:
@@ -187,12 +193,12 @@ class ModelPool:
             row[second] = row.get(second, 0) + 1
 
     def _explore(self, record: GameRecord) -> None:
-        """Count the states that the opponents led to; in self-play the learner is its own."""
+        """Count the game for its opponents; in self-play the learner is its own opponent."""
         seats = record.spec.seats
         opponents = [seat.policy.uid for seat in seats if not seat.trained]
         if not opponents:
             opponents = [seat.policy.uid for seat in seats]
-        # A game may end after its opponent was retired; the window must not come back to life.
+        # A game may end after its opponent was retired: its window must not be made again.
         active = {checkpoint.uid for checkpoint in self.active()}
         self._exploration.add(
             [uid for uid in opponents if uid in active or self._roles[uid] != "learner"],
@@ -200,10 +206,10 @@ class ModelPool:
             [turn.action for turn in record.turns],
         )
 
-    # ------------------------------------------------------------ to show and to keep
+    # ------------------------------------------------------------ display and state
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything worth showing, ready for JSON.
+        """The pool's contents for display, as plain data for JSON.
 
         entries: one object per policy with uid, kind, path_or_name, version, role, mu, sigma,
         active, games. matches: ``{uid: {uid: games}}``, symmetric; the diagonal counts games in

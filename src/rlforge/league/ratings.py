@@ -1,4 +1,4 @@
-"""TrueSkill ratings of everybody who plays (Herbrich, Minka and Graepel 2006)."""
+"""TrueSkill ratings of all policies (Herbrich, Minka and Graepel 2006)."""
 
 from __future__ import annotations
 
@@ -25,16 +25,25 @@ class Rating(NamedTuple):
 class RatingTable:
     """Ratings by policy uid, updated game by game.
 
-    A child shares its parent's rating until its own first rated game; from then on the two go
-    their own ways. So a version that has not played yet profits from games of its parent that
-    finish late, such as an evaluation that ends after the next version was registered.
+    A child has its parent's rating until its own first rated game. So a version that has not
+    played yet still profits from games of its parent that finish late, such as an evaluation that
+    ends after the next version was registered.
 
     Rules of :meth:`record`:
 
     * A higher reward is a better rank; equal rewards draw.
     * A uid on several seats of a game enters once, with the mean reward of its seats: its seats
-      are not independent evidence, and no seat of it is better than another.
-    * Where only one uid is left (self-play, single-player games) nobody is rated.
+      are not independent evidence.
+    * A game with one uid (self-play, single-player) changes no rating.
+
+    Example:
+        >>> table = RatingTable(TrueSkillConfig())
+        >>> table.add("step-0"), table.add("random_legal")
+        (None, None)
+        >>> table.record([("step-0", 1.0), ("random_legal", -1.0)])
+        True
+        >>> table.rating("step-0").mu > table.rating("random_legal").mu
+        True
     """
 
     def __init__(self, config: TrueSkillConfig) -> None:
@@ -94,7 +103,7 @@ class RatingTable:
         return table
 
     def quality(self, first: str, second: str) -> float:
-        """Match quality of a game of two, in [0, 1]: how likely a draw is, relative to the most.
+        """Match quality of a two-player game, in [0, 1]: draw probability relative to its maximum.
 
         sqrt(2 beta^2 / c^2) exp(-(mu_1 - mu_2)^2 / (2 c^2)) with
         c^2 = 2 beta^2 + sigma_1^2 + sigma_2^2 (Herbrich, Minka and Graepel 2006, section 4). The
@@ -106,7 +115,7 @@ class RatingTable:
         return math.sqrt(noise / spread) * math.exp(-((one.mu - two.mu) ** 2) / (2 * spread))
 
     def record(self, outcome: Sequence[tuple[str, float]]) -> bool:
-        """Rate one finished game, given (uid, reward) per seat; False where nobody was rated."""
+        """Rate one finished game, given (uid, reward) per seat; False where no rating changed."""
         rewards: dict[str, list[float]] = {}
         for uid, reward in outcome:
             rewards.setdefault(uid, []).append(reward)
@@ -118,8 +127,8 @@ class RatingTable:
         try:
             after = self._skill.rate(before, ranks=ranks)
         except (FloatingPointError, ValueError):
-            # Means more than about 35 deviations apart underflow in the library. The game says
-            # nothing that such ratings do not say already, or it is beyond belief.
+            # Means more than about 35 deviations apart underflow in the library: the outcome
+            # either confirms such ratings or has a probability of practically 0.
             self.out_of_range += 1
             return False
         for uid, (rated,) in zip(rewards, after, strict=True):

@@ -1,4 +1,4 @@
-"""What a game's outcome means to the learner: final, step and sampling transforms.
+"""Reward transforms: final (per game), step (per turn) and sampling (per batch).
 
 Readers of UnstableBaselines find its classes under these names:
 

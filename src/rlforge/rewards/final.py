@@ -1,4 +1,4 @@
-"""Transforms of a game's final rewards: one mapping player -> reward in, one out, once per game."""
+"""Transforms of a game's final rewards: a mapping player -> reward to another, once per game."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from rlforge.rewards.bounds import Bounds
+from rlforge.rewards.stack import Bounds
 
 Rewards = Mapping[int, float]
 
@@ -19,7 +19,7 @@ class FinalTransform(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A transform that remembers games, so that a resumed run must give it its memory back."""
+    """A transform with state, which is saved and restored when a run is resumed."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -28,10 +28,14 @@ class Stateful(Protocol):
 
 @dataclass
 class WinDrawLoss:
-    """Raw scores to ``win``, ``draw`` and ``loss``.
+    """Map raw scores to ``win``, ``draw`` and ``loss``.
 
-    The single best player wins, players who share the best score draw, the others lose. A player
-    alone in its game wins with a positive score, draws with 0 and loses with a negative one.
+    The single best player wins, players who share the best score draw, the others lose. In a
+    single-player game a positive score wins, 0 draws and a negative score loses.
+
+    Example:
+        >>> WinDrawLoss(draw=-0.5)({0: 3.0, 1: 3.0}, "KuhnPoker-v0-short")
+        {0: -0.5, 1: -0.5}
     """
 
     win: float = 1.0
@@ -56,15 +60,22 @@ class WinDrawLoss:
 
 @dataclass
 class RoleAdvantage:
-    """Subtract the running mean reward of the role: who moves first may have the better seat.
+    """Subtract the running mean reward of the role, since seats may differ in expected reward.
 
     Role-conditioned advantage estimation of SPIRAL (Liu et al. 2025, arXiv:2506.24119): the
     baseline b of a role starts at 0 and follows b <- decay * b + (1 - decay) * r, once per game
     and role (in mirror self-play too: both seats are trained, each has its own baseline).
 
-    order: ``subtract_then_update`` takes r - b with the baseline of the games before this one,
-        which leaves the policy gradient unbiased; ``update_then_subtract`` lets the game into its
-        own baseline first and so shrinks every advantage by the factor ``decay``.
+    order: ``subtract_then_update`` takes r - b with the baseline of earlier games, which leaves
+        the policy gradient unbiased; ``update_then_subtract`` first adds the game to its own
+        baseline and so multiplies every advantage by ``decay``.
+
+    Example:
+        >>> transform = RoleAdvantage(decay=0.5)
+        >>> transform({0: 1.0, 1: -1.0}, "TicTacToe-v0")
+        {0: 1.0, 1: -1.0}
+        >>> transform({0: 1.0, 1: -1.0}, "TicTacToe-v0")
+        {0: 0.5, 1: -0.5}
     """
 
     decay: float = 0.95
@@ -86,7 +97,7 @@ class RoleAdvantage:
         return advantages
 
     def _scope(self, env_id: str) -> str:
-        """What shares a baseline: here all environments."""
+        """Key of environments that share a baseline: here all of them."""
         return ""
 
     def state_dict(self) -> dict[str, Any]:
@@ -94,7 +105,7 @@ class RoleAdvantage:
         return {"baselines": [[scope, role, b] for (scope, role), b in self._baselines.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put back what ``state_dict`` gave."""
+        """Restore ``state_dict``."""
         self._baselines = {(scope, role): b for scope, role, b in state["baselines"]}
 
 

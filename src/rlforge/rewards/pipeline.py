@@ -1,4 +1,4 @@
-"""From a finished game to episodes, and from a drawn batch to the rewards the learner sees."""
+"""Turns finished games into episodes with shaped rewards, and shapes the rewards of batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlforge.types import Episode, GameRecord, Seat, Step, Trajectory
 class RewardPipeline:
     """The three stacks of ``RewardsConfig``, in order: final, step, sampling.
 
-    Raises ConfigError when a stack is not well written.
+    Raises ConfigError for an entry that names no transform or has wrong parameters.
     """
 
     def __init__(self, config: RewardsConfig) -> None:
@@ -51,7 +51,7 @@ class RewardPipeline:
         return drawn
 
     def state_dict(self) -> dict[str, Any]:
-        """What the final transforms remember (JSON-able), by their place in the stack."""
+        """State of the final transforms as plain data, by their place in the stack."""
         return {
             str(place): transform.state_dict()
             for place, transform in enumerate(self._final)
@@ -59,10 +59,7 @@ class RewardPipeline:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put back what ``state_dict`` gave.
-
-        Raises CheckpointError when it comes from a pipeline with another final stack.
-        """
+        """Restore ``state_dict``. Raises CheckpointError for that of another final stack."""
         stateful = {
             str(place): transform
             for place, transform in enumerate(self._final)

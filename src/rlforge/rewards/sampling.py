@@ -1,7 +1,7 @@
-"""Transforms of a batch of steps as it is drawn for the learner.
+"""Transforms of the rewards of a batch of steps, applied when the batch is drawn.
 
-They act alike on ``reward`` and ``outcome_reward``, so that the feedback on a turn, which is the
-difference of the two, is scaled with the reward and not shifted.
+They map ``reward`` and ``outcome_reward`` alike, so that the feedback on a turn, the difference of
+the two, is scaled with the reward and not shifted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlforge.rewards.bounds import Bounds
+from rlforge.rewards.stack import Bounds
 from rlforge.types import Step
 
 
@@ -26,7 +26,7 @@ class SamplingTransform(Protocol):
 class Normalize:
     """Subtract the mean reward of the batch; with ``z_score`` divide by the standard deviation too.
 
-    The deviation is that of the batch as a population. Equal rewards become exactly 0.
+    The deviation is the population standard deviation. Equal rewards become exactly 0.
     """
 
     z_score: bool = False
@@ -73,7 +73,7 @@ class Clamp(Bounds):
 def _centring(rewards: Sequence[float], z_score: bool) -> Callable[[float], float]:
     """The map reward -> (reward - mean) / std of ``rewards``, or -> 0 where they are all equal."""
     low, high = min(rewards), max(rewards)
-    # Rounding alone can part equal rewards (0.1 + 0.2 and 0.3); its trace must not be blown up.
+    # Equal rewards may differ by rounding (0.1 + 0.2 and 0.3), which must not be amplified.
     if high - low <= 1e-9 * max(1.0, abs(low), abs(high)):
         return lambda reward: 0.0
     mean = math.fsum(rewards) / len(rewards)

@@ -1,4 +1,4 @@
-"""From a list of mappings in YAML to a list of transforms, with errors that name the key."""
+"""Builds a list of transforms from a list of mappings in YAML; errors name the key."""
 
 from __future__ import annotations
 
@@ -14,14 +14,30 @@ from rlforge.errors import ConfigError, nearest
 _T = TypeVar("_T")
 
 
+@dataclasses.dataclass
+class Bounds:
+    """The interval of the ``clamp`` transforms. Raises ValueError when it is empty."""
+
+    min_r: float = -1.0
+    max_r: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.min_r > self.max_r:
+            raise ValueError(f"min_r: {self.min_r} is above max_r {self.max_r}")
+
+    def clip(self, reward: float) -> float:
+        """The nearest number in the interval."""
+        return max(self.min_r, min(self.max_r, reward))
+
+
 def build_stack(
     entries: Sequence[Mapping[str, Any]], registry: Mapping[str, type[_T]], path: str
 ) -> list[_T]:
     """One transform per entry, in order.
 
     registry: name to dataclass; its fields are the parameters an entry may give.
-    path: where the entries come from (``rewards.final``), for messages.
-    Raises ConfigError on an entry without ``name``, an unknown name or parameter, a value of the
+    path: key of the entries (``rewards.final``), for messages.
+    Raises ConfigError for an entry without ``name``, an unknown name or parameter, a value of the
     wrong type, and a value that the transform refuses.
     """
     return [_build(entry, registry, f"{path}[{index}]") for index, entry in enumerate(entries)]
@@ -61,7 +77,7 @@ def _build(entry: Mapping[str, Any], registry: Mapping[str, type[_T]], path: str
 
 
 def _check_type(given: object, hint: object, path: str) -> None:
-    """Accept what YAML can write for ``hint``: a number, a flag, one of some words, or null."""
+    """Raise ConfigError unless ``given`` is a number, flag, word or null as ``hint`` asks."""
     if isinstance(hint, types.UnionType):
         if given is None and type(None) in hint.__args__:
             return

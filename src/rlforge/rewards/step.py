@@ -1,8 +1,8 @@
-"""Transforms of one step's reward, in the light of the whole trajectory.
+"""Transforms of one step's reward, given the whole trajectory.
 
 Every step starts from its player's final reward. A transform that ``adds_feedback`` judges the
-turn itself; the others reshape what they are given, and so also reshape the part of the reward that
-the outcome gave (``Step.outcome_reward``).
+turn itself; the others map the reward, and so also map the part of it that comes from the outcome
+(``Step.outcome_reward``).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
+from rlforge.rewards.stack import Bounds
 from rlforge.types import Trajectory
 
 
@@ -36,7 +37,7 @@ class FormatReward:
 
 @dataclass
 class InvalidMovePenalty:
-    """Add ``penalty`` to a move that the game refused and ``reward`` to any other."""
+    """Add ``penalty`` to a move that the game rejected and ``reward`` to any other."""
 
     adds_feedback: ClassVar[bool] = True
     reward: float = 0.0
@@ -51,10 +52,9 @@ class InvalidMovePenalty:
 class Discount:
     """Multiply by gamma to the power of a distance, counted in the player's own turns.
 
-    distance_from: ``end`` uses gamma ** (T - 1 - t) for turn t of T: the last turn, nearest to the
-        outcome, keeps all of it, as the discounted return of a terminal reward does.
-        ``start`` uses gamma ** t, the form of the published example: the first turn keeps all of
-        it and later turns less.
+    distance_from: ``end`` uses gamma ** (T - 1 - t) for turn t of T, the discounted return of a
+        terminal reward: the last turn keeps the whole reward. ``start`` uses gamma ** t, the form
+        of the published example: the first turn keeps the whole reward.
     """
 
     adds_feedback: ClassVar[bool] = False
@@ -83,19 +83,13 @@ class Scale:
 
 
 @dataclass
-class Clamp:
+class Clamp(Bounds):
     """Clip into [``min_r``, ``max_r``]."""
 
     adds_feedback: ClassVar[bool] = False
-    min_r: float = -1.0
-    max_r: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.min_r > self.max_r:
-            raise ValueError(f"min_r: {self.min_r} is above max_r {self.max_r}")
 
     def __call__(self, trajectory: Trajectory, step_index: int, base_reward: float) -> float:
-        return max(self.min_r, min(self.max_r, base_reward))
+        return self.clip(base_reward)
 
 
 #: Name in YAML -> transform. A new one is a class above and a line here.

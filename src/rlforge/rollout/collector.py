@@ -1,10 +1,10 @@
-"""Plays games, many at a time: every game is a coroutine, never a process.
+"""Plays many games concurrently; every game is a coroutine.
 
-    next_games ──▶ play_game × N ──▶ deliver          (training, until the ports say stop)
-    evaluate(specs) ──▶ play_game × M ──▶ records     (evaluation, beside it)
+    next_games ──▶ play_game × N ──▶ deliver          (training, until next_games returns None)
+    evaluate(specs) ──▶ play_game × M ──▶ records     (evaluation, at the same time)
 
-A failed game is recorded, counted and replaced; too many failures in a row end the run with the
-last one's cause.
+A failed game is recorded, counted and replaced; ``collector.max_failures`` failures in a row end
+the run with the last one's cause.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from rlforge.system.timeouts import TimeLimit
 from rlforge.types import GameRecord, GameSpec, value
 
 FLUSH_S = 0.05
-"""Finished games wait at most this long to be handed on: batches cost less than singles."""
+"""Longest wait of a finished game for its delivery: delivering in batches costs less."""
 
 MakeAnswer = Callable[[GameSpec], Answer]
 
 
 @value
 class Delivery:
-    """Finished games on their way: all of them, and of each whether it is learned from."""
+    """Finished games, and for each whether the learner may train on it."""
 
     records: tuple[GameRecord, ...]
     learnable: tuple[bool, ...]
 
 
 class Ports(Protocol):
-    """Where training games come from and go to."""
+    """The source of training games and the receiver of their records."""
 
     async def next_games(self, wanted: int) -> list[GameSpec] | None:
-        """Between 1 and ``wanted`` games, as soon as there is room for them; None: stop."""
+        """Between 1 and ``wanted`` games, as soon as the buffer admits them; None: stop."""
         ...
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Take finished games over."""
+        """Receive finished games."""
         ...
 
 
@@ -56,7 +56,7 @@ class Collector:
         make_answer: MakeAnswer,
         time_limit: TimeLimit = asyncio.timeout,
     ) -> None:
-        """time_limit: by whose clock games are given up after ``env.timeout_s``."""
+        """time_limit: clock of ``env.timeout_s``, after which a game fails."""
         self._config = config
         self._time_limit = time_limit
         self._ports = ports
@@ -68,10 +68,10 @@ class Collector:
         self._under_way = 0
 
     async def train(self) -> None:
-        """Play training games until ``next_games`` answers None; then finish those under way.
+        """Play training games until ``next_games`` returns None; then finish those in progress.
 
-        Raises RunError when ``collector.max_failures`` games in a row failed, and whatever the
-        ports raise; games finished by then are delivered first.
+        Raises RunError when ``collector.max_failures`` games in a row failed, and any exception of
+        the ports; games finished by then are delivered first.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -122,7 +122,7 @@ class Collector:
             spec = retry(spec, attempt)
 
     async def _free_slots(self) -> int:
-        """How many more games may be under way; waits until it is at least one."""
+        """Number of games that may start now; waits until it is at least one."""
         while self._under_way >= self._config.num_train_workers:
             self._slot_freed.clear()
             await self._slot_freed.wait()

@@ -1,4 +1,4 @@
-"""One game from its spec to its record: ask the seat to move, hand in its action, repeat."""
+"""Plays one game from its spec to its record: ask the policy at the seat, apply its action."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from rlforge.system.timeouts import TimeLimit
 from rlforge.types import Completion, EndReason, GameRecord, GameSpec, Seat, Turn
 
 Answer = Callable[[Seat, View, int], Awaitable[Completion]]
-"""What the policy at a seat says to a view; the third argument is the seed of its draw."""
+"""Asks the policy at a seat for an answer to a view; the third argument seeds its sampling."""
 
 
 async def play_game(
     spec: GameSpec, answer: Answer, time_limit: TimeLimit = asyncio.timeout
 ) -> GameRecord:
-    """Play one game to its end; many may run at a time, each as a coroutine.
+    """Play one game to its end; many may run concurrently, each as a coroutine.
 
-    A game that fails is data: errors of the game, the engine or an API (``RlforgeError``,
-    ``TimeoutError``) and running over ``env.timeout_s`` end up in ``GameRecord.error``, with the
+    A failed game is data: errors of the game, the engine or an API (``RlforgeError``,
+    ``TimeoutError``) and exceeding ``env.timeout_s`` end up in ``GameRecord.error``, with the
     turns until then and without rewards. Other exceptions and cancellation propagate. Raises
-    ``ValueError`` when the seats do not match the number of players. time_limit: by whose clock
-    ``env.timeout_s`` passes.
+    ``ValueError`` when the seats do not match the number of players. time_limit: clock of
+    ``env.timeout_s``.
     """
     if [seat.player_id for seat in spec.seats] != list(range(spec.env.num_players)):
         raise ValueError(f"{spec.game_id}: seats must be players 0 to {spec.env.num_players - 1}")
@@ -61,10 +61,10 @@ async def play_game(
 
 
 def turn_seed(spec: GameSpec, turn: int) -> int:
-    """The seed of the request in turn ``turn``, from 0 to 2⁶³ − 1.
+    """Sampling seed of the request in turn ``turn``, from 0 to 2⁶³ − 1.
 
-    Follows from the game's seed. Games of one group share that seed, so that they start alike,
-    and differ by their id, so that they do not all go the same way.
+    Derived from the game's seed. Games of one group share that seed, so that they start in the
+    same state; their sampling seeds differ by game id.
     """
     member = spec.game_id if spec.group_id is not None else ""
     digest = hashlib.blake2b(f"{spec.seed}/{turn}/{member}".encode(), digest_size=8).digest()
@@ -94,6 +94,6 @@ async def _play_turn(spec: GameSpec, game: Game, turns: list[Turn], answer: Answ
 
 
 def _read(seat: Seat, view: View, completion: Completion) -> Extraction:
-    # A scripted player says its action as the game wants it, whatever the seat's format.
+    # A scripted player answers in the game's notation: the seat's format does not apply.
     name = "raw" if completion.finish_reason == "scripted" else seat.action_extraction
     return extract(name, completion.text, view.legal_actions)

@@ -1,4 +1,4 @@
-"""Measuring a policy: seat-swapped games against named opponents, and what they amount to."""
+"""Evaluation of a policy: seat-swapped games against named opponents, and their summary."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def plan_evaluation(
     the opponent at all others. ``games`` per environment and opponent is rounded up to whole
     rounds. Single-player environments are played alone, one round being one game.
 
-    max_games: most games per environment, shared out over the opponents in whole rounds, one
-    opponent having at most one round more than another.
+    max_games: most games per environment, divided among the opponents in whole rounds; numbers of
+    rounds differ by at most one.
 
     The r-th round of an environment has the same seed for every opponent, step and policy, so
-    that results differ by who plays and not by the hands that were dealt.
+    that results differ by the players and not by the cards dealt.
     ``GameSpec.focus`` is the seat of the policy, also where the opponent has the same uid.
     Raises ConfigError where ``max_games`` leaves an opponent without a round.
     """
@@ -77,7 +77,8 @@ def summarise(records: Sequence[GameRecord], step: int) -> list[EvalResult]:
     """One result per environment, opponent and policy of ``records``, in order of appearance.
 
     Outcomes are the focus seat's (``rlforge.tracking.stats.outcome``): a win is strictly the
-    highest reward, a draw a shared highest one; alone, a win is a reward of at least 1.
+    highest reward, a draw a shared highest one; in single-player games a win is a reward of at
+    least 1.
     Rates are over finished games; failed ones are only counted. invalid_rate: share of games
     that the policy itself ended by an invalid move. ci95: Wilson score interval of the win rate.
     Without a finished game the rates and mean_reward are 0 and ci95 is (0, 1).
@@ -96,7 +97,7 @@ def summarise(records: Sequence[GameRecord], step: int) -> list[EvalResult]:
 def _focus(spec: GameSpec) -> int:
     """The evaluated policy's player id."""
     if spec.focus is None:
-        raise ValueError(f"game {spec.game_id} is no evaluation: it has no focus seat")
+        raise ValueError(f"game {spec.game_id} is not an evaluation game: it has no focus seat")
     return spec.focus
 
 

@@ -1,4 +1,4 @@
-"""Who answers at a seat: an engine, a scripted player, or a model behind an HTTP API."""
+"""The policies at a game's seats: an engine's version, a scripted player, or an API model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlforge.types import Completion, GameSpec, PolicyRef, SamplingParams, Seat
 
 
 class SeatPolicies:
-    """Makes, for each game, the function that asks whoever sits at the seat to move."""
+    """Makes, for each game, the function that asks the policy at the seat to move."""
 
     def __init__(
         self,
@@ -37,16 +37,16 @@ class SeatPolicies:
         self._newest: PolicyRef | None = None
 
     def use_version(self, policy: PolicyRef) -> None:
-        """A newer version is out: trained seats move with it from now on, in games under way too.
+        """Trained seats sample from ``policy`` from now on, also in games in progress.
 
-        So a game that takes longer than an update does not go stale with the version it began
-        with; each completion says which version made it. A game that begins with a version of
-        which this was not told yet is ahead, and stays so.
+        So a game that lasts longer than an update does not exceed the staleness bound; each
+        completion records the version that sampled it. If a game starts with a version newer than
+        ``policy``, it keeps that version: the maximum of both is used.
         """
         self._newest = policy
 
     def for_game(self, spec: GameSpec) -> Answer:
-        """The answers of one game; scripted players live as long as it does."""
+        """The ``Answer`` function of one game; it owns that game's scripted players."""
         players: dict[int, Player] = {}
         temperature = (
             self._eval_temperature if spec.purpose == "eval" else self._engine_config.temperature

@@ -1,4 +1,4 @@
-"""Which training game is played next: environment, line-up, seats and seed, as a ``GameSpec``."""
+"""Schedules training games: environment, opponents, seats and seed of each ``GameSpec``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from rlforge.types import EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2**31) that depends on nothing but ``parts``, the same in every process.
+    """A seed in [0, 2**31) that depends on ``parts`` only, the same in every process.
 
-    Distinct parts give unrelated seeds; 31 bits fit every generator a game may use.
+    Distinct parts give unrelated seeds; 31 bits fit every generator that a game may use.
+
+    Example:
+        >>> derive_seed(0, "train", 7) == derive_seed(0, "train", 7)
+        True
+        >>> derive_seed(0, "train", 7) == derive_seed(0, "train", 8)
+        False
     """
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
@@ -42,10 +48,9 @@ class GameScheduler:
     """Hands out training games.
 
     Environments are drawn by weight and opponents by the pool. The learner takes every seat of an
-    environment equally often, in random order. Whatever seat the current version holds is
-    trained: all of them in self-play. With ``group_size`` above 1 that many consecutive games
-    share everything but their id; an open group is finished, with the line-up it began with,
-    before anything else is drawn.
+    environment equally often, in random order. Every seat of the current version is trained: all
+    seats in self-play. With ``group_size`` above 1 that many consecutive games share everything
+    but their id; a started group is completed, with its first line-up, before the next draw.
 
     Everything but the opponents follows from the seed and counters, so the same seed and the same
     pool give the same games.
@@ -60,9 +65,9 @@ class GameScheduler:
         seed: int,
         part: int = 0,
     ) -> None:
-        """part: how often the run was resumed before. It marks the game ids and nothing else.
+        """part: how often the run was resumed before; it only enters the game ids.
 
-        Games that a crash undid are played again after the resume: the mark tells them apart.
+        Games lost in a crash are played again after the resume, under other ids.
         Raises ConfigError for weights that cannot be drawn by or a group size below 1.
         """
         if any(env.weight < 0 for env in envs) or not sum(env.weight for env in envs) > 0:
@@ -77,7 +82,7 @@ class GameScheduler:
         self._part = part
         self._games = 0
         self._draws = 0
-        #: How often the learner was given a seat, by position of the environment in ``envs``.
+        #: Games in which the learner got a seat, by position of the environment in ``envs``.
         self._seatings = [0] * len(self._envs)
         self._open: GameSpec | None = None
         self._left = 0
@@ -96,18 +101,18 @@ class GameScheduler:
 
     @property
     def open_group(self) -> GameSpec | None:
-        """A game like those that are left of the group under way; None between two groups."""
+        """The spec that the remaining games of a started group share; None between two groups."""
         return self._open if self._left else None
 
     def _draw(self) -> GameSpec:
-        """One environment, line-up and seed; the id is given when the game is handed out."""
+        """One environment, line-up and seed; ``next_games`` adds the id."""
         rng = random.Random(derive_seed(self._seed, "env", self._draws))
         [index] = rng.choices(range(len(self._envs)), [env.weight for env in self._envs])
         env = self._envs[index]
         learner = self._pool.current().policy()
         policies = self._pool.opponents(env.num_players - 1) if env.num_players > 1 else []
         if all(policy.uid == learner.uid for policy in policies):
-            policies.append(learner)  # the same at every seat: no seat to choose
+            policies.append(learner)  # self-play: the same policy at every seat
         else:
             policies.insert(self._next_seat(index), learner)
         grouped = self._group_size > 1
@@ -151,14 +156,14 @@ class GameScheduler:
 
 
 class GamesUnderWay:
-    """The training games that were handed out and have not ended."""
+    """The training games that were scheduled and have not ended."""
 
     def __init__(self) -> None:
         self._games: dict[str, tuple[str, GameSpec]] = {}
 
     @property
     def specs(self) -> list[GameSpec]:
-        """As they were handed out, oldest first."""
+        """Their specs, oldest first."""
         return [spec for _, spec in self._games.values()]
 
     def begin(self, collector: str, specs: Iterable[GameSpec]) -> None:
@@ -166,12 +171,12 @@ class GamesUnderWay:
         self._games.update((spec.game_id, (collector, spec)) for spec in specs)
 
     def end(self, record: GameRecord) -> None:
-        """A game was played; one that failed goes on as its replacement."""
+        """A game was played; a failed one stays, since its replacement is played."""
         if record.error is None:
             self._games.pop(_first_id(record.spec), None)
 
     def forget(self, collector: str) -> None:
-        """A collector died, and its games with it."""
+        """A collector died: its games are no longer played."""
         self._games = {
             game_id: (player, spec)
             for game_id, (player, spec) in self._games.items()
@@ -182,9 +187,9 @@ class GamesUnderWay:
 def retry(spec: GameSpec, attempt: int) -> GameSpec:
     """The replacement of a failed game: same line-up under a new id, ``ID~ATTEMPT``.
 
-    attempt: 1 for the first replacement of a game, counted on with each further one. ``spec`` may
-    be the game itself or its last replacement. Outside groups the seed is new, since the old one
-    may be what made the game fail; a group's games must start alike, so theirs stays.
+    attempt: 1 for the first replacement of a game, 2 for the second … ``spec`` may be the game
+    itself or its last replacement. Outside groups the seed is new, since the old one may be the
+    cause of the failure; games of a group keep theirs, since they must start in the same state.
     """
     return dataclasses.replace(
         spec,

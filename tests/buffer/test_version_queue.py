@@ -1,4 +1,4 @@
-"""Which of the stored things goes first."""
+"""Order in which stored items are taken and evicted."""
 
 import random
 from collections import Counter
@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlforge.buffer.ageing import VersionQueue
+from rlforge.buffer.base import VersionQueue
 
 
-def ageing(versions, seed=0):
+def queue_of(versions, seed=0):
     bag = VersionQueue(itemgetter(0), random.Random(seed))
     bag.add((version, index) for index, version in enumerate(versions))
     return bag
@@ -19,7 +19,7 @@ def ageing(versions, seed=0):
 
 @given(st.lists(st.integers(3, 8), max_size=30), st.integers(0, 100))
 def test_the_oldest_is_taken_first_and_everything_once(versions, seed):
-    bag = ageing(versions, seed)
+    bag = queue_of(versions, seed)
     taken = [bag.take() for _ in versions]
     assert [version for version, _ in taken] == sorted(versions)
     assert {index for _, index in taken} == set(range(len(versions)))
@@ -30,7 +30,7 @@ def test_the_oldest_is_taken_first_and_everything_once(versions, seed):
 
 @given(st.lists(st.integers(0, 6), max_size=30), st.integers(0, 7))
 def test_what_is_too_old_goes_and_is_returned_the_rest_stays(versions, oldest):
-    bag = ageing(versions)
+    bag = queue_of(versions)
     gone = bag.drop_older(oldest)
     assert all(version < oldest for version, _ in gone)
     assert all(version >= oldest for version, _ in bag)
@@ -41,12 +41,12 @@ def test_what_is_too_old_goes_and_is_returned_the_rest_stays(versions, oldest):
 def test_things_alike_are_taken_in_random_order():
     orders = Counter(
         tuple(bag.take()[1] for _ in range(3))
-        for bag in (ageing([5, 5, 5], seed) for seed in range(600))
+        for bag in (queue_of([5, 5, 5], seed) for seed in range(600))
     )
     assert len(orders) == 6
     assert min(orders.values()) > 60
 
 
 def test_eviction_does_not_ask_for_age():
-    evicted = Counter(ageing([1, 2, 2, 2], seed).evict()[0] for seed in range(800))
+    evicted = Counter(queue_of([1, 2, 2, 2], seed).evict()[0] for seed in range(800))
     assert 140 < evicted[1] < 260
