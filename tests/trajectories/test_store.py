@@ -321,6 +321,7 @@ def test_interrupted_between_any_two_files_nothing_is_lost_or_doubled(
         store = None
         try:
             with monkeypatch.context() as patch:
+                patch.setattr(os, "replace", counted(os.replace))
                 patch.setattr(Path, "rename", counted(Path.rename))
                 patch.setattr(Path, "unlink", counted(Path.unlink))
                 store = TrajectoryStore(root, StoreConfig(merge_files=2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlforge.errors import CheckpointError
+from rlforge.system.files import atomic_path
 from rlforge.types import value
 
 _FORMAT = 1
@@ -59,16 +59,11 @@ class Memory:
 
     def save(self, path: Path) -> None:
         """Write everything to ``path``, whole or not at all. CheckpointError where it cannot be."""
-        work = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with work.open("wb") as file:
+            with atomic_path(path, durable=True) as work, work.open("wb") as file:
                 self._write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            work.replace(path)
         except OSError as error:
-            work.unlink(missing_ok=True)
             raise CheckpointError(
                 f"what the scorer learned cannot be written to {path} ({error}); make room, or "
                 "name another ruler.model_path"

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rlforge.system.files import sync
+from rlforge.system.files import atomic_path, sync
 from rlforge.trajectories.layout import DataFile, Layout, file_name, live
 from rlforge.trajectories.wal import read_segment
 
@@ -25,7 +25,6 @@ _MERGE_BYTES = 8 << 20
 _GROUP_ROWS = 512
 #: Columns in which values recur; the others are long texts of which no two are alike.
 _DICTIONARY = ["agentId", "windowId", "metadata.provider", "completion.policyUid"]
-_PARTIAL = ".partial"
 
 
 def compact_segment(layout: Layout, number: int, compression: str) -> set[str]:
@@ -77,8 +76,8 @@ def merge_small(layout: Layout, window_id: str, least: int, compression: str) ->
 def clean(layout: Layout) -> None:
     """Delete what an interrupted writer left: unfinished files, and files merged into others."""
     for window_id in layout.window_ids():
-        for partial in layout.folder(window_id).glob(f"*{_PARTIAL}"):
-            partial.unlink()
+        for unfinished in layout.folder(window_id).glob(".*.tmp"):
+            unfinished.unlink()
         files = layout.all_files(window_id)
         kept = {file.path for file in live(files)}
         for file in files:
@@ -114,11 +113,5 @@ def _write(
         folder.mkdir(parents=True)
         sync(folder.parent)
     path = folder / file_name(kind, first, last, zlib.crc32(content))
-    partial = path.with_suffix(_PARTIAL)
-    try:
-        partial.write_bytes(content)
-        sync(partial)
-        partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    sync(folder)
+    with atomic_path(path, durable=True) as work:
+        work.write_bytes(content)

@@ -7,7 +7,6 @@ them; the folder may be pushed to the hub as it is. Columns are those of the sto
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from rlforge.errors import RlforgeError
+from rlforge.system.files import atomic_path
 from rlforge.trajectories.columns import DECISIONS, decision_row, to_decision
 from rlforge.trajectories.grid import calendar_date
 from rlforge.trajectories.layout import full_disk_explained
@@ -72,18 +72,12 @@ def export_dataset(
     """
     if folder.exists():
         raise RlforgeError(f"{folder} exists already; name a folder that does not")
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        with full_disk_explained(folder):
-            (partial / "data").mkdir(parents=True)
-            rows = _write_files(reader, partial / "data", window_ids)
-            if not rows:
-                raise RlforgeError(f"{reader.layout.root} has no decisions to export")
-            (partial / "README.md").write_text(_card(rows), encoding="utf-8")
-            partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with full_disk_explained(folder), atomic_path(folder) as work:
+        (work / "data").mkdir(parents=True)
+        rows = _write_files(reader, work / "data", window_ids)
+        if not rows:
+            raise RlforgeError(f"{reader.layout.root} has no decisions to export")
+        (work / "README.md").write_text(_card(rows), encoding="utf-8")
     return rows
 
 
