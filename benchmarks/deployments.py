@@ -79,7 +79,7 @@ class Timeline:
     """Which versions may have been live when: a change lies between its call and its answer."""
 
     def __init__(self) -> None:
-        self._changes: list[tuple[float, float, str]] = [(0.0, 0.0, "version-0")]
+        self._changes: list[tuple[float, float, str]] = [(0.0, 0.0, "deploy-0")]
 
     def changed(self, began: float, ended: float, version: str) -> None:
         """``version`` became live between these times."""
@@ -153,7 +153,7 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     wrong_text = wrong_time = 0
     for began, ended, prompt, sampled, version, text, logprob in load.answers:
-        row = right[0 if version == "version-0" else which[version] + 1]
+        row = right[0 if version == "deploy-0" else which[version] + 1]
         if sampled:
             assert logprob is not None
             wrong_text += abs(logprob - row[prompt][1]) > TOLERANCE

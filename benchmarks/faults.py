@@ -158,8 +158,8 @@ class Faults:
             for fault, path in self.bad_adapters().items():
                 ended = service.admin("deploy", {"adapter": str(path)})
                 assert ended["phase"] == "rejected", ended
-                self.check(fault, service, "version-1", ended["reason"])
-            self.check("engine killed", service, "version-1", _kill_engine(state))
+                self.check(fault, service, "deploy-1", ended["reason"])
+            self.check("engine killed", service, "deploy-1", _kill_engine(state))
             self.engine_killed_while_deploying(service, state)
             self.full_disk(service, state)
             assert service.stop() == 0
@@ -174,11 +174,11 @@ class Faults:
         ended = service.admin("deploy", {"adapter": str(self.next)})
         killer.join()
         if ended["phase"] == "live":
-            assert service.admin("rollback", {})["uid"] == "version-1"
+            assert service.admin("rollback", {})["uid"] == "deploy-1"
         self.check(
             "engine killed while deploying",
             service,
-            "version-1",
+            "deploy-1",
             f"{ended['phase']} {ended['reason']}",
         )
 
@@ -193,7 +193,7 @@ class Faults:
                 full = error.strerror
         ended = service.admin("deploy", {"adapter": str(self.next)})
         assert ended["phase"] == "failed", (ended, full)
-        self.check("full disk", service, "version-1", ended["reason"])
+        self.check("full disk", service, "deploy-1", ended["reason"])
         filler.unlink()
         assert service.admin("deploy", {"adapter": str(self.next)})["phase"] == "live"
 
@@ -220,7 +220,7 @@ class Faults:
             last = service.admin("deployments")["deployments"][-1]
             assert last["phase"] == "interrupted", last
             assert phase in last["reason"], last
-            self.check(f"killed while {phase}", service, "version-1", f"{said}; {last['reason']}")
+            self.check(f"killed while {phase}", service, "deploy-1", f"{said}; {last['reason']}")
             service.signal(signal.SIGKILL)
         self.damaged(state)
 
@@ -235,13 +235,13 @@ class Faults:
         file.write_bytes(file.read_bytes()[:-1])
         service.start()
         said = service.admin("deployments")["deployments"][-1]["reason"]
-        self.check("served version truncated", service, "version-1", said)
+        self.check("served version truncated", service, "deploy-1", said)
         service.stop()
         journal = state / "state.sqlite"
         journal.write_bytes(journal.read_bytes()[:5000])
         service.start()
         aside = next(state.glob("state.sqlite.damaged-*"))
-        self.check("journal truncated", service, "version-1", f"set aside as {aside.name}")
+        self.check("journal truncated", service, "deploy-1", f"set aside as {aside.name}")
         service.stop()
 
     def dying(self, state: Path, phase: str | None) -> ServiceProcess:

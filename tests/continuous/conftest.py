@@ -154,7 +154,7 @@ def make_decision(
             prompt_token_ids=tuple(prompt),
             token_ids=tuple(tokens),
             logprobs=(-0.5,) * len(tokens),
-            policy_uid=f"version-{version}",
+            policy_uid=f"deploy-{version}",
             policy_version=version,
         )
     return Decision(

@@ -49,7 +49,7 @@ def test_decisions_above_the_threshold_become_steps(make_decision: Make) -> None
     step = found.batch.steps[1]
     assert (step.prompt_token_ids, step.token_ids, step.logprobs) == ((1, 2, 3), (9,), (-0.5,))
     assert (step.raw_reward, step.reward) == (0.3, 0.3)
-    assert step.policy_uid == "version-0"
+    assert step.policy_uid == "deploy-0"
 
 
 def test_agents_are_episodes_whose_turns_are_consecutive(make_decision: Make) -> None:

@@ -111,7 +111,7 @@ def test_a_sweep_trains_one_run_after_the_other(
     # A run stands for the folder of its service.
     code, out, _ = command(monkeypatch, capsys, "deployments", "--state", folder / "0")
     assert code == 0
-    assert "version-1  live" in out
+    assert "deploy-1  live" in out
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def batch(reward: float = 1.0) -> TrainBatch:
             logprobs=(-2.0,),
             raw_reward=reward * index,
             reward=reward * index,
-            policy_uid="version-0",
+            policy_uid="deploy-0",
             policy_version=0,
         )
         for index in range(8)

@@ -62,7 +62,7 @@ async def hold_or_buy(agent_id: str, prompt: tuple[int, ...], draw: int) -> Comp
         prompt_token_ids=prompt,
         token_ids=(draw % 50,),
         logprobs=(-0.7,),
-        policy_uid="version-3",
+        policy_uid="deploy-3",
         policy_version=3,
     )
 
@@ -142,7 +142,7 @@ async def test_outcomes_of_the_model_are_heard_with_their_version(
     population = inhabited(notes, heard=hear)
     for _ in range(6):
         await population.step()
-    assert {uid for uid, _, _ in heard} == {"version-3"}
+    assert {uid for uid, _, _ in heard} == {"deploy-3"}
     mine = {decision.id for decision in notes.decisions.values() if decision.completion}
     assert {decision_id for _, decision_id, _ in heard} == mine
     assert all(reward == notes.outcomes[key].reward for _, key, reward in heard)

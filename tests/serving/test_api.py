@@ -104,7 +104,7 @@ async def test_a_chat_is_answered_with_text_counts_and_version(serving: Serving)
         choice = answer.choices[0]
         assert answer.object == "chat.completion"
         assert answer.model == "small"
-        assert answer.system_fingerprint == "version-0"
+        assert answer.system_fingerprint == "deploy-0"
         assert choice.message.role == "assistant"
         assert choice.finish_reason in ("stop", "length")
         assert answer.usage is not None
@@ -129,7 +129,7 @@ async def test_streams_and_whole_answers_have_the_same_text(serving: Serving) ->
         assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
         assert chunks[-1].usage == whole.usage
         assert len({chunk.id for chunk in chunks}) == 1
-        assert {chunk.system_fingerprint for chunk in chunks} == {"version-0"}
+        assert {chunk.system_fingerprint for chunk in chunks} == {"deploy-0"}
 
         completed = await served.openai.completions.create(prompt=PROMPT, **asked)
         pieces = await served.openai.completions.create(prompt=PROMPT, stream=True, **asked)
@@ -157,7 +157,7 @@ async def test_the_first_tokens_are_there_while_the_engine_draws_more(
             assert (await anext(lines)).startswith("data: ")
             assert engine.stats().running == 1
             assert stream.headers["content-type"].startswith("text/event-stream")
-            assert stream.headers["x-rlforge-version"] == "version-0"
+            assert stream.headers["x-rlforge-version"] == "deploy-0"
             rest = [line async for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert len(rest) > 10
@@ -179,7 +179,7 @@ async def test_a_prompt_may_be_token_ids_and_logprobs_are_those_of_the_engine(
             logprobs=True,
         )
         listed = await served.openai.models.list()
-    policy = PolicyRef(uid="version-0", kind="checkpoint")
+    policy = PolicyRef(uid="deploy-0", kind="checkpoint")
     direct = await engine.generate(ids, SamplingParams(max_tokens=4, seed=1), policy)
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
@@ -189,7 +189,7 @@ async def test_a_prompt_may_be_token_ids_and_logprobs_are_those_of_the_engine(
     assert logprobs.token_logprobs == pytest.approx(direct.logprobs[:count], abs=1e-5)
     assert chat.choices[0].logprobs is not None
     assert all(entry.logprob <= 0 for entry in chat.choices[0].logprobs.content or [])
-    assert [model.id for model in listed.data] == ["small", "small@version-0"]
+    assert [model.id for model in listed.data] == ["small", "small@deploy-0"]
 
 
 async def test_a_stop_string_ends_the_answer_before_it(serving: Serving) -> None:
@@ -238,7 +238,7 @@ async def test_unknown_models_paths_and_methods_are_said_in_openais_form(serving
         with pytest.raises(openai.NotFoundError, match="'gpt-9' is not served; there are small"):
             await served.openai.completions.create(model="gpt-9", prompt="go")
         with pytest.raises(openai.NotFoundError):
-            await served.openai.models.retrieve("small@version-9")
+            await served.openai.models.retrieve("small@deploy-9")
         assert (await served.openai.models.retrieve("small")).id == "small"
         for method, path, status in (("GET", "/v2", 404), ("GET", "/v1/completions", 405)):
             answer = await served.http.request(method, path)
@@ -319,7 +319,7 @@ async def test_beyond_loopback_every_request_needs_the_token(serving: Serving) -
         assert (await served.http.get("/health")).status_code == 200
         assert (await served.http.get("/ready")).json() == {
             "status": "ready",
-            "version": "version-0",
+            "version": "deploy-0",
         }
         with pytest.raises(openai.AuthenticationError):
             await served.openai.with_options(api_key="wrong").models.list()
@@ -535,14 +535,14 @@ async def test_the_admin_deploys_rolls_back_and_looks(
         missing = await post("/admin/deploy", json={"adapter": "/nowhere"}, headers=headers)
         assert missing.status_code == 409
         assert "no such directory" in missing.json()["error"]["message"]
-        answer = await served.openai.completions.create(model="small@version-1", prompt="go")
-        assert answer.system_fingerprint == "version-1"
+        answer = await served.openai.completions.create(model="small@deploy-1", prompt="go")
+        assert answer.system_fingerprint == "deploy-1"
         back = await post("/admin/rollback", json={}, headers=headers)
-        assert back.json()["uid"] == "version-0"
+        assert back.json()["uid"] == "deploy-0"
         again = await post("/admin/rollback", json={}, headers=headers)
         assert again.status_code == 409
         told = (await served.http.get("/admin/deployments", headers=headers)).json()
-        assert told["current"] == "version-0"
+        assert told["current"] == "deploy-0"
         assert told["trial"] is None
         assert [d["phase"] for d in told["deployments"]] == ["live", "rolled_back", "rejected"]
 
@@ -560,7 +560,7 @@ async def test_outcomes_of_answers_decide_a_trial(
             answer = await served.openai.completions.create(
                 model="small", prompt="go", max_tokens=1, user=f"agent-{number}"
             )
-            reward = float(answer.system_fingerprint == "version-1") + 0.1 * (number % 2)
+            reward = float(answer.system_fingerprint == "deploy-1") + 0.1 * (number % 2)
             for counted in (True, False) if served.service.trial is not None else ():
                 told = await served.http.post(
                     "/v1/outcomes", json={"id": answer.id, "reward": reward}
@@ -568,7 +568,7 @@ async def test_outcomes_of_answers_decide_a_trial(
                 assert told.json()["version"] == answer.system_fingerprint
                 assert told.json()["counted"] == counted
             number += 1
-        assert served.service.current.uid == "version-1"
+        assert served.service.current.uid == "deploy-1"
         bad = await served.http.post("/v1/outcomes", json={"id": "chatcmpl-12", "reward": 1})
         assert bad.status_code == 400
         content = json.dumps({"id": answer.id, "reward": float("nan")})

@@ -95,19 +95,19 @@ def test_a_service_is_deployed_to_killed_taken_up_again_and_stopped(
 ) -> None:
     adapters = [make_adapter(seed) for seed in (1, 2)]
     process, url = start()
-    assert _answered_by(url) == "version-0"
+    assert _answered_by(url) == "deploy-0"
 
     deployed = _run("deploy", adapters[0])
     assert deployed.returncode == 0, deployed.stderr
     assert "ok   finite: " in deployed.stdout
-    assert deployed.stdout.splitlines()[-1] == "version-1 is live"
-    assert _answered_by(url) == "version-1"
+    assert deployed.stdout.splitlines()[-1] == "deploy-1 is live"
+    assert _answered_by(url) == "deploy-1"
 
     (adapters[1] / "adapter_model.safetensors").write_bytes(b"short")
     refused = _run("deploy", adapters[1])
     assert refused.returncode == 1
     assert "FAIL files: " in refused.stdout
-    assert "rlforge: version-2 is not served (rejected): files: " in refused.stderr
+    assert "rlforge: deploy-2 is not served (rejected): files: " in refused.stderr
 
     wrong = _run("rollback", **{TOKEN_VARIABLE: "wrong"})
     assert (wrong.returncode, "refuses the token" in wrong.stderr) == (2, True)
@@ -117,10 +117,10 @@ def test_a_service_is_deployed_to_killed_taken_up_again_and_stopped(
     process.send_signal(signal.SIGKILL)
     process.wait()
     process, url = start()
-    assert _answered_by(url) == "version-1"
+    assert _answered_by(url) == "deploy-1"
     back = _run("rollback")
-    assert back.stdout == "version-0 is live\n"
-    assert _answered_by(url) == "version-0"
+    assert back.stdout == "deploy-0 is live\n"
+    assert _answered_by(url) == "deploy-0"
 
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
@@ -131,10 +131,10 @@ def test_a_service_is_deployed_to_killed_taken_up_again_and_stopped(
         assert (tmp_path / "deployments" / "token").read_text().strip() not in log.read_text()
 
     staged = _run("deploy", adapters[0])
-    assert staged.stdout.startswith("version-3 is staged: no service runs in deployments;")
+    assert staged.stdout.startswith("deploy-3 is staged: no service runs in deployments;")
     listed = _run("deployments")
     assert listed.returncode == 0
-    assert [line.split()[1] for line in listed.stdout.splitlines() if "version-" in line] == [
+    assert [line.split()[1] for line in listed.stdout.splitlines() if "deploy-" in line] == [
         "live",
         "rolled_back",
         "rejected",
@@ -153,7 +153,7 @@ def test_a_service_is_deployed_to_killed_taken_up_again_and_stopped(
         (("serve", "nowhere"), 2, "nowhere: no such directory"),
         (("serve", "model=tiny", "serve.port=99999"), 2, "serve.port=99999: must be 0 to 65535"),
         (("serve", "model=tiny", "engine.max_loras=1"), 2, "engine.max_loras=1: must be at least"),
-        (("serve", "model=tiny", "deployment.test=x"), 2, "deployment.test=x: no such test"),
+        (("serve", "model=tiny", "deployment.test=x"), 2, "deployment.test=x: no such choice"),
     ],
 )
 def test_slips_are_one_line_with_the_mend(

@@ -21,7 +21,7 @@ from rlforge.types import PolicyRef, SamplingParams
 
 from .conftest import MakeAdapter, until
 
-BASE = PolicyRef(uid="version-0", kind="checkpoint")
+BASE = PolicyRef(uid="deploy-0", kind="checkpoint")
 LONG = SamplingParams(max_tokens=60, seed=1)
 
 
@@ -52,7 +52,7 @@ async def test_a_killed_engine_is_restarted_and_streams_go_on_where_they_were(
     actors: ActorEngine, engine: Engine, make_adapter: MakeAdapter, tmp_path: Path
 ) -> None:
     path = make_adapter(1)
-    policy = PolicyRef(uid="version-1", kind="checkpoint", path_or_name=str(path), version=1)
+    policy = PolicyRef(uid="deploy-1", kind="checkpoint", path_or_name=str(path), version=1)
     expected = await engine.generate([5, 6], LONG, policy)
     heard: list[int] = []
     streamed = await actors.generate([5, 6], LONG, policy, heard.extend)
@@ -74,7 +74,7 @@ async def test_a_killed_engine_is_restarted_and_streams_go_on_where_they_were(
     os.kill(first, signal.SIGKILL)
     assert (await stream).token_ids == expected.token_ids
     assert tuple(retold) == expected.token_ids[: len(retold)]
-    await until(lambda: actors.ready and "version-1" in actors.stats().resident)
+    await until(lambda: actors.ready and "deploy-1" in actors.stats().resident)
     assert _pid(tmp_path) != first
 
     with pytest.raises(PolicyLoadError, match="nowhere is missing"):

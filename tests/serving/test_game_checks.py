@@ -16,7 +16,7 @@ from rlforge.models.load import stop_token_ids
 from rlforge.serving.game_checks import GameHoldout, game_probes
 from rlforge.types import Checkpoint, PolicyRef
 
-BASE = PolicyRef(uid="version-0", kind="checkpoint")
+BASE = PolicyRef(uid="deploy-0", kind="checkpoint")
 
 
 @pytest.fixture

@@ -34,13 +34,13 @@ def test_a_deployment_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     checks = (Check(name="fit", passed=True, detail="rank 4"),)
     with _journal(tmp_path) as journal:
         journal.begin("base", strategy="replace")
-        journal.begin("/runs/a", strategy="ab_test", version=40, phase="validating")
+        journal.begin("/runs/a", strategy="ab_test", updates=40, phase="validating")
         journal.advance(1, "checkpointing", checks=checks)
-        written = journal.advance(1, "swapping", path="/versions/version-1")
+        written = journal.advance(1, "swapping", path="/versions/deploy-1")
     with _journal(tmp_path) as journal:
         assert journal.history()[1] == written
     assert read_history(tmp_path)[1] == written
-    assert (written.uid, written.version, written.checks) == ("version-1", 40, checks)
+    assert (written.uid, written.updates, written.checks) == ("deploy-1", 40, checks)
 
 
 def test_what_is_served_is_a_stack(tmp_path: Path) -> None:

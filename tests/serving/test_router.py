@@ -18,7 +18,7 @@ def _trial(**settings: object) -> Trial:
 
 
 def test_places_are_spread_evenly() -> None:
-    places = [place(f"agent-{index}", "version-1") for index in range(4000)]
+    places = [place(f"agent-{index}", "deploy-1") for index in range(4000)]
     counts, _ = np.histogram(places, bins=10, range=(0, 1))
     assert counts.min() > 300
     assert counts.max() < 500

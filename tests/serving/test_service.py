@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import json
 import logging
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,7 +57,7 @@ async def _worse(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
 async def test_a_service_without_a_past_serves_the_base_model(opened: Opened) -> None:
     async with opened() as service:
         answer = await _ask(service)
-        assert (answer.policy_uid, service.current.number) == ("version-0", 0)
+        assert (answer.policy_uid, service.current.number) == ("deploy-0", 0)
         assert service.current.phase == "live"
 
 
@@ -68,18 +70,18 @@ async def test_a_deployment_is_served_with_its_own_weights_and_survives_a_restar
     async with opened() as service:
         for number, path in enumerate((first, second), start=1):
             deployed = await service.deploy(path)
-            assert (deployed.phase, deployed.number, deployed.version) == ("live", number, number)
+            assert (deployed.phase, deployed.number, deployed.updates) == ("live", number, number)
             answer = await _ask(service)
             assert (answer.policy_uid, answer.policy_version) == (deployed.uid, number)
             assert answer.token_ids == expected[number - 1]
     shutil.rmtree(first.parent)  # the service has copies of its own
     async with opened() as service:
-        assert service.current.uid == "version-2"
+        assert service.current.uid == "deploy-2"
         assert (await _ask(service)).token_ids == expected[1]
-        assert (await service.rollback()).uid == "version-1"
+        assert (await service.rollback()).uid == "deploy-1"
         assert (await _ask(service)).token_ids == expected[0]
     async with opened() as service:
-        assert service.current.uid == "version-1"
+        assert service.current.uid == "deploy-1"
 
 
 async def test_requests_finish_on_the_version_they_began_with(
@@ -94,11 +96,11 @@ async def test_requests_finish_on_the_version_they_began_with(
         )
         await heard.wait()
         deployed = await service.deploy(adapter)
-        assert not under_way.done() or (await under_way).policy_uid == "version-0"
+        assert not under_way.done() or (await under_way).policy_uid == "deploy-0"
         after = await _ask(service)
         before = await under_way
         assert before.token_ids == alone.token_ids
-        assert (before.policy_uid, after.policy_uid) == ("version-0", deployed.uid)
+        assert (before.policy_uid, after.policy_uid) == ("deploy-0", deployed.uid)
 
 
 async def test_each_check_that_fails_is_the_reason_and_nothing_changes(
@@ -186,7 +188,7 @@ async def test_a_version_that_is_worse_on_held_out_items_is_not_served(
         passed = await service.deploy(adapter, holdout=equal)
         assert passed.phase == "live"
         assert [check.name for check in passed.checks][-1] == "holdout"
-        assert asked == [(f"candidate-{passed.number}", "version-0")]
+        assert asked == [(f"candidate-{passed.number}", "deploy-0")]
 
 
 async def test_a_step_that_does_not_end_is_given_up(opened: Opened, adapter: Checkpoint) -> None:
@@ -198,7 +200,7 @@ async def test_a_step_that_does_not_end_is_given_up(opened: Opened, adapter: Che
         failed = await service.deploy(adapter)
         assert failed.phase == "failed"
         assert failed.reason == "not done within deployment.timeout_s=1 s"
-        assert (await _ask(service)).policy_uid == "version-0"
+        assert (await _ask(service)).policy_uid == "deploy-0"
 
 
 async def test_a_full_disk_leaves_what_is_served(
@@ -214,7 +216,7 @@ async def test_a_full_disk_leaves_what_is_served(
             failed = await service.deploy(adapter)
         assert failed.phase == "failed"
         assert "no space on disk" in failed.reason
-        assert (await _ask(service)).policy_uid == "version-0"
+        assert (await _ask(service)).policy_uid == "deploy-0"
         assert (await service.deploy(adapter)).phase == "live"
 
 
@@ -227,7 +229,7 @@ async def test_a_journal_that_cannot_be_written_is_an_answer_too(
         failed = await service.deploy(adapter)
         assert (failed.phase, failed.number) == ("failed", -1)
         assert "cannot be written" in failed.reason
-        assert (await _ask(service)).policy_uid == "version-0"
+        assert (await _ask(service)).policy_uid == "deploy-0"
         database.execute("PRAGMA query_only = 0")
         assert (await service.deploy(adapter)).phase == "live"
 
@@ -245,8 +247,8 @@ async def test_a_version_that_does_not_answer_on_the_live_route_is_rolled_back(
             patched.setattr(service._router, "answer", other)
             failed = await service.deploy(adapter)
         assert failed.phase == "rolled_back"
-        assert "a probe of version-1 was answered by stranger" in failed.reason
-        assert (await _ask(service)).policy_uid == "version-0"
+        assert "a probe of deploy-1 was answered by stranger" in failed.reason
+        assert (await _ask(service)).policy_uid == "deploy-0"
     async with opened() as service:
         assert service.current.number == 0
 
@@ -281,10 +283,10 @@ async def test_a_power_cut_in_any_phase_leaves_the_last_verified_version(
         await service.deploy(make_adapter(1))
         assert (await service.deploy(make_adapter(2))).phase == "live"
     async with opened(cut) as service:
-        assert service.current.uid == "version-1"
-        assert (await _ask(service)).policy_uid == "version-1"
+        assert service.current.uid == "deploy-1"
+        assert (await _ask(service)).policy_uid == "deploy-1"
         assert service.history()[2].phase == "interrupted"
-        assert (await service.deploy(make_adapter(3))).uid == "version-3"
+        assert (await service.deploy(make_adapter(3))).uid == "deploy-3"
 
 
 async def test_a_damaged_version_is_named_at_the_start_and_the_one_before_is_served(
@@ -294,15 +296,15 @@ async def test_a_damaged_version_is_named_at_the_start_and_the_one_before_is_ser
         for seed in (1, 2, 3):
             await service.deploy(make_adapter(seed))
     versions = tmp_path / "state" / "versions"
-    file = versions / "version-3" / "adapter_model.safetensors"
+    file = versions / "deploy-3" / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
-    shutil.rmtree(versions / "version-2")
+    shutil.rmtree(versions / "deploy-2")
     with caplog.at_level(logging.ERROR, logger="rlforge"):
         async with opened() as service:
-            assert service.current.uid == "version-1"
+            assert service.current.uid == "deploy-1"
             assert "adapter_model.safetensors is truncated" in service.history()[3].reason
-    assert "version-3 cannot be served" in caplog.text
-    assert "version-2 cannot be served" in caplog.text
+    assert "deploy-3 cannot be served" in caplog.text
+    assert "deploy-2 cannot be served" in caplog.text
 
 
 async def test_a_version_whose_files_vanish_while_it_is_served_is_rolled_back(
@@ -311,7 +313,7 @@ async def test_a_version_whose_files_vanish_while_it_is_served_is_rolled_back(
     async with opened() as service:
         await service.deploy(make_adapter(1))
         await service.deploy(make_adapter(2))
-        shutil.rmtree(tmp_path / "state" / "versions" / "version-2")
+        shutil.rmtree(tmp_path / "state" / "versions" / "deploy-2")
         # The engine forgets it as others come.
         for seed in range(3, 3 + config.engine.max_loras):
             other = PolicyRef(
@@ -319,9 +321,9 @@ async def test_a_version_whose_files_vanish_while_it_is_served_is_rolled_back(
             )
             await service._router.load(other)
         answers = await asyncio.gather(*(_ask(service) for _ in range(4)))
-        assert {answer.policy_uid for answer in answers} == {"version-1"}
-        assert service.current.uid == "version-1"
-        with pytest.raises(EngineError, match="version-2"):
+        assert {answer.policy_uid for answer in answers} == {"deploy-1"}
+        assert service.current.uid == "deploy-1"
+        with pytest.raises(EngineError, match="deploy-2"):
             await _ask(service, policy=service.history()[2].policy())
 
 
@@ -332,11 +334,30 @@ async def test_old_versions_leave_the_disk_and_the_base_stays(
         for seed in range(1, 5):
             await service.deploy(make_adapter(seed))
         kept = {path.name for path in (tmp_path / "state" / "versions").iterdir()}
-        assert kept == {"version-3", "version-4"}
-        assert (await service.rollback()).uid == "version-3"
-        assert (await service.rollback()).uid == "version-0"
-        with pytest.raises(DeploymentError, match="no version to go back to from version-0"):
+        assert kept == {"deploy-3", "deploy-4"}
+        assert (await service.rollback()).uid == "deploy-3"
+        assert (await service.rollback()).uid == "deploy-0"
+        with pytest.raises(DeploymentError, match="no version to go back to from deploy-0"):
             await service.rollback()
+
+
+async def test_a_state_folder_whose_versions_are_named_version_n_is_served_and_kept(
+    opened: Opened, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    versions = tmp_path / "state" / "versions"
+    async with opened() as service:
+        await service.deploy(make_adapter(1))
+        expected = (await _ask(service)).token_ids
+    (versions / "deploy-1").rename(versions / "version-1")
+    with contextlib.closing(sqlite3.connect(tmp_path / "state" / "state.sqlite")) as database:
+        database.execute("UPDATE deployments SET path = replace(path, 'deploy-', 'version-')")
+        database.commit()
+    async with opened() as service:
+        assert (await _ask(service)).token_ids == expected
+        assert (await service.deploy(make_adapter(2))).uid == "deploy-2"
+        assert {path.name for path in versions.iterdir()} == {"version-1", "deploy-2"}
+        assert (await service.rollback()).uid == "deploy-1"
+        assert (await _ask(service)).token_ids == expected
 
 
 async def test_one_service_owns_a_folder(opened: Opened) -> None:
@@ -382,22 +403,22 @@ async def test_a_trial_splits_users_and_promotes_the_better_version(
     async with opened(**settings) as service:
         tried = await service.deploy(adapter)
         assert tried.phase == "trial"
-        assert [d.uid for d in service.served()] == ["version-0", "version-1"]
+        assert [d.uid for d in service.served()] == ["deploy-0", "deploy-1"]
         uids = {user: service.route(user).uid for user in map(str, range(40))}
-        assert set(uids.values()) == {"version-0", "version-1"}
+        assert set(uids.values()) == {"deploy-0", "deploy-1"}
         for user, uid in uids.items():
             assert (await _ask(service, user=user)).policy_uid == uid
         draw = np.random.default_rng(0)
         number = 0
         while service.trial is not None:
             uid = service.route(str(number)).uid
-            reward = float(draw.uniform() < (0.9 if uid == "version-1" else 0.3))
+            reward = float(draw.uniform() < (0.9 if uid == "deploy-1" else 0.3))
             assert await service.record_outcome(reward, uid=uid, key=f"answer-{number}")
             number += 1
-        assert service.current.uid == "version-1"
+        assert service.current.uid == "deploy-1"
         assert service.current.phase == "live"
         assert service.current.checks[-1].name == "trial"
-        assert not await service.record_outcome(1.0, uid="version-1")  # nothing is on trial
+        assert not await service.record_outcome(1.0, uid="deploy-1")  # nothing is on trial
 
 
 async def test_a_trial_ends_with_the_worse_version_gone(
@@ -408,9 +429,9 @@ async def test_a_trial_ends_with_the_worse_version_gone(
         for number in range(200):
             if service.trial is None:
                 break
-            await service.record_outcome(float(number % 3 == 0), uid="version-1")
-            await service.record_outcome(float(number % 3 != 0), uid="version-0")
-        assert service.current.uid == "version-0"
+            await service.record_outcome(float(number % 3 == 0), uid="deploy-1")
+            await service.record_outcome(float(number % 3 != 0), uid="deploy-0")
+        assert service.current.uid == "deploy-0"
         assert service.history()[1].phase == "rolled_back"
         assert "trial: mean reward 0.3" in service.history()[1].reason
 
@@ -422,11 +443,11 @@ async def test_a_trial_goes_on_after_a_restart_with_all_its_outcomes(
     async with opened(**settings) as service:
         await service.deploy(adapter)
         for number in range(30):
-            uid = f"version-{number % 2}"
+            uid = f"deploy-{number % 2}"
             assert await service.record_outcome(number / 30, uid=uid, key=str(number))
             assert not await service.record_outcome(number / 30, uid=uid, key=str(number))
         for _ in range(5):
-            await service.record_outcome(0.5, uid="version-1")
+            await service.record_outcome(0.5, uid="deploy-1")
         assert service.trial is not None
         before = (service.trial.share, str(service.trial), service.route("a user").uid)
         assert before[0] == 0.8
@@ -442,8 +463,8 @@ async def test_during_a_trial_nothing_else_is_deployed_and_rolling_back_ends_it(
     async with opened(**_ab(config)) as service:
         await service.deploy(make_adapter(1))
         second = await service.deploy(make_adapter(2))
-        assert (second.phase, "version-1 is on trial" in second.reason) == ("failed", True)
-        assert (await service.rollback("enough")).uid == "version-0"
+        assert (second.phase, "deploy-1 is on trial" in second.reason) == ("failed", True)
+        assert (await service.rollback("enough")).uid == "deploy-0"
         assert service.trial is None
         assert service.history()[1].reason == "trial: enough"
 
@@ -454,8 +475,8 @@ async def test_a_reward_must_be_a_finite_number(
     async with opened(**_ab(config)) as service:
         await service.deploy(adapter)
         with pytest.raises(ValueError, match="finite"):
-            await service.record_outcome(float("nan"), uid="version-1")
-        assert not await service.record_outcome(1.0, uid="version-7")
+            await service.record_outcome(float("nan"), uid="deploy-1")
+        assert not await service.record_outcome(1.0, uid="deploy-7")
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ class TextStream:
 class Answering:
     """Reads requests with ``tokenizer`` and has them answered by ``service``.
 
-    model_name: what requests call the served model; ``NAME@version-3`` names one version of it.
+    model_name: what requests call the served model; ``NAME@deploy-3`` names one version of it.
     """
 
     def __init__(

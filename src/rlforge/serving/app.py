@@ -47,7 +47,7 @@ from rlforge.types import PolicyRef
 
 log = logging.getLogger(__name__)
 
-_ANSWER_ID = re.compile(r"(?:chatcmpl|cmpl)-(version-\d+)-[0-9a-f]{24}")
+_ANSWER_ID = re.compile(r"(?:chatcmpl|cmpl)-(deploy-\d+)-[0-9a-f]{24}")
 
 
 class Api:

@@ -117,7 +117,7 @@ def stage(folder: Path, source: Path, strategy: str) -> Deployment:
             return journal.begin(
                 checkpoint.path or "",
                 strategy=strategy,
-                version=checkpoint.version,
+                updates=checkpoint.version,
                 phase="staged",
             )
         finally:

@@ -161,7 +161,9 @@ class Deployer:
         try:
             await self.noted(self._journal.forget_former, self._config.keep)
             served = (*self._journal.live(), *self._router.live.served())
-            kept = {d.uid for d in served} | set(self._router.leased)
+            paths = {*(d.path for d in served), *self._router.leased}
+            # By path, not by uid: folders of older states are named version-N.
+            kept = {Path(path).name for path in paths if path}
             await asyncio.to_thread(prune, self._versions, 0, kept)
             await self.noted(self._journal.back_up)
         except FAILURES as error:

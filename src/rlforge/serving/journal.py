@@ -56,7 +56,7 @@ class Journal:
         source: str,
         *,
         strategy: str,
-        version: int = 0,
+        updates: int = 0,
         phase: Phase = "verifying",
     ) -> Deployment:
         """Write down a new deployment; the first has number 0."""
@@ -67,7 +67,7 @@ class Journal:
             ).fetchone()
             database.execute(
                 "INSERT INTO deployments VALUES (?, ?, ?, ?, NULL, ?, ?, ?, '[]', '')",
-                (number, phase, strategy, source, version, now, now),
+                (number, phase, strategy, source, updates, now, now),
             )
         return self.deployment(number)
 
@@ -288,6 +288,7 @@ def _checks_json(checks: Sequence[Check] | None) -> str | None:
 
 def _deployment(row: Any) -> Deployment:
     values = dict(row)
+    values["updates"] = values.pop("version")
     checks = tuple(
         Check(name=name, passed=passed, detail=detail)
         for name, passed, detail in json.loads(values.pop("checks"))

@@ -39,12 +39,19 @@ class Check:
 
 @value
 class Deployment:
-    """A version on its way to being served, or past it.
+    """A version of the policy that is served, was served, or may be.
 
-    number: in order of their making; 0 is the base model. source: where the adapter came from.
-    path: the service's own copy; None for the base model, and before the copy is made.
-    version: learner updates behind it. created_at, changed_at: seconds since 1970 UTC.
-    reason: why it is not served, where it is not.
+    number: place in the order of deployments; 0 is the base model. updates: learner updates behind
+    the adapter (``Checkpoint.version``), which say nothing about the order. source: where the
+    adapter came from. path: the service's own copy; None for the base model, and before the copy
+    is made. created_at, changed_at: seconds since 1970 UTC. reason: why it is not served.
+
+    Example:
+        >>> deployment = Deployment(
+        ...     number=3, phase="live", strategy="replace", source="checkpoints/step-40", updates=40
+        ... )
+        >>> deployment.uid, deployment.succeeded, deployment.policy().version
+        ('deploy-3', True, 40)
     """
 
     number: int
@@ -52,7 +59,7 @@ class Deployment:
     strategy: str
     source: str
     path: str | None = None
-    version: int = 0
+    updates: int = 0
     created_at: float = 0.0
     changed_at: float = 0.0
     checks: tuple[Check, ...] = ()
@@ -60,8 +67,8 @@ class Deployment:
 
     @property
     def uid(self) -> str:
-        """Its name in completions, and that of its directory."""
-        return f"version-{self.number}"
+        """Its name in requests and answers, and that of its folder."""
+        return f"deploy-{self.number}"
 
     @property
     def succeeded(self) -> bool:
@@ -75,7 +82,7 @@ class Deployment:
     def policy(self) -> PolicyRef:
         """The reference under which an engine is asked for it."""
         return PolicyRef(
-            uid=self.uid, kind="checkpoint", path_or_name=self.path, version=self.version
+            uid=self.uid, kind="checkpoint", path_or_name=self.path, version=self.updates
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -86,7 +93,7 @@ class Deployment:
             "phase": self.phase,
             "strategy": self.strategy,
             "source": self.source,
-            "version": self.version,
+            "version": self.updates,
             "created_at": self.created_at,
             "changed_at": self.changed_at,
             "reason": self.reason,

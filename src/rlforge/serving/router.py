@@ -94,7 +94,7 @@ class Router:
 
     @property
     def leased(self) -> Collection[str]:
-        """Versions with requests under way: the engine may have to read their files again."""
+        """Paths of versions with requests under way: the engine may read their files again."""
         return set(self._leases)
 
     def route(self, user: str | None) -> PolicyRef:
@@ -112,7 +112,7 @@ class Router:
         on_tokens: OnTokens | None = None,
     ) -> Completion:
         """Ask the engine; the files of ``policy`` stay on disk until it has answered."""
-        with self._lease(policy.uid):
+        with self._lease(policy.path_or_name or ""):
             return await self._engine.generate(prompt_token_ids, params, policy, on_tokens)
 
     async def load(self, policy: PolicyRef) -> None:
@@ -120,11 +120,11 @@ class Router:
         await self._engine.load(policy)
 
     @contextlib.contextmanager
-    def _lease(self, uid: str) -> Iterator[None]:
-        self._leases[uid] += 1
+    def _lease(self, path: str) -> Iterator[None]:
+        self._leases[path] += 1
         try:
             yield
         finally:
-            self._leases[uid] -= 1
-            if not self._leases[uid]:
-                del self._leases[uid]
+            self._leases[path] -= 1
+            if not self._leases[path]:
+                del self._leases[path]

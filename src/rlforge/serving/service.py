@@ -243,7 +243,7 @@ class DeploymentService:
             self._journal.begin,
             told.source,
             strategy=told.strategy,
-            version=told.version,
+            updates=told.updates,
             phase="validating",
         )
 
@@ -255,7 +255,7 @@ class DeploymentService:
             phase="validating",
             strategy=self._config.strategy,
             source=str(Path(path).absolute()),
-            version=version_of(adapter),
+            updates=version_of(adapter),
         )
 
     async def _go_back(self, leaving: Deployment, reason: str) -> Deployment:
