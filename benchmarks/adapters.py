@@ -12,7 +12,7 @@ from rlforge.types import PolicyRef
 
 
 def randomise(model: Any) -> None:
-    """Draw every adapter weight of ``model`` anew: where B is zero, A has no gradient."""
+    """Set every adapter weight of ``model`` to random values: with B = 0, A has no gradient."""
     for name, weight in model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(weight.data, std=0.02)

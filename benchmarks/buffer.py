@@ -5,7 +5,7 @@
 An ``add`` brings one game of 8 steps to a full buffer, so 8 steps are evicted; a turn is ten of
 them. A ``draw`` takes a batch of 384; ``draw_new_version`` also looks for stale steps, which the
 others never do. All take turns; unstable-rl's buffer is in a process of its own, times itself, and
-is told of in ``benchmarks/contenders/unstable_buffer.py``. It samples a list and removes what it
+is described in ``benchmarks/contenders/unstable_buffer.py``. It samples a list and removes what it
 sampled; the lists here do only that. A list finds what it removes by comparing: ``list`` holds the
 same steps as our buffer, dataclasses that compare by their fields, and ``list_bare`` bare objects,
 which compare by identity, the cheapest way there is.
@@ -76,7 +76,7 @@ class Peer:
 
 
 class NaiveBuffer:
-    """What a list offers at first sight; of whatever compares."""
+    """A plain list of items that can be compared."""
 
     def __init__(self, max_size: int, seed: int) -> None:
         self.steps: list[object] = []

@@ -9,7 +9,7 @@ The engine computes the tiny model, whose answers have one token, on one of thes
 are laid on top, so that its games are the same and each answer costs more. It shares the machine
 with the games that it answers.
 ``rates``: the two layers, and each step lasts as long as on a device that gives R answers a second;
-meanwhile the core is free, as beside a GPU.
+meanwhile the core is free, as with a GPU.
 
 ``games``: answers a second in real games, asked by a collector in this process and answered by an
 engine actor in another, as in a run, without learner, buffer and pool. ``working``: share of the

@@ -1,4 +1,4 @@
-"""What every benchmark needs: spreads, the machine beside the numbers, a JSON file."""
+"""What every benchmark needs: spreads, a description of the machine, a JSON file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def record(name: str, results: dict[str, Any], script: str | None = None) -> Non
 
     script: the file in benchmarks/ that was run, where it is not called ``name``.
     """
-    # Where something lay on this machine is nobody's concern.
+    # Paths of this machine are recorded by their last part only.
     words = (Path(word).name if word.startswith("/") else word for word in sys.argv[1:])
     report = {
         "command": " ".join(["python", f"benchmarks/{script or name}.py", *words]),

@@ -40,7 +40,7 @@ TOLERANCE = 1e-3
 
 
 class Load:
-    """Clients that ask, and what they were told."""
+    """Clients that send requests, and a record of the answers."""
 
     def __init__(self, url: str, asked: list[tuple[int, ...]]) -> None:
         self.url, self.asked = url, asked
@@ -67,10 +67,10 @@ class Load:
                     self.failures.append(f"{type(error).__name__}: {error}")
                 turn += 1
 
-    def _note(self, began: float, ended: float, prompt: int, sampled: bool, told: Any) -> None:
-        choice = told["choices"][0]
+    def _note(self, began: float, ended: float, prompt: int, sampled: bool, answer: Any) -> None:
+        choice = answer["choices"][0]
         logprob = choice["logprobs"]["token_logprobs"][0] if sampled else None
-        version = told["system_fingerprint"]
+        version = answer["system_fingerprint"]
         row = (began, ended, prompt, sampled, version, choice["text"], logprob)
         self.answers.append(row)
 

@@ -1,4 +1,4 @@
-"""Whole training beside TRL's GRPO trainer and a plain loop: turns played and learned a second.
+"""Whole training against TRL's GRPO trainer and a plain loop: turns played and learned a second.
 
     python benchmarks/end_to_end.py [--repeats N] [--peers PYTHON] [--turns N] [--layers L …]
 
@@ -7,9 +7,9 @@ are TextArena's), sampling, longest answer, LoRA layers and rank, float32, every
 once. An update takes the same number of turns of finished games and makes one step of AdamW with
 the gradient of REINFORCE: the game's reward less the mean of the batch. The learning rate is low,
 so that the games stay those of the model that all begin with. Every run is a process of its own,
-and they take turns; what is timed are the updates after the first few. Seconds of the CPU, over all
-processes of a run, stand beside those of the clock, for machines that others use as well: there
-Ray's processes give way to others, the peers' do not.
+and they take turns; the updates after the first few are timed. CPU seconds over all processes of a
+run are reported next to wall time, since on a shared machine Ray's processes give way to others and
+the peers' do not.
 
 ``--layers`` trains the same player made slower as well: layers that hand on what they get are laid
 on top of its two, as in collector.py, so that its games are the same and each token costs more.

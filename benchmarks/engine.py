@@ -1,4 +1,4 @@
-"""Tokens a second and adapter swaps of the transformers engine, and plain ``generate`` beside it.
+"""Tokens a second and adapter swaps of the transformers engine, against plain ``generate``.
 
     python benchmarks/engine.py [--repeats N]
 

@@ -64,16 +64,16 @@ class Faults:
 
     def check(self, fault: str, service: ServiceProcess, version: str, said: str) -> None:
         """Ask, and note whether ``version`` answers as the good adapter does."""
-        told = [service.ask(prompt) for prompt in self.prompts]
+        answers = [service.ask(prompt) for prompt in self.prompts]
         right = [
             (status, uid, text) == (200, version, answer)
-            for (status, uid, text), answer in zip(told, self.answers, strict=True)
+            for (status, uid, text), answer in zip(answers, self.answers, strict=True)
         ]
         said = re.sub(r"/\S*/", "", said)  # folders are those of the day
         self.rows.append({"fault": fault, "still_serving": all(right), "said": said})
         print(f"{'ok  ' if all(right) else 'FAIL'} {fault}: {said[:110]}", flush=True)
         if not all(right):
-            print(told, flush=True)
+            print(answers, flush=True)
 
     # ------------------------------------------------------------ adapters
 
@@ -183,7 +183,7 @@ class Faults:
         )
 
     def full_disk(self, service: ServiceProcess, state: Path) -> None:
-        """Nothing can be written beside the running service."""
+        """The disk is full while the service runs."""
         filler = state / "filler"
         with filler.open("wb", buffering=0) as file:
             try:

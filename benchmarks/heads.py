@@ -1,4 +1,4 @@
-"""Ways from hidden states to log-probs and back, beside each other on a GPU.
+"""Ways from hidden states to log-probs and back, compared on a GPU.
 
 Used by ``benchmarks/logits.py --device cuda``; needs torch and transformers, no game and no Ray.
 The loss weighs every token by a number of its own, as advantages do. Each way runs forward and
@@ -8,7 +8,7 @@ backward in bfloat16 over the same frozen head, as an adapter trains it:
 - full_logits: all logits at once, log softmax, gather;
 - liger: Liger's fused linear cross entropy with ``reduction="none"``, where ``liger_kernel`` is
   installed. Older versions multiply every gradient by the first token's weight, so each way's
-  gradient stands beside its time: as a distance from the float32 one, relative to that.
+  gradient error is reported with its time: as a distance from the float32 one, relative to that.
 """
 
 from __future__ import annotations

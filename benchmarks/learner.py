@@ -1,4 +1,4 @@
-"""Tokens a second of a learner update, beside TRL, unstable-rl and plain transformers + PEFT.
+"""Tokens a second of a learner update, against TRL, unstable-rl and plain transformers + PEFT.
 
     python benchmarks/learner.py [--repeats N] [--peers PYTHON] [--models MODEL …] [--turns N]
 
@@ -6,12 +6,12 @@ All learn from the same turns of SimpleTak (``benchmarks/turns.py``): the same t
 and start of a LoRA adapter on the same layers, float32, one thread, one step of AdamW. A turn of
 the clock is one whole update: forward, loss, backward, clipping, optimizer. Tokens are those of
 prompts and answers, padding aside. Each contender is a process of its own, and they take turns;
-seconds of the CPU stand beside those of the clock, for machines that others use as well.
+CPU seconds are reported next to wall time, for machines that others use as well.
 Before that, the gradients of all are compared with those of plain PEFT: the same to rounding.
 
 rlforge runs with the options of its learner for the model (conf/learner). Plain PEFT and TRL take a
 fixed number of turns at a time, chosen here as the fastest of a few on the first turns; unstable-rl
-takes one, its default. What each was given and spared is told in ``benchmarks/contenders/``.
+takes one, its default. The settings of each are described in ``benchmarks/contenders/``.
 
 ``--peers`` names the interpreter of an environment with ``benchmarks/requirements-peers.txt``.
 
@@ -55,7 +55,7 @@ COSINE = 0.9999
 
 
 class Contender:
-    """A worker process that updates when it is told to."""
+    """A worker process that updates on request."""
 
     def __init__(self, name: str, python: str, work: Path, count: int) -> None:
         self.name = name

@@ -10,7 +10,7 @@ be the same. Full logits take some 15 GB at the default sizes.
 
     python benchmarks/logits.py --device cuda [--width 2048] [--repeats 20]
 
-times the head alone on a GPU, and Liger's fused one beside it: ``benchmarks/heads.py``.
+times the head alone on a GPU, and Liger's fused head: ``benchmarks/heads.py``.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def growth(way: str, tokens: int, vocabulary: int, gradient_file: str) -> int:
     model = make_model(vocabulary)
     scorer = Scorer(model, temperature=1.0)
     micro = make_batch(tokens, vocabulary)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = resident("VmRSS")
     logprobs = scorer.score(micro).logprobs if way == "rlforge" else full_logits(model, micro)
     (-logprobs.mean()).backward()

@@ -5,8 +5,7 @@
 A decision is all of it: the agent's state as JSON, the trader's choice, checks and trade; the
 market's own work (prices, news, resolutions, settling) is in the time, too. 100 traders are the
 preset ``market-crowd``; the other sizes have the same shares of each kind. The repeats of all
-sizes are interleaved. Beside the clock, the processor's own time is counted, which hardly depends
-on who else uses the machine.
+sizes are interleaved. CPU time is reported too: it hardly depends on other load of the machine.
 """
 
 from __future__ import annotations

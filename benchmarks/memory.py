@@ -1,14 +1,14 @@
-"""Peaks of learner and engine on a card, beside what the planner says of them.
+"""Peaks of learner and engine on a card, against the planner's figures.
 
     python benchmarks/memory.py [--models NAME …] [--tokens N …]
     python benchmarks/memory.py --rehearse
 
 Random weights of the true shapes in bfloat16, LoRA of rank 32 on all linear layers, REINFORCE. A
-learner makes two updates of two full-length steps each, so that gradients and AdamW's moments stand
-beside the fullest pass; an engine answers full-length prompts. The peak is the most that torch's
-allocator handed out (``torch.cuda.max_memory_allocated``), the plan is without its share for the
-process. What the process holds beside the allocator is measured too. ``--rehearse`` goes through
-the same steps on a CPU with a small shape; it measures and records nothing.
+learner makes two updates of two full-length steps each, so that gradients and AdamW's moments are
+allocated during the fullest pass; an engine answers full-length prompts. The peak is the most that
+torch's allocator handed out (``torch.cuda.max_memory_allocated``); the plan is without its share
+for the process. Memory of the process outside the allocator is measured too. ``--rehearse`` goes
+through the same steps on a CPU with a small shape; it measures and records nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NOTHING = Part(name="process", bytes=0)
 
 
 class WordCount:
-    """Stands in for a tokenizer: the engine only asks it for text, which nobody reads here."""
+    """Stands in for a tokenizer: the engine only asks it for text, which is not read here."""
 
     pad_token_id = 0
 
@@ -184,7 +184,7 @@ def learner_points(
 
 
 def engine_point(shape: ModelShape, tokens: int) -> tuple[dict[str, Any], RunConfig, int]:
-    """The same for an engine with 16 sequences and no versions beside the base."""
+    """The same for an engine with 16 sequences and no versions but the base."""
     config = settings(tokens)
     config = dataclasses.replace(
         config, engine=dataclasses.replace(config.engine, max_parallel_seq=16)
@@ -201,7 +201,7 @@ def run(shape: ModelShape, about: dict[str, Any], config: RunConfig, device: tor
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Memory peaks beside the plan.")
+    parser = argparse.ArgumentParser(description="Memory peaks against the plan.")
     names = [shape.name for shape in KNOWN]
     parser.add_argument("--models", nargs="+", choices=names, default=["Qwen3-1.7B"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[1024, 2048, 4096, 8192])
@@ -233,10 +233,10 @@ def main() -> None:
                 f"{planned / GIB:8.2f} GiB planned {peak / GIB:8.2f} measured {planned / peak:6.2f}"
             )
     free, total = torch.cuda.mem_get_info()
-    beside = total - free - torch.cuda.memory_reserved()  # by now all kernels are loaded
+    outside = total - free - torch.cuda.memory_reserved()  # by now all kernels are loaded
     record(
         "memory",
-        {"card_bytes": room, "on_the_card_beside_tensors": beside, "rank": 32, "points": rows},
+        {"card_bytes": room, "on_the_card_beside_tensors": outside, "rank": 32, "points": rows},
     )
 
 

@@ -151,8 +151,8 @@ class ServiceProcess:
         )
         if answer.status_code != 200:
             return answer.status_code, "", answer.text
-        told = answer.json()
-        return 200, told["system_fingerprint"], told["choices"][0]["text"]
+        body = answer.json()
+        return 200, body["system_fingerprint"], body["choices"][0]["text"]
 
     def admin(self, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
         """A call with the token; GET without a body."""

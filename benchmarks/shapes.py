@@ -114,7 +114,7 @@ def make_steps(
 def full_passes(vocabulary: int, packed_tokens: int) -> tuple[Step, ...]:
     """As many turns as the learner packs into ``PASSES`` passes of ``packed_tokens`` positions.
 
-    One more turn would open another pass, small and slow beside the others.
+    One more turn would open another pass, small and slow compared with the others.
     """
     steps = make_steps(vocabulary, tokens=PASSES * packed_tokens)
     while len(list(parts(select_rows(steps, None).rows, None, packed_tokens, "shared"))) > PASSES:

