@@ -28,7 +28,7 @@ def make_inputs(logprobs, **fields) -> LossInputs:
         logprobs = torch.tensor(logprobs, requires_grad=True)
     mask = tensors.setdefault("mask", torch.ones_like(logprobs.detach()))
     tensors.setdefault("behaviour_logprobs", logprobs.detach())
-    tensors.setdefault("old_logprobs", logprobs.detach())
+    tensors.setdefault("proximal_logprobs", logprobs.detach())
     tensors.setdefault("advantages", torch.ones(len(logprobs)))
     return LossInputs(
         logprobs=logprobs,

@@ -27,8 +27,8 @@ def random_batch(sequences=6, tokens=4, seed=0):
     return {
         "logprobs": logprobs,
         "behaviour_logprobs": near(),
-        "old_logprobs": near(),
-        "ref_logprobs": near(),
+        "proximal_logprobs": near(),
+        "reference_logprobs": near(),
         "entropy": torch.rand(sequences, tokens),
         "mask": (torch.arange(tokens)[None] < lengths[:, None]).double(),
         "advantages": torch.randn(sequences),
@@ -98,7 +98,7 @@ def test_loss_terms_by_hand(make_inputs):
         importance_cap=None, kl=KlConfig(coef=0.5, estimator="k2"), entropy_coef=0.1
     )
     inputs = make_inputs(
-        [[-1.0, -2.0]], advantages=[3.0], ref_logprobs=[[-1.0, -4.0]], entropy=[[0.5, 1.5]]
+        [[-1.0, -2.0]], advantages=[3.0], reference_logprobs=[[-1.0, -4.0]], entropy=[[0.5, 1.5]]
     )
     output = make_algorithm(config, max_tokens=16).loss(inputs)
     # policy (3 + 6) / 2, KL (0 + 2) / 2, entropy (0.5 + 1.5) / 2
@@ -108,7 +108,7 @@ def test_loss_terms_by_hand(make_inputs):
 
 def test_what_a_term_needs_must_be_there(make_inputs):
     inputs = make_inputs([[-1.0]])
-    with pytest.raises(ValueError, match="ref_logprobs"):
+    with pytest.raises(ValueError, match="reference_logprobs"):
         make_algorithm(AlgorithmConfig(kl=KlConfig(coef=0.1)), 16).loss(inputs)
     with pytest.raises(ValueError, match="entropy"):
         make_algorithm(AlgorithmConfig(entropy_coef=0.1), 16).loss(inputs)
@@ -131,7 +131,7 @@ def test_reinforce_takes_the_reward_as_advantage(make_step):
 
 
 def test_reinforce_is_not_clipped_far_from_the_old_policy(make_inputs):
-    inputs = make_inputs([[-0.1]], old_logprobs=[[-5.0]], advantages=[2.0])
+    inputs = make_inputs([[-0.1]], proximal_logprobs=[[-5.0]], advantages=[2.0])
     make_algorithm(AlgorithmConfig(importance_cap=None), 16).loss(inputs).loss.backward()
     assert inputs.logprobs.grad.tolist() == [[-2.0]]
 
@@ -187,7 +187,7 @@ def test_ppo_clips_and_a2c_does_not(make_inputs):
     for config in (A2cConfig(), PpoConfig()):
         inputs = make_inputs(
             [[-1.0]],
-            old_logprobs=[[-1.0 - math.log(2)]],
+            proximal_logprobs=[[-1.0 - math.log(2)]],
             values=[0.0],
             old_values=[0.0],
             returns=[0.0],

@@ -112,7 +112,7 @@ RATIOS = [0.5, 0.9, 1.1, 1.5, 5.0]
 def clipped_at(make_inputs, advantage, dual_clip=None):
     inputs = make_inputs(
         [[math.log(r) - 1.0 for r in RATIOS]],
-        old_logprobs=[[-1.0] * 5],
+        proximal_logprobs=[[-1.0] * 5],
         behaviour_logprobs=[[-1.0] * 5],
         advantages=[advantage],
     )
@@ -161,7 +161,7 @@ def test_at_ratio_one_the_clipped_gradient_is_that_of_reinforce(make_inputs):
 def test_the_clipped_loss_corrects_for_the_engine_at_the_old_policy(make_inputs):
     inputs = make_inputs(
         [[-1.0]],
-        old_logprobs=[[-1.0 - math.log(1.1)]],
+        proximal_logprobs=[[-1.0 - math.log(1.1)]],
         behaviour_logprobs=[[-1.0 - math.log(1.1) - math.log(1.5)]],
         advantages=[2.0],
     )
@@ -182,7 +182,7 @@ def expected_penalty(make_inputs, logits, estimator, drawn_from=None):
     drawn_from = logprobs.exp().detach() if drawn_from is None else drawn_from
     inputs = make_inputs(
         logprobs[:, None],
-        ref_logprobs=REFERENCE.log()[:, None],
+        reference_logprobs=REFERENCE.log()[:, None],
         behaviour_logprobs=drawn_from.log()[:, None],
     )
     penalty = kl_penalty(inputs, estimator, cap=1e6)
@@ -219,7 +219,7 @@ def test_gradients_are_those_of_the_documented_divergence(make_inputs, estimator
 
 def test_kl_by_hand(make_inputs):
     d = math.log(2.0)
-    fields = {"ref_logprobs": [[-1.0 - d, 99.0]], "mask": [[1.0, 0.0]]}
+    fields = {"reference_logprobs": [[-1.0 - d, 99.0]], "mask": [[1.0, 0.0]]}
     values = {
         estimator: kl_penalty(make_inputs([[-1.0, 0.0]], **fields), estimator, None)
         for estimator in ("k1", "k2", "k3")
@@ -231,10 +231,10 @@ def test_kl_by_hand(make_inputs):
 
 
 def test_kl_needs_a_reference_and_a_known_estimator(make_inputs):
-    with pytest.raises(ValueError, match="needs ref_logprobs"):
+    with pytest.raises(ValueError, match="needs reference_logprobs"):
         kl_penalty(make_inputs([[0.0]]), "k1", None)
     with pytest.raises(ValueError, match="none of k1, k2, k3"):
-        kl_penalty(make_inputs([[0.0]], ref_logprobs=[[0.0]]), "k4", None)
+        kl_penalty(make_inputs([[0.0]], reference_logprobs=[[0.0]]), "k4", None)
 
 
 # ---------------------------------------------------------------- padding, extremes
@@ -246,8 +246,8 @@ def test_padding_may_hold_anything(make_inputs):
         [[-1.0, nan], [-2.0, -math.inf]],
         mask=[[1.0, 0.0], [1.0, 0.0]],
         behaviour_logprobs=[[-1.0, nan], [-2.0, 0.0]],
-        old_logprobs=[[-1.1, nan], [-2.0, 0.0]],
-        ref_logprobs=[[-1.2, nan], [-2.0, 0.0]],
+        proximal_logprobs=[[-1.1, nan], [-2.0, 0.0]],
+        reference_logprobs=[[-1.2, nan], [-2.0, 0.0]],
     )
     loss = (
         aggregate(score_function_loss(inputs, 2.0).loss, inputs, "sequence_mean", 1)
@@ -261,7 +261,11 @@ def test_padding_may_hold_anything(make_inputs):
 
 
 def test_a_huge_ratio_stays_finite_in_single_precision(make_inputs):
-    fields = {"old_logprobs": [[-500.0]], "ref_logprobs": [[500.0]], "advantages": [-1.0]}
+    fields = {
+        "proximal_logprobs": [[-500.0]],
+        "reference_logprobs": [[500.0]],
+        "advantages": [-1.0],
+    }
     inputs = make_inputs(
         torch.tensor([[-0.1]], dtype=torch.float32, requires_grad=True),
         behaviour_logprobs=torch.tensor([[-900.0]], dtype=torch.float32),

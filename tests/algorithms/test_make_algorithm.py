@@ -7,8 +7,7 @@ import pytest
 
 from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.actor_critic import A2c, Ppo
-from rlforge.algorithms.grpo import Grpo
-from rlforge.algorithms.reinforce import Reinforce
+from rlforge.algorithms.policy_gradient import Grpo, Reinforce
 from rlforge.config.schema import (
     A2cConfig,
     AlgorithmConfig,

@@ -49,8 +49,8 @@ class PolicyGradient:
         self.seen.append(inputs)
         weight = inputs.mask / inputs.total_tokens
         loss = -(inputs.logprobs * inputs.advantages[:, None] * weight).sum()
-        if inputs.ref_logprobs is not None:
-            loss = loss + ((inputs.logprobs - inputs.ref_logprobs) ** 2 * weight).sum()
+        if inputs.reference_logprobs is not None:
+            loss = loss + ((inputs.logprobs - inputs.reference_logprobs) ** 2 * weight).sum()
         if inputs.entropy is not None:
             loss = loss - 0.1 * (inputs.entropy * weight).sum()
         if inputs.values is not None:

@@ -157,24 +157,24 @@ def test_totals_are_those_of_one_optimizer_step(parts):
     assert sum(totals) == sum(len(step.token_ids) for step in steps)
 
 
-def test_old_logprobs_are_the_current_ones_in_a_single_step(parts):
+def test_proximal_logprobs_are_the_current_ones_in_a_single_step(parts):
     algorithm = parts.PolicyGradient()
     parts.learner(algorithm=algorithm).update(parts.batch(parts.random_steps(6)))
 
     for inputs in algorithm.seen:
-        assert torch.equal(inputs.old_logprobs, inputs.logprobs)
-        assert not inputs.old_logprobs.requires_grad
+        assert torch.equal(inputs.proximal_logprobs, inputs.logprobs)
+        assert not inputs.proximal_logprobs.requires_grad
 
 
-def test_old_logprobs_stay_those_of_the_start_over_several_steps(parts):
+def test_proximal_logprobs_stay_those_of_the_start_over_several_steps(parts):
     algorithm = parts.PolicyGradient()
     learner = parts.learner(algorithm=algorithm, epochs=2, mini_batch_size=8, learning_rate=0.1)
     learner.update(parts.batch(parts.random_steps(8)))
 
     first, second = algorithm.seen
-    torch.testing.assert_close(first.old_logprobs, first.logprobs.detach(), atol=1e-5, rtol=0)
-    torch.testing.assert_close(second.old_logprobs, first.old_logprobs)
-    assert (second.logprobs - second.old_logprobs).abs().max() > 1e-2
+    torch.testing.assert_close(first.proximal_logprobs, first.logprobs.detach(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(second.proximal_logprobs, first.proximal_logprobs)
+    assert (second.logprobs - second.proximal_logprobs).abs().max() > 1e-2
 
 
 def test_seed_decides_the_shuffling_into_optimizer_steps(parts):
@@ -319,16 +319,16 @@ def test_reference_is_the_untrained_model(parts):
             learner.update(parts.batch(steps))
 
         last = algorithm.seen[-1]
-        assert last.ref_logprobs.tolist() == [pytest.approx(expected, abs=1e-5)]
-        assert not last.ref_logprobs.requires_grad
-        assert (last.logprobs - last.ref_logprobs).abs().max() > 1e-2
+        assert last.reference_logprobs.tolist() == [pytest.approx(expected, abs=1e-5)]
+        assert not last.reference_logprobs.requires_grad
+        assert (last.logprobs - last.reference_logprobs).abs().max() > 1e-2
 
 
 def test_optional_inputs_are_given_only_when_asked_for(parts):
     bare = parts.PolicyGradient()
     parts.learner(algorithm=bare).update(parts.batch([parts.step()]))
     (inputs,) = bare.seen
-    assert inputs.ref_logprobs is None
+    assert inputs.reference_logprobs is None
     assert inputs.entropy is None
     assert inputs.values is inputs.old_values is inputs.returns is None
     assert bare.critic == [None]
@@ -413,7 +413,7 @@ def test_dropout_acts_in_the_training_pass_only(parts):
     learner.update(parts.batch([parts.step(token_ids=(8,), logprobs=(-1.0,))]))
 
     first, second = (inputs.logprobs.item() for inputs in algorithm.seen)
-    measured = [inputs.old_logprobs.item() for inputs in algorithm.seen]
+    measured = [inputs.proximal_logprobs.item() for inputs in algorithm.seen]
     expected = torch.log_softmax(logits, -1)[8].item()
     assert measured == pytest.approx([expected, expected], abs=1e-5)
     assert abs(first - second) > 1e-3
@@ -439,7 +439,8 @@ def test_bfloat16_computes_under_autocast_and_trains_float32_weights(parts, trai
         assert rough.logprobs.dtype == torch.float32
         torch.testing.assert_close(rough.logprobs, fine.logprobs, atol=0.2, rtol=0)
         assert not torch.equal(rough.logprobs, fine.logprobs)
-        torch.testing.assert_close(rough.ref_logprobs, rough.logprobs.detach(), atol=1e-6, rtol=0)
+        current = rough.logprobs.detach()
+        torch.testing.assert_close(rough.reference_logprobs, current, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(

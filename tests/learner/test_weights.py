@@ -130,7 +130,7 @@ def test_the_reference_of_a_warm_start_is_the_warm_start(parts, tmp_path):
         warm.update(parts.batch([parts.step(token_ids=(8,), logprobs=(-1.0,))]))
 
     last = algorithm.seen[-1]
-    assert last.ref_logprobs.item() == pytest.approx(expected, abs=1e-6)
+    assert last.reference_logprobs.item() == pytest.approx(expected, abs=1e-6)
     assert last.logprobs.item() != pytest.approx(expected, abs=1e-3)
 
 

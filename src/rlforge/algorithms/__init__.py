@@ -1,4 +1,4 @@
-"""How a batch becomes a gradient: advantages and losses, pure functions of tensors.
+"""RL algorithms: advantages of a batch's steps and losses of its tokens, as pure functions.
 
 A new algorithm is a config class in ``rlforge.config.schema``, a subclass of ``PolicyGradient``
 (or anything with the methods of ``base.Algorithm``), and a line in ``_ALGORITHMS``.
@@ -11,11 +11,8 @@ from typing import Any
 
 from rlforge.algorithms.actor_critic import A2c, Ppo
 from rlforge.algorithms.base import Algorithm, LossInputs, LossOutput, Targets
-from rlforge.algorithms.grpo import Grpo
 from rlforge.algorithms.losses import AGGREGATIONS, KL_ESTIMATORS
-from rlforge.algorithms.policy_gradient import KL_TARGETS
-from rlforge.algorithms.reinforce import Reinforce
-from rlforge.algorithms.window_grpo import ADVANTAGES, WindowGrpo
+from rlforge.algorithms.policy_gradient import ADVANTAGES, KL_TARGETS, Grpo, Reinforce, WindowGrpo
 from rlforge.config.schema import (
     A2cConfig,
     AlgorithmConfig,
@@ -41,6 +38,10 @@ def make_algorithm(config: AlgorithmConfig, max_tokens: int) -> Algorithm:
     """The algorithm ``config`` asks for; ``max_tokens``: longest answer of the engine.
 
     Raises ConfigError, naming the key, for an unknown name or word and a value out of range.
+
+    Example:
+        >>> make_algorithm(PpoConfig(), max_tokens=64).needs_values
+        True
     """
     if config.name not in _ALGORITHMS:
         raise ConfigError(

@@ -12,18 +12,18 @@ from rlforge.algorithms.advantages import (
     turn_rewards,
 )
 from rlforge.algorithms.base import LossInputs, LossOutput, Targets
-from rlforge.algorithms.losses import TokenLoss, clipped_loss, score_function_loss, value_loss
-from rlforge.algorithms.policy_gradient import PolicyGradient
+from rlforge.algorithms.losses import TokenLoss, score_function_loss, value_loss
+from rlforge.algorithms.policy_gradient import PolicyGradient, clipped_policy_loss
 from rlforge.config.schema import A2cConfig, PpoConfig
 from rlforge.types import Step
 
 
 class ActorCritic(PolicyGradient):
-    """GAE over a player's turns, and value_coef * (V - R)^2 beside the policy loss.
+    """GAE over a player's turns; the loss is policy loss + value_coef * (V - R)^2.
 
-    A turn is one decision: all answer tokens of a turn share its advantage. The return of turn t is
-    R_t = A_t + V_t (TD(lambda)). Discounting is gamma's work here; the step transform ``discount``
-    belongs to algorithms without a critic.
+    All answer tokens of a turn share its advantage. The return of turn t is R_t = A_t + V_t
+    (TD(lambda)). Discount with ``gamma``; the step transform ``discount`` is for algorithms without
+    a critic.
     """
 
     needs_values = True
@@ -31,6 +31,7 @@ class ActorCritic(PolicyGradient):
     def __init__(self, config: A2cConfig, max_tokens: int) -> None:
         super().__init__(config, max_tokens)
         self._critic = config
+        self._value_clip: float | None = None
 
     def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
         """Raises ValueError without values, RunError where an episode is not whole."""
@@ -61,10 +62,6 @@ class ActorCritic(PolicyGradient):
             metrics={**output.metrics, "value_loss": critic.detach()},
         )
 
-    @property
-    def _value_clip(self) -> float | None:
-        return None
-
 
 class A2c(ActorCritic):
     """Advantage actor-critic (Mnih et al. 2016): the score-function loss on GAE advantages."""
@@ -79,16 +76,7 @@ class Ppo(ActorCritic):
     def __init__(self, config: PpoConfig, max_tokens: int) -> None:
         super().__init__(config, max_tokens)
         self._ppo = config
+        self._value_clip = config.value_clip
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
-        return clipped_loss(
-            inputs,
-            self._ppo.importance_cap,
-            self._ppo.clip_low,
-            self._ppo.clip_high,
-            self._ppo.dual_clip,
-        )
-
-    @property
-    def _value_clip(self) -> float | None:
-        return self._ppo.value_clip
+        return clipped_policy_loss(inputs, self._ppo)

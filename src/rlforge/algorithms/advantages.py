@@ -1,4 +1,4 @@
-"""From the rewards of a batch's steps to one advantage per step. Plain Python, no tensors."""
+"""One advantage per step from the rewards of a batch's steps. Plain Python, no tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlforge.types import Step, value
 
 @value
 class GroupAdvantages:
-    """advantages: per step. groups: how many there were; constant: of those, with equal scores."""
+    """advantages: per step. groups: their number; constant: those whose scores are all equal."""
 
     advantages: tuple[float, ...]
     groups: int
@@ -22,6 +22,10 @@ def standardize(values: Sequence[float], divide: bool = True) -> list[float]:
     """(x - mean) / std, or only x - mean; exactly 0 where all values are equal.
 
     std is that of the values as a population.
+
+    Example:
+        >>> standardize([0.0, 2.0])
+        [-1.0, 1.0]
     """
     if not values or is_constant(values):
         return [0.0] * len(values)
@@ -34,7 +38,7 @@ def standardize(values: Sequence[float], divide: bool = True) -> list[float]:
 
 
 def is_constant(values: Sequence[float]) -> bool:
-    """Equal up to rounding, whose trace a division by the deviation would blow up."""
+    """Whether all are equal up to rounding, which dividing by the deviation would magnify."""
     low, high = min(values), max(values)
     return high - low <= 1e-9 * max(1.0, abs(low), abs(high))
 
@@ -42,8 +46,8 @@ def is_constant(values: Sequence[float]) -> bool:
 def group_relative(steps: Sequence[Step], normalize_std: bool) -> GroupAdvantages:
     """GRPO's advantage (Shao et al. 2024, section 4.1.2): (R_i - mean R) / std R over the group.
 
-    A group is what one player (role) did in the games of one ``group_id``. The score R_i of an
-    episode is the mean reward of its steps: the outcome, which every step carries, plus the mean
+    A group is the episodes of one player (role) in the games of one ``group_id``. The score R_i of
+    an episode is the mean reward of its steps: the outcome, which every step carries, plus the mean
     feedback on its turns. All steps of an episode get its advantage. ``normalize_std`` false leaves
     out the division (Dr. GRPO). Raises RunError on a step without a group.
     """
@@ -73,7 +77,7 @@ def group_relative(steps: Sequence[Step], normalize_std: bool) -> GroupAdvantage
 
 
 def episodes_of(steps: Sequence[Step]) -> Iterable[slice]:
-    """Where each whole episode lies in ``steps``.
+    """The slice of ``steps`` that each whole episode takes.
 
     Raises RunError where the turns of one (game, player) are not all there, adjacent and in order.
     """
@@ -98,10 +102,10 @@ def _broken(step: Step) -> str:
 
 
 def turn_rewards(steps: Sequence[Step]) -> list[float]:
-    """What each turn of one episode was paid: its feedback, and the outcome on the last turn.
+    """Reward of each turn of one episode: its feedback, on the last turn also the outcome.
 
-    Every step's ``reward`` repeats the outcome of the game, in ``outcome_reward``; summed over
-    turns it would count as often as the player moved.
+    The ``reward`` of every step includes ``outcome_reward``; summed over the turns, the outcome
+    would count once per turn.
     """
     paid = [step.reward - step.outcome_reward for step in steps[:-1]]
     return [*paid, steps[-1].reward]
@@ -113,6 +117,10 @@ def generalized_advantages(
     """GAE (Schulman et al. 2016, eq. 16) over the T turns of one finished episode.
 
     A_t = sum_k (gamma * lam)^k delta_{t+k} with delta_t = r_t + gamma V_{t+1} - V_t, V_T = 0.
+
+    Example:
+        >>> generalized_advantages([0.0, 1.0], values=[0.5, 0.75], gamma=1.0, lam=1.0)
+        [0.5, 0.25]
     """
     advantages = [0.0] * len(rewards)
     following_value = following_advantage = 0.0

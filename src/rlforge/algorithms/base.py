@@ -1,8 +1,8 @@
-"""What the learner asks of an algorithm, and what it hands over.
+"""The interface between learner and algorithm.
 
 Shapes: B sequences in a micro-batch, T answer tokens (padded). Sums over the micro-batches of one
-optimizer step make the batch's loss, gradient and metrics, whatever their size: every mean divides
-by the totals of the whole optimizer step, which travel in ``LossInputs``.
+optimizer step are the batch's loss, gradient and metrics, whatever the size of the micro-batches:
+every mean divides by the totals of the whole optimizer step, which ``LossInputs`` carries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlforge.types import Step, value
 class Targets:
     """Per step of a batch, in order: its advantage and, for a critic, its value target.
 
-    metrics: what the computation saw, e.g. ``constant_groups``.
+    metrics: of the computation, e.g. ``constant_groups``.
     """
 
     advantages: tuple[float, ...]
@@ -32,21 +32,21 @@ class LossInputs:
     """One micro-batch.
 
     logprobs [B, T]: of the sampled tokens under the policy being trained, with gradient.
-    behaviour_logprobs [B, T]: of the same tokens when the engine drew them.
-    old_logprobs [B, T]: of the same tokens at the start of the update, no gradient; equals
+    behaviour_logprobs [B, T]: of the engine that sampled the tokens.
+    proximal_logprobs [B, T]: of the policy at the start of the update, without gradient; equal to
         ``logprobs.detach()`` when the update makes a single optimizer step.
     mask [B, T]: 1.0 for answer tokens, 0.0 for padding. advantages [B].
-    ref_logprobs [B, T] | None: under the untrained model. entropy [B, T] | None: in nats.
+    reference_logprobs [B, T] | None: of the model before training. entropy [B, T] | None: in nats.
     values, old_values, returns [B] | None: critic at the last prompt token (values with gradient).
     total_tokens, total_sequences: of the whole optimizer step.
     """
 
     logprobs: Tensor
     behaviour_logprobs: Tensor
-    old_logprobs: Tensor
+    proximal_logprobs: Tensor
     mask: Tensor
     advantages: Tensor
-    ref_logprobs: Tensor | None = None
+    reference_logprobs: Tensor | None = None
     entropy: Tensor | None = None
     values: Tensor | None = None
     old_values: Tensor | None = None
@@ -59,7 +59,7 @@ class LossInputs:
 class LossOutput:
     """loss: scalar with gradient. metrics: scalars without it, which add up over micro-batches.
 
-    They stay on the device: who reads them makes a GPU wait.
+    Kept as device tensors; reading a value forces a CUDA synchronisation.
     """
 
     loss: Tensor
@@ -71,7 +71,7 @@ class Algorithm(Protocol):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether ``ref_logprobs`` must be given."""
+        """Whether ``reference_logprobs`` must be given."""
         ...
 
     @property

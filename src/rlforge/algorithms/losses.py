@@ -1,7 +1,7 @@
 """The pieces every policy loss is made of, as functions of [B, T] tensors.
 
 B sequences of a micro-batch, T answer tokens; ``mask`` [B, T] is 1.0 on answer tokens and 0.0 on
-padding, whose values are never looked at. Losses are minimised.
+padding, whose values are ignored. Losses are minimised.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class TokenLoss:
     metrics: Mapping[str, Tensor]
 
 
-def ratio(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
-    """exp(logprobs - reference) [B, T]; 1 on padding, and bounded so that it never overflows."""
-    return log_ratio(logprobs, reference, mask).clamp(max=_MAX_LOG_RATIO).exp()
+def ratio(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:
+    """exp(logprobs - others) [B, T]; 1 on padding, and bounded so that it never overflows."""
+    return log_ratio(logprobs, others, mask).clamp(max=_MAX_LOG_RATIO).exp()
 
 
-def log_ratio(logprobs: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
-    """logprobs - reference [B, T]; 0 on padding."""
-    return torch.where(mask > 0, logprobs - reference, 0.0)
+def log_ratio(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:
+    """logprobs - others [B, T]; 0 on padding."""
+    return torch.where(mask > 0, logprobs - others, 0.0)
 
 
 def token_mean(values: Tensor, inputs: LossInputs) -> Tensor:
@@ -53,8 +53,8 @@ def aggregate(loss: Tensor, inputs: LossInputs, how: str, max_generation_len: in
     token_mean: sum_bt L_bt / sum_b n_b (DAPO, Yu et al. 2025): every token weighs the same.
     sequence_mean: sum_b (1 / n_b) sum_t L_bt / N (GRPO, Shao et al. 2024, eq. 3): every sequence
         weighs the same, so the tokens of long ones weigh less.
-    constant: sum_bt L_bt / (N * max_generation_len) (Dr. GRPO, Liu et al. 2025): no weight depends
-        on a length.
+    constant: sum_bt L_bt / (N * max_generation_len) (Dr. GRPO, Liu et al. 2025): weights do not
+        depend on lengths.
     """
     per_sequence = torch.where(inputs.mask > 0, loss, 0.0).sum(dim=1)
     if how == "token_mean":
@@ -88,8 +88,7 @@ def importance_weights(logprobs: Tensor, inputs: LossInputs, cap: float | None) 
 
 
 def score_function_loss(inputs: LossInputs, cap: float | None) -> TokenLoss:
-    """-w_t A log pi(a_t | s_t) (Williams 1992), with w_t the weight of the policy now over the
-    engine's, truncated at ``cap``."""
+    """-w_t A log pi(a_t | s_t) (Williams 1992), w_t = min(pi / pi_behaviour, cap) per token."""
     weights = importance_weights(inputs.logprobs, inputs, cap)
     logprobs = torch.where(inputs.mask > 0, inputs.logprobs, 0.0)
     loss = -weights.loss * inputs.advantages[:, None] * logprobs
@@ -106,16 +105,26 @@ def clipped_loss(
     """-w_t min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A), r_t = pi / pi_old per token.
 
     The clipped objective of PPO (Schulman et al. 2017, eq. 7) with separate bounds (DAPO's
-    "clip-higher"). pi_old is the policy at the start of the update, and w_t = pi_old / pi_engine,
-    truncated, corrects for the engine: the proximal and the behaviour policy are two (Hilton et
-    al. 2022). At r = 1 the gradient is that of ``score_function_loss``.
+    "clip-higher"). pi_old is the proximal policy, that at the start of the update, and
+    w_t = min(pi_old / pi_behaviour, cap) corrects for the engine (decoupled PPO, Hilton et al.
+    2022). At r = 1 the gradient is that of ``score_function_loss``.
 
-    dual_clip: where A < 0 the objective is at least ``dual_clip`` * A (Ye et al. 2020, eq. 5), so
-    that a huge ratio cannot pull without bound. ``clip_fraction`` counts the tokens that either
-    bound leaves without gradient.
+    dual_clip: where A < 0 the objective is at least ``dual_clip`` * A (Ye et al. 2020, eq. 5),
+    which bounds the gradient at huge ratios. ``clip_fraction``: share of the tokens to which
+    either bound leaves no gradient.
+
+    Example:
+        >>> logprobs, old = torch.tensor([[-1.0]]), torch.tensor([[-2.0]])  # r = e
+        >>> inputs = LossInputs(
+        ...     logprobs=logprobs, behaviour_logprobs=old, proximal_logprobs=old,
+        ...     mask=torch.ones(1, 1), advantages=torch.tensor([2.0]),
+        ...     total_tokens=1, total_sequences=1,
+        ... )
+        >>> clipped_loss(inputs, None, 0.2, 0.5, None).loss  # -(1 + 0.5) * 2
+        tensor([[-3.]])
     """
-    weights = importance_weights(inputs.old_logprobs, inputs, cap)
-    ratios = ratio(inputs.logprobs, inputs.old_logprobs, inputs.mask)
+    weights = importance_weights(inputs.proximal_logprobs, inputs, cap)
+    ratios = ratio(inputs.logprobs, inputs.proximal_logprobs, inputs.mask)
     advantages = inputs.advantages[:, None]
     plain = ratios * advantages
     clipped = ratios.clamp(1 - clip_low, 1 + clip_high) * advantages
@@ -147,12 +156,12 @@ def kl_penalty(inputs: LossInputs, estimator: str, cap: float | None) -> TokenLo
         GRPO (Shao et al. 2024, eq. 4); the same to first order where the two policies are close,
         and bounded where pi_ref is the smaller.
 
-    The tokens come from the engine's policy; the truncated weight of pi over it, ``cap`` as in
-    ``importance_weights``, brings the estimate to pi.
+    The tokens come from the behaviour policy; the weight min(pi / pi_behaviour, ``cap``) corrects
+    the estimate for that.
     """
-    if inputs.ref_logprobs is None:
-        raise ValueError("a KL penalty needs ref_logprobs")
-    d = log_ratio(inputs.logprobs, inputs.ref_logprobs, inputs.mask)
+    if inputs.reference_logprobs is None:
+        raise ValueError("a KL penalty needs reference_logprobs")
+    d = log_ratio(inputs.logprobs, inputs.reference_logprobs, inputs.mask)
     if estimator == "k1":
         score = d.detach() * d
         estimate = d.detach() + score - score.detach()
@@ -169,8 +178,8 @@ def kl_penalty(inputs: LossInputs, estimator: str, cap: float | None) -> TokenLo
 def value_loss(inputs: LossInputs, value_clip: float | None) -> Tensor:
     """Mean squared error of the critic, sum_b (V_b - R_b)^2 / N, over the optimizer step.
 
-    value_clip: the worse of V and of V held within ``value_clip`` of its value at the start of the
-    update, per sequence (the PPO implementation of Dhariwal et al. 2017).
+    value_clip: per sequence the larger of the errors of V and of V clamped to within
+    ``value_clip`` of its value at the start of the update (OpenAI Baselines, Dhariwal et al. 2017).
     """
     if inputs.values is None or inputs.returns is None:
         raise ValueError("a critic needs values and returns")

@@ -1,4 +1,4 @@
-"""What all algorithms share: aggregation, the penalty towards the reference, the entropy bonus."""
+"""The policy-gradient algorithms without a critic, and what those with one share with them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,32 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rlforge.algorithms.advantages import group_relative, is_constant, standardize
 from rlforge.algorithms.base import LossInputs, LossOutput, Targets
-from rlforge.algorithms.losses import TokenLoss, aggregate, kl_penalty, token_mean
-from rlforge.config.schema import AlgorithmConfig
+from rlforge.algorithms.losses import (
+    TokenLoss,
+    aggregate,
+    clipped_loss,
+    kl_penalty,
+    score_function_loss,
+    token_mean,
+)
+from rlforge.config.schema import AlgorithmConfig, GrpoConfig, PpoConfig, WindowGrpoConfig
 from rlforge.types import Step
 
-#: Whom the penalty measures the distance from: the untrained model, the policy before the update.
+#: The KL penalty goes to the model before training (``base``) or to the proximal policy, that at
+#: the start of the update (``previous``).
 KL_TARGETS = ("base", "previous")
+
+ADVANTAGES = ("documented", "group_relative")
 
 
 class PolicyGradient(ABC):
     """loss = aggregate(policy loss + kl.coef * KL - entropy_coef * entropy), summed per token.
 
     A subclass gives the advantages and the policy loss. Metrics, all additive: ``policy_loss`` as
-    aggregated, ``kl`` and ``entropy`` as means over tokens, and those of the policy loss. The
-    distance from the previous policy (``kl.to``) is measured even where its weight is 0: the
-    log-probs it needs are there anyway.
+    aggregated, ``kl`` and ``entropy`` as means over tokens, and those of the policy loss. With
+    ``kl.to: previous`` the KL is measured even where ``kl.coef`` is 0: its log-probs exist anyway.
 
     max_tokens: longest answer of the engine, the divisor of aggregation ``constant`` unless
     ``config.max_generation_len`` is set.
@@ -76,9 +86,98 @@ class PolicyGradient(ABC):
     def _penalty(self, inputs: LossInputs) -> TokenLoss:
         kl = self._config.kl
         if kl.to == "previous":
-            inputs = dataclasses.replace(inputs, ref_logprobs=inputs.old_logprobs)
+            inputs = dataclasses.replace(inputs, reference_logprobs=inputs.proximal_logprobs)
         with torch.set_grad_enabled(kl.coef > 0):
             return kl_penalty(inputs, kl.estimator, self._config.importance_cap)
 
     def _aggregate(self, per_token: Tensor, inputs: LossInputs) -> Tensor:
         return aggregate(per_token, inputs, self._config.loss_aggregation, self._max_generation_len)
+
+
+class Reinforce(PolicyGradient):
+    """grad J = E[A grad log pi(a | s)] (Williams 1992), with the shaped reward as A.
+
+    Baselines are reward transforms (``role_advantage_by_env``, ``normalize_by_env``). The only bias
+    is that of the truncated importance weight.
+    """
+
+    def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
+        return Targets(advantages=tuple(step.reward for step in steps), metrics={})
+
+    def policy_loss(self, inputs: LossInputs) -> TokenLoss:
+        return score_function_loss(inputs, self._config.importance_cap)
+
+
+class Grpo(PolicyGradient):
+    """The clipped objective on advantages relative to a group of games from the same start.
+
+    Shao et al. 2024 (DeepSeekMath), eq. 3, with the mean and deviation of the group as baseline and
+    scale. The published aggregation is ``sequence_mean``, its KL estimator k3; Dr. GRPO (Liu et al.
+    2025) is ``normalize_std: false`` with ``loss_aggregation: constant``.
+    """
+
+    def __init__(self, config: GrpoConfig, max_tokens: int) -> None:
+        super().__init__(config, max_tokens)
+        self._grpo = config
+
+    def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
+        relative = group_relative(steps, self._grpo.normalize_std)
+        return Targets(
+            advantages=relative.advantages,
+            metrics=_group_metrics(relative.groups, relative.constant),
+        )
+
+    def policy_loss(self, inputs: LossInputs) -> TokenLoss:
+        return clipped_policy_loss(inputs, self._grpo)
+
+
+class WindowGrpo(PolicyGradient):
+    """The clipped objective on the decisions of a time window, grouped by agent.
+
+    An agent's group is its decisions in the batch: the steps of one (game, player), which need not
+    be a whole game. ``advantage: documented`` is r - mean over the whole batch, which equals
+    (r - mean of the agent) + (mean of the agent - mean of all); ``group_relative`` is
+    r - mean of the agent. With ``kl.to: previous`` the objective is
+    E[log pi(a | s) A] - beta KL(pi || pi_old) within the clip: at pi / pi_old = 1 the gradient of
+    that ratio is the gradient of log pi.
+    """
+
+    def __init__(self, config: WindowGrpoConfig, max_tokens: int) -> None:
+        super().__init__(config, max_tokens)
+        self._window = config
+
+    def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
+        rewards = [step.reward for step in steps]
+        agents = _by_agent(steps)
+        compared = [list(range(len(steps)))] if self._window.advantage == "documented" else agents
+        advantages = [0.0] * len(steps)
+        for group in compared:
+            relative = standardize([rewards[i] for i in group], self._window.normalize_std)
+            for index, advantage in zip(group, relative, strict=True):
+                advantages[index] = advantage
+        constant = sum(is_constant([rewards[i] for i in group]) for group in agents)
+        return Targets(advantages=tuple(advantages), metrics=_group_metrics(len(agents), constant))
+
+    def policy_loss(self, inputs: LossInputs) -> TokenLoss:
+        return clipped_policy_loss(inputs, self._window)
+
+
+def clipped_policy_loss(
+    inputs: LossInputs, config: GrpoConfig | WindowGrpoConfig | PpoConfig
+) -> TokenLoss:
+    """``clipped_loss`` with the bounds of ``config``."""
+    return clipped_loss(
+        inputs, config.importance_cap, config.clip_low, config.clip_high, config.dual_clip
+    )
+
+
+def _group_metrics(groups: int, constant: int) -> dict[str, float]:
+    return {"groups": float(groups), "constant_groups": float(constant)}
+
+
+def _by_agent(steps: Sequence[Step]) -> list[list[int]]:
+    """Indexes of each agent's steps in ``steps``, agents in order of their first."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for index, step in enumerate(steps):
+        groups.setdefault((step.game_id, step.player_id), []).append(index)
+    return list(groups.values())

@@ -360,10 +360,10 @@ def _loss_inputs(
     return LossInputs(
         logprobs=micro.padded(scores.logprobs),
         behaviour_logprobs=of_tokens(evidence.behaviour),
-        old_logprobs=of_tokens(evidence.start),
+        proximal_logprobs=of_tokens(evidence.start),
         mask=micro.mask,
         advantages=evidence.advantages[micro.steps],
-        ref_logprobs=None if evidence.reference is None else of_tokens(evidence.reference),
+        reference_logprobs=None if evidence.reference is None else of_tokens(evidence.reference),
         entropy=None if scores.entropy is None else micro.padded(scores.entropy),
         values=scores.values,
         old_values=of_steps(evidence.values),
