@@ -5,9 +5,9 @@ Ray. A batch has the prompt lengths of SimpleTak turns (``simpletak_lengths.json
 log-normal length, as models write that think before they move; its ids are random, so that no two
 prompts share a beginning. A batch fills four forward passes of ``--packed-tokens``.
 
-MFU is the ``mfu`` of the learner's own metrics (``rlforge.learner.speed``): the model's arithmetic,
-4 operations per token and weight of a frozen matrix and 6 of a trained one, and attention, over
-what the card can do in bfloat16. Recomputation and padding do not count.
+MFU is the ``mfu`` of the learner's own metrics (``rlforge.learner.update_metrics``): the model's
+arithmetic, 4 operations per token and weight of a frozen matrix and 6 of a trained one, and
+attention, over the card's peak in bfloat16. Recomputation and padding do not count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlforge.algorithms import make_algorithm
 from rlforge.config.schema import LearnerConfig, LoraConfig, ReinforceConfig
 from rlforge.learner import Learner
 from rlforge.learner.batching import select_rows
-from rlforge.learner.prefixes import parts
+from rlforge.learner.partition import parts
 from rlforge.types import Step, TrainBatch
 
 LENGTHS = Path(__file__).parent / "simpletak_lengths.json"
@@ -195,6 +195,6 @@ def measure_shape(
             result["mfu"] = spread([metrics["mfu"] for metrics in updates], "share")
             print(f"MFU {shown(result['mfu'], 'share', scale=100)} %")
         else:
-            print(f"no MFU: rlforge.learner.speed does not know the peak of {result['card']}")
+            print(f"no MFU: rlforge.learner does not know the peak of {result['card']}")
         record(f"learner_{name}{'_compiled' if compiled else ''}", result, script="learner")
     return result

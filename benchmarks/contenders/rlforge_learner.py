@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rlforge.config.schema import LearnerConfig, LoraConfig, ModelConfig, ReinforceConfig, RunConfig
-from rlforge.learner.build import make_learner
+from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
 from rlforge.types import Step, TrainBatch
 

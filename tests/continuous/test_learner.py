@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.learner import WindowLearner
 from rlforge.errors import CheckpointError
-from rlforge.learner import Learner
-from rlforge.learner.build import make_learner
+from rlforge.learner import Learner, make_learner
 from rlforge.learner.ranks import Ranks
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
 from rlforge.types import Step, TrainBatch

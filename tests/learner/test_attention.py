@@ -26,7 +26,7 @@ from rlforge.config.schema import LoraConfig
 from rlforge.learner import attention
 from rlforge.learner.attention import NAME, causal_attention
 from rlforge.learner.batching import Row, collate, select_rows, whole
-from rlforge.learner.prefixes import in_order, segments
+from rlforge.learner.partition import in_order, segments
 from rlforge.learner.scorer import Scorer
 
 CPU = torch.device("cpu")

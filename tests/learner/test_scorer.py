@@ -30,7 +30,7 @@ from rlforge.config.schema import LoraConfig
 from rlforge.errors import ConfigError
 from rlforge.learner.batching import MicroBatch, collate, select_rows, whole
 from rlforge.learner.logprobs import Reading
-from rlforge.learner.prefixes import in_order, segments
+from rlforge.learner.partition import in_order, segments
 from rlforge.learner.scorer import Scorer, Scores
 from rlforge.models.lora import attach_lora
 

@@ -16,7 +16,7 @@ from rlforge.config.schema import RunConfig
 from rlforge.errors import CheckpointError, ConfigError
 from rlforge.games.base import make_game
 from rlforge.games.prompts import Prompter
-from rlforge.learner.build import make_learner
+from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
 from rlforge.local.evaluate import evaluate_run
 from rlforge.local.policies import find_policy

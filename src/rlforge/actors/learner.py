@@ -50,7 +50,7 @@ class LearnerActor:
 
     def start(self, meeting: tuple[str, int] | None) -> None:
         """Meet the other ranks, if there are any, and load the model."""
-        from rlforge.learner.build import make_learner
+        from rlforge.learner import make_learner
         from rlforge.learner.ranks import ConnectedRanks, Ranks, join, stay_local
         from rlforge.models.load import resolve_device
 
@@ -95,14 +95,14 @@ class LearnerActor:
         if self._rank:
             self._learner.save_state(None)
             return
-        from rlforge.learner.build import write_state
+        from rlforge.learner import write_state
 
         path = self._checkpoints / f"step-{version}"
         extend_checkpoint(path, lambda folder: write_state(folder, self._learner, others))
 
     def load_state(self, version: int) -> dict[str, Any]:
         """Continue from version ``version``; returns what the other actors saved."""
-        from rlforge.learner.build import read_state
+        from rlforge.learner import read_state
 
         return read_state(self._checkpoints / f"step-{version}", self._learner)
 

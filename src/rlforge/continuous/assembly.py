@@ -30,7 +30,7 @@ from rlforge.continuous.trainer import Parts, simulation_state_path
 from rlforge.continuous.trials import MarketTrials
 from rlforge.engines.base import Engine, LocalEngine
 from rlforge.engines.registry import make_engine
-from rlforge.learner.build import make_learner
+from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
 from rlforge.market.books import Settled
 from rlforge.models.load import load_tokenizer, resolve_device, stop_token_ids

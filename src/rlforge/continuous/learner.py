@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlforge.learner import Learner
-from rlforge.learner.build import read_state, write_state
+from rlforge.learner import Learner, read_state, write_state
 from rlforge.system.checkpoint import list_checkpoints, prune, read_manifest, write_checkpoint
 from rlforge.train.resume import checkpoint_version
 from rlforge.types import Checkpoint, TrainBatch, value

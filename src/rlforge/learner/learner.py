@@ -17,12 +17,6 @@ from rlforge.algorithms.base import Algorithm, LossInputs
 from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.errors import CheckpointError, ConfigError, RunError
 from rlforge.learner.batching import MicroBatch, Row, Selection, select_rows, split_rows
-from rlforge.learner.metrics import (
-    OptimizerStep,
-    batch_metrics,
-    logprob_metrics,
-    optimizer_metrics,
-)
 from rlforge.learner.optim import (
     learning_rate_factor,
     make_optimizer,
@@ -33,7 +27,14 @@ from rlforge.learner.policy import Policy
 from rlforge.learner.ranks import Ranks
 from rlforge.learner.scorer import Scores
 from rlforge.learner.sharding import clip_gradient, cpu_copy, spread_optimizer_state
-from rlforge.learner.speed import Operations, Stopwatch
+from rlforge.learner.update_metrics import (
+    Operations,
+    OptimizerStep,
+    Stopwatch,
+    batch_metrics,
+    logprob_metrics,
+    optimizer_metrics,
+)
 from rlforge.models.moving import give_back, move
 from rlforge.types import Step, TrainBatch, UpdateResult, value
 
@@ -130,7 +131,7 @@ class Learner:
         self._single_step = fixed and config.epochs * config.optimizer_steps == 1
 
     def update(self, batch: TrainBatch) -> UpdateResult:
-        """Learn from ``batch``; the metrics are listed in ``rlforge.learner.metrics``.
+        """Learn from ``batch``; the metrics are listed in ``rlforge.learner.update_metrics``.
 
         Raises RunError when loss or gradient were not finite ``max_nonfinite`` times in a row.
         """

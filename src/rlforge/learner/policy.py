@@ -13,12 +13,9 @@ from torch import Tensor, nn
 
 from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.learner.batching import Layout, MicroBatch, Row, collate, whole
-from rlforge.learner.compiling import check_compiling, compile_layers
-from rlforge.learner.division import deal, shares
-from rlforge.learner.lora_kernels import fuse_lora_add, merge_small_lora
-from rlforge.learner.memory import apply_memory_options
-from rlforge.learner.norms import fuse_norms
-from rlforge.learner.prefixes import parts, segments
+from rlforge.learner.kernels import fuse_lora_add, fuse_norms, merge_small_lora
+from rlforge.learner.layers import apply_memory_options, check_compiling, compile_layers
+from rlforge.learner.partition import deal, parts, segments, shares
 from rlforge.learner.ranks import Ranks
 from rlforge.learner.scorer import Scorer, Scores
 from rlforge.learner.sharding import SpreadScorer, cpu_copy, spread_like

@@ -31,7 +31,7 @@ from rlforge.learner.logprobs import (
     logprobs_of,
     recomputed_logprobs,
 )
-from rlforge.learner.prefixes import segments
+from rlforge.learner.partition import segments
 from rlforge.models.last_layer import LastLayer, says_the_same
 from rlforge.models.numerics import evaluating, same_up_to_rounding
 from rlforge.types import value

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlforge.errors import ConfigError
 from rlforge.learner.batching import MicroBatch
+from rlforge.learner.layers import decoder_layers
 from rlforge.learner.logprobs import Reading
 from rlforge.learner.ranks import Ranks
 from rlforge.learner.scorer import Scorer, Scores
@@ -55,11 +54,7 @@ def spread_model(
     it moves to ``device``, which thus never holds it whole. Raises ConfigError for a model without
     decoder layers.
     """
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    if not layers:
-        raise ConfigError(
-            f"learner.shard_weights: {type(model).__name__} has no layers to divide; switch it off"
-        )
+    layers = decoder_layers(model, "shard_weights")
     kept = {parameter for name, parameter in model.named_parameters() if name in copies}
     for parameter in kept:
         parameter.data = parameter.data.to(device)

@@ -209,7 +209,7 @@ def _check_compiling(composed: Composed) -> None:
     config = composed.config
     if not config.learner.compile:
         return
-    from rlforge.learner.compiling import check_compiling  # torch: seconds
+    from rlforge.learner.layers import check_compiling  # torch: seconds
 
     device: str | None = config.hardware.device
     if device == "auto":

@@ -116,7 +116,7 @@ def optimizer_bytes(job: LearnerJob) -> int:
 
 
 def _norm(job: LearnerJob, width: int, groups: int, input_bytes: int) -> int:
-    """Per position: the input and 1 / rms (``rlforge.learner.norms``).
+    """Per position: the input and 1 / rms (``rlforge.learner.kernels``).
 
     A float32 gain behind a layer in bfloat16: the input in float32, and the gain's factor.
     """
@@ -178,7 +178,7 @@ def layer_bytes(job: LearnerJob, *, input_is_kept: bool = False) -> int:
 
 
 def folds(job: LearnerJob, name: str) -> bool:
-    """Whether ``rlforge.learner.lora_kernels`` makes W + s B A of this layer."""
+    """Whether ``rlforge.learner.kernels`` makes W + s B A of this layer."""
     return bool(adapted(job, name)) and _folds(job, *job.shape.linears[name])
 
 

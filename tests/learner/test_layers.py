@@ -10,7 +10,7 @@ import torch
 
 from rlforge.config.schema import LearnerConfig
 from rlforge.errors import ConfigError
-from rlforge.learner.compiling import check_compiling, compile_layers
+from rlforge.learner.layers import check_compiling, compile_layers
 
 
 def gradients(parts, steps, **settings):

@@ -7,10 +7,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from rlforge.config.schema import LoraConfig
-from rlforge.learner import speed
+from rlforge.learner import update_metrics
 from rlforge.learner.batching import Row, collate
 from rlforge.learner.scorer import Scorer
-from rlforge.learner.speed import Operations, Stopwatch, peak_operations
+from rlforge.learner.update_metrics import Operations, Stopwatch, peak_operations
 from rlforge.models.lora import attach_lora
 
 
@@ -151,7 +151,7 @@ def test_mfu_is_the_model_s_operations_over_time_and_the_peak_of_the_cards(monke
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _device: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _device: 3_000_000_000)
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(update_metrics.time, "perf_counter", lambda: next(now))
     watch = Stopwatch(cuda)
     metrics = watch.metrics(1_999, operations.training(rows, reused=0), devices=2)
     assert metrics["tflops"] == pytest.approx(40.848012)

@@ -1,0 +1,107 @@
+"""Decoder layers that recompute their activations in the backward pass, or are compiled.
+
+``learner.compile`` compiles each layer's forward pass by itself, for any number of rows and tokens;
+layers that are alike share the result. Gradient checkpointing runs the compiled layer a second
+time. The attention of packed sequences stays outside (``rlforge.learner.attention``). Compiling is
+refused together with weights divided over ranks: no test shows yet that a compiled layer and FSDP2
+make the same update.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rlforge.config.schema import LearnerConfig
+from rlforge.errors import ConfigError
+
+
+def decoder_layers(model: nn.Module, key: str) -> list[Any]:
+    """The decoder layers of ``model``; ConfigError naming the ``learner`` key without any."""
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"learner.{key}: {type(model).__name__} has no layers that transformers marks as "
+            "decoder layers; switch it off"
+        )
+    return layers
+
+
+def apply_memory_options(model: Any, config: LearnerConfig) -> None:
+    """Switch on the checkpointing that ``config`` asks for; results stay the same.
+
+    ``gradient_checkpointing`` keeps one activation per decoder layer, ``activation_checkpointing``
+    one per module (attention, MLP, norms) of each layer. Raises ConfigError for a contradiction
+    or a model that has no such layers.
+    """
+    recompute = config.gradient_checkpointing or config.activation_checkpointing
+    if config.use_trainer_cache and recompute:
+        raise ConfigError(
+            "learner.use_trainer_cache: a KV cache cannot be kept while activations are "
+            "recomputed; switch it off, or gradient_checkpointing and activation_checkpointing"
+        )
+    if config.gradient_checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise ConfigError(
+                f"learner.gradient_checkpointing: {type(model).__name__} does not support it"
+            )
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if config.activation_checkpointing:
+        for layer in decoder_layers(model, "activation_checkpointing"):
+            for module in layer.children():
+                module.forward = functools.partial(_recomputed, module.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def check_compiling(config: LearnerConfig, device: str | None) -> None:
+    """Raise ConfigError where ``learner.compile`` cannot work on ``device`` of this machine.
+
+    device: cpu or cuda; None: it is another machine's.
+    """
+    if not config.compile:
+        return
+    if config.use_trainer_cache:
+        raise ConfigError(
+            "learner.compile: compiled layers keep no cache; set learner.use_trainer_cache=false"
+        )
+    if config.shard_weights:
+        raise ConfigError(
+            "learner.compile: not together with weights that are divided over ranks; set "
+            "learner.compile=false or learner.shard_weights=false"
+        )
+    if config.activation_checkpointing:
+        raise ConfigError(
+            "learner.compile: modules of a compiled layer are not recomputed one by one; use "
+            "learner.gradient_checkpointing instead of learner.activation_checkpointing"
+        )
+    compiler = os.environ.get("CXX", "g++")
+    if device == "cpu" and shutil.which(compiler) is None:
+        raise ConfigError(
+            f"learner.compile: needs a C++ compiler, and there is no {compiler} here; install one "
+            "(Debian: apt install g++), name it in CXX, or set learner.compile=false"
+        )
+    if device == "cuda" and importlib.util.find_spec("triton") is None:
+        raise ConfigError(
+            "learner.compile: needs Triton on a GPU, which is not installed; install it with a "
+            "CUDA build of torch, or set learner.compile=false"
+        )
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Compile the decoder layers of ``model``, in place; ConfigError where it has none."""
+    for layer in decoder_layers(model, "compile"):
+        layer.forward = torch.compile(layer.forward, dynamic=True)
