@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from rlforge.config.ruler import JudgeConfig, RulerConfig
+from rlforge.engines.openai import ChatError
 from rlforge.errors import EngineDeadError, EngineError
 from rlforge.ruler.agreement import without_outcome
 from rlforge.ruler.judge import JudgeScorer
-from rlforge.ruler.judge_backends import JudgeError, LocalJudge, LocalModel
+from rlforge.ruler.judge_backends import LocalJudge, LocalModel
 from rlforge.ruler.question import read
 from rlforge.ruler.registry import make_scorer
 from rlforge.trajectories.records import TrainingWindow
@@ -103,7 +104,7 @@ async def test_a_model_without_markup_gets_plain_text() -> None:
 )
 async def test_failures_say_what_may_help(model: Model, kind: str) -> None:
     voice = LocalJudge(JudgeConfig(timeout_s=0.05), _local(model))
-    with pytest.raises(JudgeError) as caught:
+    with pytest.raises(ChatError) as caught:
         await voice.answer(MESSAGES, SCHEMA)
     assert caught.value.kind == kind
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from scipy.special import expit, logit
 
 from rlforge.config.ruler import JudgeConfig, RulerConfig
+from rlforge.engines.openai import ChatError
 from rlforge.errors import RlforgeError
 from rlforge.ruler.agreement import agreement, pooled
 from rlforge.ruler.base import Scores, finished, finite_rewards, nothing_to_compare, undecided
 from rlforge.ruler.features import STATE_ACTION
-from rlforge.ruler.judge_backends import JudgeBackend, JudgeError, estimated_tokens
+from rlforge.ruler.judge_backends import JudgeBackend, estimated_tokens
 from rlforge.ruler.question import Question, UnusableAnswerError, Verdict, ask, read
 from rlforge.trajectories.records import Decision, TrainingWindow
 from rlforge.types import value
@@ -256,7 +257,7 @@ class JudgeScorer:
             reserved = sitting.pay(asked)
             try:
                 reply = await self._voice.answer(messages, question.schema)
-            except JudgeError as error:
+            except ChatError as error:
                 sitting.settle(reserved, asked)
                 if error.kind == "form":
                     continue  # there are few forms
