@@ -219,7 +219,7 @@ def measure(
     pace(engine, rate)
     figures: dict[str, list[float]] = {"alone": [], "games": [], "working": []}
     prepare_ray(hardware)
-    with tempfile.TemporaryDirectory() as folder, ray_started(hardware, graph):
+    with tempfile.TemporaryDirectory() as folder, ray_started(hardware, graph.num_cpus):
         made: Any = ray.remote(PacedActor)
         actor = made.options(num_cpus=1, max_concurrency=1000).remote(
             config, hardware, "engine-0", folder, rate

@@ -22,11 +22,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
+from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import Composed, conf_dir, from_hydra, to_yaml
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.primary import CONTINUOUS, GAMES, Primary, compose_for, read_run
 from rlforge.config.schema import HardwareConfig, RunConfig
-from rlforge.continuous.graph import continuous_graph
 from rlforge.continuous.journal import Journal
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
@@ -40,7 +40,7 @@ from rlforge.system.gpu_claims import claimed
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import RunLock
 from rlforge.tracking.report import write_report
-from rlforge.train.graph import RunGraph, build_graph, to_json
+from rlforge.train.graph import build_graph, to_json
 from rlforge.train.resume import checkpoint_version
 from rlforge.types import PolicyRef
 
@@ -62,8 +62,6 @@ def composed(
 
 
 def _graph(config: RunConfig) -> RunGraph:
-    if isinstance(config, ContinuousConfig):
-        return continuous_graph(config, detect())
     return build_graph(config, detect())
 
 

@@ -1,20 +1,25 @@
-"""A Ray of our own leaves nothing behind."""
+"""Ray starts what the run graph says, and a Ray of our own leaves no process behind."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+import ray
 
-from rlforge.actors import cluster as cast
+from rlforge.actors import cluster
+from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
-from rlforge.system.hardware import detect
-from rlforge.train.graph import build_graph
+from rlforge.system.hardware import Machine, detect, resolve_hardware
+from rlforge.train.graph import build_graph, to_json
 
 ENDS_SOON = [sys.executable, "-c", "import time; time.sleep(0.3)"]
 
@@ -26,21 +31,21 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_nothing_that_ray_started_is_there_afterwards(
+def test_no_process_that_ray_started_outlives_the_block(
     own_home: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a busy machine Ray's node is killed before it has ended its workers; they take a while."""
+    """Also children of an actor, which are still ending when Ray's node has been killed."""
 
     class Process:
         def pids(self) -> tuple[int, int]:
             return os.getpid(), psutil.Popen(["sleep", "60"]).pid  # which outlives its parent
 
     graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
-    monkeypatch.setattr(cast, "END_PATIENCE_S", 1.0)
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # of a cluster that is not meant
+    monkeypatch.setattr(cluster, "END_PATIENCE_S", 1.0)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # of another cluster
     bystander = psutil.Popen(["sleep", "60"])
-    with cast.ray_started(HardwareConfig(device="cpu"), graph.num_cpus):
-        pids = cast.ray.get(cast._actor(Process, "process", num_cpus=0).remote().pids.remote())
+    with cluster.ray_started(HardwareConfig(device="cpu"), graph.num_cpus):
+        pids = ray.get(ray.remote(Process).options(num_cpus=0).remote().pids.remote())
         assert all(map(runs, pids))
     assert not any(map(runs, pids))
     assert bystander.is_running()
@@ -48,7 +53,7 @@ def test_nothing_that_ray_started_is_there_afterwards(
     bystander.wait()
 
 
-def test_an_interrupted_beginning_leaves_nothing_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_ray_starts_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself forgets the processes of a node that it was still starting."""
     started: list[psutil.Popen] = []
 
@@ -57,36 +62,72 @@ def test_an_interrupted_beginning_leaves_nothing_either(monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
-    monkeypatch.setattr(cast.ray, "init", interrupted)
+    monkeypatch.setattr(cluster.ray, "init", interrupted)
     with (
         pytest.raises(KeyboardInterrupt),
-        cast.ray_started(HardwareConfig(device="cpu"), graph.num_cpus),
+        cluster.ray_started(HardwareConfig(device="cpu"), graph.num_cpus),
     ):
         pass
     assert [process.wait() for process in started] == [-9]
 
 
-async def test_who_finds_no_room_is_told_so_and_does_not_wait_for_ever(
-    own_home: None, monkeypatch: pytest.MonkeyPatch
+async def test_ray_runs_exactly_the_actors_of_the_graph(
+    own_home: None, small_model: Path, tmp_path: Path
 ) -> None:
-    graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
-    with cast.ray_started(HardwareConfig(device="cpu"), graph.num_cpus):
-        [place] = await cast._places([(1.0, 0.0)], "one engine", "engine.num_engines")
-        assert place["scheduling_strategy"].placement_group_bundle_index == 0
-        monkeypatch.setattr(cast, "PLACEMENT_PATIENCE_S", 0.5)
-        with pytest.raises(RunError, match=r"no room for 2 engines .*lower engine.num_engines"):
-            await cast._places([(1.0, 1.0)] * 2, "2 engines", "engine.num_engines")
+    """With the names and resources that ``rlforge graph --format json`` prints."""
+    config = compose(
+        [
+            "+experiment=tictactoe_mirror",
+            "model=hf",
+            f"model.name={small_model}",
+            "engine.num_engines=2",
+            "learner.num_learners=2",
+        ]
+    ).config
+    graph = build_graph(config, Machine(cpus=2, gpus=0))
+    hardware = resolve_hardware(config.hardware, Machine(cpus=2, gpus=0), 2, 2)
+    printed = json.loads(to_json(graph))["nodes"]
+    with cluster.ray_started(hardware, graph.num_cpus):
+        actors = await cluster.start_actors(graph, config, hardware, tmp_path)
+        listed = {name for node in printed for name in node["actor_names"]}
+        assert set(ray.util.list_named_actors()) == set(actors.named) == listed
+        assert listed == {
+            *("tracker", "pool", "buffer", "learner", "learner-1"),
+            *("engine-0", "engine-1", "collector-0"),
+        }
+        asked = sum(node["num_cpus"] * node["replicas"] for node in printed)
+        assert ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0) == asked
+        assert {path.stem for path in (tmp_path / "logs").glob("*.log")} >= listed
+        assert len(actors.engines) == 2
+        assert await actors.buffer.size.remote() == 0
 
 
-def test_who_ends_in_time_is_not_killed_and_who_does_not_is(
+async def test_a_graph_without_room_raises_instead_of_waiting_for_ever(
+    own_home: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = compose(["+experiment=tictactoe_mirror", "engine.num_engines=2"]).config
+    hardware = HardwareConfig(device="cpu", engine_gpus=1.0)
+    whole = build_graph(config, Machine(cpus=2, gpus=0))
+    engine = dataclasses.replace(whole.node("engine"), num_gpus=1.0)
+    graph = RunGraph(nodes=(whole.node("tracker"), engine))
+    monkeypatch.setattr(cluster, "PLACEMENT_PATIENCE_S", 0.5)
+    with cluster.ray_started(hardware, graph.num_cpus):
+        with pytest.raises(
+            RunError, match=r"no room for 2 engines .* 1 GPUs each .*lower engine.num_engines"
+        ):
+            await cluster.start_actors(graph, config, hardware, tmp_path)
+        assert ray.util.list_named_actors() == []
+
+
+def test_processes_that_end_in_time_are_not_killed_and_others_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started = time.monotonic()
     in_time = psutil.Popen(ENDS_SOON)
-    cast._ended([in_time])
+    cluster.end_processes([in_time])
     assert in_time.wait() == 0
-    assert time.monotonic() - started < cast.END_PATIENCE_S
-    monkeypatch.setattr(cast, "END_PATIENCE_S", 0.1)
+    assert time.monotonic() - started < cluster.END_PATIENCE_S
+    monkeypatch.setattr(cluster, "END_PATIENCE_S", 0.1)
     too_late = psutil.Popen(["sleep", "60"])
-    cast._ended([too_late])
+    cluster.end_processes([too_late])
     assert too_late.wait() == -9

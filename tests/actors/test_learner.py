@@ -76,8 +76,3 @@ async def test_a_death_is_the_cause_of_a_lost_connection(deaf: int) -> None:
     with pytest.raises(ray.exceptions.ActorDiedError) as caught:
         await LearnerGroup(ranks).update("batch")
     assert caught.value is death
-
-
-def test_ranks_have_names_of_their_own() -> None:
-    ranks = [Rank(waiting), Rank(waiting)]
-    assert LearnerGroup(ranks).named() == {"learner": ranks[0], "learner-1": ranks[1]}

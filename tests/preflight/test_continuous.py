@@ -9,10 +9,10 @@ import pytest
 from rlforge.config.compose import conf_dir, from_yaml, to_yaml
 from rlforge.config.continuous import GAME_KEYS, ContinuousConfig
 from rlforge.config.primary import CONTINUOUS, GAMES, compose_for, read_run
-from rlforge.continuous.graph import continuous_graph
 from rlforge.errors import ConfigError
 from rlforge.preflight.continuous import check_continuous
 from rlforge.system.hardware import Machine
+from rlforge.train.graph import build_graph
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("market_*.yaml"))
 
@@ -143,7 +143,7 @@ def test_a_run_knows_what_it_is_of(tmp_path: Path) -> None:
 def test_the_graph_puts_engine_and_learner_on_the_cards_there_are() -> None:
     config = compose_for([], wanted=CONTINUOUS).config
     assert isinstance(config, ContinuousConfig)
-    graph = continuous_graph(config, Machine(cpus=4, gpus=2))
+    graph = build_graph(config, Machine(cpus=4, gpus=2))
     assert graph.num_gpus == 2.0
     assert {edge.source for edge in graph.edges} <= {node.name for node in graph.nodes}
-    assert continuous_graph(config, Machine(cpus=2, gpus=0)).node("learner").placement == "cpu"
+    assert build_graph(config, Machine(cpus=2, gpus=0)).node("learner").placement == "cpu"

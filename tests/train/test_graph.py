@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 
 import pytest
 
 from rlforge.config.compose import compose
+from rlforge.config.primary import CONTINUOUS, compose_for
+from rlforge.config.serving import ServeConfig, ServingConfig
 from rlforge.errors import ConfigError
 from rlforge.system.hardware import Machine, resolve_hardware
 from rlforge.train.graph import build_graph, to_json, to_mermaid
@@ -15,11 +19,11 @@ LAPTOP = Machine(cpus=2, gpus=0)
 SERVER = Machine(cpus=16, gpus=4)
 
 
-def test_every_actor_stands_in_the_graph_once_with_its_replicas() -> None:
+def test_every_kind_of_actor_is_in_the_graph_once_with_its_replicas() -> None:
     counts = ["engine.num_engines=2", "collector.num_collectors=3", "learner.num_learners=2"]
     config = compose(counts).config
     graph = build_graph(config, LAPTOP)
-    assert {node.kind: node.replicas for node in graph.nodes} == {
+    assert {node.name: node.replicas for node in graph.nodes} == {
         "tracker": 1,
         "pool": 1,
         "buffer": 1,
@@ -30,10 +34,53 @@ def test_every_actor_stands_in_the_graph_once_with_its_replicas() -> None:
     assert graph.num_gpus == 0
 
 
-def test_edges_join_actors_that_exist() -> None:
-    graph = build_graph(compose([]).config, LAPTOP)
+def test_replicas_have_numbers_and_the_first_rank_of_the_learner_has_none() -> None:
+    counts = ["engine.num_engines=2", "learner.num_learners=2"]
+    graph = build_graph(compose(counts).config, LAPTOP)
+    assert graph.node("engine").actor_names == ("engine-0", "engine-1")
+    assert graph.node("collector").actor_names == ("collector-0",)
+    assert graph.node("learner").actor_names == ("learner", "learner-1")
+
+
+GRAPHS = {
+    "games": lambda: compose([]).config,
+    "continuous": lambda: compose_for([], wanted=CONTINUOUS).config,
+    "serving": ServingConfig,
+}
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_edges_join_parts_of_the_run_and_leave_none_out(kind: str) -> None:
+    graph = build_graph(GRAPHS[kind](), LAPTOP)
     names = {node.name for node in graph.nodes}
     assert {edge.source for edge in graph.edges} | {edge.target for edge in graph.edges} == names
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_actors_of_the_graph_are_classes_that_can_be_imported(kind: str) -> None:
+    for node in build_graph(GRAPHS[kind](), LAPTOP).nodes:
+        if node.actor is not None:
+            module, _, name = node.actor.partition(":")
+            assert inspect.isclass(getattr(importlib.import_module(module), name))
+
+
+def test_a_service_starts_its_engines_with_its_own_limit_of_restarts() -> None:
+    config = ServingConfig(serve=ServeConfig(max_engine_restarts=7))
+    graph = build_graph(config, LAPTOP)
+    assert graph.actor_names == ("engine-0",)
+    assert graph.node("engine").restarts == 7
+    assert graph.node("service").actor is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "alone"),
+    [([], 0, False), ([], 1, True), ([], 4, False), (["hardware.alternate=true"], 0, True)],
+)
+def test_actors_that_share_a_card_load_one_after_the_other(
+    overrides: list[str], gpus: int, alone: bool
+) -> None:
+    graph = build_graph(compose(overrides).config, Machine(cpus=8, gpus=gpus))
+    assert graph.node("learner").loads_alone == graph.node("engine").loads_alone == alone
 
 
 def test_one_gpu_is_shared_by_learner_and_engine() -> None:
@@ -95,24 +142,24 @@ def test_learner_ranks_do_not_share_a_gpu(overrides: list[str], message: str) ->
         (["hardware.device=cuda"], "wants a GPU"),
     ],
 )
-def test_absent_gpus_are_said_before_anything_starts(overrides: list[str], message: str) -> None:
+def test_missing_gpus_are_reported_before_the_start(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_graph(compose(overrides).config, LAPTOP)
 
 
-def test_too_few_gpus_are_said_with_the_sum() -> None:
+def test_too_few_gpus_are_reported_with_the_sum() -> None:
     with pytest.raises(ConfigError, match=r"wants 6 GPUs .*shows 4"):
         build_graph(compose(["hardware=multi_gpu", "engine.num_engines=5"]).config, SERVER)
 
 
 @pytest.mark.parametrize("key", ["learner_gpus", "engine_gpus"])
-def test_gpus_that_are_asked_for_are_not_forgotten_where_there_are_none(key: str) -> None:
+def test_gpus_that_are_asked_for_and_missing_are_an_error(key: str) -> None:
     config = compose([f"hardware.{key}=0.5"]).config.hardware
     with pytest.raises(ConfigError, match=rf"hardware\.{key}=0\.5 .*shows none; leave both at 0"):
         resolve_hardware(config, LAPTOP, 1)
 
 
-def test_a_cluster_is_left_as_described() -> None:
+def test_the_description_of_a_cluster_is_kept() -> None:
     hardware = resolve_hardware(compose(["hardware=cluster"]).config.hardware, LAPTOP, 1)
     assert (hardware.ray_address, hardware.device) == ("auto", "cuda")
 
@@ -132,16 +179,14 @@ def test_cores_are_shared_between_engine_and_learner_on_a_cpu() -> None:
 
 @pytest.mark.parametrize("gpus", [1, 4])
 @pytest.mark.parametrize("engines", [1, 3])
-def test_engines_and_learner_in_turns_have_one_gpu_whatever_there_is(
-    gpus: int, engines: int
-) -> None:
+def test_alternating_engines_and_learner_use_one_gpu(gpus: int, engines: int) -> None:
     config = compose(["hardware.alternate=true"]).config.hardware
     hardware = resolve_hardware(config, Machine(cpus=8, gpus=gpus), engines)
     assert hardware.num_gpus == 1
     assert hardware.learner_gpus + engines * hardware.engine_gpus == pytest.approx(1.0)
 
 
-def test_in_turns_the_learner_has_all_cores_of_a_cpu() -> None:
+def test_an_alternating_learner_has_all_cores_of_a_cpu() -> None:
     config = compose(["hardware.alternate=true"]).config.hardware
     assert resolve_hardware(config, Machine(cpus=12, gpus=0), 1).threads == 12
     assert resolve_hardware(config, Machine(cpus=12, gpus=0), 3).threads == 4
@@ -155,7 +200,7 @@ def test_in_turns_the_learner_has_all_cores_of_a_cpu() -> None:
         (["hardware=multi_gpu"], r"wants 3 GPUs.*alternate is for one; lower.*alternate off"),
     ],
 )
-def test_turns_on_more_than_one_card_are_refused(overrides: list[str], message: str) -> None:
+def test_alternation_on_more_than_one_card_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_graph(compose([*overrides, "hardware.alternate=true"]).config, SERVER)
 

@@ -1,18 +1,20 @@
-"""Ray, and everybody on stage: the one place where Ray is configured and actors are placed.
+"""Starts Ray and the actors of a run graph: the only module that configures Ray and places actors.
 
-The classes of the neighbouring modules know nothing of their being actors; here they become some.
+The classes of the neighbouring modules are plain Python and become actors here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
+import inspect
 import logging
 import re
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +22,27 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlforge.actors.collector import CollectorActor
-from rlforge.actors.engine import EngineActor
-from rlforge.actors.learner import LearnerActor, LearnerGroup, rank_name
+from rlforge.actors.learner import LearnerGroup
 from rlforge.actors.process import turn_file
-from rlforge.actors.state import BufferActor, PoolActor, TrackerActor
+from rlforge.actors.specs import ActorSpec, PartName, RunGraph
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.errors import RlforgeError, RunError
-from rlforge.system.hardware import versions
-from rlforge.types import value
 
 log = logging.getLogger(__name__)
 
 PLACEMENT_PATIENCE_S = 120.0
-"""Seconds within which a cluster must have room for everybody."""
+"""Seconds within which a cluster must have room for all actors."""
 
 END_PATIENCE_S = 10.0
-"""Seconds that processes of a Ray of our own have to end by themselves before they are killed."""
+"""Seconds after which processes of a Ray of our own that have not ended are killed."""
 
 
 @contextlib.contextmanager
 def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[None]:
     """A Ray of our own for the block, or a connection to ``hardware.ray_address``.
 
-    Our own it is whatever cluster this machine belongs to, or RAY_ADDRESS names.
-    None of the processes of our own outlives the block, in which SIGTERM is what Ctrl-C is.
+    Only ``hardware.ray_address`` decides: a cluster of this machine and RAY_ADDRESS are ignored.
+    No process of our own Ray outlives the block. In the block SIGTERM acts like Ctrl-C.
     """
     before = _children()
     try:
@@ -52,7 +50,7 @@ def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[None]:
         # Ray's handler would end this process in the middle of anything, with a stack trace.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.default_int_handler)
-    except BaseException:  # also Ctrl-C: Ray does not know of a node that is half there
+    except BaseException:  # also Ctrl-C: Ray itself forgets a node that is still starting
         for process in _children() - before:
             _kill(process)
         raise
@@ -61,7 +59,7 @@ def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[None]:
     finally:
         of_ray = _children() - before
         ray.shutdown()
-        _ended(of_ray)
+        end_processes(of_ray)
 
 
 def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:
@@ -75,16 +73,16 @@ def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:
                 "with `ray start --head`, or take hardware=auto"
             ) from None
     else:
-        # Our own Ray counts cores for placement only: the small actors share what there is.
+        # Cores only decide placement; tracker, pool and buffer reserve none.
         own: dict[str, Any] = {"address": "local", "include_dashboard": False}
         cpus = max(hardware.num_cpus or 1, round(num_cpus))
         ray.init(num_cpus=cpus, num_gpus=hardware.num_gpus, **own, **quiet)
 
 
-def _ended(processes: Collection[psutil.Process]) -> None:
-    """Wait until all are gone; kill those that are not within ``END_PATIENCE_S``.
+def end_processes(processes: Collection[psutil.Process]) -> None:
+    """Wait until all have ended; kill those that run longer than ``END_PATIENCE_S``.
 
-    Ray gives its node one second, and leaves what the node started to end by itself.
+    Ray gives its node one second to end, and does not wait for what the node started.
     """
     for process in _left(processes):
         log.warning("%s does not end and is killed", process)
@@ -103,7 +101,7 @@ def _kill(process: psutil.Process) -> None:
 
 
 def _left(processes: Collection[psutil.Process]) -> list[psutil.Process]:
-    """Which of ``processes`` still run after ``END_PATIENCE_S``; sooner once none does."""
+    """The ``processes`` that still run after ``END_PATIENCE_S``; returns early once all ended."""
     deadline = time.monotonic() + END_PATIENCE_S
     while (left := [each for each in processes if _runs(each)]) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -112,155 +110,143 @@ def _left(processes: Collection[psutil.Process]) -> list[psutil.Process]:
 
 def _runs(process: psutil.Process) -> bool:
     try:
-        # Nobody may be there to take notice of the end of an orphan.
+        # An orphan stays a zombie where no process waits for it.
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-@value
 class RunActors:
-    """All live actors of a run."""
+    """All live actors of a run, by name.
 
-    tracker: Any
-    pool: Any
-    buffer: Any
-    engines: tuple[Any, ...]
-    collectors: tuple[Any, ...]
-    learner: LearnerGroup
+    Example:
+        >>> actors = RunActors({"tracker": "t", "engine-0": "e0", "engine-1": "e1"})
+        >>> actors.tracker, actors.engines, actors.collectors
+        ('t', ('e0', 'e1'), ())
+    """
 
-    def named(self) -> dict[str, Any]:
-        """Every actor by its name."""
-        return {
-            "tracker": self.tracker,
-            "pool": self.pool,
-            "buffer": self.buffer,
-            **{f"engine-{index}": engine for index, engine in enumerate(self.engines)},
-            **{f"collector-{index}": actor for index, actor in enumerate(self.collectors)},
-            **self.learner.named(),
-        }
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        """named: handles of Ray actors, those of one kind in the order of their numbers."""
+        self.named = dict(named)
+
+    def of(self, kind: PartName) -> tuple[Any, ...]:
+        """All replicas of one kind."""
+        return tuple(actor for name, actor in self.named.items() if name.partition("-")[0] == kind)
+
+    @property
+    def tracker(self) -> Any:
+        return self.named["tracker"]
+
+    @property
+    def pool(self) -> Any:
+        return self.named["pool"]
+
+    @property
+    def buffer(self) -> Any:
+        return self.named["buffer"]
+
+    @property
+    def engines(self) -> tuple[Any, ...]:
+        return self.of("engine")
+
+    @property
+    def collectors(self) -> tuple[Any, ...]:
+        return self.of("collector")
+
+    @property
+    def learner(self) -> LearnerGroup:
+        return LearnerGroup(self.of("learner"))
 
     def name_of(self, actor_id: str | None) -> str | None:
         """Which actor has this id, as Ray's exceptions give it."""
-        ids = {actor._actor_id.hex(): name for name, actor in self.named().items()}
+        ids = {actor._actor_id.hex(): name for name, actor in self.named.items()}
         return ids.get(actor_id or "")
 
 
 async def start_actors(
-    config: RunConfig, hardware: HardwareConfig, run_dir: str, part: int
+    graph: RunGraph, config: RunConfig, hardware: HardwareConfig, run_dir: Path, part: int = 0
 ) -> RunActors:
-    """Start everything; engines and learner load the model side by side.
+    """Start every actor of ``graph`` and wait until all have loaded what they need.
 
-    part: how often the run was taken up again, which keeps its game ids apart. Processes that share
-    a card load one after the other: an engine may measure what it takes by what becomes less.
-    Raises what an actor's constructor raised, wrapped by Ray (see ``reason``), and RunError where
-    there is no room for all.
+    A constructor gets those of ``config``, ``hardware``, ``name``, ``rank`` (number of the
+    replica), ``run_dir`` and ``part`` that it has parameters for. part: how often the run was
+    resumed, which keeps its game ids apart. Actors load side by side, except those that share a
+    card: an engine may measure its own memory by what becomes less.
+    Raises RunError when there is no room for all, and what a constructor raised, wrapped by Ray
+    (see ``reason``).
     """
-    about = {"seed": config.seed, "versions": versions(), "experiment": config.name}
-    tracker = _actor(TrackerActor, "tracker", num_cpus=0).remote(config, run_dir, about)
-    pool = _actor(PoolActor, "pool", num_cpus=0).remote(config, run_dir, part)
-    buffer = _actor(BufferActor, "buffer", num_cpus=0).remote(config, run_dir)
-    learner = await _learner_group(config, hardware, run_dir)
-    engines_and_collectors = [(1.0, hardware.engine_gpus)] * config.engine.num_engines
-    engines_and_collectors += [(1.0, 0.0)] * config.collector.num_collectors
-    places = await _places(
-        engines_and_collectors,
-        f"{config.engine.num_engines} engines with a CPU core and {hardware.engine_gpus:g} GPUs "
-        f"each, and {config.collector.num_collectors} collectors with a core each",
-        "engine.num_engines or collector.num_collectors",
-    )
-    turn_file(run_dir).unlink(missing_ok=True)  # of a part of the run that was killed in its turn
-    learning = asyncio.ensure_future(learner.start())
-    shared = hardware.alternate or 0 < hardware.engine_gpus < 1
-    if shared:
-        await learning
-    collectors = tuple(
-        _actor(
-            CollectorActor,
-            f"collector-{index}",
-            num_cpus=1,
-            max_restarts=config.collector.max_restarts,
-            max_concurrency=16,
-            **place,
-        ).remote(config, f"collector-{index}", run_dir)
-        for index, place in enumerate(places[config.engine.num_engines :])
-    )
-    engines = []
-    for index, place in enumerate(places[: config.engine.num_engines]):
-        engine = _actor(
-            EngineActor,
-            f"engine-{index}",
-            num_cpus=1,
-            num_gpus=hardware.engine_gpus,
-            max_restarts=config.engine.max_restarts,
-            max_concurrency=1000,
-            **place,
-        ).remote(config, hardware, f"engine-{index}", run_dir)
-        engines.append(engine)
-        if shared:
-            await engine.__ray_ready__.remote()
-    everyone = (tracker, pool, buffer, *engines, *collectors)
-    await asyncio.gather(learning, *(actor.__ray_ready__.remote() for actor in everyone))
-    return RunActors(
-        tracker=tracker,
-        pool=pool,
-        buffer=buffer,
-        engines=tuple(engines),
-        collectors=collectors,
-        learner=learner,
-    )
+    specs = [spec for spec in graph.nodes if spec.actor is not None]
+    places = await _places(specs)
+    turn_file(run_dir).unlink(missing_ok=True)  # left by a process that was killed in its turn
+    given = {"config": config, "hardware": hardware, "run_dir": str(run_dir), "part": part}
+    named: dict[str, Any] = {}
+    loading: list[asyncio.Future[Any]] = []
+    alone: asyncio.Future[Any] | None = None
+    for spec in specs:
+        for rank, name in enumerate(spec.actor_names):
+            if spec.loads_alone and alone is not None:
+                await alone
+            actor = _create(spec, places.get(name), given | {"name": name, "rank": rank})
+            named[name] = actor
+            loading.append(asyncio.ensure_future(actor.__ray_ready__.remote()))
+            if spec.name == "learner" and rank + 1 == spec.replicas:
+                # A rank loads its model only after it has met the others.
+                loading.append(asyncio.ensure_future(RunActors(named).learner.start()))
+            alone = loading[-1] if spec.loads_alone else None
+    await asyncio.gather(*loading)
+    return RunActors(named)
 
 
-async def _learner_group(config: RunConfig, hardware: HardwareConfig, run_dir: str) -> LearnerGroup:
-    """The learner's ranks, side by side on as few nodes as have room for them."""
-    size, gpus = config.learner.num_learners, hardware.learner_gpus
-    places = await _places(
-        [(1.0, gpus)] * size,
-        f"{size} learner ranks with a CPU core and {gpus:g} GPUs each",
-        "learner.num_learners",
-    )
-    return LearnerGroup(
-        [
-            _actor(LearnerActor, rank_name(rank), num_cpus=1, num_gpus=gpus, **place).remote(
-                config, hardware, rank, run_dir
-            )
-            for rank, place in enumerate(places)
-        ]
-    )
-
-
-async def _places(
-    wanted: Sequence[tuple[float, float]], who: str, lower: str
-) -> list[dict[str, Any]]:
-    """Options that place one actor each: CPU cores and GPUs that are kept for it, also while it is
-    restarted.
-
-    All are had at once, on as few nodes as have room for them. Raises RunError when there is none:
-    Ray itself would wait for ever. who, lower: whom it concerns, and which keys lower their number.
-    """
-    bundles = [{"CPU": cpus, **({"GPU": gpus} if gpus else {})} for cpus, gpus in wanted]
-    group = ray.util.placement_group(bundles, strategy="PACK")
-    if not await asyncio.to_thread(group.wait, PLACEMENT_PATIENCE_S):
-        raise RunError(
-            f"no room for {who} within {PLACEMENT_PATIENCE_S:g} s; lower {lower}, or free what "
-            "others hold"
-        )
-    return [
-        {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, index)}
-        for index in range(len(bundles))
-    ]
-
-
-def _actor(cls: type, name: str, **options: Any) -> Any:
-    """``cls`` as a Ray actor class that is placed with ``options`` and found by ``name``."""
+def _create(spec: ActorSpec, place: Any, given: Mapping[str, Any]) -> Any:
+    assert spec.actor is not None
+    module, _, class_name = spec.actor.partition(":")
+    cls = getattr(importlib.import_module(module), class_name)
     made: Any = ray.remote(cls)
-    return made.options(name=name, **options)
+    parameters = inspect.signature(cls).parameters
+    return made.options(
+        name=given["name"],
+        num_cpus=spec.num_cpus,
+        num_gpus=spec.num_gpus,
+        max_restarts=spec.restarts,
+        max_concurrency=spec.concurrency,
+        scheduling_strategy=place,
+    ).remote(**{key: argument for key, argument in given.items() if key in parameters})
 
 
-def explained(error: BaseException, cast: RunActors | None, run_dir: Path) -> BaseException:
-    """What happened to whom in ``run_dir``, and how to go on; ``cast``: None before it stood.
+async def _places(specs: Sequence[ActorSpec]) -> dict[str, PlacementGroupSchedulingStrategy]:
+    """Where each actor goes that is in a room, by its name (see ``ActorSpec``).
 
-    Of a group it is the first failure that counts. What did not come out of Ray stays as it is.
+    Raises RunError when there is not enough for a room: Ray itself would wait for ever.
+    """
+    places = {}
+    for room in dict.fromkeys(spec.room for spec in specs if spec.room is not None):
+        inside = [spec for spec in specs if spec.room == room]
+        bundles = [
+            {"CPU": spec.num_cpus, **({"GPU": spec.num_gpus} if spec.num_gpus else {})}
+            for spec in inside
+            for _ in range(spec.replicas)
+        ]
+        group = ray.util.placement_group(bundles, strategy="PACK")
+        if not await asyncio.to_thread(group.wait, PLACEMENT_PATIENCE_S):
+            wanted = ", and ".join(
+                f"{spec.replicas} {spec.name}s with a CPU core and {spec.num_gpus:g} GPUs each"
+                for spec in inside
+            )
+            raise RunError(
+                f"no room for {wanted} within {PLACEMENT_PATIENCE_S:g} s; lower "
+                f"{' or '.join(spec.replicas_key for spec in inside)}, or free what others hold"
+            )
+        names = [name for spec in inside for name in spec.actor_names]
+        for index, name in enumerate(names):
+            places[name] = PlacementGroupSchedulingStrategy(group, index)
+    return places
+
+
+def explained(error: BaseException, actors: RunActors | None, run_dir: Path) -> BaseException:
+    """``error`` with the actor that died, its log in ``run_dir`` and how to resume.
+
+    actors: None while they are starting. Of a group the first error is explained; errors that do
+    not come from Ray stay as they are.
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -268,8 +254,8 @@ def explained(error: BaseException, cast: RunActors | None, run_dir: Path) -> Ba
         return error
     if not isinstance(error, ray.exceptions.RayActorError):
         return RunError(reason(error))
-    name = cast.name_of(error.actor_id) if cast is not None else None
-    if name is None:  # it did not live long enough to be known
+    name = actors.name_of(error.actor_id) if actors is not None else None
+    if name is None:
         return RunError(f"an actor could not be started: {reason(error)}")
     return RunError(
         f"the {name} died: {reason(error)} See logs/{name}.log in {run_dir}; "
@@ -278,13 +264,13 @@ def explained(error: BaseException, cast: RunActors | None, run_dir: Path) -> Ba
 
 
 def reason(error: BaseException) -> str:
-    """The user's sentence inside whatever Ray wrapped around it."""
+    """The message for the user inside an error that Ray wrapped."""
     cause: BaseException = error
     while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
         cause = cause.cause
     if isinstance(cause, RlforgeError):
         return str(cause)
-    # What a constructor raised comes back as text only.
-    if told := re.findall(r"rlforge\.errors\.\w+: (.+)", str(cause)):
-        return str(told[-1])
+    # An error of a constructor arrives as text.
+    if messages := re.findall(r"rlforge\.errors\.\w+: (.+)", str(cause)):
+        return str(messages[-1])
     return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"

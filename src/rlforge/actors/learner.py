@@ -32,9 +32,9 @@ class LearnerActor:
     _learner: Learner
 
     def __init__(
-        self, config: RunConfig, hardware: HardwareConfig, rank: int, run_dir: str
+        self, config: RunConfig, hardware: HardwareConfig, name: str, rank: int, run_dir: str
     ) -> None:
-        enter(rank_name(rank), run_dir)
+        enter(name, run_dir)
         limit_threads(hardware.threads)
         self._checkpoints = Path(run_dir) / "checkpoints"
         self._config, self._hardware, self._rank = config, hardware, rank
@@ -112,11 +112,6 @@ def _node_address() -> str:
     return address
 
 
-def rank_name(rank: int) -> str:
-    """Name of the actor and of its log: the first rank stands for the learner."""
-    return f"learner-{rank}" if rank else "learner"
-
-
 class LearnerGroup:
     """The learner as the run sees it: every call goes to all ranks, the answer is that of rank 0.
 
@@ -126,10 +121,6 @@ class LearnerGroup:
     def __init__(self, actors: Sequence[Any]) -> None:
         """actors: by rank."""
         self._actors = tuple(actors)
-
-    def named(self) -> dict[str, Any]:
-        """Every rank's actor by its name."""
-        return {rank_name(rank): actor for rank, actor in enumerate(self._actors)}
 
     async def start(self) -> None:
         """Let the ranks meet and load the model."""

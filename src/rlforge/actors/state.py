@@ -16,43 +16,20 @@ from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import Delivery
 from rlforge.rollout.lineup import fixed_opponents, train_envs
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
+from rlforge.system.hardware import versions
 from rlforge.tracking.tracker import Tracker
-from rlforge.types import Checkpoint, EvalResult, GameRecord, GameSpec, TrainBatch, UpdateResult
+from rlforge.types import Checkpoint, GameRecord, GameSpec, TrainBatch
 
 
-class TrackerActor:
-    """Hears everybody; nobody waits for it."""
+class TrackerActor(Tracker):
+    """The tracker as an actor; its callers do not wait for it."""
 
-    def __init__(self, config: RunConfig, run_dir: str, about: Mapping[str, Any]) -> None:
+    def __init__(self, config: RunConfig, run_dir: str) -> None:
         enter("tracker", run_dir)
-        self._tracker = Tracker(
-            Path(run_dir), config.tracker, config.name, config.learner.total_updates, about=about
-        )
+        about = {"seed": config.seed, "versions": versions(), "experiment": config.name}
+        total = config.learner.total_updates
+        super().__init__(Path(run_dir), config.tracker, config.name, total, about=about)
         freeze_gc()
-
-    def add_games(self, records: Sequence[GameRecord]) -> None:
-        self._tracker.add_games(records)
-
-    def add_eval(self, result: EvalResult) -> None:
-        self._tracker.add_eval(result)
-
-    def log_inference(self, engine: str, stats: Mapping[str, float]) -> None:
-        self._tracker.log_inference(engine, stats)
-
-    def log_learner(self, result: UpdateResult, shares: Mapping[str, float]) -> None:
-        self._tracker.log_learner(result, shares)
-
-    def resume(self, version: int) -> None:
-        self._tracker.resume(version)
-
-    def log_pool(self, snapshot: Mapping[str, Any]) -> None:
-        self._tracker.log_pool(snapshot)
-
-    def progress(self) -> Any:
-        return self._tracker.progress()
-
-    def close(self, summary: Mapping[str, Any]) -> None:
-        self._tracker.close(summary)
 
 
 class PoolActor:

@@ -57,7 +57,7 @@ def graph(
             str(node.replicas),
             f"{node.num_cpus:g}",
             f"{node.num_gpus:g}",
-            node.placement,
+            node.placement if node.actor else "driver",
             "\n".join(hands),
         )
     Console().print(table)

@@ -24,6 +24,7 @@ import ray
 from rlforge.actors.cluster import RunActors, explained, ray_started, start_actors
 from rlforge.actors.colocation import update_in_turn
 from rlforge.actors.process import enter, restarted
+from rlforge.actors.specs import RunGraph
 from rlforge.actors.watch import EngineWatch
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.rollout.evaluation import plan_evaluation, summarise
@@ -31,7 +32,6 @@ from rlforge.rollout.lineup import eval_envs, eval_opponents
 from rlforge.system.checkpoint import latest_checkpoint
 from rlforge.system.utilisation import Utilisation
 from rlforge.tracking.display import Display, make_display
-from rlforge.train.graph import RunGraph
 from rlforge.train.resume import BEFORE_ALL, Retention, checkpoint_version, rewind
 from rlforge.types import Checkpoint, EvalResult, PolicyRef, value
 
@@ -120,7 +120,9 @@ class Run:
 
     async def _begin_and_train(self, resume: bool) -> None:
         parts = len((self._run_dir / "command.txt").read_text().splitlines())
-        self._live = await start_actors(self._config, self._hardware, str(self._run_dir), parts - 1)
+        self._live = await start_actors(
+            self._graph, self._config, self._hardware, self._run_dir, parts - 1
+        )
         self._catch_signals()
         await (self._continue() if resume else self._begin())
         await self._train()
@@ -389,7 +391,7 @@ class Run:
                 if name.startswith("collector"):  # engines: see ``_look_at_engines``
                     self._count_restart(name)
                     await self._cast.buffer.release_all.remote(name)
-                await restarted(self._cast.named()[name], name)
+                await restarted(self._cast.named[name], name)
 
     def _count_restart(self, name: str) -> None:
         self._restarts += 1

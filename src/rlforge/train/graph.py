@@ -1,4 +1,4 @@
-"""The run graph: which actors a configuration stands for, what they hold and who talks to whom.
+"""The run graph of a configuration: its actors and parts, what they need and hand on.
 
 It is made and checked without Ray, so that a wrong placement is found before anything starts.
 """
@@ -7,148 +7,193 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, Literal
+from typing import Any
 
-from rlforge.config.schema import RunConfig
+from rlforge.actors.specs import ActorSpec, PartName, RunGraph
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.serving import ServingConfig
 from rlforge.system.hardware import Machine, resolve_hardware
-from rlforge.types import value
-
-NodeKind = Literal[
-    "tracker",
-    "pool",
-    "buffer",
-    "engine",
-    "collector",
-    "learner",
-    "market",
-    "store",
-    "scorer",
-    "deployment",
-]
-
-
-@value
-class Node:
-    """One kind of actor. config: the settings it starts from, as plain values.
-
-    num_cpus and num_gpus are per replica; placement names the device it computes on.
-    """
-
-    name: str
-    kind: NodeKind
-    config: dict[str, Any]
-    num_cpus: float
-    num_gpus: float
-    replicas: int
-    placement: str
-
-
-@value
-class Edge:
-    """``source`` hands ``carries`` to ``target``."""
-
-    source: str
-    target: str
-    carries: str
-
-
-@value
-class RunGraph:
-    """Everything that will run, with what it needs of the machine."""
-
-    nodes: tuple[Node, ...]
-    edges: tuple[Edge, ...]
-
-    def node(self, kind: NodeKind) -> Node:
-        """The node of this kind; each kind stands once, with replicas."""
-        return next(node for node in self.nodes if node.kind == kind)
-
-    @property
-    def num_cpus(self) -> float:
-        """CPU cores that all replicas ask for."""
-        return sum(node.num_cpus * node.replicas for node in self.nodes)
-
-    @property
-    def num_gpus(self) -> float:
-        """GPUs that all replicas ask for."""
-        return sum(node.num_gpus * node.replicas for node in self.nodes)
 
 
 def build_graph(config: RunConfig, machine: Machine) -> RunGraph:
-    """The graph of ``config`` on ``machine``; ConfigError when its GPUs do not fit."""
+    """The graph of ``config`` on ``machine``; ConfigError when its GPUs do not fit.
+
+    Example:
+        >>> graph = build_graph(RunConfig(), Machine(cpus=2, gpus=0))
+        >>> graph.actor_names
+        ('tracker', 'pool', 'buffer', 'learner', 'engine-0', 'collector-0')
+        >>> [edge.target for edge in graph.edges if edge.carries == "TrainBatch"]
+        ['learner']
+    """
     hardware = resolve_hardware(
         config.hardware, machine, config.engine.num_engines, config.learner.num_learners
     )
-    plain = dataclasses.asdict(config)
-    compute = hardware.device
+    if isinstance(config, ContinuousConfig):
+        return _continuous_graph(config, hardware)
+    if isinstance(config, ServingConfig):
+        return _serving_graph(config, hardware)
+    return _game_graph(config, hardware)
 
-    def node(
-        kind: NodeKind,
-        settings: tuple[str, ...],
-        *,
-        cpus: float = 0.0,
-        gpus: float = 0.0,
-        replicas: int = 1,
-    ) -> Node:
-        computes = kind in ("engine", "learner")
-        return Node(
-            name=kind,
-            kind=kind,
-            config={key: plain[key] for key in settings},
-            num_cpus=cpus,
-            num_gpus=gpus,
-            replicas=replicas,
-            placement=compute if computes else "cpu",
-        )
 
-    nodes = (
-        node("tracker", ("tracker",)),
-        node("pool", ("pool", "env")),
-        node("buffer", ("buffer", "rewards")),
-        node(
-            "engine",
-            ("engine", "model"),
-            cpus=1.0,
-            gpus=hardware.engine_gpus,
-            replicas=config.engine.num_engines,
-        ),
-        node(
-            "collector",
-            ("collector", "eval"),
-            cpus=1.0,
-            replicas=config.collector.num_collectors,
-        ),
-        node(
-            "learner",
-            ("learner", "algorithm", "model"),
-            cpus=1.0,
-            gpus=hardware.learner_gpus,
-            replicas=config.learner.num_learners,
-        ),
-    )
-    edges = tuple(
-        Edge(source=source, target=target, carries=carries)
-        for source, target, carries in (
-            ("pool", "collector", "GameSpec"),
-            ("collector", "engine", "prompt ids, sampling parameters, policy"),
-            ("engine", "collector", "Completion"),
-            ("collector", "buffer", "GameRecord"),
-            ("collector", "pool", "outcomes"),
-            ("buffer", "learner", "TrainBatch"),
-            ("learner", "engine", "adapter version"),
-            ("learner", "pool", "Checkpoint"),
-            ("collector", "tracker", "games"),
-            ("engine", "tracker", "throughput"),
-            ("learner", "tracker", "UpdateResult"),
-            ("pool", "tracker", "ratings"),
+def _game_graph(config: RunConfig, hardware: HardwareConfig) -> RunGraph:
+    return RunGraph(
+        nodes=(
+            _tracker(config),
+            ActorSpec(
+                name="pool",
+                actor="rlforge.actors.state:PoolActor",
+                config=_groups(config, "pool", "env"),
+                sends=(("collector", "GameSpec"), ("tracker", "ratings")),
+            ),
+            ActorSpec(
+                name="buffer",
+                actor="rlforge.actors.state:BufferActor",
+                config=_groups(config, "buffer", "rewards"),
+                sends=(("learner", "TrainBatch"),),
+            ),
+            _learner(
+                config,
+                hardware,
+                ("engine", "adapter version"),
+                ("pool", "Checkpoint"),
+                ("tracker", "UpdateResult"),
+            ),
+            _engine(config, hardware, ("collector", "Completion"), ("tracker", "throughput")),
+            ActorSpec(
+                name="collector",
+                actor="rlforge.actors.collector:CollectorActor",
+                config=_groups(config, "collector", "eval"),
+                num_cpus=1.0,
+                replicas=config.collector.num_collectors,
+                replicas_key="collector.num_collectors",
+                restarts=config.collector.max_restarts,
+                concurrency=16,
+                room="rollout",
+                sends=(
+                    ("engine", "prompt ids, sampling parameters, policy"),
+                    ("buffer", "GameRecord"),
+                    ("pool", "outcomes"),
+                    ("tracker", "games"),
+                ),
+            ),
         )
     )
-    return RunGraph(nodes=nodes, edges=edges)
+
+
+def _continuous_graph(config: ContinuousConfig, hardware: HardwareConfig) -> RunGraph:
+    def part(name: PartName, groups: tuple[str, ...], *sends: tuple[PartName, str]) -> ActorSpec:
+        return ActorSpec(name=name, actor=None, config=_groups(config, *groups), sends=sends)
+
+    return RunGraph(
+        nodes=(
+            _tracker(config),
+            _learner(
+                config, hardware, ("deployment", "Checkpoint"), ("tracker", "metrics of the window")
+            ),
+            _engine(config, hardware, ("market", "Completion")),
+            part(
+                "market",
+                ("market", "continuous"),
+                ("deployment", "prompt ids, agent"),
+                ("store", "Decision, Outcome"),
+            ),
+            part(
+                "store",
+                ("store", "window", "decision_reward"),
+                ("scorer", "TrainingWindow"),
+                ("learner", "TrainBatch"),
+            ),
+            part("scorer", ("ruler",), ("learner", "Scores")),
+            part(
+                "deployment",
+                ("deployment", "serve"),
+                ("engine", "prompt ids, sampling parameters, policy"),
+                ("engine", "adapter version"),
+            ),
+        )
+    )
+
+
+def _serving_graph(config: ServingConfig, hardware: HardwareConfig) -> RunGraph:
+    service = ActorSpec(
+        name="service",
+        actor=None,
+        config=_groups(config, "deployment", "serve"),
+        sends=(
+            ("engine", "prompt ids, sampling parameters, policy"),
+            ("engine", "adapter version"),
+        ),
+    )
+    engine = _engine(config, hardware, ("service", "Completion"))
+    restarts = config.serve.max_engine_restarts
+    return RunGraph(nodes=(dataclasses.replace(engine, restarts=restarts), service))
+
+
+def _tracker(config: RunConfig) -> ActorSpec:
+    return ActorSpec(
+        name="tracker",
+        actor="rlforge.actors.state:TrackerActor",
+        config=_groups(config, "tracker"),
+    )
+
+
+def _learner(
+    config: RunConfig, hardware: HardwareConfig, *sends: tuple[PartName, str]
+) -> ActorSpec:
+    return ActorSpec(
+        name="learner",
+        actor="rlforge.actors.learner:LearnerActor",
+        config=_groups(config, "learner", "algorithm", "model"),
+        num_cpus=1.0,
+        num_gpus=hardware.learner_gpus,
+        replicas=config.learner.num_learners,
+        replicas_key="learner.num_learners",
+        placement=hardware.device,
+        room="learner",
+        loads_alone=_shared(hardware),
+        sends=sends,
+    )
+
+
+def _engine(config: RunConfig, hardware: HardwareConfig, *sends: tuple[PartName, str]) -> ActorSpec:
+    return ActorSpec(
+        name="engine",
+        actor="rlforge.actors.engine:EngineActor",
+        config=_groups(config, "engine", "model"),
+        num_cpus=1.0,
+        num_gpus=hardware.engine_gpus,
+        replicas=config.engine.num_engines,
+        replicas_key="engine.num_engines",
+        placement=hardware.device,
+        restarts=config.engine.max_restarts,
+        concurrency=1000,
+        room="rollout",
+        loads_alone=_shared(hardware),
+        sends=sends,
+    )
+
+
+def _shared(hardware: HardwareConfig) -> bool:
+    """Whether an engine shares its card, with the learner or with other engines."""
+    return hardware.alternate or 0 < hardware.engine_gpus < 1
+
+
+def _groups(config: RunConfig, *names: str) -> dict[str, Any]:
+    """Groups of the configuration, as plain values."""
+    return {name: dataclasses.asdict(getattr(config, name)) for name in names}
 
 
 def to_json(graph: RunGraph) -> str:
     """The graph as JSON, as ``graph.json`` in the run directory holds it."""
-    return json.dumps(dataclasses.asdict(graph), indent=2, default=str)
+    nodes = []
+    for spec in graph.nodes:
+        node = {"name": spec.name, "kind": spec.name, "actor_names": spec.actor_names}
+        node |= dataclasses.asdict(spec)
+        del node["sends"]  # the edges
+        nodes.append(node)
+    edges = [dataclasses.asdict(edge) for edge in graph.edges]
+    return json.dumps({"nodes": nodes, "edges": edges}, indent=2, default=str)
 
 
 def to_mermaid(graph: RunGraph) -> str:
@@ -156,6 +201,7 @@ def to_mermaid(graph: RunGraph) -> str:
     lines = ["flowchart LR"]
     for node in graph.nodes:
         gpus = f", {node.num_gpus:g} GPU" if node.num_gpus else ""
-        lines.append(f'  {node.name}["{node.kind} ×{node.replicas} ({node.placement}{gpus})"]')
+        place = f"{node.placement}{gpus}" if node.actor else "in the driver"
+        lines.append(f'  {node.name}["{node.name} ×{node.replicas} ({place})"]')
     lines += [f"  {edge.source} -->|{edge.carries}| {edge.target}" for edge in graph.edges]
     return "\n".join(lines)

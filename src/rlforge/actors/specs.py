@@ -1,0 +1,121 @@
+"""The run graph as data: the parts of a run, what each needs, and what it hands to the others.
+
+``train.graph`` makes it from a configuration, ``rlforge graph`` prints it, and ``actors.cluster``
+starts exactly the actors in it. Knows neither Ray nor torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from rlforge.types import value
+
+PartName = Literal[
+    "tracker",
+    "pool",
+    "buffer",
+    "learner",
+    "engine",
+    "collector",
+    "market",
+    "store",
+    "scorer",
+    "deployment",
+    "service",
+]
+
+
+@value
+class ActorSpec:
+    """One part of a run: an actor with its replicas, or a part of the run's own process.
+
+    actor: the class, as ``package.module:Class``; None: a part of the run's own process, the
+    driver. config: the configuration groups it reads. num_cpus, num_gpus: of each replica.
+    placement: the device it computes on. restarts: how often Ray restarts each replica.
+    concurrency: calls that a replica serves at once; None: as many as Ray does by itself.
+    sends: (target, what is handed over).
+
+    Parts with the same ``room`` get their CPU cores and GPUs together, on as few nodes as possible,
+    and keep them while they are restarted; None: nothing is reserved. replicas_key: the
+    configuration key that sets ``replicas``. loads_alone: it shares a card with others, so it loads
+    its model while none of them does.
+    """
+
+    name: PartName
+    actor: str | None
+    config: dict[str, Any]
+    num_cpus: float = 0.0
+    num_gpus: float = 0.0
+    replicas: int = 1
+    placement: str = "cpu"
+    restarts: int = 0
+    concurrency: int | None = None
+    room: str | None = None
+    replicas_key: str = ""
+    loads_alone: bool = False
+    sends: tuple[tuple[PartName, str], ...] = ()
+
+    @property
+    def actor_names(self) -> tuple[str, ...]:
+        """The name of each replica among Ray's actors; none for a part of the driver.
+
+        Engines and collectors have numbers. Of the others the first replica has the plain name.
+        """
+        if self.actor is None:
+            return ()
+        numbered = self.name in ("engine", "collector")
+        return tuple(
+            f"{self.name}-{index}" if index or numbered else self.name
+            for index in range(self.replicas)
+        )
+
+
+@value
+class Edge:
+    """``source`` hands ``carries`` to ``target``."""
+
+    source: str
+    target: str
+    carries: str
+
+
+@value
+class RunGraph:
+    """All parts of a run, in the order in which they start.
+
+    Example:
+        >>> engine = ActorSpec(name="engine", actor="a.b:C", config={}, num_cpus=1.0, replicas=2)
+        >>> graph = RunGraph(nodes=(engine,))
+        >>> graph.actor_names, graph.num_cpus
+        (('engine-0', 'engine-1'), 2.0)
+    """
+
+    nodes: tuple[ActorSpec, ...]
+
+    def node(self, name: PartName) -> ActorSpec:
+        """The part of this name."""
+        return next(node for node in self.nodes if node.name == name)
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """What the parts hand to each other."""
+        return tuple(
+            Edge(source=node.name, target=target, carries=carries)
+            for node in self.nodes
+            for target, carries in node.sends
+        )
+
+    @property
+    def actor_names(self) -> tuple[str, ...]:
+        """The names of all actors."""
+        return tuple(name for node in self.nodes for name in node.actor_names)
+
+    @property
+    def num_cpus(self) -> float:
+        """CPU cores that all replicas ask for."""
+        return sum(node.num_cpus * node.replicas for node in self.nodes)
+
+    @property
+    def num_gpus(self) -> float:
+        """GPUs that all replicas ask for."""
+        return sum(node.num_gpus * node.replicas for node in self.nodes)
