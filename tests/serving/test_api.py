@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import socket
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -136,26 +135,27 @@ async def test_streams_and_whole_answers_have_the_same_text(serving: Serving) ->
         assert "".join([p.choices[0].text async for p in pieces]) == completed.choices[0].text
 
 
-async def test_the_first_tokens_are_there_while_the_engine_draws_more(
+async def test_a_stream_begins_while_the_engine_still_generates(
     serving: Serving, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without stop tokens every answer is as long as it may be.
+    # Without stop tokens the answer is as long as max_tokens.
     monkeypatch.setattr("rlforge.models.load.stop_token_ids", lambda *_: ())
-    step = engine._core.step
+    generate, first_is_read = engine.generate, asyncio.Event()
 
-    def slow() -> Any:
-        time.sleep(0.02)
-        return step()
+    async def held(prompt: Any, params: Any, policy: Any, on_tokens: Any = None) -> Any:
+        completion = await generate(prompt, params, policy)
+        for begin in range(0, 90, 10):
+            on_tokens(completion.token_ids[begin : begin + 10])
+            await first_is_read.wait()
+        return completion
 
-    body = {"model": "small", "prompt": "go", "max_tokens": 100, "seed": 0}
+    body = {"model": "small", "prompt": "go", "max_tokens": 100, "seed": 0, "stream": True}
     async with serving() as served:
-        monkeypatch.setattr(engine._core, "step", slow)
-        async with served.http.stream(
-            "POST", "/v1/completions", json=body | {"stream": True}
-        ) as stream:
+        monkeypatch.setattr(engine, "generate", held)
+        async with served.http.stream("POST", "/v1/completions", json=body) as stream:
             lines = stream.aiter_lines()
             assert (await anext(lines)).startswith("data: ")
-            assert engine.stats().running == 1
+            first_is_read.set()
             assert stream.headers["content-type"].startswith("text/event-stream")
             assert stream.headers["x-rlforge-version"] == "deploy-0"
             rest = [line async for line in lines if line]
@@ -487,7 +487,7 @@ async def test_an_engine_that_is_dead_is_a_503_and_not_ready(
         async def dead(*_: Any, **__: Any) -> Any:
             raise EngineDeadError("the engine is gone")
 
-        monkeypatch.setattr(served.service._router, "answer", dead)
+        monkeypatch.setattr(engine, "generate", dead)
         for stream in (False, True):
             body = {"model": "small", "prompt": "go", "stream": stream}
             answer = await served.http.post("/v1/completions", json=body)

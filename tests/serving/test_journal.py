@@ -118,19 +118,19 @@ def test_a_damaged_file_without_a_copy_is_an_error_that_names_it(tmp_path: Path)
 def test_a_full_disk_is_one_message_and_changes_nothing(tmp_path: Path) -> None:
     with _journal(tmp_path) as journal:
         _promoted(journal, 1)
-        (pages,) = journal._database.execute("PRAGMA page_count").fetchone()
-        journal._database.execute(f"PRAGMA max_page_count = {pages}")
+        (pages,) = journal.database.execute("PRAGMA page_count").fetchone()
+        journal.database.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(DeploymentError, match="full"):
             journal.begin("x" * 100_000, strategy="replace")
         assert [d.number for d in journal.history()] == [0]
-        journal._database.execute("PRAGMA max_page_count = 100000")
+        journal.database.execute("PRAGMA max_page_count = 100000")
         assert journal.begin("x", strategy="replace").number == 1
 
 
 def test_changes_are_durable_before_they_count(tmp_path: Path) -> None:
     with _journal(tmp_path) as journal:
-        assert journal._database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
-        assert journal._database.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
+        assert journal.database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+        assert journal.database.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
 
 
 def test_a_copy_that_cannot_be_made_is_only_logged(

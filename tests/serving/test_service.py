@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
-from rlforge.errors import ConfigError, DeploymentError, EngineError, RunError
+from rlforge.errors import ConfigError, DeploymentError, EngineError, PolicyLoadError, RunError
 from rlforge.serving.adapter import copy_files, fingerprint
 from rlforge.serving.client import stage
 from rlforge.serving.records import Deployment, PairedOutcomes, Probe
@@ -140,7 +140,7 @@ async def test_each_check_that_fails_is_the_reason_and_nothing_changes(
         "finite: ": spoiled("nan", nan),
         "fit: ": spoiled("other", other_base),
         "fit: /": spoiled("lacking", lacking),
-        "loads: ": unknown,
+        "fit: model ": unknown,
     }
     async with opened() as service:
         kept = await service.deploy(good)
@@ -154,6 +154,20 @@ async def test_each_check_that_fails_is_the_reason_and_nothing_changes(
         assert (missing.phase, "no such directory" in missing.reason) == ("failed", True)
         phases = [d.phase for d in service.history()]
         assert phases == ["former", "live", *["rejected"] * len(cases), "failed"]
+
+
+async def test_a_version_that_the_engine_cannot_load_is_rejected(
+    opened: Opened, engine: Engine, adapter: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(prompt: Any, params: Any, policy: PolicyRef, *rest: Any) -> Completion:
+        raise PolicyLoadError("no such kernel")
+
+    async with opened() as service:
+        with monkeypatch.context() as patched:
+            patched.setattr(engine, "generate", refuse)
+            refused = await service.deploy(adapter)
+        assert (refused.phase, refused.reason) == ("rejected", "loads: no such kernel")
+        assert (await _ask(service)).policy_uid == "deploy-0"
 
 
 async def test_answers_that_cannot_be_read_are_a_reason(
@@ -221,30 +235,36 @@ async def test_a_full_disk_leaves_what_is_served(
 
 
 async def test_a_journal_that_cannot_be_written_is_an_answer_too(
-    opened: Opened, adapter: Checkpoint
+    opened: Opened, adapter: Checkpoint, tmp_path: Path
 ) -> None:
+    file = tmp_path / "state" / "state.sqlite"
     async with opened() as service:
-        database = service._journal._database
-        database.execute("PRAGMA query_only = 1")
+        database = sqlite3.connect(file, isolation_level=None)
+        database.execute(
+            "CREATE TRIGGER refuse BEFORE INSERT ON deployments "
+            "BEGIN SELECT RAISE(ABORT, 'refused'); END"
+        )
         failed = await service.deploy(adapter)
         assert (failed.phase, failed.number) == ("failed", -1)
-        assert "cannot be written" in failed.reason
+        assert "cannot be written: refused" in failed.reason
         assert (await _ask(service)).policy_uid == "deploy-0"
-        database.execute("PRAGMA query_only = 0")
+        database.execute("DROP TRIGGER refuse")
+        database.close()
         assert (await service.deploy(adapter)).phase == "live"
 
 
 async def test_a_version_that_does_not_answer_on_the_live_route_is_rolled_back(
-    opened: Opened, adapter: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, engine: Engine, adapter: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened() as service:
-        answer = service._router.answer
+        generate = engine.generate
 
         async def other(prompt: Any, params: Any, policy: PolicyRef, *rest: Any) -> Completion:
-            return await answer(prompt, params, PolicyRef(uid="stranger", kind="checkpoint"), *rest)
+            uid = "stranger" if policy.uid == "deploy-1" else policy.uid
+            return await generate(prompt, params, dataclasses.replace(policy, uid=uid), *rest)
 
         with monkeypatch.context() as patched:
-            patched.setattr(service._router, "answer", other)
+            patched.setattr(engine, "generate", other)
             failed = await service.deploy(adapter)
         assert failed.phase == "rolled_back"
         assert "a probe of deploy-1 was answered by stranger" in failed.reason
@@ -308,7 +328,11 @@ async def test_a_damaged_version_is_named_at_the_start_and_the_one_before_is_ser
 
 
 async def test_a_version_whose_files_vanish_while_it_is_served_is_rolled_back(
-    opened: Opened, config: ServingConfig, make_adapter: MakeAdapter, tmp_path: Path
+    opened: Opened,
+    engine: Engine,
+    config: ServingConfig,
+    make_adapter: MakeAdapter,
+    tmp_path: Path,
 ) -> None:
     async with opened() as service:
         await service.deploy(make_adapter(1))
@@ -319,7 +343,7 @@ async def test_a_version_whose_files_vanish_while_it_is_served_is_rolled_back(
             other = PolicyRef(
                 uid=f"other-{seed}", kind="checkpoint", path_or_name=str(make_adapter(seed))
             )
-            await service._router.load(other)
+            await engine.load(other)
         answers = await asyncio.gather(*(_ask(service) for _ in range(4)))
         assert {answer.policy_uid for answer in answers} == {"deploy-1"}
         assert service.current.uid == "deploy-1"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from rlforge.engines.requests import check_request, decoder
 from rlforge.errors import EngineError, RlforgeError
@@ -144,6 +144,55 @@ class TextStream:
         return piece
 
 
+class TokenStream:
+    """The tokens of one request: ``async for`` gives them as the engine draws them.
+
+    as_drawn: give tokens before the answer is complete. policy: the version that answers, known
+    with the first tokens. count: tokens given so far.
+    """
+
+    policy: PolicyRef
+
+    def __init__(self, service: DeploymentService, asked: Asked, *, as_drawn: bool) -> None:
+        self.count = 0
+        self._queue: asyncio.Queue[Sequence[int] | None] = asyncio.Queue()
+        self._task = asyncio.create_task(
+            service.generate(
+                asked.prompt_token_ids,
+                asked.params,
+                user=asked.user,
+                policy=asked.pinned,
+                on_tokens=self._queue.put_nowait if as_drawn else None,
+                on_policy=self._set_policy,
+            )
+        )
+        self._task.add_done_callback(lambda _: self._queue.put_nowait(None))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Sequence[int]:
+        ids = await self._queue.get()
+        if ids is None:
+            raise StopAsyncIteration
+        self.count += len(ids)
+        return ids
+
+    async def completion(self) -> Completion:
+        """The whole answer. Raises EngineError when there is none."""
+        return await self._task
+
+    async def cancel(self) -> None:
+        """Take the request out of the engine, unless it has been answered."""
+        if not self._task.done():
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def _set_policy(self, policy: PolicyRef) -> None:
+        self.policy = policy
+
+
 class Answering:
     """Reads requests with ``tokenizer`` and has them answered by ``service``.
 
@@ -218,55 +267,32 @@ class Answering:
     async def pieces(self, asked: Asked, *, stream: bool) -> AsyncGenerator[Piece | End, None]:
         """The answer as it comes, ``End`` last; without ``stream`` only that.
 
-        Closing the iterator, or a stop string, takes the request out of the engine. Raises
+        Closing the iterator, or a stop string, cancels the request in the engine. Raises
         EngineError when there is no answer.
         """
         text = TextStream(self._decode, asked.stops)
-        news: asyncio.Queue[Sequence[int] | None] = asyncio.Queue()
-        policies: list[PolicyRef] = []
-        listening: Callable[[Sequence[int]], None] | None = None
-        if stream or asked.stops:
-            listening = news.put_nowait
-        task = asyncio.create_task(
-            self._service.generate(
-                asked.prompt_token_ids,
-                asked.params,
-                user=asked.user,
-                policy=asked.pinned,
-                on_tokens=listening,
-                on_policy=policies.append,
-            )
-        )
-        task.add_done_callback(lambda _: news.put_nowait(None))
-        tokens = 0
+        tokens = TokenStream(self._service, asked, as_drawn=stream or bool(asked.stops))
+        completion, finish_reason = None, "stop"
         try:
-            while not text.stopped and (ids := await news.get()) is not None:
-                tokens += len(ids)
-                piece = text.add(ids)
-                if stream and piece:
-                    yield Piece(text=piece, policy=policies[-1])
-            completion = None if text.stopped else await task
-            if completion is not None:
-                tokens = len(completion.token_ids)
-                piece = text.finish(completion.token_ids)
-                if stream and piece:
-                    yield Piece(text=piece, policy=policies[-1])
-            if completion is None or text.stopped:
-                finish_reason = "stop"
+            async for ids in tokens:
+                if (piece := text.add(ids)) and stream:
+                    yield Piece(text=piece, policy=tokens.policy)
+                if text.stopped:
+                    break
             else:
-                finish_reason = str(completion.finish_reason)
+                completion = await tokens.completion()
+                if (piece := text.finish(completion.token_ids)) and stream:
+                    yield Piece(text=piece, policy=tokens.policy)
+                finish_reason = "stop" if text.stopped else completion.finish_reason
             yield End(
                 text=text.text,
-                tokens=tokens,
+                tokens=tokens.count if completion is None else len(completion.token_ids),
                 finish_reason=finish_reason,
-                policy=policies[-1],
+                policy=tokens.policy,
                 completion=completion,
             )
         finally:
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            await tokens.cancel()
 
     def _pinned(self, name: str) -> PolicyRef | None:
         if name == self.model_name:

@@ -88,7 +88,7 @@ class Deployer:
 
         new = await self.advance(number, "swapping", path=str(path))
         async with asyncio.timeout(limit):
-            await self._router.load(new.policy())
+            await self._router.engine.load(new.policy())
         on_trial = new.strategy == "ab_test"
         trial = Trial(new, self._config.ab) if on_trial else None
         self._router.live = Live(current=live.current if on_trial else new, trial=trial)
@@ -127,7 +127,7 @@ class Deployer:
             async with asyncio.timeout(self._config.timeout_s):
                 if deployment.path is not None:
                     await asyncio.to_thread(read_manifest, Path(deployment.path))
-                await self._router.load(deployment.policy())
+                await self._router.engine.load(deployment.policy())
         except FAILURES as error:
             return self.sentence(error)
         return None

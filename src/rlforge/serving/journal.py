@@ -47,7 +47,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._database = _open(folder)
+        self.database = _open(folder)
 
     # ------------------------------------------------------------ deployments
 
@@ -146,13 +146,13 @@ class Journal:
     def history(self) -> list[Deployment]:
         """All deployments, oldest first."""
         with self._lock:
-            rows = self._database.execute("SELECT * FROM deployments ORDER BY number").fetchall()
+            rows = self.database.execute("SELECT * FROM deployments ORDER BY number").fetchall()
         return [_deployment(row) for row in rows]
 
     def live(self) -> list[Deployment]:
         """What is served, then what was served before it, and so on."""
         with self._lock:
-            rows = self._database.execute(
+            rows = self.database.execute(
                 "SELECT d.* FROM live JOIN deployments d USING (number) ORDER BY place DESC"
             ).fetchall()
         return [_deployment(row) for row in rows]
@@ -172,7 +172,7 @@ class Journal:
     def outcomes(self, trial: int) -> list[tuple[Arm, float]]:
         """Outcomes of a trial in order of their arrival."""
         with self._lock:
-            rows = self._database.execute(
+            rows = self.database.execute(
                 "SELECT arm, reward FROM outcomes WHERE trial = ? ORDER BY place", (trial,)
             ).fetchall()
         return [(row["arm"], row["reward"]) for row in rows]
@@ -187,30 +187,30 @@ class Journal:
                 self._lock,
                 contextlib.closing(sqlite3.connect(work)) as copy,
             ):
-                self._database.backup(copy)
+                self.database.backup(copy)
         except (OSError, sqlite3.Error) as error:
             log.warning("no copy of %s was made: %s", self._folder / FILE, error)
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
-            self._database.close()
+            self.database.close()
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """All or nothing, on disk at the end. Raises DeploymentError when it cannot be written."""
         with self._lock:
             try:
-                self._database.execute("BEGIN IMMEDIATE")
-                yield self._database
-                self._database.execute("COMMIT")
+                self.database.execute("BEGIN IMMEDIATE")
+                yield self.database
+                self.database.execute("COMMIT")
             except sqlite3.Error as error:
                 raise DeploymentError(
                     f"{self._folder / FILE} cannot be written: {error}"
                 ) from error
             finally:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
+                if self.database.in_transaction:
+                    self.database.execute("ROLLBACK")
 
 
 def read_history(folder: Path) -> list[Deployment]:

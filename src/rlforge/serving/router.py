@@ -89,7 +89,7 @@ class Router:
     live: Live
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._leases: Counter[str] = Counter()
 
     @property
@@ -113,11 +113,7 @@ class Router:
     ) -> Completion:
         """Ask the engine; the files of ``policy`` stay on disk until it has answered."""
         with self._lease(policy.path_or_name or ""):
-            return await self._engine.generate(prompt_token_ids, params, policy, on_tokens)
-
-    async def load(self, policy: PolicyRef) -> None:
-        """Make ``policy`` resident in the engine."""
-        await self._engine.load(policy)
+            return await self.engine.generate(prompt_token_ids, params, policy, on_tokens)
 
     @contextlib.contextmanager
     def _lease(self, path: str) -> Iterator[None]:
