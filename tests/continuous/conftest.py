@@ -1,4 +1,4 @@
-"""A model of a few thousand parameters that speaks the market's compact words, barely warmed up."""
+"""A small run: a model of a few thousand parameters, warmed up on the market's compact words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlforge.market.world import World
 from rlforge.trajectories.records import Decision, Metadata, Result
 from rlforge.types import Completion
 
-#: A market of four minutes of work: short episodes, few traders, few agents.
+#: Short episodes, few traders, few agents.
 SMALL = (
     "market=small",
     "market.episode_ticks=6",
@@ -57,7 +57,7 @@ SMALL = (
 
 @pytest.fixture(scope="session")
 def market_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its answers are one token, most of them an action that is possible."""
+    """Its answers are one token, most of them a legal action."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -96,7 +96,7 @@ def market_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _warm_up(model: Any, market: MarketConfig, vocabulary: dict[str, int]) -> None:
-    """A few steps towards answers that are possible."""
+    """A few optimizer steps towards legal answers."""
     compact, world, draw = Compact(market), World(market, 0), random.Random(0)
     crowd = Crowd(world, 0)
     rows = []
@@ -178,26 +178,26 @@ def make_decision_fixture() -> Callable[..., Decision]:
 
 
 class Runs:
-    """``rlforge continuous`` in processes of its own, which may be killed."""
+    """Calls ``rlforge continuous`` in forked processes, which may be killed."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def __call__(
-        self, *arguments: str | Path, death: tuple[int, str, str] | None = None, log: str = "log"
+        self, *arguments: str | Path, kill: tuple[int, str, str] | None = None, log: str = "log"
     ) -> int:
-        """Exit code; death: window, phase, and ``before`` or ``after`` its entry."""
+        """Exit code; kill: window, phase, and ``before`` or ``after`` its entry."""
         order = {"arguments": [str(a) for a in arguments], "log": str(Path(log).absolute())}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({**order, "death": death}) + "\n")
+        self._process.stdin.write(json.dumps({**order, "kill": kill}) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
 
 @pytest.fixture(scope="session")
 def run_continuous() -> Iterator[Runs]:
-    script = Path(__file__).with_name("zygote.py")
+    script = Path(__file__).with_name("kill_harness.py")
     pipe = subprocess.PIPE
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     with subprocess.Popen(

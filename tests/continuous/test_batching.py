@@ -1,4 +1,4 @@
-"""From scored decisions to a batch: who is learned from, as what, and when nobody is."""
+"""From scored decisions to a batch: which are learned from, with which reward, and when none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.advantages import episodes_of
 from rlforge.config.continuous import ContinuousSettings
 from rlforge.config.schema import GrpoConfig, KlConfig, PpoConfig, WindowGrpoConfig
-from rlforge.continuous.batching import WindowBatch, build_window_batch
+from rlforge.continuous.batching import Scored, WindowBatch, WindowFilter
 from rlforge.trajectories.records import Decision
 
 Make = Callable[..., Decision]
@@ -23,20 +23,25 @@ def gather(
     decisions: Sequence[Decision],
     scores: Sequence[float | None],
     *,
+    rewards: Sequence[float] | None = None,
     algorithm: Any = None,
     version: int = 0,
     max_length: int | None = None,
     **settings: Any,
 ) -> WindowBatch:
-    return build_window_batch(
-        "w",
-        decisions,
-        scores,
-        [decision.reward or 0.0 for decision in decisions],
-        ContinuousSettings(**{"min_selected": 1, **settings}),
-        make_algorithm(algorithm or WindowGrpoConfig(kl=KlConfig(to="previous")), 16),
+    rules = WindowFilter(
+        settings=ContinuousSettings(**{"min_selected": 1, **settings}),
+        algorithm=make_algorithm(algorithm or WindowGrpoConfig(kl=KlConfig(to="previous")), 16),
         version=version,
         max_length=max_length,
+    )
+    rewards = rewards or [decision.reward or 0.0 for decision in decisions]
+    return rules.build_window_batch(
+        "w",
+        [
+            Scored(decision=decision, score=score, reward=reward)
+            for decision, score, reward in zip(decisions, scores, rewards, strict=True)
+        ],
     )
 
 
@@ -78,7 +83,7 @@ def test_scripted_traders_are_never_learned_from(make_decision: Make) -> None:
         ({"select_by": "all", "train_on": "score"}, [0, 1]),
     ],
 )
-def test_what_is_selected_can_be_chosen(
+def test_select_by_chooses_the_decisions(
     make_decision: Make, settings: dict[str, Any], kept: list[int]
 ) -> None:
     decisions = [make_decision(0, reward=0.1), make_decision(1, reward=0.4), make_decision(2)]
@@ -95,7 +100,7 @@ def test_what_is_selected_can_be_chosen(
     ("train_on", "expected"),
     [("reward", 0.4), ("score", 0.9), ("mix", 0.75 * 0.4 + 0.25 * 0.8)],
 )
-def test_what_is_learned_can_be_chosen(make_decision: Make, train_on: str, expected: float) -> None:
+def test_train_on_chooses_the_reward(make_decision: Make, train_on: str, expected: float) -> None:
     decisions = [make_decision(0, reward=0.4), make_decision(1, reward=-0.5)]
     found = gather(decisions, [0.9, 0.6], train_on=train_on, score_weight=0.25)
     assert found.batch is not None
@@ -138,7 +143,7 @@ def test_equal_scores_train_nothing_when_scores_are_learned(make_decision: Make)
     assert found.reason == "all 4 decisions have the same score: there is no gradient"
 
 
-def test_one_agent_among_which_nothing_is_compared_trains_nothing(make_decision: Make) -> None:
+def test_grpo_with_a_single_agent_trains_nothing(make_decision: Make) -> None:
     """GRPO compares agents; a single one is equal to the mean of all."""
     decisions = [make_decision(i, reward=i / 10) for i in range(4)]
     found = gather(decisions, [0.9] * 4, algorithm=GrpoConfig())
@@ -157,7 +162,7 @@ def test_agents_that_are_each_constant_have_no_relative_advantage(make_decision:
 def test_answers_that_are_no_action_are_always_learned_from(
     make_decision: Make, train_on: str
 ) -> None:
-    """The filter would keep the model from ever hearing that the market refused it."""
+    """Otherwise the filter would hide from the model that the market refuses such answers."""
     good = [make_decision(i, reward=i / 10) for i in range(2)]
     action = {"type": "SELL_SHARES", "problem": "you have no shares"}
     wrong = dataclasses.replace(make_decision(2, reward=-1.0), action=action)
@@ -192,16 +197,7 @@ def test_a_window_without_the_model_trains_nothing(make_decision: Make) -> None:
 
 def test_normalised_rewards_are_learned_and_raw_ones_kept(make_decision: Make) -> None:
     decisions = [make_decision(0, reward=1.0), make_decision(1, reward=3.0)]
-    found = build_window_batch(
-        "w",
-        decisions,
-        [0.9, 0.9],
-        [-1.0, 1.0],
-        ContinuousSettings(min_selected=1),
-        make_algorithm(WindowGrpoConfig(), 16),
-        version=0,
-        max_length=None,
-    )
+    found = gather(decisions, [0.9, 0.9], rewards=[-1.0, 1.0], algorithm=WindowGrpoConfig())
     assert found.batch is not None
     assert [(s.raw_reward, s.reward) for s in found.batch.steps] == [(1.0, -1.0), (3.0, 1.0)]
     assert math.isclose(sum(step.reward for step in found.batch.steps), 0.0)

@@ -1,4 +1,4 @@
-"""``rlforge continuous`` as a user meets it: served, interrupted, looked at, refused."""
+"""The command ``rlforge continuous``: HTTP, Ctrl-C, sweeps, reports, and wrong arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
     deadline = time.monotonic() + 120
     while not condition():
         assert process.poll() is None, f"the run ended early: {process.communicate()[1]}"
-        assert time.monotonic() < deadline, "nothing happened in two minutes"
+        assert time.monotonic() < deadline, "no result within two minutes"
         time.sleep(0.1)
 
 
@@ -126,7 +126,7 @@ def test_a_sweep_trains_one_run_after_the_other(
         (["continuous", "-m", "+experiment=kuhn_grpo", "seed=0,1"], 2, "rlforge train +exp"),
     ],
 )
-def test_slips_are_one_message(
+def test_wrong_arguments_are_one_line_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
@@ -141,7 +141,7 @@ def test_slips_are_one_message(
     assert len(err.splitlines()) == 1
 
 
-def test_commands_for_games_say_that_a_run_is_none(
+def test_commands_for_games_refuse_a_continuous_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, out, _ = command(monkeypatch, capsys, "config", "+experiment=market_continuous")

@@ -1,4 +1,4 @@
-"""The journal: phases in order, one window after the other, there again after a restart."""
+"""The journal: phases in order, one window after the other, kept over a restart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlforge.errors import RunError
 def test_a_window_goes_through_its_phases_and_keeps_their_facts(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     assert journal.current() is None
-    entry = journal.begin("2024-11-13-10:00", life=1)
+    entry = journal.begin("2024-11-13-10:00")
     for phase in PHASES[1:]:
         assert not entry.reached(phase)
         entry = journal.reach(entry, phase, note=phase)
@@ -34,7 +34,9 @@ def test_the_window_under_way_is_found_again(tmp_path: Path) -> None:
         first = journal.reach(first, phase)
     second = journal.reach(journal.begin("b"), "collected")
     journal.close()
-    assert Journal(tmp_path / "journal.sqlite").current() == second
+    again = Journal(tmp_path / "journal.sqlite")
+    assert again.current() == second
+    assert again.done() == 1
     assert second.number == 2
 
 

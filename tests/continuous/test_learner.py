@@ -1,4 +1,4 @@
-"""One update per window: on disk whole or not at all, never twice, and undone when refused."""
+"""One update per window: saved whole or not at all, never repeated, undone after a failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.learner import WindowLearner
 from rlforge.errors import CheckpointError
-from rlforge.learner import Learner, make_learner
+from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
 from rlforge.types import Step, TrainBatch
@@ -43,15 +43,18 @@ def batch(reward: float = 1.0) -> TrainBatch:
 
 
 @pytest.fixture
-def new_learner(make_config: Callable[..., ContinuousConfig]) -> Callable[[], Learner]:
-    config = make_config()
-    return lambda: make_learner(config, torch.device("cpu"), Ranks())
+def make_window_learner(
+    make_config: Callable[..., ContinuousConfig],
+) -> Callable[[], WindowLearner]:
+    """Makes learners of one run, each as after a restart of the process."""
+    config, root = make_config(), Path("checkpoints").absolute()
+    return lambda: WindowLearner(make_learner(config, torch.device("cpu"), Ranks()), root, "test")
 
 
 @pytest.fixture
-def learner(new_learner: Callable[[], Learner]) -> WindowLearner:
-    made = WindowLearner(new_learner(), Path("checkpoints").absolute(), "test")
-    made.begin()
+async def learner(make_window_learner: Callable[[], WindowLearner]) -> WindowLearner:
+    made = make_window_learner()
+    await made.begin()
     return made
 
 
@@ -59,8 +62,8 @@ def weights(name: str) -> dict[str, torch.Tensor]:
     return load_file(Path("checkpoints") / name / "adapter_model.safetensors")
 
 
-def test_a_window_becomes_a_version_that_says_so(learner: WindowLearner) -> None:
-    trained = learner.train("2024-11-13-10:00", batch())
+async def test_the_manifest_of_a_version_names_its_window(learner: WindowLearner) -> None:
+    trained = await learner.train("2024-11-13-10:00", batch())
     assert trained is not None
     assert (trained.checkpoint.uid, trained.checkpoint.version) == ("step-1", 1)
     assert (trained.samples, learner.standing, learner.version) == (8, "step-1", 1)
@@ -71,51 +74,51 @@ def test_a_window_becomes_a_version_that_says_so(learner: WindowLearner) -> None
     assert trained.metrics["loss"] == manifest.meta["metrics"]["loss"]
 
 
-def test_a_window_is_not_trained_on_twice(
-    learner: WindowLearner, new_learner: Callable[[], Learner]
+async def test_a_window_is_not_trained_on_twice(
+    learner: WindowLearner, make_window_learner: Callable[[], WindowLearner]
 ) -> None:
-    first = learner.train("a", batch())
-    again = WindowLearner(new_learner(), Path("checkpoints").absolute(), "test")
-    again.begin()
+    first = await learner.train("a", batch())
+    again = make_window_learner()
+    await again.begin()
     assert again.standing == "step-0"
-    assert again.train("a", batch()) == first
+    assert await again.train("a", batch()) == first
     assert again.standing == "step-1"
     assert [path.name for path in list_checkpoints(Path("checkpoints"))] == ["step-0", "step-1"]
 
 
-def test_a_resumed_learner_goes_on_as_if_it_had_not_stopped(
-    learner: WindowLearner, new_learner: Callable[[], Learner]
+async def test_a_resumed_learner_makes_the_same_weights(
+    learner: WindowLearner, make_window_learner: Callable[[], WindowLearner]
 ) -> None:
-    learner.train("a", batch())
-    learner.train("b", batch(2.0))
+    await learner.train("a", batch())
+    await learner.train("b", batch(2.0))
     straight = weights("step-2")
     list_checkpoints(Path("checkpoints"))[-1].rename("aside")
-    again = WindowLearner(new_learner(), Path("checkpoints").absolute(), "test")
-    again.begin()
-    again.restore("step-1")
-    again.train("b", batch(2.0))
+    again = make_window_learner()
+    await again.begin()
+    await again.restore("step-1")
+    await again.train("b", batch(2.0))
     assert all(torch.equal(straight[name], tensor) for name, tensor in weights("step-2").items())
 
 
-def test_after_a_refusal_learning_goes_on_from_before_under_a_new_number(
+async def test_after_a_refusal_the_next_version_has_a_new_number_and_the_old_parent(
     learner: WindowLearner,
 ) -> None:
-    learner.train("a", batch())
-    learner.restore("step-0")
+    await learner.train("a", batch())
+    await learner.restore("step-0")
     assert (learner.standing, learner.version) == ("step-0", 0)
-    trained = learner.train("b", batch())
+    trained = await learner.train("b", batch())
     assert trained is not None
     assert (trained.checkpoint.uid, trained.checkpoint.parent_uid) == ("step-2", "step-0")
 
 
-def test_an_update_that_is_not_finite_leaves_nothing(learner: WindowLearner) -> None:
-    assert learner.train("a", batch(float("nan"))) is None
+async def test_an_update_without_a_finite_step_makes_no_version(learner: WindowLearner) -> None:
+    assert await learner.train("a", batch(float("nan"))) is None
     assert learner.standing == "step-0"
     assert len(list_checkpoints(Path("checkpoints"))) == 1
-    assert learner.train("b", batch()) is not None
+    assert await learner.train("b", batch()) is not None
 
 
-def test_a_disk_without_room_leaves_the_learner_as_it_was(
+async def test_after_a_full_disk_the_learner_is_as_before(
     learner: WindowLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``rlforge.system.checkpoint`` explains a full disk; nothing of the update may stay behind."""
@@ -126,15 +129,17 @@ def test_a_disk_without_room_leaves_the_learner_as_it_was(
     with monkeypatch.context() as patched:
         patched.setattr(torch, "save", full)
         with pytest.raises(CheckpointError, match="no space on disk"):
-            learner.train("a", batch())
+            await learner.train("a", batch())
     assert learner.standing == "step-0"
-    after = learner.train("a", batch())
+    after = await learner.train("a", batch())
     assert after is not None
 
 
-def test_old_versions_go_but_not_those_that_are_needed(learner: WindowLearner) -> None:
+async def test_pruning_keeps_new_first_and_protected_versions(
+    learner: WindowLearner,
+) -> None:
     for name in "abcd":
-        learner.train(name, batch())
+        await learner.train(name, batch())
     learner.prune(1, {"step-2"})
     names = [path.name for path in list_checkpoints(Path("checkpoints"))]
     assert names == ["step-0", "step-2", "step-3", "step-4"]

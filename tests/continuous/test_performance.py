@@ -1,4 +1,4 @@
-"""Win rate, reward and profit, of the policy and of those beside it."""
+"""Win rate, reward and profit, of the policy and of scripted traders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_figures_by_hand(make_decision: Make) -> None:
     assert math.isclose(found.avg_reward, 0.2)
 
 
-def test_nothing_has_no_mean(make_decision: Make) -> None:
+def test_means_over_no_decision_are_nan(make_decision: Make) -> None:
     found = performance([make_decision(reward=None)])
     assert math.isnan(found.win_rate)
     assert math.isnan(found.avg_reward)

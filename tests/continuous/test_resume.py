@@ -1,4 +1,4 @@
-"""Killed at any point, a run goes on at the right window and trains once on each."""
+"""A run killed at any phase resumes at the right window and trains once on each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rlforge.trajectories.reader import StoreReader
 
 Run = Callable[..., int]
 
-#: What two runs of one seed may differ in: times, and whether the scorer had learned a window
-#: already when it was killed before it was put on record.
+#: Keys that may differ between two runs of one seed: times, and whether the scorer had learned a
+#: window already when the run was killed before the window was recorded.
 _MAY_DIFFER = (
     "duration_minutes",
     "seconds",
@@ -46,25 +46,25 @@ def decisions(run_dir: Path) -> list[Any]:
 def whole(
     run_continuous: Run, small: Sequence[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A run of two windows that nobody disturbed."""
+    """A run of two windows without an interruption."""
     folder = tmp_path_factory.mktemp("whole")
     assert run_continuous(*small, f"run_dir={folder / 'run'}", log=str(folder / "log")) == 0
     return folder / "run"
 
 
-def test_a_run_that_is_killed_again_and_again_ends_like_one_that_is_not(
+def test_a_run_killed_around_every_phase_ends_like_an_undisturbed_one(
     run_continuous: Run, small: Sequence[str], whole: Path
 ) -> None:
-    """Around every phase of the first window: nothing is done twice, nothing is left out."""
+    """Windows, updates, decisions and weights are the same, and no window is trained on twice."""
     run_dir = Path("run").absolute()
-    deaths = [
+    kills = [
         (1, phase, when)
         for phase in ("collected", "scored", "trained", "deployed", "done")
         for when in ("before", "after")
     ]
     arguments: tuple[str | Path, ...] = (*small, f"run_dir={run_dir}")
-    for death in deaths:
-        assert run_continuous(*arguments, death=death) == -signal.SIGKILL, Path("log").read_text()
+    for kill in kills:
+        assert run_continuous(*arguments, kill=kill) == -signal.SIGKILL, Path("log").read_text()
         arguments = ("--resume", run_dir)
     assert run_continuous(*arguments) == 0, Path("log").read_text()
 
@@ -87,7 +87,7 @@ def test_the_phases_of_a_window_are_in_the_journal(whole: Path) -> None:
     assert [entry.facts["trained"]["uid"] for entry in entries] == ["step-1", "step-2"]
 
 
-def test_a_finished_run_is_not_taken_up_again(run_continuous: Run, whole: Path) -> None:
+def test_a_finished_run_is_not_resumed(run_continuous: Run, whole: Path) -> None:
     assert run_continuous("--resume", whole) == 1
     assert re.search(r"already finished its 2 windows", Path("log").read_text())
 

@@ -16,18 +16,18 @@ from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.assembly import Assembly, assembled
 from rlforge.continuous.run import ContinuousOutcome, ContinuousRun
 from rlforge.continuous.trainer import ContinuousTrainer
+from rlforge.continuous.trials import MarketTrials
 from rlforge.serving.records import PairedOutcomes
 from rlforge.system.hardware import detect, resolve_hardware
 from rlforge.tracking.files import create_run
 from rlforge.trajectories.records import Decision
-from rlforge.types import PolicyRef
 
 Make = Callable[..., ContinuousConfig]
 
 RUN_DIR = Path("run")
 
-#: The metrics of the document, word for word.
-DOCUMENTED = (
+#: The first keys of a row, in this order.
+FIRST_KEYS = (
     "window_id",
     "agents",
     "trajectories",
@@ -58,17 +58,17 @@ def execute(config: ContinuousConfig) -> ContinuousOutcome:
 async def ready(
     config: ContinuousConfig, stop: asyncio.Event | None = None
 ) -> AsyncIterator[Assembly]:
-    """The parts of a run that has begun."""
+    """The parts of a new run."""
     hardware = resolve_hardware(config.hardware, detect(), 1)
     paths = create_run(RUN_DIR)
     async with assembled(config, hardware, paths, stop or asyncio.Event(), {}) as assembly:
-        assembly.parts.records.take_up([], lambda text: None)
-        assembly.parts.learner.begin()
+        assembly.records.take_up([], lambda text: None)
+        await assembly.learning.learner.begin()
         yield assembly
 
 
 def trainer(config: ContinuousConfig, assembly: Assembly) -> ContinuousTrainer:
-    return ContinuousTrainer(config, assembly.parts, RUN_DIR, asyncio.Event())
+    return ContinuousTrainer(config, assembly, RUN_DIR, asyncio.Event())
 
 
 def test_windows_are_trained_on_and_deployed(make_config: Make) -> None:
@@ -77,7 +77,7 @@ def test_windows_are_trained_on_and_deployed(make_config: Make) -> None:
     found = rows()
     assert [row["window_id"] for row in found] == ["2024-11-13-10:00", "2024-11-13-10:30"]
     for row in found:
-        assert tuple(row)[: len(DOCUMENTED)] == DOCUMENTED
+        assert tuple(row)[: len(FIRST_KEYS)] == FIRST_KEYS
         assert row["deployment_success"] is True
         assert row["high_score_count"] >= 5
         assert row["agents"] == 11
@@ -113,7 +113,7 @@ def test_a_window_that_is_not_ready_trains_nothing_and_the_run_goes_on(
     assert not Path("run/comparison.json").exists()
 
 
-def test_a_window_of_one_agent_says_so(make_config: Make) -> None:
+def test_a_window_of_one_agent_is_not_ready(make_config: Make) -> None:
     traders = "market.traders={noise: 0, momentum: 0, value: 0, insider: 0}"
     execute(make_config(traders, "continuous.agents=1", "continuous.windows=1"))
     (row,) = rows()
@@ -144,32 +144,32 @@ def test_a_judge_that_answers_prose_leaves_decisions_unscored(make_config: Make)
 
 
 async def test_a_refused_version_does_not_serve_and_learning_goes_on_from_before(
-    make_config: Make,
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def worse(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
+    async def worse(*_: object) -> PairedOutcomes:
         return PairedOutcomes(candidate=(-1.0, -0.9) * 8, current=(1.0, 0.9) * 8)
 
-    config = make_config()
+    monkeypatch.setattr(MarketTrials, "holdout", worse)
+    config = make_config("deployment.holdout_games=16")
     async with ready(config) as assembly:
-        assembly.service._holdout = worse
         assert await trainer(config, assembly).run()
-        assert assembly.service.current.number == 0
-        assert assembly.parts.learner.standing == "step-0"
+        assert assembly.policy.service.current.number == 0
+        assert assembly.learning.learner.standing == "step-0"
     found = rows()
     assert [row["version"] for row in found] == ["step-1", "step-2"]
     assert [row["deployment_success"] for row in found] == [False, False]
     assert all(row["reason"].startswith("holdout: ") for row in found)
 
 
-async def test_while_a_trial_lasts_nothing_is_trained(make_config: Make) -> None:
-    """Which version to go on from is not known until it ends."""
+async def test_during_a_trial_nothing_is_trained(make_config: Make) -> None:
+    """The trial decides which version learning goes on from."""
     config = make_config("deployment=ab_test", "deployment.ab.shares=[0.5]")
     async with ready(config) as assembly:
         assert await trainer(config, assembly).run()
-        assert assembly.service.trial is not None
-        assert assembly.service.trial.deployment.number == 1
-        assert assembly.parts.learner.standing == "step-1"
-        counted = assembly.service.trial.test.arms
+        assert assembly.policy.service.trial is not None
+        assert assembly.policy.service.trial.deployment.number == 1
+        assert assembly.learning.learner.standing == "step-1"
+        counted = assembly.policy.service.trial.test.arms
         assert sum(arm.count for arm in counted.values()) == 24
     first, second = rows()
     assert first["deployment_success"] is True
@@ -177,7 +177,7 @@ async def test_while_a_trial_lasts_nothing_is_trained(make_config: Make) -> None
     assert (second["version"], second["deployment_success"]) == (None, None)
 
 
-async def test_a_trial_is_decided_by_what_the_agents_get(make_config: Make) -> None:
+async def test_rewards_of_the_agents_decide_a_trial(make_config: Make) -> None:
     config = make_config(
         "deployment=ab_test",
         "deployment.ab.shares=[0.99]",
@@ -187,7 +187,7 @@ async def test_a_trial_is_decided_by_what_the_agents_get(make_config: Make) -> N
     )
     async with ready(config) as assembly:
         assert await trainer(config, assembly).run()
-        history = assembly.service.history()
+        history = assembly.policy.service.history()
     assert history[1].phase == "live"
     assert "trial" in [check.name for check in history[1].checks]
     # It was over before the second window was trained on, from the version that had won.
@@ -225,22 +225,22 @@ def test_other_algorithms_learn_from_windows_too(make_config: Make, algorithm: s
 async def test_an_interrupted_run_ends_cleanly_between_phases(make_config: Make) -> None:
     config, stop = make_config("continuous.windows=null"), asyncio.Event()
     async with ready(config, stop) as assembly:
-        loop = ContinuousTrainer(config, assembly.parts, RUN_DIR, stop)
-        score = assembly.parts.scorer.score
+        loop = ContinuousTrainer(config, assembly, RUN_DIR, stop)
+        score = assembly.learning.scorer.score
 
         async def stopping(decisions: list[Decision]) -> Any:
             stop.set()
             return await score(decisions)
 
-        assembly.parts.scorer.score = stopping  # type: ignore[method-assign, assignment]
+        assembly.learning.scorer.score = stopping  # type: ignore[method-assign, assignment]
         assert not await loop.run()
-        entry = assembly.parts.journal.current()
+        entry = assembly.journal.current()
     assert entry is not None
     assert (entry.number, entry.phase) == (1, "scored")
 
 
-def test_beside_the_clock_on_the_wall_windows_come_by_themselves(make_config: Make) -> None:
-    """Windows of one second in which a tick takes a hundredth."""
+def test_windows_by_the_wall_clock(make_config: Make) -> None:
+    """Windows of one second with ticks of 30 ms."""
     config = make_config(
         "window.clock=wall",
         "window.minutes=0.016666666666666666",

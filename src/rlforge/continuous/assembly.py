@@ -1,34 +1,45 @@
-"""From a configuration to the parts of a continuous run, living and ready."""
+"""The parts of a continuous run: policy side, market side and learning side.
+
+market    ──prompts──▶  policy    ──completions──▶  market
+market    ──windows──▶  learning  ──checkpoints──▶  policy
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
-import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlforge.algorithms import make_algorithm
+from rlforge.algorithms.base import Algorithm
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import HardwareConfig
-from rlforge.continuous.calendar import Calendar
-from rlforge.continuous.journal import Entry, Journal
+from rlforge.continuous.journal import Entry, Journal, ScoreFiles
 from rlforge.continuous.learner import WindowLearner
-from rlforge.continuous.population import Population, SimulationState
-from rlforge.continuous.probes import market_probes
+from rlforge.continuous.population import (
+    AgentModel,
+    Labels,
+    Population,
+    SimulationState,
+    Tick,
+    result_of,
+)
 from rlforge.continuous.prompting import AgentPrompter
 from rlforge.continuous.records import Records
-from rlforge.continuous.scorebook import Scorebook
-from rlforge.continuous.served import Served
-from rlforge.continuous.simulation import SimulatedTimeDriver, SimulationDriver, WallClockDriver
-from rlforge.continuous.snapshot import load_simulation_state
-from rlforge.continuous.trainer import Parts, simulation_state_path
-from rlforge.continuous.trials import MarketTrials
-from rlforge.engines.base import Engine, LocalEngine
+from rlforge.continuous.simulation import (
+    SimulatedTimeDriver,
+    SimulationDriver,
+    WallClockDriver,
+    load_simulation_state,
+    simulation_state_path,
+)
+from rlforge.continuous.trials import MarketTrials, market_probes
+from rlforge.engines.base import Engine
 from rlforge.engines.registry import make_engine
 from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
@@ -38,28 +49,117 @@ from rlforge.ruler.base import Scorer
 from rlforge.ruler.judge_backends import LocalModel
 from rlforge.ruler.registry import make_scorer
 from rlforge.serving.metrics import Metrics
+from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
 from rlforge.tracking.files import RunPaths
 from rlforge.trajectories.grid import WallClock, WindowGrid, window_start
-from rlforge.trajectories.records import Decision, Outcome, Result
+from rlforge.trajectories.records import Decision
 from rlforge.trajectories.reward import DecisionReward
 from rlforge.trajectories.store import TrajectoryStore, store_folder
 from rlforge.trajectories.windows import Windows
-from rlforge.types import Completion, PolicyRef, SamplingParams, value
+from rlforge.types import Checkpoint, Completion, PolicyRef, SamplingParams, value
 
-log = logging.getLogger(__name__)
+DEPLOYMENTS = "deployments"
+"""Folder of the deployment service in the run directory."""
+
+
+@value
+class Deployed:
+    """The result of a deployment.
+
+    success: the version serves all users or some; None: there was none to deploy. reason: why it
+    does not serve.
+    """
+
+    success: bool | None
+    reason: str = ""
+
+
+NOTHING_TO_DEPLOY = Deployed(success=None)
+
+
+class DeploymentsByStep:
+    """The deployments of ``service``, each under the name of its checkpoint, ``step-N``.
+
+    The base model is ``step-0``: version 0 equals it.
+    """
+
+    def __init__(self, service: DeploymentService) -> None:
+        self._service = service
+
+    def on_trial(self) -> bool:
+        """Whether a new version is still being compared with the current one."""
+        return self._service.trial is not None
+
+    def serving(self) -> str:
+        """The version that serves; during a trial, the one that the trial compares with."""
+        return _step(self._service.current)
+
+    def needed(self) -> Collection[str]:
+        """Versions that learning may have to go on from."""
+        return {_step(deployment) for deployment in self._service.served()}
+
+    async def deploy(self, checkpoint: Checkpoint) -> Deployed:
+        """Deploy ``checkpoint``, unless it serves already."""
+        if checkpoint.uid in self.needed():
+            return Deployed(success=True)
+        deployment = await self._service.deploy(checkpoint)
+        return Deployed(success=deployment.succeeded, reason=deployment.reason)
+
+
+def _step(deployment: Deployment) -> str:
+    return "step-0" if deployment.path is None else Path(deployment.source).name
+
+
+@value
+class PolicySide:
+    """What answers the agents: the engine, and the deployments that it serves.
+
+    prompter, params, tokenizer: how the agents prompt the model and draw its answers.
+    """
+
+    engine: Engine
+    service: DeploymentService
+    deployments: DeploymentsByStep
+    metrics: Metrics
+    trials: MarketTrials
+    prompter: AgentPrompter
+    params: SamplingParams
+    tokenizer: Any
+
+
+@value
+class MarketSide:
+    """Where the agents act: the simulation, and the windows of the decisions it stores.
+
+    simulated: time advances by ticks, not by the wall clock.
+    """
+
+    driver: SimulationDriver
+    windows: Windows
+    simulated: bool
+
+
+@value
+class LearningSide:
+    """What learns from a window."""
+
+    learner: WindowLearner
+    scorer: Scorer
+    reward: DecisionReward
+    algorithm: Algorithm
 
 
 @value
 class Assembly:
-    """A run that is ready to begin, or to go on. service: what the agents ask, and HTTP may."""
+    """All parts of a run that is ready to begin or to be resumed."""
 
-    parts: Parts
-    service: DeploymentService
-    service_folder: Path
-    metrics: Metrics
-    trials: MarketTrials
-    engine: Engine
+    policy: PolicySide
+    market: MarketSide
+    learning: LearningSide
+    journal: Journal
+    scores: ScoreFiles
+    records: Records
 
 
 @contextlib.asynccontextmanager
@@ -70,88 +170,36 @@ async def assembled(
     stop: asyncio.Event,
     about: Mapping[str, Any],
 ) -> AsyncIterator[Assembly]:
-    """Make all parts, from what ``paths`` holds where there is something; close them at the end.
+    """Make all parts, resuming what ``paths`` holds; close them at the end.
 
     hardware: as resolved. Raises ConfigError, CheckpointError, EngineError or RunError when a part
-    cannot be made or taken up.
+    cannot be made or resumed.
     """
     async with contextlib.AsyncExitStack() as stack:
-        journal = Journal(paths.root / "journal.sqlite")
-        stack.callback(journal.close)
-        engine = await asyncio.to_thread(_engine, config, hardware)
-        stack.push_async_callback(engine.close)
-        learner = await asyncio.to_thread(_learner, config, hardware, paths)
-        store = TrajectoryStore(store_folder(config.store, paths.root), config.store)
-        stack.callback(store.close)
-
-        voice, reward = _voice(config), DecisionReward(config.decision_reward)
-        rewarded = _rewarded(config, reward)
-        trials = MarketTrials(config, engine, voice.speech, voice.params, rewarded)
-        service_folder, metrics = paths.root / "deployments", Metrics()
-        service = await DeploymentService.open(
-            service_folder,
-            engine,
-            config.deployment,
-            config.model,
-            market_probes(config, voice.speech, voice.params),
-            holdout=trials.holdout if config.deployment.holdout_games else None,
-            on_phase=metrics.on_phase,
-        )
-        stack.push_async_callback(service.close)
-
-        last = journal.last()
-        life, time = _life(config, paths.root, last), _MarketTime(config)
-        population = _population(
-            config,
-            life,
-            time,
-            voice,
-            service,
-            store,
-            rewarded,
-            recorded=await asyncio.to_thread(_recorded, store, last),
-        )
-        habitat: SimulationDriver
-        if time.simulated:
-            habitat = SimulatedTimeDriver(population, lambda: time.now(life), stop)
-        else:
-            habitat = WallClockDriver(population, time.clock, config.market.tick_minutes * 60, stop)
-        stack.push_async_callback(habitat.close)
-        scorer = _scorer(config, paths, engine, voice)
-        stack.push_async_callback(scorer.close)
-
-        parts = Parts(
-            habitat=habitat,
-            windows=Calendar(Windows(store, config.window), skips=not time.simulated),
-            scorer=scorer,
-            reward=reward,
-            algorithm=make_algorithm(config.algorithm, config.engine.max_tokens),
-            learner=learner,
-            deployments=Served(service),
-            journal=journal,
-            records=Records(paths, config.tracker, config.name, config.continuous.windows, about),
-            scorebook=Scorebook(paths.root / "scores"),
+        journal = stack.enter_context(contextlib.closing(Journal(paths.root / "journal.sqlite")))
+        policy = await stack.enter_async_context(policy_side(config, hardware, paths))
+        learning = await stack.enter_async_context(learning_side(config, hardware, paths, policy))
+        market = await stack.enter_async_context(
+            market_side(config, paths, policy, journal.last(), stop)
         )
         yield Assembly(
-            parts=parts,
-            service=service,
-            service_folder=service_folder,
-            metrics=metrics,
-            trials=trials,
-            engine=engine,
+            policy=policy,
+            market=market,
+            learning=learning,
+            journal=journal,
+            scores=ScoreFiles(paths.root / "scores"),
+            records=Records(paths, config.tracker, config.name, config.continuous.windows, about),
         )
 
 
-@value
-class _Voice:
-    """How the agents speak: what their model reads and writes, and how it draws."""
-
-    tokenizer: Any
-    params: SamplingParams
-    speech: AgentPrompter
+# ---------------------------------------------------------------- policy side
 
 
-def _voice(config: ContinuousConfig) -> _Voice:
+@contextlib.asynccontextmanager
+async def policy_side(
+    config: ContinuousConfig, hardware: HardwareConfig, paths: RunPaths
+) -> AsyncIterator[PolicySide]:
+    """The engine with its model loaded, and what it served last."""
     tokenizer = load_tokenizer(config.model)
     params = SamplingParams(
         temperature=config.engine.temperature,
@@ -159,96 +207,166 @@ def _voice(config: ContinuousConfig) -> _Voice:
         max_tokens=config.engine.max_tokens,
         stop_token_ids=stop_token_ids(config.model, tokenizer),
     )
-    speech = AgentPrompter(
+    prompter = AgentPrompter(
         config.market,
         tokenizer,
         template=config.model.prompt_template,
         extraction=config.model.action_extraction,
     )
-    return _Voice(tokenizer=tokenizer, params=params, speech=speech)
+    engine = await asyncio.to_thread(
+        make_engine,
+        config,
+        device=hardware.device,
+        threads=hardware.threads,
+        gpus=hardware.engine_gpus,
+    )
+    metrics = Metrics()
+    trials = MarketTrials(config, engine, prompter, params, _reward_of_settled(config))
+    try:
+        service = await DeploymentService.open(
+            paths.root / DEPLOYMENTS,
+            engine,
+            config.deployment,
+            config.model,
+            market_probes(config, prompter, params),
+            holdout=trials.holdout if config.deployment.holdout_games else None,
+            on_phase=metrics.on_phase,
+        )
+        try:
+            yield PolicySide(
+                engine=engine,
+                service=service,
+                deployments=DeploymentsByStep(service),
+                metrics=metrics,
+                trials=trials,
+                prompter=prompter,
+                params=params,
+                tokenizer=tokenizer,
+            )
+        finally:
+            await service.close()
+    finally:
+        await engine.close()
 
 
-class _MarketTime:
-    """The time of decisions: that of the market, or that of the clock on the wall."""
-
-    def __init__(self, config: ContinuousConfig) -> None:
-        self.simulated = config.window.clock == "simulated"
-        self.clock = WallClock()
-        self._begin = window_start(config.continuous.start)
-
-    def now(self, life: SimulationState) -> float:
-        return self._begin + life.world.minute * 60 if self.simulated else self.clock.now()
+# ---------------------------------------------------------------- market side
 
 
-def _rewarded(config: ContinuousConfig, reward: DecisionReward) -> Callable[[Settled], float]:
-    """The reward of a settled decision, or what a refused action costs."""
-    invalid = config.continuous.invalid_reward
-
-    def rewarded(settled: Settled) -> float:
-        if settled.invalid and invalid is not None:
-            return invalid
-        return reward(_result(settled)).reward
-
-    return rewarded
-
-
-def _population(
+@contextlib.asynccontextmanager
+async def market_side(
     config: ContinuousConfig,
-    life: SimulationState,
-    time: _MarketTime,
-    voice: _Voice,
-    service: DeploymentService,
-    store: TrajectoryStore,
-    rewarded: Callable[[Settled], float],
-    *,
-    recorded: Mapping[str, Decision],
-) -> Population:
-    """The agents of ``life``, who ask the service like anybody else and tell it how they fared."""
+    paths: RunPaths,
+    policy: PolicySide,
+    last: Entry | None,
+    stop: asyncio.Event,
+) -> AsyncIterator[MarketSide]:
+    """The market in the state that window ``last`` starts from; a new one where there is none."""
+    simulated, clock = config.window.clock == "simulated", WallClock()
+    begin = window_start(config.continuous.start)
+
+    def now(state: SimulationState) -> float:
+        return begin + state.world.minute * 60 if simulated else clock.now()
+
+    if last is None:
+        state = SimulationState(config.market, config.continuous.agents, config.seed)
+    else:
+        state = load_simulation_state(simulation_state_path(paths.root, last.number))
+    store = TrajectoryStore(store_folder(config.store, paths.root), config.store)
+    with contextlib.closing(store):
+        population = Population(
+            state,
+            _agent_model(config, policy),
+            Labels(
+                prefix=f"{config.name}-{config.seed}",
+                now=now,
+                window_of=WindowGrid(config.window.minutes).id_of,
+            ),
+            _reward_of_settled(config),
+            _recorder(store, policy.service),
+            await asyncio.to_thread(_recorded, store, last),
+        )
+        driver: SimulationDriver
+        if simulated:
+            driver = SimulatedTimeDriver(population, lambda: now(state), stop)
+        else:
+            driver = WallClockDriver(population, clock, config.market.tick_minutes * 60, stop)
+        windows = Windows(store, config.window)
+        try:
+            yield MarketSide(driver=driver, windows=windows, simulated=simulated)
+        finally:
+            await driver.close()
+
+
+def _agent_model(config: ContinuousConfig, policy: PolicySide) -> AgentModel:
+    """The model behind the agents: the deployment that serves them at each tick."""
 
     async def answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
-        seeded = dataclasses.replace(voice.params, seed=draw)
-        return await service.generate(prompt, seeded, user=agent_id)
+        seeded = dataclasses.replace(policy.params, seed=draw)
+        return await policy.service.generate(prompt, seeded, user=agent_id)
 
-    async def heard(uid: str, decision_id: str, reward: float) -> None:
-        await service.record_outcome(reward, uid=uid, key=decision_id)
-
-    return Population(
-        life,
-        name=f"{config.name}-{config.seed}",
-        seed=config.seed,
-        speech=voice.speech,
-        answer=answer,
-        provider=config.model.name or config.model.kind,
-        ledger=_StoreLedger(store),
-        now=time.now,
-        window_of=WindowGrid(config.window.minutes).id_of,
-        reward=rewarded,
-        heard=heard,
-        recorded=recorded,
-    )
+    name = config.model.name or config.model.kind
+    return AgentModel(prompter=policy.prompter, answer=answer, name=name, seed=config.seed)
 
 
-class _StoreLedger:
-    """The store as the population sees it: its syncs of the disk hold up nobody else."""
+def _recorder(store: TrajectoryStore, service: DeploymentService) -> Callable[[Tick], Any]:
+    """Writes ticks to the store, and counts outcomes of the model in a trial of versions."""
 
-    def __init__(self, store: TrajectoryStore) -> None:
-        self._store = store
+    async def record(tick: Tick) -> None:
+        if tick.decisions:
+            await asyncio.to_thread(store.append, tick.decisions)
+        if tick.outcomes:
+            await asyncio.to_thread(store.complete, tick.outcomes)
+        for uid, outcome in zip(tick.policies, tick.outcomes, strict=True):
+            if uid:
+                await service.record_outcome(outcome.reward, uid=uid, key=outcome.decision_id)
 
-    async def append(self, decisions: Sequence[Decision]) -> None:
-        await asyncio.to_thread(self._store.append, decisions)
-
-    async def complete(self, outcomes: Sequence[Outcome]) -> None:
-        await asyncio.to_thread(self._store.complete, outcomes)
+    return record
 
 
-def _engine(config: ContinuousConfig, hardware: HardwareConfig) -> LocalEngine:
-    return make_engine(
-        config, device=hardware.device, threads=hardware.threads, gpus=hardware.engine_gpus
-    )
+def _recorded(store: TrajectoryStore, last: Entry | None) -> dict[str, Decision]:
+    """The decisions since the start of window ``last``, by id."""
+    if last is None:
+        return {}
+    begin = window_start(last.window_id)
+    windows = [one for one in store.window_ids() if window_start(one) >= begin]
+    return {d.id: d for one in windows for d in store.decisions(window_id=one)}
+
+
+def _reward_of_settled(config: ContinuousConfig) -> Callable[[Settled], float]:
+    """The reward of a settled decision; ``continuous.invalid_reward`` of a refused action."""
+    invalid, reward = config.continuous.invalid_reward, DecisionReward(config.decision_reward)
+
+    def reward_of(settled: Settled) -> float:
+        if settled.invalid and invalid is not None:
+            return invalid
+        return reward(result_of(settled)).reward
+
+    return reward_of
+
+
+# ---------------------------------------------------------------- learning side
+
+
+@contextlib.asynccontextmanager
+async def learning_side(
+    config: ContinuousConfig, hardware: HardwareConfig, paths: RunPaths, policy: PolicySide
+) -> AsyncIterator[LearningSide]:
+    """The learner with its model loaded, and the scorer with what it learned before."""
+    learner = await asyncio.to_thread(_learner, config, hardware, paths)
+    scorer = _scorer(config, paths, policy)
+    try:
+        yield LearningSide(
+            learner=learner,
+            scorer=scorer,
+            reward=DecisionReward(config.decision_reward),
+            algorithm=make_algorithm(config.algorithm, config.engine.max_tokens),
+        )
+    finally:
+        await scorer.close()
 
 
 def _learner(config: ContinuousConfig, hardware: HardwareConfig, paths: RunPaths) -> WindowLearner:
-    """The learner, beside the engine or, where there is another card, on that.
+    """The learner, on a second card where there is one.
 
     Schedules of the learning rate run over ``continuous.windows``, one update each.
     """
@@ -261,43 +379,18 @@ def _learner(config: ContinuousConfig, hardware: HardwareConfig, paths: RunPaths
     return WindowLearner(learner, paths.checkpoints, config.name)
 
 
-def _scorer(config: ContinuousConfig, paths: RunPaths, engine: Engine, voice: _Voice) -> Scorer:
-    """The scorer, which keeps what it learned with the run: one that is resumed still knows it.
+def _scorer(config: ContinuousConfig, paths: RunPaths, policy: PolicySide) -> Scorer:
+    """The scorer; what it learns is kept in the run directory.
 
-    A judge that is the run's own model is that before training: it does not change.
+    ``ruler.judge.model=engine`` is the base model, which does not change during training.
     """
     local = LocalModel(
-        generator=engine,
-        tokenizer=voice.tokenizer,
+        generator=policy.engine,
+        tokenizer=policy.tokenizer,
         policy=PolicyRef(uid="base", kind="checkpoint"),
-        stop_token_ids=voice.params.stop_token_ids,
+        stop_token_ids=policy.params.stop_token_ids,
     )
     ruler = config.ruler
     if ruler.model_path is None:
         ruler = dataclasses.replace(ruler, model_path=str(paths.root / "ruler"))
     return make_scorer(ruler, seed=config.seed, local=local)
-
-
-def _life(config: ContinuousConfig, run_dir: Path, last: Entry | None) -> SimulationState:
-    """The life that the newest window began with, to be lived again; a new run's own."""
-    if last is None:
-        return SimulationState(config.market, config.continuous.agents, config.seed)
-    return load_simulation_state(simulation_state_path(run_dir, last.number))
-
-
-def _recorded(store: TrajectoryStore, last: Entry | None) -> dict[str, Decision]:
-    """What was decided since the newest window began, by id."""
-    if last is None:
-        return {}
-    begin = window_start(last.window_id)
-    windows = [one for one in store.window_ids() if window_start(one) >= begin]
-    return {d.id: d for one in windows for d in store.decisions(window_id=one)}
-
-
-def _result(settled: Settled) -> Result:
-    return Result(
-        pnl=settled.pnl,
-        investment=settled.investment,
-        hold_time_minutes=settled.hold_time_minutes,
-        win_rate=settled.win_rate,
-    )

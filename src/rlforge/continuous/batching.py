@@ -1,13 +1,13 @@
 """From the scored decisions of a window to a batch, or to the reason why there is none.
 
-Only decisions of the trained model can be learned from. Those of scripted traders and people have
-no tokens: they are scored beside them, and compared with.
+Only decisions of the trained model have tokens to learn from. Those of scripted traders are scored
+as well, for comparison.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rlforge.algorithms.advantages import is_constant
 from rlforge.algorithms.base import Algorithm
@@ -21,7 +21,8 @@ ENV_ID = "market"
 
 @value
 class Scored:
-    """A decision with its score, None where the scorer failed, and its reward as it is learned."""
+    """A complete decision, its score (None where the scorer failed), and its reward, normalised
+    where ``decision_reward.normalize`` says so."""
 
     decision: Decision
     score: float | None
@@ -33,27 +34,16 @@ class Scored:
         assert self.decision.completion is not None
         return self.decision.completion
 
-    @property
-    def version(self) -> int:
-        """Version that took the decision."""
-        return self.completion.policy_version
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.completion.prompt_token_ids)
-
 
 @value
 class WindowBatch:
     """What a window gives to learn from.
 
-    batch: None where nothing is trained; ``reason`` says why, and is empty otherwise. selected:
-    decisions of the model above the threshold (the document's high scores), those left out for
-    their age or length included. refused: answers that are no action, or none that was accepted,
-    and that are learned from as such. unscored, stale, too_long: decisions of the model that are
-    left out because the scorer failed on them, they are of a version too old, or their prompt
-    leaves no room for an answer.
+    batch: None where nothing is trained, for ``reason``. selected: decisions of the model that
+    ``continuous.select_by`` selects, those dropped for their age or length included. refused: of
+    the steps, answers without an action that the market accepted. unscored: decisions of the model
+    that the scorer failed on. stale, too_long: dropped because their version is too old, or their
+    prompt leaves no room for an answer.
     """
 
     batch: TrainBatch | None
@@ -77,134 +67,142 @@ class WindowBatch:
         }
 
 
-def build_window_batch(
-    batch_id: str,
-    decisions: Sequence[Decision],
-    scores: Sequence[float | None],
-    rewards: Sequence[float],
-    settings: ContinuousSettings,
-    algorithm: Algorithm,
-    *,
-    version: int,
-    max_length: int | None,
-) -> WindowBatch:
-    """Select from complete ``decisions``, in order of time, with their ``scores``.
+@value
+class WindowFilter:
+    """The rules by which decisions become a batch.
 
-    rewards: theirs as they are learned, normalised where that is wished for. version: of the
-    policy that is about to be trained. max_length: most tokens of prompt and answer. An agent's
-    decisions of the batch are one episode: a critic sees them as consecutive, and ``window_grpo``
-    as one group.
+    version: of the policy that is about to be trained. max_length: most tokens of prompt and
+    answer; None: no bound.
     """
-    everybody = [
-        Scored(decision=decision, score=score, reward=reward)
-        for decision, score, reward in zip(decisions, scores, rewards, strict=True)
-    ]
-    own = [one for one in everybody if is_ours(one.decision)]
-    lesson = settings.invalid_reward is not None
-    refused = [lesson and is_refused(one.decision) for one in own]
-    marked = list(zip(own, refused, strict=True))
-    selected = [one for one, wrong in marked if not wrong and _selected(one, settings)]
-    chosen = [one for one, wrong in marked if wrong or _selected(one, settings)]
-    recent = [one for one in chosen if version - one.version <= settings.max_staleness]
-    fitting = [one for one in recent if max_length is None or one.prompt_length < max_length]
-    steps = _steps(batch_id, fitting, settings)
-    reason = _obstacle(len(own), len(selected), steps, settings, algorithm)
-    versions = [step.policy_version for step in steps]
-    batch = TrainBatch(
-        steps=tuple(steps),
-        whole_episodes=True,
-        min_version=min(versions, default=version),
-        max_version=max(versions, default=version),
-        dropped_stale=len(chosen) - len(recent),
-    )
-    return WindowBatch(
-        batch=None if reason else batch,
-        reason=reason,
-        selected=len(selected),
-        refused=sum(refused),
-        unscored=sum(one.score is None for one in own),
-        stale=len(chosen) - len(recent),
-        too_long=len(recent) - len(fitting),
-    )
 
+    settings: ContinuousSettings
+    algorithm: Algorithm
+    version: int
+    max_length: int | None
 
-def _selected(one: Scored, settings: ContinuousSettings) -> bool:
-    """Above the threshold; what is learned as a score must have one."""
-    if one.score is None and (settings.select_by == "score" or settings.train_on != "reward"):
-        return False
-    if settings.select_by == "all":
-        return True
-    measure = one.score if settings.select_by == "score" else one.reward
-    return measure is not None and measure > settings.threshold
+    def build_window_batch(self, batch_id: str, decisions: Sequence[Scored]) -> WindowBatch:
+        """Select from ``decisions``, in order of time: ours, selected, fresh, fitting.
 
+        An agent's decisions are one episode: consecutive for a critic, one group for
+        ``window_grpo``.
+        """
+        dropped: dict[str, int] = {}
 
-def trained_reward(one: Scored, settings: ContinuousSettings) -> float:
-    """What is learned for one decision; a mix brings scores to the rewards' range, -1 to 1."""
-    refused = settings.invalid_reward is not None and is_refused(one.decision)
-    if settings.train_on == "reward" or refused:
-        return one.reward
-    assert one.score is not None
-    if settings.train_on == "score":
-        return one.score
-    weight = settings.score_weight
-    return (1 - weight) * one.reward + weight * (2 * one.score - 1)
+        def keep(name: str, test: Callable[[Scored], bool], among: list[Scored]) -> list[Scored]:
+            kept = [one for one in among if test(one)]
+            dropped[name] = len(among) - len(kept)
+            return kept
 
-
-def _steps(batch_id: str, chosen: Sequence[Scored], settings: ContinuousSettings) -> list[Step]:
-    """One step per decision, agent after agent, each agent's in order of time."""
-    by_agent: dict[str, list[Scored]] = {}
-    for one in chosen:
-        by_agent.setdefault(one.decision.agent_id, []).append(one)
-    return [
-        _step(batch_id, one, settings, index, index == len(own) - 1)
-        for _, own in sorted(by_agent.items())
-        for index, one in enumerate(own)
-    ]
-
-
-def _step(batch_id: str, one: Scored, settings: ContinuousSettings, index: int, last: bool) -> Step:
-    decision, completion = one.decision, one.completion
-    assert decision.reward is not None
-    return Step(
-        game_id=f"{batch_id}/{decision.agent_id}",
-        env_id=ENV_ID,
-        player_id=0,
-        group_id=batch_id,
-        turn_index=index,
-        last_turn=last,
-        observation=decision.observation,
-        action=json.dumps(dict(decision.action)),
-        prompt_token_ids=completion.prompt_token_ids,
-        token_ids=completion.token_ids,
-        logprobs=completion.logprobs,
-        raw_reward=decision.reward,
-        reward=trained_reward(one, settings),
-        policy_uid=completion.policy_uid,
-        policy_version=completion.policy_version,
-        info={"decision_id": decision.id, "agent_id": decision.agent_id, "score": one.score},
-    )
-
-
-def _obstacle(
-    own: int,
-    selected: int,
-    steps: Sequence[Step],
-    settings: ContinuousSettings,
-    algorithm: Algorithm,
-) -> str:
-    """Why ``steps`` are not trained on; empty when they are."""
-    if not own:
-        return "no decision of the trained model is in it"
-    if selected < settings.min_selected:
-        return (
-            f"{selected} of the model's {own} decisions are selected, and "
-            f"continuous.min_selected is {settings.min_selected}"
+        ours = [one for one in decisions if is_ours(one.decision)]
+        chosen = keep("unselected", lambda one: self._punished(one) or self._selected(one), ours)
+        fresh = keep("stale", self._fresh, chosen)
+        steps = self._steps(batch_id, keep("too_long", self._fits, fresh))
+        punished = sum(self._punished(one) for one in ours)
+        selected = len(chosen) - punished
+        reason = self._obstacle(len(ours), selected, steps)
+        versions = [step.policy_version for step in steps]
+        batch = TrainBatch(
+            steps=tuple(steps),
+            whole_episodes=True,
+            min_version=min(versions, default=self.version),
+            max_version=max(versions, default=self.version),
+            dropped_stale=dropped["stale"],
         )
-    if not steps:
-        return f"all {selected} selected decisions are too old or too long"
-    if is_constant([step.reward for step in steps]):
-        return f"all {len(steps)} decisions have the same {settings.train_on}: there is no gradient"
-    # A critic's advantages differ where rewards do not, so only its rewards can be looked at.
-    if not algorithm.needs_values and not any(algorithm.targets(steps, None).advantages):
-        return f"no decision differs from those that {settings.train_on}s are compared with"
-    return ""
+        return WindowBatch(
+            batch=None if reason else batch,
+            reason=reason,
+            selected=selected,
+            refused=punished,
+            unscored=sum(one.score is None for one in ours),
+            stale=dropped["stale"],
+            too_long=dropped["too_long"],
+        )
+
+    # ------------------------------------------------------------ one decision
+
+    def _punished(self, one: Scored) -> bool:
+        """Refused by the market, and learned from with ``invalid_reward`` whatever its score."""
+        return self.settings.invalid_reward is not None and is_refused(one.decision)
+
+    def _selected(self, one: Scored) -> bool:
+        """Above the threshold; without a score only where scores are not used."""
+        settings = self.settings
+        if one.score is None and (settings.select_by == "score" or settings.train_on != "reward"):
+            return False
+        if settings.select_by == "all":
+            return True
+        measure = one.score if settings.select_by == "score" else one.reward
+        return measure is not None and measure > settings.threshold
+
+    def _fresh(self, one: Scored) -> bool:
+        return self.version - one.completion.policy_version <= self.settings.max_staleness
+
+    def _fits(self, one: Scored) -> bool:
+        length = len(one.completion.prompt_token_ids)
+        return self.max_length is None or length < self.max_length
+
+    def _trained_reward(self, one: Scored) -> float:
+        """The reward in the update; ``mix`` maps scores (0 to 1) to the range of rewards (±1)."""
+        if self.settings.train_on == "reward" or self._punished(one):
+            return one.reward
+        assert one.score is not None
+        if self.settings.train_on == "score":
+            return one.score
+        weight = self.settings.score_weight
+        return (1 - weight) * one.reward + weight * (2 * one.score - 1)
+
+    # ------------------------------------------------------------ the batch
+
+    def _steps(self, batch_id: str, decisions: Sequence[Scored]) -> list[Step]:
+        by_agent: dict[str, list[Scored]] = {}
+        for one in decisions:
+            by_agent.setdefault(one.decision.agent_id, []).append(one)
+        return [
+            self._step(batch_id, one, index, index == len(own) - 1)
+            for _, own in sorted(by_agent.items())
+            for index, one in enumerate(own)
+        ]
+
+    def _step(self, batch_id: str, one: Scored, index: int, last: bool) -> Step:
+        decision, completion = one.decision, one.completion
+        assert decision.reward is not None
+        return Step(
+            game_id=f"{batch_id}/{decision.agent_id}",
+            env_id=ENV_ID,
+            player_id=0,
+            group_id=batch_id,
+            turn_index=index,
+            last_turn=last,
+            observation=decision.observation,
+            action=json.dumps(dict(decision.action)),
+            prompt_token_ids=completion.prompt_token_ids,
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            raw_reward=decision.reward,
+            reward=self._trained_reward(one),
+            policy_uid=completion.policy_uid,
+            policy_version=completion.policy_version,
+            info={"decision_id": decision.id, "agent_id": decision.agent_id, "score": one.score},
+        )
+
+    def _obstacle(self, ours: int, selected: int, steps: Sequence[Step]) -> str:
+        """Why ``steps`` are not trained on; empty when they are."""
+        settings = self.settings
+        if not ours:
+            return "no decision of the trained model is in it"
+        if selected < settings.min_selected:
+            return (
+                f"{selected} of the model's {ours} decisions are selected, and "
+                f"continuous.min_selected is {settings.min_selected}"
+            )
+        if not steps:
+            return f"all {selected} selected decisions are too old or too long"
+        if is_constant([step.reward for step in steps]):
+            same = f"all {len(steps)} decisions have the same {settings.train_on}"
+            return f"{same}: there is no gradient"
+        # With a critic, advantages differ even where rewards do not: only rewards are compared.
+        if not self.algorithm.needs_values and not any(
+            self.algorithm.targets(steps, None).advantages
+        ):
+            return f"no decision differs from those that {settings.train_on}s are compared with"
+        return ""

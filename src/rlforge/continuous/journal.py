@@ -1,7 +1,7 @@
-"""The journal: which window is being worked on, and how far that work has come.
+"""The journal: which window is being worked on, and the phase of that work.
 
-One SQLite file in the run directory. A phase is entered once its result is on disk, so that a
-process that is killed at any moment finds there what it need not, and must not, do again.
+One SQLite file in the run directory. A phase is entered once its result is on disk, so a resumed
+process reads there which work it must not repeat.
 """
 
 from __future__ import annotations
@@ -13,17 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.errors import RunError
+from rlforge.ruler.base import Scores
+from rlforge.tracking.files import read_json, write_json
+from rlforge.trajectories.records import TrainingWindow
 from rlforge.types import value
 
-#: In order. ``begun``: the world that the window starts from is saved. ``collected``: its decisions
-#: are stored and complete. ``scored``: so are their scores. ``trained``: the new version is a
-#: checkpoint, or there is none. ``deployed``: it serves, or was refused. ``done``: all is recorded.
+#: In order. ``begun``: the simulation's state that the window starts from is saved. ``collected``:
+#: its decisions are stored and complete. ``scored``: their scores are stored. ``trained``: the new
+#: version is a checkpoint, or there is none. ``deployed``: it serves, or was refused. ``done``: the
+#: window's metrics are recorded.
 PHASES = ("begun", "collected", "scored", "trained", "deployed", "done")
 
 
 @value
 class Entry:
-    """The work on one window. number: from 1. facts: JSON values, by phase that noted them."""
+    """The work on one window. number: from 1. facts: JSON values, by the phase that wrote them."""
 
     number: int
     window_id: str
@@ -31,20 +35,20 @@ class Entry:
     facts: Mapping[str, Mapping[str, Any]]
 
     def reached(self, phase: str) -> bool:
-        """Whether ``phase`` is over."""
+        """Whether ``phase`` has been entered."""
         return PHASES.index(self.phase) >= PHASES.index(phase)
 
 
 class Journal:
-    """The entries of one run. One process at a time holds the run directory, and so the file."""
+    """The entries of one run. The lock of the run directory keeps other processes away."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make ``path``. Raises RunError when it is not a journal, or cannot be written."""
+        """Open or create ``path``. Raises RunError when it is no journal or cannot be written."""
         self._path = path
         try:
             self._database = sqlite3.connect(path, isolation_level=None)
             self._database.execute("PRAGMA journal_mode=WAL")
-            # A phase that was entered must stay entered when the machine loses power.
+            # An entry must survive a power failure.
             self._database.execute("PRAGMA synchronous=FULL")
             self._database.execute(
                 "CREATE TABLE IF NOT EXISTS windows (number INTEGER PRIMARY KEY, "
@@ -58,18 +62,21 @@ class Journal:
         return self._read("SELECT * FROM windows ORDER BY number")
 
     def current(self) -> Entry | None:
-        """The window whose work has begun and is not done."""
-        found = self._read(
-            "SELECT * FROM windows WHERE phase != 'done' ORDER BY number DESC LIMIT 1"
-        )
-        return found[0] if found else None
+        """The window that is not done yet, if there is one."""
+        last = self.last()
+        return last if last is not None and last.phase != "done" else None
 
     def last(self) -> Entry | None:
         """The newest window, done or not."""
         found = self._read("SELECT * FROM windows ORDER BY number DESC LIMIT 1")
         return found[0] if found else None
 
-    def begin(self, window_id: str, **facts: Any) -> Entry:
+    def done(self) -> int:
+        """How many windows are done."""
+        last = self.last()
+        return 0 if last is None else last.number - (last.phase != "done")
+
+    def begin(self, window_id: str) -> Entry:
         """Start work on the next window."""
         last = self.last()
         assert last is None or last.phase == "done", "one window after the other"
@@ -77,7 +84,7 @@ class Journal:
             number=last.number + 1 if last else 1,
             window_id=window_id,
             phase="begun",
-            facts={"begun": facts},
+            facts={"begun": {}},
         )
         self._write(
             "INSERT INTO windows VALUES (?, ?, ?, ?)",
@@ -86,7 +93,7 @@ class Journal:
         return entry
 
     def reach(self, entry: Entry, phase: str, **facts: Any) -> Entry:
-        """``entry`` one phase further, with what that phase came to."""
+        """Enter the next phase; facts: its results. Returns the entry as it is now."""
         assert PHASES.index(phase) == PHASES.index(entry.phase) + 1, f"{entry.phase} to {phase}"
         further = Entry(
             number=entry.number,
@@ -101,7 +108,7 @@ class Journal:
         return further
 
     def close(self) -> None:
-        """Give back the file; closing twice is fine."""
+        """Close the file; closing twice is fine."""
         self._database.close()
 
     def _read(self, query: str) -> list[Entry]:
@@ -124,3 +131,43 @@ class Journal:
         return RunError(
             f"{self._path}: {error}; free the disk, or restore the file, and go on with --resume"
         )
+
+
+class ScoreFiles:
+    """Scores on disk: ``scores/WINDOW.json`` in the run directory, with ``.`` for ``:``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, window: TrainingWindow, scores: Scores) -> None:
+        """Store the scores of the decisions of ``window``, which are in the same order."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        rows = zip(window.trajectories, scores.values, scores.explanations, strict=True)
+        content = {
+            "window_id": window.id,
+            "metrics": dict(scores.metrics),
+            "scores": {
+                decision.id: {"score": score, "explanation": explanation}
+                for decision, score, explanation in rows
+            },
+        }
+        write_json(self._path(window.id), content)
+
+    def read(self, window: TrainingWindow) -> Scores:
+        """Scores of the decisions of ``window``; None for those added after it was scored.
+
+        Raises RunError when the file is missing.
+        """
+        path = self._path(window.id)
+        content = read_json(path)
+        if not content:
+            raise RunError(f"{path} is missing: restore it to go on with this window")
+        found = [content["scores"].get(decision.id, {}) for decision in window.trajectories]
+        return Scores(
+            values=tuple(entry.get("score") for entry in found),
+            explanations=tuple(entry.get("explanation", "") for entry in found),
+            metrics=content["metrics"],
+        )
+
+    def _path(self, window_id: str) -> Path:
+        return self._folder / f"{window_id.replace(':', '.')}.json"

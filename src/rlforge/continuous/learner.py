@@ -1,7 +1,8 @@
-"""One update per window, each a checkpoint that a killed run finds again."""
+"""One update per window, each in a checkpoint that names the window."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Collection, Mapping
@@ -29,8 +30,8 @@ class WindowLearner:
     """The learner, and ``checkpoints/step-N`` of the run directory.
 
     A checkpoint holds weights and state together and is there whole or not at all. Its manifest
-    names the window, which is how a window that was trained on is known: the update itself leaves
-    no other trace. Heavy: called in a thread of its own, one call at a time.
+    names the window: it is the only record of an update, and so decides whether a window was
+    trained on. One call at a time.
     """
 
     def __init__(self, learner: Learner, root: Path, experiment: str) -> None:
@@ -50,52 +51,51 @@ class WindowLearner:
         """Number of ``standing``."""
         return int(self.standing.removeprefix("step-"))
 
-    def begin(self) -> Checkpoint:
+    async def begin(self) -> Checkpoint:
         """Version 0 on disk: the model before the first window, to which a refusal leads back."""
-        path = self._root / "step-0"
-        if not path.exists():
-            self._write(0, None, None, {})
-        return self.restore("step-0")
+        if not (self._root / "step-0").exists():
+            await self._save(0, None, None, {})
+        return await self.restore("step-0")
 
-    def restore(self, uid: str) -> Checkpoint:
+    async def restore(self, uid: str) -> Checkpoint:
         """Go on from version ``uid``, after a restart or because a later one was refused.
 
-        The next version is numbered after the newest there is, so that no number names two.
-        Raises CheckpointError when it is not there or damaged.
+        The next version is numbered after the newest there is, so that every number is used once.
+        Raises CheckpointError when the checkpoint is missing or damaged.
         """
         path = self._root / uid
-        read_state(path, self._learner)
+        await asyncio.to_thread(read_state, path, self._learner)
         self._standing = uid
         # The randomness and learning rate of an update follow from its number.
         newest = list_checkpoints(self._root)[-1]
         self._learner.version = checkpoint_version(newest)
         return _checkpoint(path)
 
-    def train(self, window_id: str, batch: TrainBatch) -> Trained | None:
-        """Learn from the batch of a window; None when no step of it was finite.
+    async def train(self, window_id: str, batch: TrainBatch) -> Trained | None:
+        """Learn from the batch of a window; None when no optimizer step was finite.
 
         On any failure, a full disk among them, the learner is what it was before.
         """
         if (done := self.trained_on(window_id)) is not None:
-            self.restore(done.checkpoint.uid)
+            await self.restore(done.checkpoint.uid)
             return done
         parent = self.standing
         try:
-            result = self._learner.update(batch)
-            if math.isnan(result.metrics["loss"]):  # no step was applied
+            result = await asyncio.to_thread(self._learner.update, batch)
+            if math.isnan(result.metrics["loss"]):  # no optimizer step was applied
                 log.warning("window %s: no optimizer step was finite", window_id)
-                self.restore(parent)
+                await self.restore(parent)
                 return None
             facts = {"samples": result.samples, "metrics": dict(result.metrics)}
-            self._write(result.version, window_id, parent, facts)
-        except Exception:  # whatever it was, a half-trained policy must not stay behind
-            self.restore(parent)
+            await self._save(result.version, window_id, parent, facts)
+        except Exception:  # after any error, no half-trained weights may remain
+            await self.restore(parent)
             raise
         self._standing = f"step-{result.version}"
         return _trained(self._root / self._standing)
 
     def trained_on(self, window_id: str) -> Trained | None:
-        """The version that a window was trained into, if it was."""
+        """The version that was trained on a window, if there is one."""
         for path in reversed(list_checkpoints(self._root)):
             if read_manifest(path, verify=False).meta.get("window_id") == window_id:
                 return _trained(path)
@@ -105,7 +105,7 @@ class WindowLearner:
         """Delete all but the ``keep`` newest versions, the first and ``protected``."""
         prune(self._root, keep, protected={*protected, self.standing, "step-0"})
 
-    def _write(
+    async def _save(
         self, version: int, window_id: str | None, parent: str | None, facts: Mapping[str, Any]
     ) -> None:
         def fill(folder: Path) -> None:
@@ -119,7 +119,7 @@ class WindowLearner:
             "parent_uid": parent,
             **facts,
         }
-        write_checkpoint(self._root, f"step-{version}", fill, meta)
+        await asyncio.to_thread(write_checkpoint, self._root, f"step-{version}", fill, meta)
 
 
 def _checkpoint(path: Path) -> Checkpoint:

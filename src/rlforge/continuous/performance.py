@@ -1,4 +1,4 @@
-"""How well agents did: the three numbers of every comparison, over time and between kinds."""
+"""How well agents did: win rate, reward and profit, of the policy and of each scripted trader."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rlforge.trajectories.records import Decision
 from rlforge.types import value
 
 PROBLEM = "problem"
-"""Key of an action that the market did not accept: why not. Without an action it is a NO_OP."""
+"""Key in an action that the market refused: the reason. An answer without action is a NO_OP."""
 
 POLICY = "policy"
-"""Whom the trained model's decisions are counted for; scripted traders go by their own name."""
+"""The player that the trained model's decisions count for; scripted traders have their own name."""
 
 
 @value
 class Performance:
-    """decisions: complete ones. trades: of those, the ones with money at stake. refused: those
-    whose action was not accepted.
+    """decisions: complete ones. trades: those with money at stake. refused: those whose action was
+    not accepted.
 
     win_rate: share of trades with a profit. avg_reward: over decisions. avg_pnl: over trades, in
-    the market's currency. nan where there is nothing to take a mean of.
+    the market's currency. nan where there is nothing to average.
     """
 
     decisions: int
@@ -52,18 +52,13 @@ def performance(decisions: Iterable[Decision]) -> Performance:
     )
 
 
-def player(decision: Decision) -> str:
-    """Who is to thank for a decision: ``policy``, or the provider that wrote it."""
-    return POLICY if is_ours(decision) else decision.metadata.provider
-
-
 def is_ours(decision: Decision) -> bool:
-    """Whether the trained model took it: its tokens are there to learn from."""
+    """Whether the trained model took it, so that there are tokens to learn from."""
     return decision.completion is not None and bool(decision.completion.token_ids)
 
 
 def is_refused(decision: Decision) -> bool:
-    """Whether its action is none, or one that the market did not accept."""
+    """Whether the answer named no action, or one that the market did not accept."""
     return PROBLEM in decision.action
 
 
@@ -71,7 +66,8 @@ def by_player(decisions: Sequence[Decision]) -> Mapping[str, Performance]:
     """The performance of each kind of player, the policy first."""
     groups: dict[str, list[Decision]] = {}
     for decision in decisions:
-        groups.setdefault(player(decision), []).append(decision)
+        name = POLICY if is_ours(decision) else decision.metadata.provider
+        groups.setdefault(name, []).append(decision)
     order = sorted(groups, key=lambda name: (name != POLICY, name))
     return {name: performance(groups[name]) for name in order}
 

@@ -1,9 +1,8 @@
-"""The agents and the market they live in, one tick at a time.
+"""The agents and their market, one tick at a time.
 
-In each tick the agents of the model look at the market and are asked all at once, so that the
-engine answers them in one batch. What they want is done in order; then the scripted traders act,
-and time passes. Every decision is in the ledger before the tick is over, and is completed there
-once the market has settled it.
+In each tick the agents of the model see the market and are asked all at once, so that the engine
+answers them in one batch. Their actions are carried out in order; then the scripted traders act,
+and the market's clock moves on. Every tick is recorded before the next one begins.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import hashlib
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
 
 from rlforge.config.market import MarketConfig
 from rlforge.continuous.performance import PROBLEM
@@ -31,21 +29,6 @@ log = logging.getLogger(__name__)
 Answer = Callable[[str, tuple[int, ...], int], Awaitable[Completion]]
 """Asks a policy: agent, prompt and seed of the draw."""
 
-Heard = Callable[[str, str, float], Awaitable[None]]
-"""Hears what came of a model's decision: version that took it, decision, reward."""
-
-
-class Ledger(Protocol):
-    """Where decisions are kept."""
-
-    async def append(self, decisions: Sequence[Decision]) -> None:
-        """Keep new decisions; they are safe when this returns."""
-        ...
-
-    async def complete(self, outcomes: Sequence[Outcome]) -> None:
-        """Add what came of decisions that were kept before."""
-        ...
-
 
 @value
 class Open:
@@ -55,8 +38,42 @@ class Open:
     policy: str
 
 
+@value
+class Tick:
+    """The new decisions of a tick, and the outcomes of decisions that it settled.
+
+    policies: per outcome, uid of the version that took the decision; empty for scripted traders.
+    """
+
+    decisions: tuple[Decision, ...]
+    outcomes: tuple[Outcome, ...]
+    policies: tuple[str, ...]
+
+
+@value
+class AgentModel:
+    """The model behind the agents: how it is prompted and asked.
+
+    name: the ``provider`` of its decisions. seed: of its draws.
+    """
+
+    prompter: AgentPrompter
+    answer: Answer
+    name: str
+    seed: int
+
+
+@value
+class Labels:
+    """What a decision is filed under: the prefix of its id, its time, and the window of a time."""
+
+    prefix: str
+    now: Callable[[SimulationState], float]
+    window_of: Callable[[float], str]
+
+
 class SimulationState:
-    """All of a population that goes on: the market, its traders, and decisions not yet settled.
+    """All state of a simulation between two ticks: market, traders, decisions not yet settled.
 
     states: what each agent sees now. open: by the market's ticket. next_states: by id of a
     decision, the state that followed it.
@@ -76,75 +93,57 @@ class SimulationState:
 
 
 class Population:
-    """Makes a ``SimulationState`` go on.
+    """Runs the ticks of a ``SimulationState``.
 
-    seed: of the draws. name: what decisions' ids begin with. now, window_of: the clock, and the
-    window of a time. reward: of a settled decision. recorded: decisions that an earlier process
-    wrote in ticks that are lived again: they are taken as they are, and nobody is asked.
+    reward: of a settled decision. record: called with each tick; decisions and outcomes are safe
+    when it returns. recorded: decisions that an earlier process recorded, by id. A tick that is
+    among them is repeated: its answers are taken from there, and no policy is asked.
     """
 
     def __init__(
         self,
-        life: SimulationState,
-        *,
-        name: str,
-        seed: int,
-        speech: AgentPrompter,
-        answer: Answer,
-        provider: str,
-        ledger: Ledger,
-        now: Callable[[SimulationState], float],
-        window_of: Callable[[float], str],
+        state: SimulationState,
+        model: AgentModel,
+        labels: Labels,
         reward: Callable[[Settled], float],
-        heard: Heard | None = None,
+        record: Callable[[Tick], Awaitable[None]],
         recorded: Mapping[str, Decision] | None = None,
     ) -> None:
-        self.life = life
+        self.state = state
         self.failed_answers = 0
-        self._name, self._seed = name, seed
-        self._speech, self._answer, self._provider = speech, answer, provider
-        self._ledger, self._now, self._window_of = ledger, now, window_of
-        self._reward, self._heard = reward, heard
+        self._model, self._labels = model, labels
+        self._reward, self._record = reward, record
         self._recorded = dict(recorded or {})
 
-    async def step(self) -> None:
-        """Live through one tick."""
-        life, now = self.life, self._now(self.life)
-        decisions = [await self._decide(life.agents, now), self._crowd(now)]
-        fresh = [d for some in decisions for d in some if d.id not in self._recorded]
-        if fresh:
-            await self._ledger.append(fresh)
-        settled = life.world.tick()
-        life.states = {agent_id: life.world.state(agent_id) for agent_id in life.world.agent_ids}
-        for some in decisions:
-            for decision in some:
-                life.next_states[decision.id] = life.states[decision.agent_id]
-        await self._settle(settled)
+    async def tick(self) -> None:
+        """Run one tick."""
+        state, now = self.state, self._labels.now(self.state)
+        decisions = [*await self._decide(state.agents, now), *self._crowd(now)]
+        settled = state.world.tick()
+        state.states = {agent_id: state.world.state(agent_id) for agent_id in state.world.agent_ids}
+        state.next_states |= {d.id: state.states[d.agent_id] for d in decisions}
+        closed = [state.open.pop(one.ticket) for one in settled]
+        await self._record(
+            Tick(
+                decisions=tuple(d for d in decisions if d.id not in self._recorded),
+                outcomes=tuple(
+                    self._outcome(known.decision_id, one)
+                    for known, one in zip(closed, settled, strict=True)
+                ),
+                policies=tuple(known.policy for known in closed),
+            )
+        )
 
     @property
     def is_repeating(self) -> bool:
-        """Whether the next tick was lived before, and is on record."""
-        return any(self._id(agent_id) in self._recorded for agent_id in self.life.world.agent_ids)
-
-    async def _settle(self, settled: Sequence[Settled]) -> None:
-        """Complete decisions, and pass on what came of those of the model."""
-        if not settled:
-            return
-        closed = [self.life.open.pop(one.ticket) for one in settled]
-        outcomes = [
-            self._outcome(known.decision_id, one)
-            for known, one in zip(closed, settled, strict=True)
-        ]
-        await self._ledger.complete(outcomes)
-        for known, outcome in zip(closed, outcomes, strict=True):
-            if self._heard is not None and known.policy:
-                await self._heard(known.policy, known.decision_id, outcome.reward)
+        """Whether the next tick is on record already."""
+        return any(self._id(agent_id) in self._recorded for agent_id in self.state.world.agent_ids)
 
     # ------------------------------------------------------------ deciding
 
     async def _decide(self, agents: Sequence[str], now: float) -> list[Decision]:
-        """What the model's agents do, each having seen the market as it was before all of them."""
-        questions = [self._speech.ask(self.life.states[agent_id]) for agent_id in agents]
+        """Decisions of the model's agents; all of them see the market as it was before the tick."""
+        questions = [self._model.prompter.ask(self.state.states[agent_id]) for agent_id in agents]
         answers = await asyncio.gather(
             *(self._ask(agent, question) for agent, question in zip(agents, questions, strict=True))
         )
@@ -160,46 +159,33 @@ class Population:
         if recorded is not None:
             return recorded.completion or EngineError(recorded.metadata.reasoning)
         try:
-            completion: Completion = await self._answer(
-                agent_id, question.token_ids, self._draw(agent_id)
-            )
+            return await self._model.answer(agent_id, question.token_ids, self._draw(agent_id))
         except EngineDeadError as error:
             raise RunError(f"the engine is gone: {error}") from error
         except EngineError as error:
             self.failed_answers += 1
             log.warning("%s got no answer and does nothing: %s", agent_id, error)
             return error
-        return completion
 
     def _carry_out(
         self, agent_id: str, question: Question, answer: Completion | EngineError, now: float
     ) -> Decision:
-        life = self.life
+        world, provider = self.state.world, self._model.name
         if isinstance(answer, EngineError):
-            receipt = life.world.decide(agent_id, NO_OP)
-            meta = Metadata(provider=self._provider, reasoning=str(answer), confidence=0.0)
+            receipt = world.decide(agent_id, NO_OP)
+            meta = Metadata(provider=provider, reasoning=str(answer), confidence=0.0)
             return self._decision(receipt, question.state, NO_OP, now, meta)
-        reading = self._speech.read(question, answer.text)
-        # An answer that is no action is handed in as it is: the market counts it as invalid.
-        receipt = life.world.decide(agent_id, reading.action or {"type": answer.text})
-        meta = Metadata(
-            provider=self._provider, reasoning=answer.text, confidence=_confidence(answer)
-        )
+        reading = self._model.prompter.read(question, answer.text)
+        # An answer without an action is submitted as it is: the market counts it as invalid.
+        receipt = world.decide(agent_id, reading.action or {"type": answer.text})
+        meta = Metadata(provider=provider, reasoning=answer.text, confidence=_confidence(answer))
         action: Json = reading.action or NO_OP
         if not receipt.accepted:
             action = {**action, PROBLEM: reading.problem or receipt.problem}
-        return self._decision(
-            receipt,
-            question.state,
-            action,
-            now,
-            meta,
-            observation=question.text,
-            completion=answer,
-        )
+        return self._decision(receipt, question.state, action, now, meta, question.text, answer)
 
     def _crowd(self, now: float) -> list[Decision]:
-        return [self._scripted(choice, now) for choice in self.life.crowd.act()]
+        return [self._scripted(choice, now) for choice in self.state.crowd.act()]
 
     def _scripted(self, choice: Choice, now: float) -> Decision:
         meta = Metadata(provider=f"scripted:{choice.kind}")
@@ -217,11 +203,11 @@ class Population:
     ) -> Decision:
         decision_id = self._id(receipt.agent_id)
         policy = "" if completion is None else completion.policy_uid
-        self.life.open[receipt.ticket] = Open(decision_id=decision_id, policy=policy)
+        self.state.open[receipt.ticket] = Open(decision_id=decision_id, policy=policy)
         return Decision(
             id=decision_id,
             agent_id=receipt.agent_id,
-            window_id=self._window_of(now),
+            window_id=self._labels.window_of(now),
             state=state,
             action=action,
             timestamp=now,
@@ -234,28 +220,33 @@ class Population:
         return Outcome(
             decision_id=decision_id,
             reward=self._reward(settled),
-            next_state=self.life.next_states.pop(decision_id),
-            result=Result(
-                pnl=settled.pnl,
-                investment=settled.investment,
-                hold_time_minutes=settled.hold_time_minutes,
-                win_rate=settled.win_rate,
-            ),
+            next_state=self.state.next_states.pop(decision_id),
+            result=result_of(settled),
         )
 
     # ------------------------------------------------------------ names and draws
 
     def _id(self, agent_id: str) -> str:
-        return f"{self._name}-{self.life.world.ticks:08d}-{agent_id}"
+        return f"{self._labels.prefix}-{self.state.world.ticks:08d}-{agent_id}"
 
     def _draw(self, agent_id: str) -> int:
-        """Seed of an answer's draw, from 0 to 2⁶³ − 1: the same in a tick that is lived again."""
-        text = f"{self._seed}/{self.life.world.ticks}/{agent_id}"
+        """Seed of an answer's draw, from 0 to 2⁶³ − 1: the same when the tick is repeated."""
+        text = f"{self._model.seed}/{self.state.world.ticks}/{agent_id}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def result_of(settled: Settled) -> Result:
+    """The record of a settled decision."""
+    return Result(
+        pnl=settled.pnl,
+        investment=settled.investment,
+        hold_time_minutes=settled.hold_time_minutes,
+        win_rate=settled.win_rate,
+    )
+
+
 def _confidence(completion: Completion) -> float:
-    """Geometric mean of the probabilities of its tokens; 1 where they are not seen."""
+    """Geometric mean of its tokens' probabilities; 1 where there are no log-probabilities."""
     if not completion.logprobs:
         return 1.0
     return min(1.0, math.exp(math.fsum(completion.logprobs) / len(completion.logprobs)))

@@ -1,4 +1,4 @@
-"""What a model's agent is asked in a market, and what its answer does there."""
+"""Prompts for the model's agents in a market, and the actions that its answers name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlforge.types import value
 
 @value
 class Question:
-    """A prompt about ``state``, whose compact form is about one market, the ``focus``.
+    """A prompt about ``state``; its compact form is about one market, the ``focus``.
 
     legal: the compact answers that the market accepts.
     """
@@ -30,17 +30,17 @@ class Question:
 
 @value
 class Reading:
-    """action: what the answer wants; None where it is none, and ``problem`` says why."""
+    """action: of an answer; None where it names none, and ``problem`` says why."""
 
     action: Json | None
     problem: str = ""
 
 
 class AgentPrompter:
-    """Prompts and answers in the template and extraction of a model.
+    """Prompts and answers in a model's template and extraction.
 
-    ``board`` asks in the compact words of ``rlforge.market.compact``, every other template in
-    prose. Both kinds of answer are understood, whatever was asked.
+    The template ``board`` asks in the compact words of ``rlforge.market.compact``, every other one
+    in prose. Both forms of answer are read after both forms of prompt.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class AgentPrompter:
         return Question(state=state, focus=focus, legal=legal, text=text, token_ids=token_ids)
 
     def read(self, question: Question, answer: str) -> Reading:
-        """The action behind ``answer``; whether the market accepts it is the market's to say."""
+        """The action that ``answer`` names; the market may still refuse it."""
         found = extract(self._extraction, answer, question.legal)
         if not found.well_formed:
             return Reading(action=None, problem=found.feedback)

@@ -1,6 +1,7 @@
-"""What a continuous run leaves for its readers: a line per window, a line per update, a summary.
+"""The files of a continuous run that reports and ``rlforge monitor`` read: a line per window, a
+line per update, a summary.
 
-The journal is the truth; the files are written from it, and again when a run is resumed.
+The journal is the authority: when a run is resumed, the files are written again from it.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ def window_row(
     scorer: Mapping[str, float],
     minutes: float,
 ) -> Row:
-    """One line of ``windows.jsonl``: the document's metrics, then what else there is to know.
+    """One line of ``windows.jsonl`` (see docs/run_directory.md).
 
-    gathered: figures of its ``WindowBatch``.
-    training_loss, kl_divergence and deployment_success are None where nothing was trained.
+    gathered: figures of its ``WindowBatch``. training_loss, kl_divergence and deployment_success
+    are None where nothing was trained.
     """
     metrics = trained.metrics if trained else {}
     players = by_player(window.trajectories)
@@ -89,8 +90,8 @@ def reward_figures(reward: DecisionReward, decisions: Sequence[Decision]) -> Map
 class Records:
     """Writes ``windows.jsonl``, ``metrics.jsonl``, ``progress.json`` and ``summary.json``.
 
-    about: seed, versions, command: kept in the summary. total: windows of the whole run, None: it
-    has no end. The means go to the sinks of ``tracker`` as well, one step per window.
+    about: goes into the summary. total: windows of the whole run; None: no end. The means go to
+    the sinks of ``tracker`` as well, one step per window.
     """
 
     def __init__(
@@ -111,9 +112,9 @@ class Records:
         self._update_file: JsonlFile
 
     def take_up(self, entries: Sequence[Entry], say: Callable[[str], None]) -> None:
-        """Write the files anew from the windows that are done; called once, before ``add``.
+        """Write the files again from the windows that are done; called once, before ``add``.
 
-        say: told of every window in a line.
+        say: prints one line per window.
         """
         self._say = say
         done = [entry.facts["done"] for entry in entries if entry.phase == "done"]
@@ -131,7 +132,7 @@ class Records:
         self._publish("running", {})
 
     def add(self, row: Row, update: Mapping[str, float] | None) -> None:
-        """A window that is done, and the metrics of its update if there was one."""
+        """Record a finished window, and the metrics of its update if there was one."""
         self._rows.append(row)
         self._window_file.append(row)
         self._say(window_line(row, self._total))
@@ -154,7 +155,7 @@ class Records:
         return math.nan if mean is None else float(mean)
 
     def close(self, status: RunStatus, extra: Mapping[str, Any]) -> None:
-        """The run ended; ``extra``: what it reached."""
+        """Write the last summary, with ``extra`` in it."""
         self._publish(status, extra)
         self._window_file.close()
         self._update_file.close()
@@ -197,7 +198,7 @@ class Records:
 
 
 def window_line(row: Row, total: int | None) -> str:
-    """One window in one line of plain words."""
+    """One window in one line of text."""
     count = f"{row['window']}/{total}" if total else str(row["window"])
     parts = [f"window {count} {row['window_id']}: {row['trajectories']} decisions"]
     if row["policy_reward"] is not None:

@@ -1,71 +1,76 @@
-"""How a population lives through time: as fast as it can, or beside the clock on the wall."""
+"""Drives a population through time, simulated or by the wall clock, and saves its state."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from rlforge.continuous.population import Population
-from rlforge.continuous.snapshot import save_life
+from rlforge.continuous.population import Population, SimulationState
+from rlforge.errors import RunError
+from rlforge.system.files import atomic_write
 from rlforge.trajectories.grid import Clock
 
 
-class Stopped(Exception):  # noqa: N818  # not an error: somebody pressed Ctrl-C
+class Stopped(Exception):  # noqa: N818  # not an error: the user pressed Ctrl-C
     """The run was asked to end."""
 
 
 class SimulationDriver(Protocol):
-    """What the trainer knows of the world."""
+    """The simulation as the trainer sees it."""
 
     def now(self) -> float:
         """Its clock, in seconds since 1970 UTC."""
         ...
 
-    async def live_until(self, moment: float) -> None:
+    async def advance_to(self, moment: float) -> None:
         """Return once the clock shows ``moment``. Raises ``Stopped`` when the run is to end."""
         ...
 
     async def save(self, path: Path) -> None:
-        """Write the life as it is between two ticks."""
+        """Write the state between two ticks."""
         ...
 
     async def close(self) -> None:
-        """End living."""
+        """Stop ticking."""
         ...
 
 
 class SimulatedTimeDriver:
-    """Time passes by being lived: nothing happens while the trainer works."""
+    """Time advances only by running ticks; it stands still while the trainer works.
+
+    now: the market's time, as decisions are stamped with.
+    """
 
     def __init__(
         self, population: Population, now: Callable[[], float], stop: asyncio.Event
     ) -> None:
-        """now: the time of the market's clock, as the population has it."""
         self._population, self._now, self._stop = population, now, stop
 
     def now(self) -> float:
         return self._now()
 
-    async def live_until(self, moment: float) -> None:
+    async def advance_to(self, moment: float) -> None:
         while self._now() < moment:
             if self._stop.is_set():
                 raise Stopped
-            await self._population.step()
+            await self._population.tick()
 
     async def save(self, path: Path) -> None:
-        await asyncio.to_thread(save_life, self._population.life, path)
+        await asyncio.to_thread(save_simulation_state, self._population.state, path)
 
     async def close(self) -> None:
         return
 
 
 class WallClockDriver:
-    """A tick every ``tick_s`` seconds of the clock, while the trainer trains, too.
+    """Runs a tick every ``tick_s`` seconds of the clock, also while the trainer trains.
 
-    Decisions say which version made them, so those of a window that went on beside a training are
-    known to be of the version before it.
+    Each decision names the version that made it, so the trainer knows which are of the version
+    before an update.
     """
 
     def __init__(
@@ -74,45 +79,94 @@ class WallClockDriver:
         self._population, self._clock, self._tick_s = population, clock, tick_s
         self._stop = stop
         self._between_ticks = asyncio.Lock()
-        self._living: asyncio.Task[None] | None = None
+        self._ticking: asyncio.Task[None] | None = None
 
     def now(self) -> float:
         return self._clock.now()
 
-    async def live_until(self, moment: float) -> None:
-        if self._living is None:
-            self._living = asyncio.create_task(self._live())
+    async def advance_to(self, moment: float) -> None:
+        if self._ticking is None:
+            self._ticking = asyncio.create_task(self._run_ticks())
         waiting = asyncio.create_task(self._clock.wait_until(moment))
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait(
-                {self._living, waiting, stopping}, return_when=asyncio.FIRST_COMPLETED
+                {self._ticking, waiting, stopping}, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             waiting.cancel()
             stopping.cancel()
-        if self._living.done():
-            self._living.result()  # it never ends but by what it raises
+        if self._ticking.done():
+            self._ticking.result()  # it ends only by raising
         if self._stop.is_set():
             raise Stopped
 
     async def save(self, path: Path) -> None:
         async with self._between_ticks:
-            await asyncio.to_thread(save_life, self._population.life, path)
+            await asyncio.to_thread(save_simulation_state, self._population.state, path)
 
     async def close(self) -> None:
-        if self._living is not None:
-            self._living.cancel()
-            await asyncio.wait({self._living})
+        if self._ticking is not None:
+            self._ticking.cancel()
+            await asyncio.wait({self._ticking})
 
-    async def _live(self) -> None:
+    async def _run_ticks(self) -> None:
         while self._population.is_repeating:
             async with self._between_ticks:
-                await self._population.step()
+                await self._population.tick()
         due = self._clock.now()
         while True:
             async with self._between_ticks:
-                await self._population.step()
-            # Ticks that were missed, by a slow model or a sleeping machine, are not made up for.
+                await self._population.tick()
+            # Ticks missed because of a slow model or a suspended machine are skipped.
             due = max(due + self._tick_s, self._clock.now())
             await self._clock.wait_until(due)
+
+
+# ---------------------------------------------------------------- the state on disk
+
+#: The modules whose classes a state consists of, and the plain types that those hold.
+_MODULES = ("rlforge.market.", "rlforge.config.market", "rlforge.continuous.population")
+_PLAIN = {
+    ("collections", "deque"),
+    ("random", "Random"),
+    ("builtins", "set"),
+    ("builtins", "frozenset"),
+}
+
+
+def simulation_state_path(run_dir: Path, number: int) -> Path:
+    """The state that window ``number`` of a run starts from."""
+    return run_dir / "world" / f"window-{number}.pkl"
+
+
+def save_simulation_state(state: SimulationState, path: Path) -> None:
+    """Write ``state`` to ``path``, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL), durable=True)
+
+
+def load_simulation_state(path: Path) -> SimulationState:
+    """Read a state back; the pickle may name only classes of the market.
+
+    Raises RunError when the file is missing, damaged, or holds anything else.
+    """
+    try:
+        state = _Reader(io.BytesIO(path.read_bytes())).load()
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing: the run cannot be resumed") from None
+    except Exception as error:  # bytes that are no pickle raise errors of any type
+        raise RunError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    if not isinstance(state, SimulationState):
+        raise RunError(f"{path} holds a {type(state).__name__}, not a simulation's state")
+    return state
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        ours = any(module == known or module.startswith(known) for known in _MODULES)
+        if (ours and "." not in name) or (module, name) in _PLAIN:
+            found = super().find_class(module, name)
+            if (module, name) in _PLAIN or isinstance(found, type):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a market")

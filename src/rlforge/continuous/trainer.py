@@ -1,8 +1,10 @@
-"""The continuous trainer: wait for a window, collect, score, filter, train, deploy; again.
+"""The loop of continuous training.
 
-Each step leaves its result on disk and then says so in the journal. A process that was killed
-takes up the window it was at: what the journal says is done is read back, all else is done again
-from the same beginnings, and a window that was trained on is never trained on twice.
+    wait ─▶ collect ─▶ score ─▶ filter ─▶ train ─▶ deploy ─▶ record ─▶ the next window
+
+Each step writes its result to disk and then enters its phase into the journal. A resumed process
+goes on with the window that the journal names: it reads the results of finished phases, repeats
+the others from the same inputs, and never trains on a window twice.
 """
 
 from __future__ import annotations
@@ -11,235 +13,173 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from rlforge.algorithms.base import Algorithm
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.continuous.batching import WindowBatch, build_window_batch
-from rlforge.continuous.journal import Entry, Journal
-from rlforge.continuous.learner import Trained, WindowLearner
-from rlforge.continuous.records import Records, reward_figures, window_row
-from rlforge.continuous.scorebook import Scorebook
-from rlforge.continuous.simulation import SimulationDriver, Stopped
+from rlforge.continuous.assembly import NOTHING_TO_DEPLOY, Assembly, Deployed
+from rlforge.continuous.batching import Scored, WindowBatch, WindowFilter
+from rlforge.continuous.journal import Entry
+from rlforge.continuous.learner import Trained
+from rlforge.continuous.records import reward_figures, window_row
+from rlforge.continuous.simulation import Stopped, simulation_state_path
 from rlforge.errors import CheckpointError, RunError
-from rlforge.ruler.base import Scorer, Scores
+from rlforge.ruler.base import Scores
 from rlforge.trajectories.records import TrainingWindow
-from rlforge.trajectories.reward import DecisionReward
-from rlforge.types import Checkpoint, value
 
 log = logging.getLogger(__name__)
 
 
-@value
-class Deployed:
-    """What became of a new version.
-
-    success: it serves, to all or to some; None: there was none to deploy. reason: why it does not.
-    """
-
-    success: bool | None
-    reason: str = ""
-
-
-NOTHING_TO_DEPLOY = Deployed(success=None)
-
-
-class Deployments(Protocol):
-    """The serving side, which the agents ask."""
-
-    def on_trial(self) -> bool:
-        """Whether a new version is still being compared with the current one."""
-        ...
-
-    def serving(self) -> str:
-        """The version of this run, as ``step-N``, that everybody gets (on a trial: most)."""
-        ...
-
-    def needed(self) -> Collection[str]:
-        """Versions that learning may have to go on from."""
-        ...
-
-    async def deploy(self, checkpoint: Checkpoint) -> Deployed:
-        """Replace what serves by ``checkpoint``, if it may; again for the same one does nothing."""
-        ...
-
-
-class Windows(Protocol):
-    """Which decisions are trained on together."""
-
-    def first(self, now: float) -> str:
-        """The window that training begins with at ``now``."""
-        ...
-
-    def after(self, window_id: str, now: float) -> str:
-        """The one that follows, which has decisions or is still to come."""
-        ...
-
-    def due(self, window_id: str) -> float:
-        """When it is over, its time of grace included."""
-        ...
-
-    def window(self, window_id: str) -> TrainingWindow:
-        """What happened in it, and whether it may be trained on."""
-        ...
-
-
-@value
-class Parts:
-    """All that a continuous run consists of."""
-
-    habitat: SimulationDriver
-    windows: Windows
-    scorer: Scorer
-    reward: DecisionReward
-    algorithm: Algorithm
-    learner: WindowLearner
-    deployments: Deployments
-    journal: Journal
-    records: Records
-    scorebook: Scorebook
-
-
 class ContinuousTrainer:
-    """The loop over ``parts``. stop: set when the run is asked to end."""
+    """Works on one window after the other. stop: set when the run is asked to end."""
 
     def __init__(
-        self, config: ContinuousConfig, parts: Parts, run_dir: Path, stop: asyncio.Event
+        self, config: ContinuousConfig, parts: Assembly, run_dir: Path, stop: asyncio.Event
     ) -> None:
-        self._config, self._settings, self._parts = config, config.continuous, parts
-        self._run_dir = run_dir
-        self._stop = stop
+        self._config, self._parts = config, parts
+        self._run_dir, self._stop = run_dir, stop
         self._since = time.monotonic()
 
     async def run(self) -> bool:
         """Until ``continuous.windows`` are done; False when it was asked to end before that."""
+        wanted = self._config.continuous.windows
         try:
-            while not self._over():
+            while wanted is None or self._parts.journal.done() < wanted:
                 work = self._parts.journal.current() or await self._begin()
                 work, window = await self._wait_for_window(work)
                 work, scores = await self._score(work, window)
-                gathered = self._filter(window, scores)
-                work, trained = await self._train(work, gathered)
+                work, trained = await self._train(work, self._filter(window, scores))
                 work, deployed = await self._deploy(work, trained)
-                self._conclude(work, window, scores, trained, deployed)
+                await self._conclude(work, window, scores, trained, deployed)
         except Stopped:
             return False
         return True
 
-    def _over(self) -> bool:
-        last, wanted = self._parts.journal.last(), self._settings.windows
-        done = 0 if last is None else last.number - (last.phase != "done")
-        return wanted is not None and done >= wanted
-
     # ------------------------------------------------------------ the steps
 
     async def _begin(self) -> Entry:
-        """Take the next window in hand; the world it starts from is kept until it is done."""
+        """Begin the next window; the state that it starts from is kept until it is done."""
         self._check_stop()
-        journal, windows, habitat = self._parts.journal, self._parts.windows, self._parts.habitat
+        journal, market = self._parts.journal, self._parts.market
         last = journal.last()
-        if last is not None:  # a run that was killed between two windows is still to get there
-            await habitat.live_until(windows.due(last.window_id))
-        now = habitat.now()
-        window_id = windows.first(now) if last is None else windows.after(last.window_id, now)
+        if last is not None:  # a process killed between two windows has not run to this one's end
+            await market.driver.advance_to(market.windows.due_at(last.window_id))
+        window_id = self._next_window(last)
         number = 1 if last is None else last.number + 1
-        await habitat.save(simulation_state_path(self._run_dir, number))
-        entry = journal.begin(window_id, life=number)
+        await market.driver.save(simulation_state_path(self._run_dir, number))
+        entry = journal.begin(window_id)
         if last is not None:
             simulation_state_path(self._run_dir, last.number).unlink(missing_ok=True)
         return entry
 
-    async def _wait_for_window(self, work: Entry) -> tuple[Entry, TrainingWindow]:
-        """Live until the window is over, and look at what is in it.
+    def _next_window(self, last: Entry | None) -> str:
+        """The first window, or the one after ``last``.
 
-        A window that was collected by an earlier process is lived through again, from the world it
-        began with and by the decisions on record: the next one goes on from its end.
+        By the wall clock, windows may have passed while no process ran; of these, those without
+        decisions are skipped.
         """
-        windows = self._parts.windows
-        await self._parts.habitat.live_until(windows.due(work.window_id))
-        window = await asyncio.to_thread(windows.window, work.window_id)
+        market = self._parts.market
+        windows, now = market.windows, market.driver.now()
+        if last is None:
+            return windows.grid.id_of(now)
+        following = windows.grid.after(last.window_id)
+        if market.simulated or windows.due_at(following) > now:
+            return following
+        # Ids are in order of time.
+        filled = [one for one in windows.ids() if windows.due_at(one) >= windows.due_at(following)]
+        return filled[0] if filled else max(following, windows.grid.id_of(now), key=windows.due_at)
+
+    async def _wait_for_window(self, work: Entry) -> tuple[Entry, TrainingWindow]:
+        """Run the market until the window is over, and read its decisions.
+
+        A resumed process repeats the ticks on record from the state that the window starts from,
+        also where the window is collected already: the next window goes on from its end.
+        """
+        market = self._parts.market
+        await market.driver.advance_to(market.windows.due_at(work.window_id))
+        window = await asyncio.to_thread(market.windows.batch, work.window_id)
         if not work.reached("collected"):
             work = self._reach(work, "collected", trajectories=len(window.trajectories))
         return work, window
 
     async def _score(self, work: Entry, window: TrainingWindow) -> tuple[Entry, Scores | None]:
-        """What RULER thinks of each decision; None for a window that may not be trained on."""
+        """The scores of the window's decisions; None for a window that may not be trained on."""
         self._check_stop()
-        if not window.ready:
-            if not work.reached("scored"):
-                work = self._reach(work, "scored")
-            return work, None
-        book = self._parts.scorebook
         if not work.reached("scored"):
-            book.write(window, await self._parts.scorer.score(window.trajectories))
+            if window.ready:
+                scores = await self._parts.learning.scorer.score(window.trajectories)
+                self._parts.scores.write(window, scores)
             work = self._reach(work, "scored")
-        return work, book.read(window)
+        return work, self._parts.scores.read(window) if window.ready else None
 
     def _filter(self, window: TrainingWindow, scores: Scores | None) -> WindowBatch:
         """The decisions to learn from, or why there are none."""
-        reason = ""
-        if not window.ready:
-            reason = f"it is not ready: {'; '.join(window.reasons)}"
-        elif self._parts.deployments.on_trial():
-            reason = "a version is on trial: there is no telling yet which to go on from"
-        if reason or scores is None:
-            return WindowBatch(batch=None, reason=reason)
+        learning = self._parts.learning
+        if scores is None:
+            return WindowBatch(batch=None, reason=f"it is not ready: {'; '.join(window.reasons)}")
+        if self._parts.policy.deployments.on_trial():
+            return WindowBatch(
+                batch=None,
+                reason="a version is on trial: there is no telling yet which to go on from",
+            )
         known = [
-            (decision, score)
+            (decision, decision.reward, score)
             for decision, score in zip(window.trajectories, scores.values, strict=True)
             if decision.reward is not None
         ]
-        decisions = [decision for decision, _ in known]
-        return build_window_batch(
-            window.id,
-            decisions,
-            [score for _, score in known],
-            self._parts.reward.normalize([d.reward for d in decisions if d.reward is not None]),
-            self._settings,
-            self._parts.algorithm,
-            version=self._parts.learner.version,
+        rewards = learning.reward.normalize([reward for _, reward, _ in known])
+        rules = WindowFilter(
+            settings=self._config.continuous,
+            algorithm=learning.algorithm,
+            version=learning.learner.version,
             max_length=self._config.learner.max_train_len,
+        )
+        return rules.build_window_batch(
+            window.id,
+            [
+                Scored(decision=decision, score=score, reward=reward)
+                for (decision, _, score), reward in zip(known, rewards, strict=True)
+            ],
         )
 
     async def _train(self, work: Entry, gathered: WindowBatch) -> tuple[Entry, Trained | None]:
-        """One update on the window, in a thread: the agents, and all who are served, go on."""
+        """One update on the window; agents and HTTP clients are served meanwhile."""
         self._check_stop()
-        learner = self._parts.learner
+        learner = self._parts.learning.learner
         if work.reached("trained"):
             uid = work.facts["trained"]["uid"]
             return work, None if uid is None else learner.trained_on(work.window_id)
         reason, trained = gathered.reason, None
         if gathered.batch is not None:
             try:
-                trained = await asyncio.to_thread(learner.train, work.window_id, gathered.batch)
+                trained = await learner.train(work.window_id, gathered.batch)
                 reason = "" if trained else "loss or gradient were not finite"
             except (CheckpointError, RunError) as error:  # a full disk, a loss that explodes
                 log.error("window %s: %s", work.window_id, error)
                 reason = str(error)
         uid = None if trained is None else trained.checkpoint.uid
-        # What was gathered is noted too: by another version's lights it would be something else.
+        # The counts are recorded as well: after a restart another version may be current, and
+        # selecting again would give other counts.
         facts = {"uid": uid, "reason": reason, "gathered": gathered.figures()}
         return self._reach(work, "trained", **facts), trained
 
     async def _deploy(self, work: Entry, trained: Trained | None) -> tuple[Entry, Deployed]:
-        """Let the new version serve; if it may not, learning goes on from the one that does."""
+        """Deploy the new version; if it is refused, learning goes on from the one that serves."""
         self._check_stop()
         if work.reached("deployed"):
             known = work.facts["deployed"]
             return work, Deployed(success=known["success"], reason=known["reason"])
-        deployments, learner = self._parts.deployments, self._parts.learner
+        deployments, learner = self._parts.policy.deployments, self._parts.learning.learner
         deployed = NOTHING_TO_DEPLOY
         if trained is not None:
             deployed = await deployments.deploy(trained.checkpoint)
         if not deployments.on_trial() and learner.standing != deployments.serving():
             log.warning("learning goes on from %s, which serves", deployments.serving())
-            await asyncio.to_thread(learner.restore, deployments.serving())
+            await learner.restore(deployments.serving())
         facts = {"success": deployed.success, "reason": deployed.reason}
         return self._reach(work, "deployed", **facts), deployed
 
-    def _conclude(
+    async def _conclude(
         self,
         work: Entry,
         window: TrainingWindow,
@@ -247,16 +187,17 @@ class ContinuousTrainer:
         trained: Trained | None,
         deployed: Deployed,
     ) -> None:
-        """Put the window on record, and let the scorer learn what came of its decisions."""
-        learned = self._parts.scorer.learn([window]) if window.ready else {}
+        """Record the window's metrics, and let the scorer learn from its outcomes."""
+        learning, facts = self._parts.learning, work.facts["trained"]
+        learned = learning.scorer.learn([window]) if window.ready else {}
         row = window_row(
             work,
             window,
-            work.facts["trained"]["gathered"],
+            facts["gathered"],
             trained,
             deployed.success,
-            reason=work.facts["trained"]["reason"] or deployed.reason,
-            rewards=reward_figures(self._parts.reward, window.trajectories),
+            reason=facts["reason"] or deployed.reason,
+            rewards=reward_figures(learning.reward, window.trajectories),
             scorer={**(scores.metrics if scores else {}), **learned},
             minutes=(self._worked(work) + self._lap()) / 60,
         )
@@ -265,7 +206,7 @@ class ContinuousTrainer:
         self._parts.records.add(row, update)
         keep = self._config.learner.keep_checkpoints
         if keep is not None:
-            self._parts.learner.prune(keep, self._parts.deployments.needed())
+            learning.learner.prune(keep, self._parts.policy.deployments.needed())
 
     # ------------------------------------------------------------ the clock, and the end
 
@@ -283,8 +224,3 @@ class ContinuousTrainer:
     def _check_stop(self) -> None:
         if self._stop.is_set():
             raise Stopped
-
-
-def simulation_state_path(run_dir: Path, number: int) -> Path:
-    """The world that window ``number`` of a run starts from."""
-    return run_dir / "world" / f"window-{number}.pkl"

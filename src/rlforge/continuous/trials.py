@@ -1,52 +1,52 @@
-"""A policy in markets of its own: to be compared with others that live in the very same ones."""
+"""What a policy is tested on: whole episodes in markets that no policy learns in, and probes."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.performance import Performance, by_player, is_ours
-from rlforge.continuous.population import Population, SimulationState
+from rlforge.continuous.population import AgentModel, Labels, Population, SimulationState, Tick
 from rlforge.continuous.prompting import AgentPrompter
 from rlforge.engines.base import Generator
 from rlforge.market.books import Settled
-from rlforge.serving.records import PairedOutcomes
-from rlforge.trajectories.records import Decision, Outcome
+from rlforge.serving.records import PairedOutcomes, Probe
+from rlforge.trajectories.records import Decision
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
-#: Added to the run's seed: the markets of trials are none that anybody learns in.
-_COMPARISON, _HOLDOUT = 104_729, 1_299_709
+#: Added to the run's seed, so that the markets of training, comparison, holdout and probes differ.
+_COMPARISON, _HOLDOUT, _PROBES = 104_729, 1_299_709, 15_485_863
 
 
 class MarketTrials:
-    """Lets policies live through whole episodes, several markets at once.
+    """Runs policies through whole episodes, several markets at once.
 
-    Chance is the same for all policies: the markets' seeds, the traders' and those of the draws.
+    Random numbers are the same for all policies: those of the markets, the traders and the draws.
     """
 
     def __init__(
         self,
         config: ContinuousConfig,
         engine: Generator,
-        speech: AgentPrompter,
+        prompter: AgentPrompter,
         params: SamplingParams,
         reward: Callable[[Settled], float],
     ) -> None:
-        self._config, self._engine, self._speech = config, engine, speech
+        self._config, self._engine, self._prompter = config, engine, prompter
         self._params, self._reward = params, reward
 
     async def compare(self, policy: PolicyRef) -> Mapping[str, Performance]:
-        """How ``policy``, and the traders beside it, do in ``continuous.compare_episodes``."""
-        lives = await self._live(
-            policy, self._config.continuous.compare_episodes, self._config.seed + _COMPARISON
-        )
-        return by_player([decision for life in lives for decision in life])
+        """How ``policy`` and the scripted traders do in ``continuous.compare_episodes``."""
+        seed = self._config.seed + _COMPARISON
+        markets = await self._run(policy, self._config.continuous.compare_episodes, seed)
+        return by_player([decision for market in markets for decision in market])
 
     async def holdout(self, candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
-        """Mean rewards of the agents, each paired with itself in the same market.
+        """Mean rewards per agent and market, the same agent and market paired.
 
         ``deployment.holdout_games`` counts the episodes of single agents.
         """
@@ -54,73 +54,97 @@ class MarketTrials:
         markets = math.ceil(self._config.deployment.holdout_games / agents)
         seed = self._config.seed + _HOLDOUT
         new, old = await asyncio.gather(
-            self._live(candidate, markets, seed), self._live(current, markets, seed)
+            self._run(candidate, markets, seed), self._run(current, markets, seed)
         )
         return PairedOutcomes(candidate=_agent_means(new), current=_agent_means(old))
 
-    async def _live(self, policy: PolicyRef, markets: int, seed: int) -> list[list[Decision]]:
+    async def _run(self, policy: PolicyRef, markets: int, seed: int) -> list[list[Decision]]:
         return await asyncio.gather(
             *(self._episode(policy, seed + number) for number in range(markets))
         )
 
     async def _episode(self, policy: PolicyRef, seed: int) -> list[Decision]:
+        """One market from its beginning until every decision is settled."""
         market = self._config.market
-        memory = _Memory()
+        ticks: list[Tick] = []
 
         async def answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
             params = dataclasses.replace(self._params, seed=draw)
             return await self._engine.generate(prompt, params, policy)
 
+        async def record(tick: Tick) -> None:
+            ticks.append(tick)
+
         population = Population(
             SimulationState(market, self._config.continuous.agents, seed),
-            name="trial",
-            seed=seed,
-            speech=self._speech,
-            answer=answer,
-            provider=policy.uid,
-            ledger=memory,
-            now=lambda life: life.world.minute * 60,
-            window_of=lambda moment: "trial",
-            reward=self._reward,
+            AgentModel(prompter=self._prompter, answer=answer, name=policy.uid, seed=seed),
+            Labels(
+                prefix="trial",
+                now=lambda state: state.world.minute * 60,
+                window_of=lambda moment: "trial",
+            ),
+            self._reward,
+            record,
         )
         for _ in range(market.episode_ticks):
-            await population.step()
-        return memory.decisions()
+            await population.tick()
+        return _settled(ticks)
 
 
-class _Memory:
-    """A ledger for as long as a trial lasts."""
-
-    def __init__(self) -> None:
-        self._decisions: dict[str, Decision] = {}
-        self._outcomes: dict[str, Outcome] = {}
-
-    async def append(self, decisions: Sequence[Decision]) -> None:
-        self._decisions.update({decision.id: decision for decision in decisions})
-
-    async def complete(self, outcomes: Sequence[Outcome]) -> None:
-        self._outcomes.update({outcome.decision_id: outcome for outcome in outcomes})
-
-    def decisions(self) -> list[Decision]:
-        """Those whose outcome is known; at the end of an episode, all."""
-        return [
-            dataclasses.replace(
-                self._decisions[decision_id],
-                reward=outcome.reward,
-                next_state=outcome.next_state,
-                result=outcome.result,
-            )
-            for decision_id, outcome in self._outcomes.items()
-        ]
+def _settled(ticks: Sequence[Tick]) -> list[Decision]:
+    """The decisions with a known outcome, in the order in which they were settled."""
+    decisions = {decision.id: decision for tick in ticks for decision in tick.decisions}
+    return [
+        dataclasses.replace(
+            decisions[outcome.decision_id],
+            reward=outcome.reward,
+            next_state=outcome.next_state,
+            result=outcome.result,
+        )
+        for tick in ticks
+        for outcome in tick.outcomes
+    ]
 
 
-def _agent_means(lives: Sequence[Sequence[Decision]]) -> tuple[float, ...]:
+def _agent_means(markets: Sequence[Sequence[Decision]]) -> tuple[float, ...]:
     """The mean reward of every agent of the model, market after market."""
     means = []
-    for life in lives:
+    for decisions in markets:
         rewards: dict[str, list[float]] = {}
-        for decision in life:
+        for decision in decisions:
             if is_ours(decision) and decision.reward is not None:
                 rewards.setdefault(decision.agent_id, []).append(decision.reward)
         means += [math.fsum(own) / len(own) for _, own in sorted(rewards.items())]
     return tuple(means)
+
+
+def market_probes(
+    config: ContinuousConfig, prompter: AgentPrompter, params: SamplingParams
+) -> tuple[Probe, ...]:
+    """The ``deployment.probes`` prompts that every new version must answer, greedily.
+
+    Their states are those of a market that scripted traders have moved for a few ticks.
+    """
+    greedy = dataclasses.replace(
+        params,
+        temperature=0.0,
+        max_tokens=min(config.deployment.probe_tokens, params.max_tokens),
+    )
+    draw = random.Random(config.seed + _PROBES)
+    state = SimulationState(config.market, 1, config.seed + _PROBES)
+    (agent,) = state.agents
+    probes = []
+    for _ in range(config.deployment.probes):
+        for _ in range(draw.randrange(1, 6)):
+            list(state.crowd.act())
+            state.world.tick()
+        question = prompter.ask(state.world.state(agent))
+        probes.append(
+            Probe(
+                prompt_token_ids=question.token_ids,
+                params=greedy,
+                extraction=config.model.action_extraction,
+                legal_actions=question.legal,
+            )
+        )
+    return tuple(probes)

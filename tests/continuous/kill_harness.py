@@ -1,9 +1,9 @@
-"""Starts ``rlforge continuous`` again and again, each time in a process of its own, without paying
-for imports each time: this process imports them once and forks.
+"""Runs ``rlforge continuous`` in forked processes, and kills them at a phase of the journal.
 
-Reads one JSON object per line: ``arguments`` of the command, ``log`` file, and ``death``, null or
-[window, phase, when]: SIGKILL ``before`` or ``after`` the journal says so. Answers each with the
-exit code; a negative one is the signal that ended the process.
+Imports are paid for once, by the process that forks. It reads one JSON object per line:
+``arguments`` of the command, ``log`` file, and ``kill``, null or [window, phase, when]: SIGKILL
+``before`` or ``after`` that phase is entered into the journal. It answers each line with the exit
+code; a negative one is the signal that ended the process.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import rlforge.launch
 from rlforge.continuous.journal import Entry, Journal
 
 
-def run(arguments: list[str], log: str, death: list[Any] | None) -> None:
-    """The command, in the process that it is to have; does not return."""
+def run(arguments: list[str], log: str, kill: list[Any] | None) -> None:
+    """The command, in the forked process; does not return."""
     torch.set_num_threads(1)
-    if death is not None:
-        die_at(*death)
+    if kill is not None:
+        kill_at(*kill)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -34,20 +34,20 @@ def run(arguments: list[str], log: str, death: list[Any] | None) -> None:
     rlforge.cli.main()
 
 
-def die_at(number: int, fatal: str, when: str) -> None:
-    """Let this process be killed around one entry of its journal."""
+def kill_at(number: int, last_phase: str, when: str) -> None:
+    """Have this process killed before or after one entry of its journal."""
     reach = Journal.reach
 
-    def deadly(journal: Journal, entry: Entry, phase: str, **facts: Any) -> Entry:
-        dies = (entry.number, phase) == (number, fatal)
-        if dies and when == "before":
+    def reach_or_die(journal: Journal, entry: Entry, phase: str, **facts: Any) -> Entry:
+        is_last = (entry.number, phase) == (number, last_phase)
+        if is_last and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         further = reach(journal, entry, phase, **facts)
-        if dies:
+        if is_last:
             os.kill(os.getpid(), signal.SIGKILL)
         return further
 
-    Journal.reach = deadly  # type: ignore[method-assign]
+    Journal.reach = reach_or_die  # type: ignore[method-assign]
 
 
 def main() -> None:
