@@ -28,7 +28,7 @@ from rlforge.algorithms import make_algorithm
 from rlforge.config.schema import EngineConfig, LearnerConfig, ReinforceConfig, RunConfig
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.learner.learner import Learner
-from rlforge.models.load import resolve_device
+from rlforge.models.devices import resolve_device
 from rlforge.models.shape import KNOWN, ModelShape
 from rlforge.preflight.memory.plan import (
     GIB,

@@ -38,7 +38,7 @@ from shapes import SHAPES, make_learner, make_steps, random_model, vocabulary
 
 from rlforge.config.schema import EngineConfig, LearnerConfig
 from rlforge.engines.transformers import TransformersEngine
-from rlforge.models.load import resolve_device
+from rlforge.models.devices import resolve_device
 from rlforge.types import PolicyRef, SamplingParams, Step, TrainBatch
 
 UPDATES, BATCH, WORKERS = 200, 384, 384

@@ -17,7 +17,7 @@ from rlforge.engines.batching import BatchGenerator
 from rlforge.engines.threaded import ThreadedEngine
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.errors import EngineDeadError, EngineError
-from rlforge.models import moving
+from rlforge.models import devices
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
 Asking = Callable[[int], tuple[list[int], SamplingParams, PolicyRef]]
@@ -32,7 +32,7 @@ def spoilt(monkeypatch: pytest.MonkeyPatch) -> None:
         storage.fill_(255)  # as float32 this is not a number
         return fresh
 
-    monkeypatch.setattr(moving, "copied", copied)
+    monkeypatch.setattr(devices, "copied", copied)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import UntypedStorage
 
-from rlforge.models import moving
+from rlforge.models import devices
 
 CASES = {
     "adapter": {},
@@ -32,7 +32,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         storage.fill_(255)  # as float32 this is not a number
         return fresh
 
-    monkeypatch.setattr(moving, "copied", copied)
+    monkeypatch.setattr(devices, "copied", copied)
     return moved
 
 

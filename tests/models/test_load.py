@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,9 +20,6 @@ from rlforge.models.load import (
     load_base_model,
     load_tokenizer,
     load_value_head,
-    named_device,
-    resolve_device,
-    resolve_dtype,
     resolve_model,
     stop_token_ids,
 )
@@ -171,78 +166,3 @@ def test_the_hub_is_asked_for_by_connecting(monkeypatch: pytest.MonkeyPatch) -> 
     hub_is_reachable.cache_clear()
     monkeypatch.setattr(load, "getproxies", lambda: {"https": "http://proxy"})
     assert hub_is_reachable()
-
-
-def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve_device("cpu") == CPU
-    with pytest.raises(ConfigError, match=r"hardware\.device 'tpu' is unknown"):
-        resolve_device("tpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert resolve_device("auto") == CPU
-    with pytest.raises(ConfigError, match=r"hardware\.device is cuda and torch finds no CUDA"):
-        resolve_device("cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
-    assert resolve_device("auto").type == "cuda"
-
-
-@pytest.mark.parametrize(
-    ("device", "given", "expected"),
-    [
-        ("cuda", {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
-        ("cuda", {"PYTORCH_ALLOC_CONF": "a:1"}, {"PYTORCH_ALLOC_CONF": "a:1"}),
-        ("cuda", {"PYTORCH_CUDA_ALLOC_CONF": "a:1"}, {"PYTORCH_CUDA_ALLOC_CONF": "a:1"}),
-        ("cpu", {}, {}),
-    ],
-)
-def test_freed_memory_of_a_gpu_serves_other_sizes_unless_the_user_set_the_allocator(
-    monkeypatch: pytest.MonkeyPatch, device: str, given: dict[str, str], expected: dict[str, str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    for name in names:
-        monkeypatch.setenv(name, "")  # so that what the test leaves is undone
-        monkeypatch.delenv(name)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    assert named_device(device).type == device
-    assert {name: os.environ[name] for name in names if name in os.environ} == given
-    assert resolve_device(device).type == device
-    assert {name: os.environ[name] for name in names if name in os.environ} == expected
-
-
-@pytest.mark.gpu
-def test_the_allocator_of_a_gpu_heeds_it() -> None:
-    code = (
-        "from rlforge.models.load import resolve_device; import torch;"
-        "x = torch.ones(1, device=resolve_device('cuda'));"
-        "print(any(s.get('is_expandable') for s in torch.cuda.memory_snapshot()))"
-    )
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    clean = {name: value for name, value in os.environ.items() if name not in names}
-    done = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True)
-    assert done.stdout.strip() == "True", done.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "capability", "expected"),
-    [
-        ("auto", None, torch.float32),
-        ("auto", (7, 5), torch.float32),
-        ("auto", (8, 0), torch.bfloat16),
-        ("auto", (10, 0), torch.bfloat16),
-        ("float32", (9, 0), torch.float32),
-        ("bfloat16", None, torch.bfloat16),
-    ],
-)
-def test_dtypes(
-    name: str, capability: Any, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    device = CPU if capability is None else torch.device("cuda")
-    assert resolve_dtype(name, device) is expected
-
-
-def test_an_unknown_dtype_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"model\.dtype 'float16' is unknown"):
-        resolve_dtype("float16", CPU)

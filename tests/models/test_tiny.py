@@ -20,12 +20,11 @@ from rlforge.games.base import View, make_game
 from rlforge.games.board import grid_board
 from rlforge.games.grids import Grid, placements, winning_cells
 from rlforge.models.load import load_tokenizer, load_value_head, resolve_model, stop_token_ids
-from rlforge.models.tiny.corpus import corpus, lessons, play
-from rlforge.models.tiny.create import create_tiny
+from rlforge.models.tiny.corpus import corpus, lessons
+from rlforge.models.tiny.create import create_tiny, lr_factor
+from rlforge.models.tiny.random_play import State, play
 from rlforge.models.tiny.recipe import TINY, TinyRecipe, WarmupGame
-from rlforge.models.tiny.states import State
 from rlforge.models.tiny.vocabulary import build_tokenizer, closing_ids, spaced_words, token_id
-from rlforge.models.tiny.warmup import lr_factor
 from rlforge.types import EnvSpec
 
 SIMPLETAK, TICTACTOE, KUHN = (g.env for g in TINY.games if isinstance(g, WarmupGame))

@@ -14,14 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlforge.config.market import market_ids
 from rlforge.config.schema import ModelConfig
 from rlforge.games.base import make_game
-from rlforge.models.catalog import describe_models
+from rlforge.models.catalog import describe_models, locate
 from rlforge.models.load import load_value_head, resolve_model
-from rlforge.models.shapes import locate
-from rlforge.models.tiny.corpus import corpus, play
+from rlforge.models.tiny.corpus import corpus
 from rlforge.models.tiny.create import create_tiny
-from rlforge.models.tiny.market import market_words
+from rlforge.models.tiny.random_play import State, market_words, play
 from rlforge.models.tiny.recipe import TINY, TINY_MARKET, TinyRecipe, WarmupMarket, cache_name
-from rlforge.models.tiny.states import State
 from rlforge.models.tiny.vocabulary import spaced_words, token_id
 from rlforge.types import EnvSpec
 

@@ -52,7 +52,7 @@ class LearnerActor:
         """Meet the other ranks, if there are any, and load the model."""
         from rlforge.learner import make_learner
         from rlforge.learner.ranks import ConnectedRanks, Ranks, join, stay_local
-        from rlforge.models.load import resolve_device
+        from rlforge.models.devices import resolve_device
 
         device, size = resolve_device(self._hardware.device), self._config.learner.num_learners
         ranks = Ranks()

@@ -44,7 +44,8 @@ from rlforge.engines.registry import make_engine
 from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
 from rlforge.market.books import Settled
-from rlforge.models.load import load_tokenizer, resolve_device, stop_token_ids
+from rlforge.models.devices import resolve_device
+from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.ruler.base import Scorer
 from rlforge.ruler.judge_backends import LocalModel
 from rlforge.ruler.registry import make_scorer

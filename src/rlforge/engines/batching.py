@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from rlforge.engines.base import EngineStats
-from rlforge.engines.device import is_lost
 from rlforge.engines.group import Generation, Group
 from rlforge.engines.policies import PolicyKey, PolicyStore
 from rlforge.engines.requests import Answer, check_request
 from rlforge.engines.waiting import WaitingRoom
 from rlforge.errors import EngineError
+from rlforge.models.devices import is_lost
 from rlforge.models.last_layer import says_the_same
 from rlforge.system.utilisation import Span, WorkLog
 from rlforge.types import Completion, PolicyRef, SamplingParams, value

@@ -16,12 +16,10 @@ import torch
 from torch import nn
 
 from rlforge.engines.attention import share_keys
-from rlforge.engines.device import is_lost
 from rlforge.errors import ConfigError, EngineError, PolicyLoadError
-from rlforge.models.files import ADAPTER_WEIGHTS
+from rlforge.models.devices import give_back, is_lost, move
+from rlforge.models.files import ADAPTER_WEIGHTS, no_progress_bars
 from rlforge.models.fit import adapter_misfit, adapter_shapes, kind_of_weights, read_shapes
-from rlforge.models.moving import give_back, move
-from rlforge.models.quiet import no_progress_bars
 from rlforge.types import PolicyRef
 
 

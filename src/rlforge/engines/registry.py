@@ -31,12 +31,8 @@ def _transformers(config: RunConfig, device: str, threads: int | None, gpus: flo
     import torch
 
     from rlforge.engines.transformers import TransformersEngine
-    from rlforge.models.load import (
-        load_base_model,
-        load_tokenizer,
-        resolve_device,
-        resolve_dtype,
-    )
+    from rlforge.models.devices import resolve_device, resolve_dtype
+    from rlforge.models.load import load_base_model, load_tokenizer
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -47,7 +43,7 @@ def _transformers(config: RunConfig, device: str, threads: int | None, gpus: flo
 
 def _vllm(config: RunConfig, device: str, threads: int | None, gpus: float) -> LocalEngine:
     from rlforge.engines.vllm import VllmEngine
-    from rlforge.models.load import named_device
+    from rlforge.models.devices import named_device
 
     # vLLM's sleep cannot be had with the allocator of ``resolve_device``.
     place = named_device(device).type

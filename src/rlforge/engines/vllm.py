@@ -318,13 +318,8 @@ class VllmEngine(ThreadedEngine):
         os.environ.update(vllm_environment(device, threads))
         import torch
 
-        from rlforge.models.load import (
-            load_model_config,
-            load_tokenizer,
-            model_source,
-            named_device,
-            resolve_dtype,
-        )
+        from rlforge.models.devices import named_device, resolve_dtype
+        from rlforge.models.load import load_model_config, load_tokenizer, model_source
 
         if threads is not None:
             torch.set_num_threads(threads)

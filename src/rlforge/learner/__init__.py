@@ -22,7 +22,8 @@ from rlforge.config.schema import A2cConfig, RunConfig
 from rlforge.learner.learner import Learner
 from rlforge.learner.optim import learning_rate_factor
 from rlforge.learner.ranks import Ranks
-from rlforge.models.load import load_base_model, load_tokenizer, load_value_head, resolve_dtype
+from rlforge.models.devices import resolve_dtype
+from rlforge.models.load import load_base_model, load_tokenizer, load_value_head
 
 __all__ = ["Learner", "learning_rate_factor", "make_learner", "read_state", "write_state"]
 

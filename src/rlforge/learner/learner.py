@@ -35,7 +35,7 @@ from rlforge.learner.update_metrics import (
     logprob_metrics,
     optimizer_metrics,
 )
-from rlforge.models.moving import give_back, move
+from rlforge.models.devices import give_back, move
 from rlforge.types import Step, TrainBatch, UpdateResult, value
 
 STATE_FILE = "learner.pt"

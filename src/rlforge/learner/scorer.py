@@ -32,8 +32,7 @@ from rlforge.learner.logprobs import (
     recomputed_logprobs,
 )
 from rlforge.learner.partition import segments
-from rlforge.models.last_layer import LastLayer, says_the_same
-from rlforge.models.numerics import evaluating, same_up_to_rounding
+from rlforge.models.last_layer import LastLayer, evaluating, same_up_to_rounding, says_the_same
 from rlforge.types import value
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,62 @@
-"""Names of the files that hold models, adapters and critics, as Hugging Face and PEFT have them."""
+"""Files of models: their names, the cache of models made here, and no progress bars around them."""
 
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from filelock import FileLock
+
+from rlforge.system.files import atomic_path
+
+#: Names as Hugging Face and PEFT have them.
 MODEL_CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
-#: A critic's, beside an adapter or a tiny model: weight [1, H] and bias [1].
+#: A critic's weights in the directory of its adapter or tiny model: weight [1, H] and bias [1].
 VALUE_HEAD = "value_head.safetensors"
+
+#: Environment variable that names another cache directory.
+CACHE_VARIABLE = "RLFORGE_CACHE"
+
+
+def cache_dir() -> Path:
+    """``$RLFORGE_CACHE``, or ``~/.cache/rlforge/models``."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "rlforge" / "models"
+
+
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """The cached directory ``name``; ``make(directory)`` fills it when it does not exist.
+
+    It is filled under another name and renamed when complete, so a directory that exists is
+    whole. A lock makes a second process wait for the first instead of doing the work again.
+    """
+    target = cache_dir() / name
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.with_name(f"{name}.lock")):
+        if target.is_dir():
+            return target
+        with atomic_path(target) as work:
+            work.mkdir()
+            make(work)
+    return target
+
+
+@contextlib.contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Switches transformers' bars off inside the block; downloads still show theirs."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

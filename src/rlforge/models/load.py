@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import socket
 from collections.abc import Callable
 from functools import lru_cache
@@ -15,9 +14,7 @@ from urllib.request import getproxies
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError, nearest
-from rlforge.models.cachedir import made_once
-from rlforge.models.files import MODEL_CONFIG, VALUE_HEAD
-from rlforge.models.quiet import no_progress_bars
+from rlforge.models.files import MODEL_CONFIG, VALUE_HEAD, made_once, no_progress_bars
 from rlforge.models.smollm2 import CACHE_NAME as SMOLLM2_CACHE_NAME
 from rlforge.models.smollm2 import create_smollm2
 from rlforge.models.tiny.recipe import RECIPES, cache_name
@@ -35,17 +32,12 @@ _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<tur
 #: The class of a tokenizer that is all in its tokenizer.json.
 _PLAIN_TOKENIZER = "TokenizersBackend"
 
-_DTYPES = ("float32", "bfloat16")
-
-#: What torch's allocator reads when CUDA starts; it also heeds the name from before torch 2.9.
-_ALLOCATOR_SETTINGS, _OLD_ALLOCATOR_SETTINGS = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-
 
 def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.info) -> str:
     """The local directory or Hugging Face id of a model; makes what has to be made first.
 
     ``tiny`` and ``tiny_market`` are trained (a minute at most) and ``smollm2_135m`` is unpacked at
-    their first use, into ``rlforge.models.cachedir.cache_dir``. progress: told what takes time.
+    their first use, into ``rlforge.models.files.cache_dir``. progress: told what takes time.
     Raises ConfigError.
     """
     if config.kind in RECIPES:
@@ -72,55 +64,6 @@ def _create_tiny(kind: str, directory: Path, progress: Callable[[str], None]) ->
     from rlforge.models.tiny.create import create_tiny
 
     create_tiny(directory, RECIPES[kind], progress)
-
-
-def resolve_device(name: str) -> torch.device:
-    """``named_device`` for a process that computes there with torch, before it does.
-
-    On a GPU torch then gives freed memory to tensors of other sizes (expandable segments): caches
-    grow and batches differ, and blocks of yesterday's sizes would fill the card. A setting of the
-    user's own is kept.
-    """
-    device = named_device(name)
-    if device.type == "cuda" and _OLD_ALLOCATOR_SETTINGS not in os.environ:
-        os.environ.setdefault(_ALLOCATOR_SETTINGS, "expandable_segments:True")
-    return device
-
-
-def named_device(name: str) -> torch.device:
-    """``auto`` (a CUDA device if there is one), ``cpu`` or ``cuda``; changes nothing.
-
-    Raises ConfigError when CUDA is asked for and absent.
-    """
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise ConfigError(f"hardware.device {name!r} is unknown; there are auto, cpu, cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "hardware.device is cuda and torch finds no CUDA device; install a CUDA build of "
-            "torch, or set hardware=cpu"
-        )
-    return torch.device(name)
-
-
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """``float32``, ``bfloat16`` or ``auto``: bfloat16 on GPUs that compute in it, else float32.
-
-    GPUs do from compute capability 8.0 on; CPUs without its instructions are some 20 times slower
-    in bfloat16 than in float32.
-    """
-    import torch
-
-    if name == "auto":
-        good = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-        return torch.bfloat16 if good else torch.float32
-    if name not in _DTYPES:
-        raise ConfigError(f"model.dtype {name!r} is unknown; there are auto, {', '.join(_DTYPES)}")
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
 
 
 def load_tokenizer(config: ModelConfig) -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.errors import ConfigError, RlforgeError
-from rlforge.models.quiet import no_progress_bars
+from rlforge.models.files import no_progress_bars
 
 #: Directory name in the cache; the version is that of the package.
 CACHE_NAME = "smollm2_135m-0.1.2"

@@ -12,8 +12,8 @@ from rlforge.config.compose import Composed
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed
 from rlforge.errors import ConfigError
+from rlforge.models.catalog import Located, locate
 from rlforge.models.fit import unknown_targets
-from rlforge.models.shapes import Located, locate
 from rlforge.preflight.games import validate
 from rlforge.preflight.memory.plan import GIB, Plan, make_plan
 from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
@@ -188,7 +188,7 @@ def _memory(
 ) -> Memory:
     shape = located.shape
     assert shape is not None
-    # As rlforge.models.load decides it: bfloat16 where the GPU computes in it.
+    # As rlforge.models.devices decides it: bfloat16 where the GPU computes in it.
     modern = all(gpu.capability >= 8 for gpu in found)
     auto = hardware.device == "cuda" and modern
     bf16 = config.model.dtype == "bfloat16" or (config.model.dtype == "auto" and auto)

@@ -7,9 +7,6 @@ focus ends. Actions are never marked as good: the model that comes out plays lik
 
 from __future__ import annotations
 
-import dataclasses
-import random
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rlforge.errors import RlforgeError
-from rlforge.games.base import View, make_game
+from rlforge.games.base import View
 from rlforge.games.board import grid_board
 from rlforge.games.grids import Grid, placements, winning_cells
-from rlforge.models.tiny.market import market_words, play_market
-from rlforge.models.tiny.recipe import TinyRecipe, WarmupGame, WarmupMarket
-from rlforge.models.tiny.states import State
+from rlforge.models.tiny.random_play import State, market_words, play
+from rlforge.models.tiny.recipe import TinyRecipe, WarmupMarket
 from rlforge.models.tiny.vocabulary import build_tokenizer, spaced_words, token_id
 from rlforge.types import value
 
@@ -50,42 +46,6 @@ class Lessons:
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
-
-
-def play(game: WarmupGame | WarmupMarket, discount: float, seed: int) -> list[State]:
-    """The states of ``game.games`` games between players that pick legal actions at random.
-
-    outcome: the player's reward, divided by the largest one met, times ``discount`` for each
-    decision that the player still had to make.
-    """
-    if isinstance(game, WarmupMarket):
-        states = play_market(game, discount, seed)
-    else:
-        states = _play(game, discount, seed)
-    # 1 where all games were drawn.
-    largest = max(abs(state.outcome) for state in states) or 1.0
-    return [dataclasses.replace(state, outcome=state.outcome / largest) for state in states]
-
-
-def _play(game: WarmupGame, discount: float, seed: int) -> list[State]:
-    rng = random.Random(seed)
-    states: list[State] = []
-    for index in range(game.games):
-        match = make_game(game.env, seed + index)
-        views: list[View] = []
-        while not match.done:
-            view = match.view()
-            if not view.legal_actions or view.board is None:
-                raise RlforgeError(f"{game.env.id} has no compact board to warm a model on")
-            views.append(view)
-            match.step(rng.choice(view.legal_actions))
-        rewards = match.result().rewards
-        ahead = Counter(view.player_id for view in views)
-        for view in views:
-            ahead[view.player_id] -= 1
-            outcome = rewards[view.player_id] * discount ** ahead[view.player_id]
-            states.append(State(view=view, outcome=outcome))
-    return states
 
 
 def vocabulary(games: list[list[State]], known: Iterable[str] = ()) -> Any:

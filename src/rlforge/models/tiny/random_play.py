@@ -1,27 +1,78 @@
-"""What a tiny trader is warmed on: markets in which everybody acts at random.
+"""Random play, from which a tiny model learns: games and markets whose players act at random.
 
-Players pick legal answers at random and the only scripted traders are noise: nothing is shown of
-what skilled traders do. Liquidity and how often each news account is right are drawn anew for each
-market, so that all prices are met and no account is known as the better one.
+In markets the only scripted traders are noise: nothing is shown of what skilled traders do.
+Liquidity and the accuracy of each news account are drawn for each market, so that all prices occur
+and no account is known as the better one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
+from collections import Counter
 
 from rlforge.config.market import MarketConfig
-from rlforge.games.base import View
+from rlforge.errors import RlforgeError
+from rlforge.games.base import View, make_game
 from rlforge.market.compact import Compact, compact_vocabulary
 from rlforge.market.traders import Crowd
 from rlforge.market.world import World
-from rlforge.models.tiny.recipe import WarmupMarket
-from rlforge.models.tiny.states import State
+from rlforge.models.tiny.recipe import WarmupGame, WarmupMarket
+from rlforge.types import value
 
 #: Names of the news accounts; compact text has a letter for each.
 _ACCOUNTS = ("amber", "birch", "coral", "delta", "ember")
 _LIQUIDITY = (200.0, 500.0, 1000.0, 4000.0, 16000.0)
 _LEAST_RIGHT, _MOST_RIGHT = 0.5, 0.95
+
+
+@value
+class State:
+    """A decision of random play: what was seen, the player's discounted outcome of that game.
+
+    facts: answers to yes-no questions about what was seen; none where the game asks none.
+    """
+
+    view: View
+    outcome: float
+    facts: tuple[bool, ...] = ()
+
+
+def play(game: WarmupGame | WarmupMarket, discount: float, seed: int) -> list[State]:
+    """The states of ``game.games`` games between players that pick legal actions at random.
+
+    outcome: the player's reward, divided by the largest one met, times ``discount`` for each
+    decision that the player still had to make.
+    """
+    if isinstance(game, WarmupMarket):
+        states = play_market(game, discount, seed)
+    else:
+        states = _play(game, discount, seed)
+    # 1 where all games were drawn.
+    largest = max(abs(state.outcome) for state in states) or 1.0
+    return [dataclasses.replace(state, outcome=state.outcome / largest) for state in states]
+
+
+def _play(game: WarmupGame, discount: float, seed: int) -> list[State]:
+    rng = random.Random(seed)
+    states: list[State] = []
+    for index in range(game.games):
+        match = make_game(game.env, seed + index)
+        views: list[View] = []
+        while not match.done:
+            view = match.view()
+            if not view.legal_actions or view.board is None:
+                raise RlforgeError(f"{game.env.id} has no compact board to warm a model on")
+            views.append(view)
+            match.step(rng.choice(view.legal_actions))
+        rewards = match.result().rewards
+        ahead = Counter(view.player_id for view in views)
+        for view in views:
+            ahead[view.player_id] -= 1
+            outcome = rewards[view.player_id] * discount ** ahead[view.player_id]
+            states.append(State(view=view, outcome=outcome))
+    return states
 
 
 def market_words() -> tuple[list[str], list[str]]:

@@ -8,10 +8,11 @@ import pytest
 from huggingface_hub import constants
 
 from rlforge.config.schema import ModelConfig
-from rlforge.models.cachedir import cache_dir
-from rlforge.models.load import load_base_model, resolve_device, resolve_dtype
+from rlforge.models.catalog import locate
+from rlforge.models.devices import resolve_device, resolve_dtype
+from rlforge.models.files import cache_dir
+from rlforge.models.load import load_base_model
 from rlforge.models.shape import KNOWN
-from rlforge.models.shapes import locate
 from rlforge.models.smollm2 import CACHE_NAME
 
 

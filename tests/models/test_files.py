@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlforge.models.cachedir import cache_dir, made_once
+from rlforge.models.files import cache_dir, made_once
 
 
 @pytest.fixture(autouse=True)
