@@ -6,6 +6,7 @@ The functions at the end choose a game's source. A new source is a module with a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
@@ -73,6 +74,39 @@ class Game(Protocol):
     def result(self) -> GameResult:
         """How it ended. Raises ``ValueError`` while the game goes on."""
         ...
+
+
+class TurnGame(ABC):
+    """Base of the sources' games: counts turns, keeps the current view and the result."""
+
+    def __init__(self, env: EnvSpec) -> None:
+        self._spec = env
+        self._turn = 0
+        self._view: View | None = None
+        self._result: GameResult | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._result is not None
+
+    def view(self) -> View:
+        if self._view is None:
+            self._view = self._look()
+        return self._view
+
+    def result(self) -> GameResult:
+        if self._result is None:
+            raise ValueError(f"{self._spec.id} is not over after {self._turn} turns")
+        return self._result
+
+    @abstractmethod
+    def _look(self) -> View:
+        """The view of the player to move; called once a turn."""
+
+    def _finish(
+        self, rewards: Mapping[int, float], reason: EndReason, invalid_by: int | None
+    ) -> None:
+        self._result = GameResult(rewards=rewards, end_reason=reason, invalid_by=invalid_by)
 
 
 class Source(Protocol):

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlforge.config.market import load_market, market_ids
 from rlforge.errors import ConfigError
-from rlforge.games.base import GameResult, View
+from rlforge.games.base import TurnGame, View
 from rlforge.market.actions import ActionError, Json
 from rlforge.market.compact import Compact, is_compact
 from rlforge.market.text import prompt, read
@@ -22,7 +22,7 @@ from rlforge.market.world import World
 from rlforge.types import EndReason, EnvSpec
 
 
-class MarketGame:
+class MarketGame(TurnGame):
     """One episode. A seat's reward is tanh(profit / (reward_scale · starting balance)).
 
     A game cut at ``max_turns`` scores each seat's holdings at current prices. A player whose
@@ -32,7 +32,7 @@ class MarketGame:
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
         """Raises ``ConfigError`` for an unknown preset."""
-        self._spec = env
+        super().__init__(env)
         self._config = load_market(env.id)
         self._world = World(self._config, seed)
         self._names = [f"player-{number}" for number in range(env.num_players)]
@@ -40,33 +40,12 @@ class MarketGame:
             self._world.join(name)
         self._crowd = Crowd(self._world, seed)
         self._compact = Compact(self._config)
-        self._turn = self._decided = self._errors = 0
+        self._decided = self._errors = 0
         self._feedback = ""
-        self._view: View | None = None
-        self._result: GameResult | None = None
-
-    @property
-    def done(self) -> bool:
-        return self._result is not None
 
     @property
     def accepted(self) -> bool:
         return not self._feedback
-
-    def view(self) -> View:
-        if self._view is None:
-            state = self._world.state(self._names[self._player])
-            focus = self._compact.focus(state)
-            legal = self._compact.actions(state, focus)
-            self._view = View(
-                player_id=self._player,
-                observation=self._observation(state, focus, legal),
-                legal_actions=legal,
-                board=self._compact.text(state, focus),
-                retry=bool(self._feedback),
-                state=state,
-            )
-        return self._view
 
     def step(self, action: str) -> None:
         """Apply an answer: JSON or one of the listed words."""
@@ -78,7 +57,7 @@ class MarketGame:
         if self._feedback:
             self._errors += 1
             if self._errors > self._spec.error_allowance:
-                self._finish("invalid_move", player)
+                self._end("invalid_move", player)
                 return
         else:
             self._errors = 0
@@ -88,14 +67,22 @@ class MarketGame:
                     pass
                 self._world.tick()
         if self._world.ticks == self._config.episode_ticks:
-            self._finish("finished", None)
+            self._end("finished", None)
         elif self._turn >= self._spec.max_turns:
-            self._finish("turn_limit", None)
+            self._end("turn_limit", None)
 
-    def result(self) -> GameResult:
-        if self._result is None:
-            raise ValueError(f"{self._spec.id} is not over after {self._turn} turns")
-        return self._result
+    def _look(self) -> View:
+        state = self._world.state(self._names[self._player])
+        focus = self._compact.focus(state)
+        legal = self._compact.actions(state, focus)
+        return View(
+            player_id=self._player,
+            observation=self._observation(state, focus, legal),
+            legal_actions=legal,
+            board=self._compact.text(state, focus),
+            retry=bool(self._feedback),
+            state=state,
+        )
 
     @property
     def _player(self) -> int:
@@ -134,7 +121,7 @@ class MarketGame:
         ]
         return "\n\n".join(line for line in lines if line)
 
-    def _finish(self, reason: EndReason, invalid_by: int | None) -> None:
+    def _end(self, reason: EndReason, invalid_by: int | None) -> None:
         scale = self._config.reward_scale * self._config.starting_balance
         rewards = {}
         for player, name in enumerate(self._names):
@@ -143,7 +130,7 @@ class MarketGame:
             else:
                 profit = self._world.worth(name) - self._config.starting_balance
             rewards[player] = -1.0 if player == invalid_by else math.tanh(profit / scale)
-        self._result = GameResult(rewards=rewards, end_reason=reason, invalid_by=invalid_by)
+        self._finish(rewards, reason, invalid_by)
 
 
 def make(env: EnvSpec, seed: int) -> MarketGame:

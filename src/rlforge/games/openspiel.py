@@ -18,7 +18,7 @@ import numpy as np
 import pyspiel
 
 from rlforge.errors import ConfigError, GameError, nearest
-from rlforge.games.base import GameResult, View
+from rlforge.games.base import TurnGame, View
 from rlforge.games.board import Hand, grid_board, hand_board
 from rlforge.games.grids import Grid, placements
 from rlforge.types import EndReason, EnvSpec
@@ -46,7 +46,7 @@ _RULES = {
 }
 
 
-class OpenSpielGame:
+class OpenSpielGame(TurnGame):
     """One play of an OpenSpiel game.
 
     An invalid answer beyond the allowance forfeits: the player gets the game's minimum utility, so
@@ -55,31 +55,18 @@ class OpenSpielGame:
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
         """Raises ``ConfigError`` when the game cannot be loaded."""
-        self._spec = env
+        super().__init__(env)
         self._game = _load(env.id)
         self._random = random.Random(seed)
-        self._turn = 0
         self._errors = 0
         self._feedback = ""
-        self._view: View | None = None
-        self._result: GameResult | None = None
         with self._foreign("new_initial_state"):
             self._state = self._game.new_initial_state()
             self._settle_chance()
 
     @property
-    def done(self) -> bool:
-        return self._result is not None
-
-    @property
     def accepted(self) -> bool:
         return not self._feedback
-
-    def view(self) -> View:
-        if self._view is None:
-            with self._foreign("view"):
-                self._view = _view(self._state, self._feedback)
-        return self._view
 
     def step(self, action: str) -> None:
         """Raises ``GameError`` when the game itself fails."""
@@ -105,10 +92,9 @@ class OpenSpielGame:
         elif self._turn >= self._spec.max_turns:
             self._finish(dict.fromkeys(range(self._game.num_players()), 0.0), "turn_limit", None)
 
-    def result(self) -> GameResult:
-        if self._result is None:
-            raise ValueError(f"{self._spec.id} is not over after {self._turn} turns")
-        return self._result
+    def _look(self) -> View:
+        with self._foreign("view"):
+            return _view(self._state, self._feedback)
 
     @contextlib.contextmanager
     def _foreign(self, what: str) -> Iterator[None]:
@@ -121,10 +107,12 @@ class OpenSpielGame:
                 f"{type(error).__name__}: {text}"
             ) from error
 
-    def _finish(self, rewards: dict[int, float], reason: EndReason, invalid_by: int | None) -> None:
+    def _finish(
+        self, rewards: Mapping[int, float], reason: EndReason, invalid_by: int | None
+    ) -> None:
         if not all(math.isfinite(reward) for reward in rewards.values()):
             raise GameError(f"{self._spec.id}: rewards {rewards} are not finite")
-        self._result = GameResult(rewards=rewards, end_reason=reason, invalid_by=invalid_by)
+        super()._finish(rewards, reason, invalid_by)
 
     def _forfeit(self, loser: int) -> dict[int, float]:
         worst, players = self._game.min_utility(), self._game.num_players()

@@ -17,14 +17,14 @@ import numbers
 import random
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import textarena
 from textarena.envs.registration import ENV_REGISTRY
 
 from rlforge.errors import ConfigError, GameError, nearest
-from rlforge.games.base import GameResult, View
+from rlforge.games.base import TurnGame, View
 from rlforge.games.board import Hand, grid_board, hand_board
 from rlforge.games.grids import Grid, GridGame, placements
 from rlforge.games.legal import RULES, family
@@ -55,18 +55,15 @@ _PROCESS_FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class TextArenaGame:
+class TextArenaGame(TurnGame):
     """One play of a TextArena environment."""
 
     def __init__(self, env: EnvSpec, seed: int) -> None:
         """Raises ``GameError`` when the environment cannot be made or reset."""
-        self._spec = env
+        super().__init__(env)
         generator = random.Random(seed)
         self._random_functions = {name: getattr(generator, name) for name in _PROCESS_FUNCTIONS}
         self._limit_s = min(STEP_LIMIT_S, env.timeout_s)
-        self._turn = 0
-        self._view: View | None = None
-        self._result: GameResult | None = None
         self._accepted = True
         #: Why moves of the last step counted as invalid, by seat.
         self._rejections: dict[int, str] = {}
@@ -78,17 +75,8 @@ class TextArenaGame:
         self._family = family(env.id)
 
     @property
-    def done(self) -> bool:
-        return self._result is not None
-
-    @property
     def accepted(self) -> bool:
         return self._accepted
-
-    def view(self) -> View:
-        if self._view is None:
-            self._view = self._look()
-        return self._view
 
     def step(self, action: str) -> None:
         """Raises ``GameError`` when the environment raises, hangs or scores the game wrongly."""
@@ -105,13 +93,10 @@ class TextArenaGame:
         elif self._turn >= self._spec.max_turns:
             self._finish(dict.fromkeys(range(self._spec.num_players), 0.0), "turn_limit", None)
 
-    def result(self) -> GameResult:
-        if self._result is None:
-            raise ValueError(f"{self._spec.id} is not over after {self._turn} turns")
-        return self._result
-
-    def _finish(self, rewards: dict[int, float], reason: EndReason, invalid_by: int | None) -> None:
-        self._result = GameResult(rewards=rewards, end_reason=reason, invalid_by=invalid_by)
+    def _finish(
+        self, rewards: Mapping[int, float], reason: EndReason, invalid_by: int | None
+    ) -> None:
+        super()._finish(rewards, reason, invalid_by)
         # Breaks the cycle state -> hook -> state, so that the environment is freed at once.
         vars(self._bare.state).pop("set_invalid_move", None)
         del self._env, self._bare
