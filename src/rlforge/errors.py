@@ -7,7 +7,12 @@ from collections.abc import Iterable
 
 
 class RlforgeError(Exception):
-    """Root of all failures with a message for the user, and the exit code of the command."""
+    """Root of all failures with a message for the user, and the exit code of the command.
+
+    Example:
+        >>> ConfigError("learner.batch_size=0: must be above 0").exit_code
+        2
+    """
 
     exit_code = 1
 

@@ -59,6 +59,10 @@ class PolicyRef:
     the model before training), ``scripted`` (a player of ``rlforge.games.players``) or ``api``
     (``openai:MODEL`` or ``openrouter:MODEL``).
     version: number of learner updates that made a checkpoint; 0 for all others.
+
+    Example:
+        >>> PolicyRef(uid="random_legal", kind="scripted", path_or_name="random_legal").version
+        0
     """
 
     uid: str
@@ -69,7 +73,12 @@ class PolicyRef:
 
 @value
 class EnvSpec:
-    """One environment: its id, and the limits after which a game ends."""
+    """One environment: its id, and the limits after which a game ends.
+
+    Example:
+        >>> EnvSpec(id="kuhn_poker", source="openspiel").num_players
+        2
+    """
 
     id: str
     source: Literal["textarena", "openspiel", "market"] = "textarena"
@@ -84,7 +93,19 @@ class EnvSpec:
 
 @value
 class Seat:
-    """One player's place in a game."""
+    """One player's place in a game; ``trained``: its turns become training samples.
+
+    Example:
+        >>> seat = Seat(
+        ...     player_id=0,
+        ...     policy=PolicyRef(uid="base", kind="checkpoint"),
+        ...     trained=True,
+        ...     prompt_template="chat",
+        ...     action_extraction="boxed",
+        ... )
+        >>> seat.policy.uid
+        'base'
+    """
 
     player_id: int
     policy: PolicyRef
@@ -101,6 +122,11 @@ class GameSpec:
     group_size: number of games in the group.
     seats: one per player, in order of ``player_id``.
     focus: player id of the evaluated policy in an evaluation game; None in training games.
+
+    Example:
+        >>> env = EnvSpec(id="TicTacToe-v0-train")
+        >>> GameSpec(game_id="train-0-0000000", env=env, seed=1, purpose="train", seats=()).env_id
+        'TicTacToe-v0-train'
     """
 
     game_id: str
@@ -155,6 +181,18 @@ class Turn:
 
     action: the text passed to the game. well_formed: the answer had the requested format.
     legal: the game accepted the action; False where it counted as invalid.
+
+    Example:
+        >>> turn = Turn(
+        ...     player_id=0,
+        ...     observation="Available Moves: [0], [4]",
+        ...     completion=Completion(text="[4]", token_ids=(17,), logprobs=(-0.7,)),
+        ...     action="[4]",
+        ...     well_formed=True,
+        ...     legal=True,
+        ... )
+        >>> turn.completion.logprobs
+        (-0.7,)
     """
 
     player_id: int
@@ -171,6 +209,12 @@ class GameRecord:
     """A game that ended or failed. A failed one has ``error`` set and no rewards.
 
     rewards: raw reward per player id. invalid_by: the player whose invalid move ended the game.
+
+    Example:
+        >>> env = EnvSpec(id="TicTacToe-v0-train")
+        >>> spec = GameSpec(game_id="train-0-0000000", env=env, seed=1, purpose="train", seats=())
+        >>> GameRecord(spec=spec, turns=(), rewards={0: 1.0}, end_reason="finished").rewards
+        {0: 1.0}
     """
 
     spec: GameSpec
@@ -191,6 +235,8 @@ class Step:
     outcome_reward: the part of ``reward`` that comes from the game's outcome; the rest is feedback
     on this turn alone. Every step repeats it, so a critic counts it once, at the last turn.
     info: format and legality feedback of the turn, free for user code.
+
+    Example: see ``rlforge.buffer.StepBuffer`` and ``rlforge.rewards.sampling.Normalize``.
     """
 
     game_id: str
@@ -217,6 +263,8 @@ class Trajectory:
     """One trained seat's turns of one game in order: the input of the step transforms.
 
     final_reward: the raw reward of the game for this player.
+
+    Example: see ``rlforge.rewards.step.Discount``.
     """
 
     game_id: str

@@ -40,6 +40,16 @@ class EpisodeBuffer(Buffer):
     in age. Staleness counts from the newest turn of a group: otherwise long games, and the short
     games grouped with them, would always be dropped. With ``max_staleness`` 0 it counts from the
     oldest turn.
+
+    Example:
+        >>> settings = BufferSettings(
+        ...     max_size=64, max_staleness=1, batch_size=8, batch_delay=1.0, seed=0
+        ... )
+        >>> buffer = EpisodeBuffer(settings)
+        >>> buffer.reserve(100)  # two batches of 8 episodes, 2 episodes a game
+        8
+        >>> buffer.ready(), buffer.draw(8, version=0)
+        (False, None)
     """
 
     kind = "episode"

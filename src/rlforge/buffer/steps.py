@@ -12,7 +12,25 @@ from rlforge.types import Episode, Step
 
 
 class StepBuffer(Buffer):
-    """Stores single turns: batches of any size, mixed from many games."""
+    """Stores single turns: batches of any size, mixed from many games.
+
+    Example:
+        >>> settings = BufferSettings(
+        ...     max_size=64, max_staleness=1, batch_size=1, batch_delay=1.0, seed=0
+        ... )
+        >>> buffer = StepBuffer(settings)
+        >>> step = Step(
+        ...     game_id="g", env_id="Nim-v0", player_id=0, group_id=None, turn_index=0,
+        ...     last_turn=True, observation="", action="[0 1]", prompt_token_ids=(1,),
+        ...     token_ids=(2,), logprobs=(-0.1,), raw_reward=1.0, reward=1.0,
+        ...     policy_uid="step-0", policy_version=0,
+        ... )
+        >>> about = {"game_id": "g", "env_id": "Nim-v0", "player_id": 0, "group_id": None}
+        >>> buffer.add([Episode(**about, group_size=1, steps=(step,))]).stored
+        1
+        >>> buffer.draw(1, version=0).steps[0].action
+        '[0 1]'
+    """
 
     kind = "step"
     default_samples_per_game = 8.0

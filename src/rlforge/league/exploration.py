@@ -120,6 +120,12 @@ class ExplorationTracker:
 
     A game's actions identify the states it visited, so a high share of distinct n-grams among
     recent games means that an opponent leads to many different states.
+
+    Example:
+        >>> tracker = ExplorationTracker(ExplorationConfig(ngram=1, window=8))
+        >>> tracker.add(["random_legal"], "Nim-v0", ["[0 1]", "[1 2]", "[0 1]", "[0 2]"])
+        >>> tracker.diversity("random_legal")
+        0.75
     """
 
     def __init__(self, config: ExplorationConfig) -> None:

@@ -16,7 +16,12 @@ TIE_DECIMALS = 9
 
 
 class Rating(NamedTuple):
-    """A belief about a policy's skill: a normal distribution with mean mu and deviation sigma."""
+    """A belief about a policy's skill: a normal distribution with mean mu and deviation sigma.
+
+    Example:
+        >>> Rating(mu=25.0, sigma=8.333).mu
+        25.0
+    """
 
     mu: float
     sigma: float

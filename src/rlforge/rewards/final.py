@@ -12,7 +12,12 @@ Rewards = Mapping[int, float]
 
 
 class FinalTransform(Protocol):
-    """Maps the rewards of all players of one finished game; a player's id is its role."""
+    """Maps the rewards of all players of one finished game; a player's id is its role.
+
+    Example: any callable of this form, such as ``Scale``:
+        >>> Scale(alpha=0.5)({0: 1.0, 1: -1.0}, "TicTacToe-v0")
+        {0: 0.5, 1: -0.5}
+    """
 
     def __call__(self, rewards: Rewards, env_id: str) -> dict[int, float]: ...
 
@@ -111,7 +116,13 @@ class RoleAdvantage:
 
 @dataclass
 class RoleAdvantageByEnv(RoleAdvantage):
-    """``RoleAdvantage`` with a baseline per environment and role."""
+    """``RoleAdvantage`` with a baseline per environment and role.
+
+    Example:
+        >>> transform = RoleAdvantageByEnv(decay=0.5)
+        >>> [transform({0: 1.0}, env_id) for env_id in ("Nim-v0", "KuhnPoker-v0", "Nim-v0")]
+        [{0: 1.0}, {0: 1.0}, {0: 0.5}]
+    """
 
     def _scope(self, env_id: str) -> str:
         return env_id
@@ -119,7 +130,12 @@ class RoleAdvantageByEnv(RoleAdvantage):
 
 @dataclass
 class Scale:
-    """Multiply by ``alpha``."""
+    """Multiply by ``alpha``.
+
+    Example:
+        >>> Scale(alpha=0.1)({0: 10.0}, "Nim-v0")
+        {0: 1.0}
+    """
 
     alpha: float = 0.1
 
@@ -129,7 +145,12 @@ class Scale:
 
 @dataclass
 class Clamp(Bounds):
-    """Clip into [``min_r``, ``max_r``]."""
+    """Clip into [``min_r``, ``max_r``].
+
+    Example:
+        >>> Clamp(min_r=-1.0, max_r=1.0)({0: 3.0}, "Nim-v0")
+        {0: 1.0}
+    """
 
     def __call__(self, rewards: Rewards, env_id: str) -> dict[int, float]:
         return {player: self.clip(reward) for player, reward in rewards.items()}

@@ -17,7 +17,10 @@ from rlforge.types import Step
 
 
 class SamplingTransform(Protocol):
-    """Maps the rewards of the steps of one batch; keeps their number and order."""
+    """Maps the rewards of the steps of one batch; keeps their number and order.
+
+    Example: see ``Normalize``.
+    """
 
     def __call__(self, steps: Sequence[Step]) -> list[Step]: ...
 
@@ -27,6 +30,19 @@ class Normalize:
     """Subtract the mean reward of the batch; with ``z_score`` divide by the standard deviation too.
 
     The deviation is the population standard deviation. Equal rewards become exactly 0.
+
+    Example:
+        >>> steps = [
+        ...     Step(
+        ...         game_id="g", env_id="Nim-v0", player_id=0, group_id=None, turn_index=0,
+        ...         last_turn=True, observation="", action="", prompt_token_ids=(), token_ids=(),
+        ...         logprobs=(), raw_reward=0.0, reward=reward, policy_uid="step-0",
+        ...         policy_version=0,
+        ...     )
+        ...     for reward in (1.0, 0.0)
+        ... ]
+        >>> [step.reward for step in Normalize()(steps)]
+        [0.5, -0.5]
     """
 
     z_score: bool = False
@@ -40,7 +56,10 @@ class Normalize:
 
 @dataclass
 class NormalizeByEnv:
-    """``Normalize`` among the steps of the same environment."""
+    """``Normalize`` among the steps of the same environment.
+
+    Example: see ``Normalize``.
+    """
 
     z_score: bool = True
 
@@ -54,7 +73,7 @@ class NormalizeByEnv:
 
 @dataclass
 class Scale:
-    """Multiply by ``alpha``."""
+    """Multiply by ``alpha``. Example: see ``Normalize``."""
 
     alpha: float = 0.1
 
@@ -64,7 +83,7 @@ class Scale:
 
 @dataclass
 class Clamp(Bounds):
-    """Clip into [``min_r``, ``max_r``]."""
+    """Clip into [``min_r``, ``max_r``]. Example: see ``Normalize``."""
 
     def __call__(self, steps: Sequence[Step]) -> list[Step]:
         return [_mapped(step, self.clip) for step in steps]

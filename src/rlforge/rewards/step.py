@@ -15,7 +15,10 @@ from rlforge.types import Trajectory
 
 
 class StepTransform(Protocol):
-    """Maps the reward of step ``step_index`` (0 first) of ``trajectory``."""
+    """Maps the reward of step ``step_index`` (0 first) of ``trajectory``.
+
+    Example: see ``Discount``.
+    """
 
     adds_feedback: ClassVar[bool]
 
@@ -24,7 +27,14 @@ class StepTransform(Protocol):
 
 @dataclass
 class FormatReward:
-    """Add ``reward`` to a well-formed answer and ``penalty`` to any other."""
+    """Add ``reward`` to a well-formed answer and ``penalty`` to any other.
+
+    Example: the second turn is not well-formed:
+        >>> from types import SimpleNamespace as Fake
+        >>> trajectory = Fake(turns=[Fake(well_formed=True), Fake(well_formed=False)])
+        >>> [FormatReward(reward=0.5, penalty=-0.5)(trajectory, t, 1.0) for t in range(2)]
+        [1.5, 0.5]
+    """
 
     adds_feedback: ClassVar[bool] = True
     reward: float = 0.0
@@ -37,7 +47,14 @@ class FormatReward:
 
 @dataclass
 class InvalidMovePenalty:
-    """Add ``penalty`` to a move that the game rejected and ``reward`` to any other."""
+    """Add ``penalty`` to a move that the game rejected and ``reward`` to any other.
+
+    Example: the game rejected the first turn:
+        >>> from types import SimpleNamespace as Fake
+        >>> trajectory = Fake(turns=[Fake(legal=False), Fake(legal=True)])
+        >>> [InvalidMovePenalty(penalty=-0.5)(trajectory, t, 1.0) for t in range(2)]
+        [0.5, 1.0]
+    """
 
     adds_feedback: ClassVar[bool] = True
     reward: float = 0.0
@@ -55,6 +72,19 @@ class Discount:
     distance_from: ``end`` uses gamma ** (T - 1 - t) for turn t of T, the discounted return of a
         terminal reward: the last turn keeps the whole reward. ``start`` uses gamma ** t, the form
         of the published example: the first turn keeps the whole reward.
+
+    Example: the rewards of a seat's three turns after a win:
+        >>> from rlforge.types import Completion, Turn
+        >>> turn = Turn(
+        ...     player_id=0, observation="", completion=Completion(text="[4]"), action="[4]",
+        ...     well_formed=True, legal=True,
+        ... )
+        >>> trajectory = Trajectory(
+        ...     game_id="g", env_id="Nim-v0", player_id=0, group_id=None, group_size=1,
+        ...     turns=(turn, turn, turn), final_reward=1.0, policy_uid="step-0", policy_version=0,
+        ... )
+        >>> [Discount(gamma=0.5)(trajectory, index, 1.0) for index in range(3)]
+        [0.25, 0.5, 1.0]
     """
 
     adds_feedback: ClassVar[bool] = False
@@ -73,7 +103,12 @@ class Discount:
 
 @dataclass
 class Scale:
-    """Multiply by ``alpha``."""
+    """Multiply by ``alpha``.
+
+    Example:
+        >>> Scale(alpha=0.5)(None, 0, 1.0)
+        0.5
+    """
 
     adds_feedback: ClassVar[bool] = False
     alpha: float = 0.1
@@ -84,7 +119,12 @@ class Scale:
 
 @dataclass
 class Clamp(Bounds):
-    """Clip into [``min_r``, ``max_r``]."""
+    """Clip into [``min_r``, ``max_r``].
+
+    Example:
+        >>> Clamp(min_r=-1.0, max_r=1.0)(None, 0, 3.0)
+        1.0
+    """
 
     adds_feedback: ClassVar[bool] = False
 

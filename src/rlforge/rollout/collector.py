@@ -47,7 +47,20 @@ class Ports(Protocol):
 
 
 class Collector:
-    """Keeps ``num_train_workers`` training and ``num_eval_workers`` evaluation games under way."""
+    """Keeps ``num_train_workers`` training and ``num_eval_workers`` evaluation games in progress.
+
+    Example: one evaluation game, with an ``Answer`` that always checks:
+        >>> from rlforge.types import Completion, EnvSpec, PolicyRef
+        >>> from rlforge.rollout.evaluation import plan_evaluation
+        >>> async def check(seat, view, seed):
+        ...     return Completion(text=view.legal_actions[0])
+        >>> env = EnvSpec(id="kuhn_poker", source="openspiel", action_extraction="raw")
+        >>> me, rival = (PolicyRef(uid=uid, kind="checkpoint") for uid in ("step-1", "base"))
+        >>> specs = plan_evaluation([env], [rival], me, games=2, step=1, seed=0)
+        >>> collector = Collector(CollectorConfig(), None, lambda spec: check)
+        >>> [len(record.turns) for record in asyncio.run(collector.evaluate(specs))]
+        [2, 2]
+    """
 
     def __init__(
         self,
