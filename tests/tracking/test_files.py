@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from rlforge.errors import RlforgeError
 from rlforge.tracking.files import (
     JsonlFile,
     create_run,
-    json_ready,
     open_run,
     read_json,
     read_jsonl,
@@ -108,16 +106,6 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
         write_json(path, {"a": object()})
     assert read_json(path) == {"a": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["pool.json"]
-
-
-def test_json_ready_writes_strict_json() -> None:
-    ready = json_ready({"nan": math.nan, "inf": -math.inf, 3: {"x": {1}}, "none": None})
-    assert json.loads(json.dumps(ready, allow_nan=False)) == {
-        "nan": None,
-        "inf": None,
-        "3": {"x": [1]},
-        "none": None,
-    }
 
 
 def test_missing_files_are_empty_and_damaged_ones_are_named(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from rlforge.config.schema import TrackerConfig
 from rlforge.continuous.journal import Entry
 from rlforge.continuous.learner import Trained
 from rlforge.continuous.performance import POLICY, by_player
+from rlforge.system.values import json_ready
 from rlforge.tracking.files import (
     JsonlFile,
     RunPaths,
-    json_ready,
     read_json,
     write_json,
     write_jsonl,

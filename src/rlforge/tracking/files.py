@@ -8,13 +8,13 @@ process never sees half of one; files that grow (``*.jsonl``) get one whole line
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from rlforge.errors import RlforgeError, nearest
 from rlforge.system.files import atomic_write
+from rlforge.system.values import json_ready
 from rlforge.types import value
 
 
@@ -169,23 +169,6 @@ def _suggest_runs(wanted: Path) -> str:
 
 
 # ---------------------------------------------------------------- JSON
-
-
-def json_ready(data: Any) -> Any:
-    """``data`` with what strict JSON lacks made plain: NaN and infinities become null."""
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, Mapping):
-        return {str(key): json_ready(item) for key, item in data.items()}
-    if isinstance(data, list | tuple | set | frozenset):
-        return [json_ready(item) for item in data]
-    if data is None or isinstance(data, bool | int | str):
-        return data
-    if isinstance(data, Path):
-        return str(data)
-    if hasattr(data, "item"):  # a numpy scalar
-        return json_ready(data.item())
-    raise TypeError(f"cannot write a {type(data).__name__} as JSON: {data!r}")
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

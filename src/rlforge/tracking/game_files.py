@@ -7,26 +7,20 @@ that was being gathered.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from rlforge.errors import RlforgeError
 from rlforge.system.files import atomic_path
-from rlforge.tracking.columns import arrow_type, from_plain, to_plain
+from rlforge.system.values import Codec
 from rlforge.tracking.files import RunPaths
 from rlforge.types import EndReason, GameRecord, GameSpec, Purpose, value
 
-#: Columns beside those of ``GameRecord``, to choose and list games without their turns.
-_INDEX_COLUMNS: dict[str, type] = {
-    "game_id": str,
-    "env_id": str,
-    "purpose": str,
-    "num_turns": int,
-    "written_at": float,
-}
+_GAMES = Codec(GameRecord)
 
 
 @cache
@@ -34,20 +28,26 @@ def _schema() -> Any:
     # pyarrow is imported where it is used: it takes a quarter second that few commands need.
     import pyarrow as pa
 
-    columns = {**_INDEX_COLUMNS, **get_type_hints(GameRecord)}
-    return pa.schema([(name, arrow_type(hint)) for name, hint in columns.items()])
+    # Beside the fields of ``GameRecord``, to choose and list games without their turns.
+    index = {
+        "game_id": pa.string(),
+        "env_id": pa.string(),
+        "purpose": pa.string(),
+        "num_turns": pa.int64(),
+        "written_at": pa.float64(),
+    }
+    return pa.schema([*index.items(), *_GAMES.arrow_type])
 
 
 def _to_row(record: GameRecord) -> dict[str, Any]:
-    index = {
+    return {
         "game_id": record.spec.game_id,
         "env_id": record.spec.env_id,
         "purpose": record.spec.purpose,
         "num_turns": len(record.turns),
         "written_at": time.time(),
+        **_GAMES.encode(record),
     }
-    row: dict[str, Any] = to_plain(record, GameRecord)
-    return {**index, **row}
 
 
 class GameWriter:
@@ -152,8 +152,7 @@ def read_games(
         filters.append(("purpose", "==", purpose))
     for chunk in _chunks(run_dir):
         for row in _rows_of(chunk, None, filters or None):
-            record: GameRecord = from_plain(row, GameRecord)
-            yield record
+            yield _GAMES.decode(row)
 
 
 @value
@@ -175,8 +174,7 @@ def index_games(run_dir: Path | str) -> list[GameIndex]:
     Raises:
         RlforgeError: a file is damaged.
     """
-    columns = list(get_type_hints(GameIndex))
-    index = [
-        from_plain(row, GameIndex) for chunk in _chunks(run_dir) for row in _rows_of(chunk, columns)
-    ]
+    columns = [field.name for field in dataclasses.fields(GameIndex)]
+    games = Codec(GameIndex)
+    index = [games.decode(row) for chunk in _chunks(run_dir) for row in _rows_of(chunk, columns)]
     return sorted(index, key=lambda game: game.written_at)

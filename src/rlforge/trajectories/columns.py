@@ -16,25 +16,14 @@ from typing import Any
 import pyarrow as pa
 
 from rlforge.errors import RlforgeError
+from rlforge.system.values import Codec, writable
 from rlforge.trajectories.grid import calendar_date, window_start
 from rlforge.trajectories.records import Decision, Metadata, Outcome, Result
 from rlforge.types import Completion
 
-_RESULT = pa.struct(
-    [("pnl", pa.float64()), ("investment", pa.float64()), ("holdTimeMinutes", pa.float64())]
-)
-_AGENT_STATS = pa.struct([("winRate", pa.float64())])
-_COMPLETION = pa.struct(
-    [
-        ("text", pa.string()),
-        ("promptTokenIds", pa.list_(pa.int32())),
-        ("tokenIds", pa.list_(pa.int32())),
-        ("logprobs", pa.list_(pa.float64())),
-        ("finishReason", pa.string()),
-        ("policyUid", pa.string()),
-        ("policyVersion", pa.int64()),
-    ]
-)
+_METADATA = Codec(Metadata, camel_case=True)
+_RESULT = Codec(Result, camel_case=True)
+_COMPLETION = Codec(Completion, camel_case=True)
 
 #: One row per decision. ``timestamp``: seconds since 1970 UTC. ``complete``: its outcome is known.
 DECISIONS = pa.schema(
@@ -47,20 +36,11 @@ DECISIONS = pa.schema(
         ("reward", pa.float64()),
         ("nextState", pa.string()),
         ("timestamp", pa.float64()),
-        (
-            "metadata",
-            pa.struct(
-                [
-                    ("provider", pa.string()),
-                    ("reasoning", pa.string()),
-                    ("confidence", pa.float64()),
-                ]
-            ),
-        ),
-        ("result", _RESULT),
-        ("agentStats", _AGENT_STATS),
+        ("metadata", _METADATA.arrow_type),
+        ("result", pa.struct([field for field in _RESULT.arrow_type if field.name != "winRate"])),
+        ("agentStats", pa.struct([("winRate", pa.float64())])),
         ("observation", pa.string()),
-        ("completion", _COMPLETION),
+        ("completion", _COMPLETION.arrow_type),
         ("complete", pa.bool_()),
     ]
 )
@@ -84,12 +64,11 @@ def decision_row(decision: Decision) -> dict[str, Any]:
     if not decision.id or not decision.agent_id:
         raise RlforgeError(f"{who} of agent {decision.agent_id!r}: both need a name")
     window_start(decision.window_id)
-    meta, result = decision.metadata, decision.result
     calendar_date(decision.timestamp)
-    _finite(who, "metadata.confidence", meta.confidence)
+    _finite(who, "metadata.confidence", decision.metadata.confidence)
     return {
-        "id": _text(decision.id),
-        "agentId": _text(decision.agent_id),
+        "id": writable(decision.id),
+        "agentId": writable(decision.agent_id),
         "windowId": decision.window_id,
         "state": _json(who, "state", decision.state),
         "action": _json(who, "action", decision.action),
@@ -98,14 +77,10 @@ def decision_row(decision: Decision) -> dict[str, Any]:
             None if decision.next_state is None else _json(who, "next_state", decision.next_state)
         ),
         "timestamp": decision.timestamp,
-        "metadata": {
-            "provider": _text(meta.provider),
-            "reasoning": _text(meta.reasoning),
-            "confidence": meta.confidence,
-        },
-        **_result_columns(who, result),
-        "observation": _text(decision.observation),
-        "completion": _completion_row(decision.completion),
+        "metadata": _METADATA.encode(decision.metadata),
+        **_result_columns(who, decision.result),
+        "observation": writable(decision.observation),
+        "completion": decision.completion and _COMPLETION.encode(decision.completion),
         "complete": decision.complete,
     }
 
@@ -114,7 +89,7 @@ def outcome_row(outcome: Outcome, agent_id: str, window_id: str) -> dict[str, An
     """``outcome`` as a row of ``OUTCOMES``; raises as ``decision_row`` does."""
     who = f"outcome of decision {outcome.decision_id!r}"
     return {
-        "id": _text(outcome.decision_id),
+        "id": writable(outcome.decision_id),
         "agentId": agent_id,
         "windowId": window_id,
         "reward": _finite(who, "reward", outcome.reward),
@@ -149,7 +124,7 @@ def to_decision(row: Mapping[str, Any], parser: _Parser | None = None) -> Decisi
     def parsed(content: Any) -> Any:
         return parser[content] if isinstance(content, str) else content
 
-    meta = row.get("metadata") or {}
+    meta, completion = row.get("metadata") or {}, row.get("completion")
     return Decision(
         id=row["id"],
         agent_id=row["agentId"],
@@ -157,16 +132,12 @@ def to_decision(row: Mapping[str, Any], parser: _Parser | None = None) -> Decisi
         state=parsed(row["state"]),
         action=parsed(row["action"]),
         timestamp=row["timestamp"],
-        metadata=Metadata(
-            provider=meta.get("provider") or "",
-            reasoning=meta.get("reasoning") or "",
-            confidence=1.0 if meta.get("confidence") is None else meta["confidence"],
-        ),
+        metadata=_METADATA.decode({**meta, "provider": meta.get("provider") or ""}),
         reward=row.get("reward"),
         next_state=None if row.get("nextState") is None else parsed(row["nextState"]),
         result=_to_result(row.get("result"), row.get("agentStats")),
         observation=row.get("observation") or "",
-        completion=_to_completion(row.get("completion")),
+        completion=None if completion is None else _COMPLETION.decode(completion),
     )
 
 
@@ -196,64 +167,21 @@ def _result_columns(who: str, result: Result | None) -> dict[str, Any]:
         return {"result": None, "agentStats": None}
     for name in ("pnl", "investment", "hold_time_minutes", "win_rate"):
         _finite(who, f"result.{name}", getattr(result, name))
-    return {
-        "result": {
-            "pnl": result.pnl,
-            "investment": result.investment,
-            "holdTimeMinutes": result.hold_time_minutes,
-        },
-        "agentStats": {"winRate": result.win_rate},
-    }
+    columns = _RESULT.encode(result)
+    stats = {"winRate": columns.pop("winRate")}
+    return {"result": columns, "agentStats": stats}
 
 
 def _to_result(result: Mapping[str, Any] | None, stats: Mapping[str, Any] | None) -> Result | None:
     if result is None:
         return None
-    return Result(
-        pnl=result["pnl"],
-        investment=result["investment"],
-        hold_time_minutes=result["holdTimeMinutes"],
-        win_rate=(stats or {}).get("winRate") or 0.0,
-    )
-
-
-def _completion_row(completion: Completion | None) -> dict[str, Any] | None:
-    if completion is None:
-        return None
-    return {
-        "text": _text(completion.text),
-        "promptTokenIds": completion.prompt_token_ids,
-        "tokenIds": completion.token_ids,
-        "logprobs": completion.logprobs,
-        "finishReason": completion.finish_reason,
-        "policyUid": _text(completion.policy_uid),
-        "policyVersion": completion.policy_version,
-    }
-
-
-def _to_completion(row: Mapping[str, Any] | None) -> Completion | None:
-    if row is None:
-        return None
-    return Completion(
-        text=row["text"],
-        prompt_token_ids=tuple(row["promptTokenIds"]),
-        token_ids=tuple(row["tokenIds"]),
-        logprobs=tuple(row["logprobs"]),
-        finish_reason=row["finishReason"],
-        policy_uid=row["policyUid"],
-        policy_version=row["policyVersion"],
-    )
+    return _RESULT.decode({**result, "winRate": (stats or {}).get("winRate") or 0.0})
 
 
 def _finite(who: str, field: str, number: float) -> float:
     if not math.isfinite(number):
         raise RlforgeError(f"{who}: {field} is {number}, which is not kept")
     return number
-
-
-def _text(text: str) -> str:
-    # A model or a remote player can send lone surrogates, which no file can hold.
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _json(who: str, field: str, content: Mapping[str, Any]) -> str:

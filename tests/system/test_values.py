@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlforge.tracking.columns import arrow_type, from_plain, to_plain
+from rlforge.system.values import Codec, json_ready
 from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat, Turn, value
 
 whole = st.integers(0, 2**31 - 1)
@@ -89,25 +91,68 @@ records = st.builds(
 @settings(max_examples=60)
 @given(records)
 def test_a_game_record_comes_back_as_it_was(record: GameRecord) -> None:
-    column = pa.array([to_plain(record, GameRecord)], type=arrow_type(GameRecord))
-    assert from_plain(column.to_pylist()[0], GameRecord) == record
+    games = Codec(GameRecord)
+    column = pa.array([games.encode(record)], type=games.arrow_type)
+    assert games.decode(column.to_pylist()[0]) == record
+
+
+@settings(max_examples=60)
+@given(records)
+def test_a_game_record_comes_back_from_json_as_it_was(record: GameRecord) -> None:
+    games = Codec(GameRecord, form="json")
+    assert games.decode(json.loads(json.dumps(games.encode(record)))) == record
+
+
+def test_names_in_camel_case() -> None:
+    policies = Codec(PolicyRef, camel_case=True)
+    row = policies.encode(PolicyRef(uid="a", kind="checkpoint"))
+    assert list(row) == ["uid", "kind", "pathOrName", "version"]
+    assert [field.name for field in policies.arrow_type] == list(row)
+    assert policies.decode(row) == PolicyRef(uid="a", kind="checkpoint")
+
+
+def test_a_class_with_one_field() -> None:
+    @value
+    class Single:
+        sizes: tuple[int, ...]
+
+    assert Codec(Single).encode(Single(sizes=(1, 2))) == {"sizes": (1, 2)}
+    assert Codec(Single).decode({"sizes": [1, 2]}) == Single(sizes=(1, 2))
 
 
 def test_lone_surrogates_are_replaced_so_that_the_text_can_be_written() -> None:
-    assert to_plain("a\ud800b", str) == "a?b"
+    row = Codec(PolicyRef).encode(PolicyRef(uid="a\ud800b", kind="api"))
+    assert row["uid"] == "a?b"
 
 
-def test_a_field_that_an_older_file_lacks_takes_its_default() -> None:
-    assert from_plain({"uid": "base", "kind": "checkpoint"}, PolicyRef) == PolicyRef(
-        uid="base", kind="checkpoint"
-    )
+def test_a_field_that_older_data_lacks_or_holds_as_null_takes_its_default() -> None:
+    policies = Codec(PolicyRef)
+    base = PolicyRef(uid="base", kind="checkpoint")
+    assert policies.decode({"uid": "base", "kind": "checkpoint"}) == base
+    assert policies.decode({"uid": "base", "kind": "checkpoint", "version": None}) == base
+    with pytest.raises(KeyError, match="kind"):
+        policies.decode({"uid": "base"})
 
 
-def test_a_field_without_a_column_form_is_refused() -> None:
-    @value
-    class Odd:
-        things: set[int]
+def test_a_field_that_cannot_be_stored_is_refused() -> None:
+    def holding(hint: Any) -> type:
+        @value
+        class Odd:
+            things: hint
 
-    for form in (Odd, set[int], Mapping[float, int], int | str, Any):
-        with pytest.raises(TypeError, match="no arrow column"):
-            arrow_type(form)
+        Odd.__annotations__["things"] = hint
+        return Odd
+
+    for hint in (set[int], Mapping[float, int], int | str, Any):
+        with pytest.raises(TypeError, match="cannot be stored"):
+            Codec(holding(hint))
+
+
+def test_json_ready_writes_strict_json() -> None:
+    ready = json_ready({"nan": math.nan, "inf": -math.inf, 3: {"x": {1}}, "none": None})
+    assert json.loads(json.dumps(ready, allow_nan=False)) == {
+        "nan": None,
+        "inf": None,
+        "3": {"x": [1]},
+        "none": None,
+    }
