@@ -35,7 +35,7 @@ from rlforge.preflight.doctor import check_fit, divided
 from rlforge.preflight.games import validate
 from rlforge.preflight.memory.plan import place
 from rlforge.rollout.lineup import eval_opponents, fixed_opponents
-from rlforge.system.checkpoint import latest_checkpoint, read_manifest
+from rlforge.system.checkpoint import latest_checkpoint, read_manifest, step_name
 from rlforge.system.gpu_claims import claimed
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import RunLock
@@ -281,7 +281,7 @@ def _check_policies(config: RunConfig) -> None:
     from rlforge.engines.playable import check_playable
 
     start = config.learner.initial_adapter
-    version = PolicyRef(uid="step-0", kind="checkpoint", path_or_name=start)
+    version = PolicyRef(uid=step_name(0), kind="checkpoint", path_or_name=start)
     for key, policies in (
         ("learner.initial_adapter", (version,)),
         ("pool.fixed_opponents", fixed_opponents(config)),

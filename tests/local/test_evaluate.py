@@ -257,9 +257,9 @@ def test_an_unknown_version_is_answered_with_the_newest(one_idea: Path) -> None:
 
 def test_a_run_without_versions_has_its_start(run_dir: Path, one_idea: Path) -> None:
     shutil.rmtree(run_dir / "checkpoints")
-    with pytest.raises(CheckpointError, match="holds no checkpoint yet; use --checkpoint step-0"):
+    with pytest.raises(CheckpointError, match="holds no checkpoint yet; use step-0"):
         find_policy(run_dir, "latest")
-    with pytest.raises(CheckpointError, match="there is only step-0"):
+    with pytest.raises(CheckpointError, match="there is none yet; use step-0"):
         find_policy(run_dir, "step-1")
     start = str(one_idea / "checkpoints" / "step-1")
     change(run_dir, {"learner": {"initial_adapter": start}})

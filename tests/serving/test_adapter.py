@@ -144,7 +144,7 @@ def test_a_run_stands_for_its_newest_checkpoint(make_adapter: MakeAdapter, tmp_p
     assert source_checkpoint(find_source(run)).version == 2
     assert source_checkpoint(find_source(run, "step-1")).version == 1
     with pytest.raises(
-        DeploymentError, match=r"step-9: no such checkpoint; there are step-1, step"
+        DeploymentError, match=r"step-9: no such checkpoint; the newest are step-2, step-1"
     ):
         find_source(run, "step-9")
 

@@ -18,12 +18,17 @@ from safetensors import SafetensorError
 from rlforge.errors import CheckpointError
 from rlforge.system import checkpoint
 from rlforge.system.checkpoint import (
+    checkpoint_version,
     clean_leftovers,
     extend_checkpoint,
+    find_checkpoint,
+    is_step_name,
     latest_checkpoint,
     list_checkpoints,
     prune,
     read_manifest,
+    step_name,
+    step_number,
     write_checkpoint,
 )
 
@@ -221,6 +226,34 @@ def test_an_absent_or_empty_root_has_no_checkpoints(tmp_path):
     assert list_checkpoints(tmp_path / "none") == []
     assert latest_checkpoint(tmp_path / "none") is None
     assert latest_checkpoint(tmp_path) is None
+
+
+def test_the_name_of_a_checkpoint_says_its_number_of_updates():
+    assert step_name(0) == "step-0"
+    assert step_number("step-12") == 12
+    assert [is_step_name(name) for name in ("step-12", "base", "random_legal")] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_checkpoint_is_found_by_its_name_or_as_the_newest(tmp_path):
+    for version in (9, 10):
+        write_checkpoint(tmp_path, step_name(version), fill(w=b"x"), {"version": version})
+    assert checkpoint_version(find_checkpoint(tmp_path)) == 10
+    assert checkpoint_version(find_checkpoint(tmp_path, "step-9"), verify=True) == 9
+
+
+def test_a_checkpoint_that_is_not_there_is_named_with_the_newest(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no checkpoint yet"):
+        find_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="step-1: no such checkpoint; there is none yet"):
+        find_checkpoint(tmp_path, "step-1")
+    for version in (1, 2, 3, 4):
+        write_checkpoint(tmp_path, step_name(version), fill(w=b"x"), {"version": version})
+    with pytest.raises(CheckpointError, match=r"; the newest are step-4, step-3, step-2$"):
+        find_checkpoint(tmp_path, "step-7")
 
 
 def test_prune_keeps_the_newest_and_the_protected(tmp_path):

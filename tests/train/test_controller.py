@@ -18,7 +18,12 @@ from typing import Any
 
 import pytest
 
-from rlforge.system.checkpoint import latest_checkpoint, list_checkpoints, read_manifest
+from rlforge.system.checkpoint import (
+    checkpoint_version,
+    latest_checkpoint,
+    list_checkpoints,
+    read_manifest,
+)
 from rlforge.system.locks import RunLock
 from rlforge.tracking.game_files import read_games
 
@@ -174,7 +179,7 @@ def test_a_run_outlives_engine_and_collector_stops_at_ctrl_c_and_goes_on(small_m
     assert overlap() > 1e-3
     newest = latest_checkpoint(Path("run/checkpoints"), with_state=True)
     assert newest is not None
-    stopped_at = int(read_manifest(newest).meta["version"])
+    stopped_at = checkpoint_version(newest, verify=True)
     assert stopped_at == rows("metrics.jsonl")[-1]["step"]
 
     change_total_updates(400, stopped_at + 2)

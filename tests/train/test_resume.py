@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from rlforge.system.checkpoint import list_checkpoints, write_checkpoint
+from rlforge.system.checkpoint import list_checkpoints, step_name, step_number, write_checkpoint
 from rlforge.train.resume import Retention
 
 
 def _save(root: Path, *versions: int) -> None:
     for version in versions:
         meta = {"version": version}
-        write_checkpoint(root, f"step-{version}", lambda p: (p / "w").touch(), meta)
+        write_checkpoint(root, step_name(version), lambda p: (p / "w").touch(), meta)
 
 
 def _left(root: Path) -> list[int]:
-    return [int(path.name.removeprefix("step-")) for path in list_checkpoints(root)]
+    return [step_number(path.name) for path in list_checkpoints(root)]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import ray
 
 from rlforge.actors.process import enter, limit_threads
 from rlforge.config.schema import HardwareConfig, RunConfig
-from rlforge.system.checkpoint import extend_checkpoint, write_checkpoint
+from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkpoint
 from rlforge.system.utilisation import Span
 from rlforge.types import Checkpoint, TrainBatch, UpdateResult
 
@@ -82,12 +82,12 @@ class LearnerActor:
             return None
         path = write_checkpoint(
             self._checkpoints,
-            f"step-{version}",
+            step_name(version),
             self._learner.save,
             {"version": version, "experiment": self._config.name},
         )
         return Checkpoint(
-            uid=f"step-{version}", version=version, path=str(path), parent_uid=parent_uid
+            uid=step_name(version), version=version, path=str(path), parent_uid=parent_uid
         )
 
     def save_state(self, version: int, others: Mapping[str, Any]) -> None:
@@ -97,14 +97,14 @@ class LearnerActor:
             return
         from rlforge.learner import write_state
 
-        path = self._checkpoints / f"step-{version}"
+        path = self._checkpoints / step_name(version)
         extend_checkpoint(path, lambda folder: write_state(folder, self._learner, others))
 
     def load_state(self, version: int) -> dict[str, Any]:
         """Continue from version ``version``; returns what the other actors saved."""
         from rlforge.learner import read_state
 
-        return read_state(self._checkpoints / f"step-{version}", self._learner)
+        return read_state(self._checkpoints / step_name(version), self._learner)
 
 
 def _node_address() -> str:

@@ -52,6 +52,7 @@ from rlforge.ruler.registry import make_scorer
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
+from rlforge.system.checkpoint import step_name
 from rlforge.tracking.files import RunPaths
 from rlforge.trajectories.grid import WallClock, WindowGrid, window_start
 from rlforge.trajectories.records import Decision
@@ -109,7 +110,7 @@ class DeploymentsByStep:
 
 
 def _step(deployment: Deployment) -> str:
-    return "step-0" if deployment.path is None else Path(deployment.source).name
+    return step_name(0) if deployment.path is None else Path(deployment.source).name
 
 
 @value

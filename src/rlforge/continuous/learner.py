@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.learner import Learner, read_state, write_state
-from rlforge.system.checkpoint import list_checkpoints, prune, read_manifest, write_checkpoint
-from rlforge.train.resume import checkpoint_version
+from rlforge.system.checkpoint import (
+    checkpoint_version,
+    list_checkpoints,
+    prune,
+    read_manifest,
+    step_name,
+    step_number,
+    write_checkpoint,
+)
 from rlforge.types import Checkpoint, TrainBatch, value
 
 log = logging.getLogger(__name__)
@@ -49,13 +56,13 @@ class WindowLearner:
     @property
     def version(self) -> int:
         """Number of ``standing``."""
-        return int(self.standing.removeprefix("step-"))
+        return step_number(self.standing)
 
     async def begin(self) -> Checkpoint:
         """Version 0 on disk: the model before the first window, to which a refusal leads back."""
-        if not (self._root / "step-0").exists():
+        if not (self._root / step_name(0)).exists():
             await self._save(0, None, None, {})
-        return await self.restore("step-0")
+        return await self.restore(step_name(0))
 
     async def restore(self, uid: str) -> Checkpoint:
         """Go on from version ``uid``, after a restart or because a later one was refused.
@@ -91,7 +98,7 @@ class WindowLearner:
         except Exception:  # after any error, no half-trained weights may remain
             await self.restore(parent)
             raise
-        self._standing = f"step-{result.version}"
+        self._standing = step_name(result.version)
         return _trained(self._root / self._standing)
 
     def trained_on(self, window_id: str) -> Trained | None:
@@ -103,7 +110,7 @@ class WindowLearner:
 
     def prune(self, keep: int, protected: Collection[str]) -> None:
         """Delete all but the ``keep`` newest versions, the first and ``protected``."""
-        prune(self._root, keep, protected={*protected, self.standing, "step-0"})
+        prune(self._root, keep, protected={*protected, self.standing, step_name(0)})
 
     async def _save(
         self, version: int, window_id: str | None, parent: str | None, facts: Mapping[str, Any]
@@ -119,7 +126,7 @@ class WindowLearner:
             "parent_uid": parent,
             **facts,
         }
-        await asyncio.to_thread(write_checkpoint, self._root, f"step-{version}", fill, meta)
+        await asyncio.to_thread(write_checkpoint, self._root, step_name(version), fill, meta)
 
 
 def _checkpoint(path: Path) -> Checkpoint:

@@ -15,6 +15,7 @@ from rlforge.config.schema import TrackerConfig
 from rlforge.continuous.journal import Entry
 from rlforge.continuous.learner import Trained
 from rlforge.continuous.performance import POLICY, by_player
+from rlforge.system.checkpoint import step_number
 from rlforge.system.values import json_ready
 from rlforge.tracking.files import (
     JsonlFile,
@@ -163,7 +164,7 @@ class Records:
             sink.close()
 
     def _update_row(self, row: Row, update: Mapping[str, float]) -> Row:
-        step = int(str(row["version"]).removeprefix("step-"))
+        step = step_number(str(row["version"]))
         return {"step": step, "window_id": row["window_id"], **update}
 
     def _publish(self, status: RunStatus, extra: Mapping[str, Any]) -> None:

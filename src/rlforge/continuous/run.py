@@ -20,6 +20,7 @@ from rlforge.continuous.trainer import ContinuousTrainer
 from rlforge.errors import RlforgeError, RunError
 from rlforge.serving.guard import make_token
 from rlforge.serving.server import answer_requests, found_at, http_over, listen, url_of
+from rlforge.system.checkpoint import step_name
 from rlforge.system.hardware import versions
 from rlforge.tracking.display import Display, make_display
 from rlforge.tracking.files import create_run, read_json, write_json
@@ -113,7 +114,7 @@ class ContinuousRun:
         """Let the learner stand at the version that serves; ``initial_adapter`` serves first."""
         learner, policy = parts.learning.learner, parts.policy
         start = await learner.begin()
-        untouched = policy.deployments.serving() == "step-0"
+        untouched = policy.deployments.serving() == step_name(0)
         if untouched and self._config.learner.initial_adapter and not policy.service.current.path:
             deployed = await policy.deployments.deploy(start)
             if not deployed.success:

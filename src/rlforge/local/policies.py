@@ -16,7 +16,12 @@ from rlforge.league.names import parse_opponent
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
 from rlforge.rollout.lineup import eval_envs
 from rlforge.rollout.policies import SeatPolicies
-from rlforge.system.checkpoint import latest_checkpoint, list_checkpoints, read_manifest
+from rlforge.system.checkpoint import (
+    checkpoint_version,
+    find_checkpoint,
+    is_step_name,
+    step_name,
+)
 from rlforge.system.hardware import detect, resolve_hardware
 from rlforge.types import PolicyRef
 
@@ -48,23 +53,14 @@ async def seat_policies(
 
 def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     """The policy ``name`` of a run and its version; its files are checked against the manifest."""
-    checkpoints = run_dir / "checkpoints"
-    if name == "step-0":
+    if name == step_name(0):
         start = from_yaml(run_dir / "config.yaml").learner.initial_adapter
-        return PolicyRef(uid="step-0", kind="checkpoint", path_or_name=start), 0
-    if name == "latest":
-        path = latest_checkpoint(checkpoints)
-        if path is None:
-            raise CheckpointError(
-                f"{checkpoints}: holds no checkpoint yet; use --checkpoint step-0"
-            )
-    elif not (checkpoints / name).is_dir():
-        newest = [entry.name for entry in reversed(list_checkpoints(checkpoints)[-3:])]
-        known = f"the newest are {', '.join(newest)}" if newest else "there is only step-0"
-        raise CheckpointError(f"{checkpoints / name}: no such checkpoint; {known}")
-    else:
-        path = checkpoints / name
-    version = int(read_manifest(path).meta["version"])
+        return PolicyRef(uid=name, kind="checkpoint", path_or_name=start), 0
+    try:
+        path = find_checkpoint(run_dir / "checkpoints", name)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; use {step_name(0)} for the start of the run") from None
+    version = checkpoint_version(path, verify=True)
     policy = PolicyRef(uid=path.name, kind="checkpoint", path_or_name=str(path), version=version)
     return policy, version
 
@@ -74,7 +70,7 @@ def find_opponent(run_dir: Path, name: str, config: RunConfig) -> PolicyRef:
 
     Raises ConfigError for a name that means nobody, or a player that does not know the games.
     """
-    if name.startswith("step-"):
+    if is_step_name(name):
         return find_policy(run_dir, name)[0]
     policy = parse_opponent(name)
     if policy.kind == "scripted":

@@ -18,17 +18,11 @@ from rlforge.models.fit import (
     check_model_fits,
     kind_of_weights,
 )
-from rlforge.system.checkpoint import (
-    MANIFEST,
-    STATE,
-    latest_checkpoint,
-    list_checkpoints,
-    read_manifest,
-)
+from rlforge.system.checkpoint import LATEST, MANIFEST, STATE, find_checkpoint, read_manifest
 from rlforge.types import Checkpoint
 
 
-def find_source(path: Path, name: str = "latest") -> Path:
+def find_source(path: Path, name: str = LATEST) -> Path:
     """The directory with weights that ``path`` names: itself, or a checkpoint of a run.
 
     name: which checkpoint of a run, ``latest`` or its uid. Raises DeploymentError where there are
@@ -44,15 +38,10 @@ def find_source(path: Path, name: str = "latest") -> Path:
             f"{path}: neither a run (checkpoints/), nor an adapter ({ADAPTER_CONFIG}), nor a model "
             f"({MODEL_CONFIG})"
         )
-    if name != "latest":
-        if not (checkpoints / name).is_dir():
-            newest = ", ".join(p.name for p in list_checkpoints(checkpoints)[-3:])
-            raise DeploymentError(f"{checkpoints / name}: no such checkpoint; there are {newest}")
-        return checkpoints / name
-    newest_path = latest_checkpoint(checkpoints)
-    if newest_path is None:
-        raise DeploymentError(f"{checkpoints}: holds no checkpoint yet")
-    return newest_path
+    try:
+        return find_checkpoint(checkpoints, name)
+    except CheckpointError as error:
+        raise DeploymentError(str(error)) from None
 
 
 def source_checkpoint(path: Path) -> Checkpoint:

@@ -1,9 +1,19 @@
-"""Checkpoint directories that are whole or not there.
+"""Checkpoint directories that are complete or absent.
 
-A checkpoint is written into a temporary directory beside its place, synced to disk and renamed.
-``manifest.json`` in it lists every file with size and SHA-256; what it does not list does not
-belong to the checkpoint. Checkpoints of one root have names that end in a number (``step-12``) and
-are ordered by it.
+A checkpoint is written into a temporary directory of the same root, synced to disk and renamed. Its
+``manifest.json`` lists every file with size and SHA-256; other files do not belong to the
+checkpoint. The names in one root end in a number, which orders them: ``step-12`` holds the policy
+after 12 updates.
+
+Example:
+    >>> import tempfile
+    >>> def fill(folder: Path) -> None:
+    ...     (folder / "weights").write_text("0.5")
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     for version in (9, 10):
+    ...         path = write_checkpoint(Path(root), step_name(version), fill, {"version": version})
+    ...     [path.name for path in list_checkpoints(Path(root))], checkpoint_version(path)
+    (['step-9', 'step-10'], 10)
 """
 
 from __future__ import annotations
@@ -30,11 +40,35 @@ from rlforge.types import value
 MANIFEST = "manifest.json"
 #: Folder of a checkpoint with what ``--resume`` needs beside the weights.
 STATE = "state"
+#: Names the newest checkpoint of a root where a name is asked for.
+LATEST = "latest"
+
+_STEP = "step-"
 
 _TEMPORARY = re.compile(r"\.tmp\.(?P<host>.+)\.(?P<pid>\d+)\.[^.]+")
 #: Age after which a temporary directory of another machine counts as abandoned.
 _ABANDONED_S = 24 * 3600.0
 _CHUNK = 1 << 20
+
+
+def step_name(version: int) -> str:
+    """The name of the checkpoint after ``version`` updates: ``step-12``."""
+    return f"{_STEP}{version}"
+
+
+def is_step_name(name: str) -> bool:
+    """Whether ``name`` is that of a run's checkpoint, rather than of another policy."""
+    return name.startswith(_STEP)
+
+
+def step_number(name: str) -> int:
+    """The number of updates in a name that ``step_name`` made.
+
+    Example:
+        >>> step_number(step_name(12))
+        12
+    """
+    return int(name.removeprefix(_STEP))
 
 
 @value
@@ -143,6 +177,11 @@ def read_manifest(path: Path, *, verify: bool = True) -> Manifest:
     return manifest
 
 
+def checkpoint_version(path: Path, *, verify: bool = False) -> int:
+    """The number of updates that the manifest of a checkpoint states; see ``read_manifest``."""
+    return int(read_manifest(path, verify=verify).meta["version"])
+
+
 def list_checkpoints(root: Path) -> list[Path]:
     """Checkpoints in ``root``, oldest first by the number their names end in."""
     if not root.is_dir():
@@ -157,6 +196,24 @@ def latest_checkpoint(root: Path, *, with_state: bool = False) -> Path | None:
         if not with_state or read_manifest(path, verify=False).has_state:
             return path
     return None
+
+
+def find_checkpoint(root: Path, name: str = LATEST) -> Path:
+    """The checkpoint ``name`` of ``root``, or its newest for ``latest``.
+
+    Raises CheckpointError naming the newest ones when it is not there.
+    """
+    if name == LATEST:
+        newest = latest_checkpoint(root)
+        if newest is None:
+            raise CheckpointError(f"{root}: holds no checkpoint yet")
+        return newest
+    path = root / name
+    if not path.is_dir():
+        names = [entry.name for entry in reversed(list_checkpoints(root)[-3:])]
+        known = f"the newest are {', '.join(names)}" if names else "there is none yet"
+        raise CheckpointError(f"{path}: no such checkpoint; {known}")
+    return path
 
 
 def prune(root: Path, keep: int, protected: Collection[str] = ()) -> list[Path]:

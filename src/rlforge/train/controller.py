@@ -29,10 +29,10 @@ from rlforge.actors.watch import EngineWatch
 from rlforge.config.schema import HardwareConfig, RunConfig
 from rlforge.rollout.evaluation import plan_evaluation, summarise
 from rlforge.rollout.lineup import eval_envs, eval_opponents
-from rlforge.system.checkpoint import latest_checkpoint
+from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.system.utilisation import Utilisation
 from rlforge.tracking.display import Display, make_display
-from rlforge.train.resume import BEFORE_ALL, Retention, checkpoint_version, rewind
+from rlforge.train.resume import BEFORE_ALL, Retention, rewind
 from rlforge.types import Checkpoint, EvalResult, PolicyRef, value
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Run:
     ) -> None:
         self._config, self._graph, self._hardware = config, graph, hardware
         self._run_dir = run_dir
-        self._newest = Checkpoint(uid="step-0", version=0, path=config.learner.initial_adapter)
+        self._newest = Checkpoint(uid=step_name(0), version=0, path=config.learner.initial_adapter)
         self._retention = Retention(run_dir / "checkpoints", config.learner.keep_checkpoints)
         self._version = 0
         self._evals: dict[tuple[str, str], EvalResult] = {}

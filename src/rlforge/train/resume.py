@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
-from rlforge.system.checkpoint import list_checkpoints, prune, read_manifest
+from rlforge.system.checkpoint import checkpoint_version, list_checkpoints, prune
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +69,3 @@ def rewind(run_dir: Path, version: int) -> None:
     for path in (run_dir / "batches").glob("batch-*.parquet"):
         if int(path.stem.removeprefix("batch-")) > version:
             path.unlink()
-
-
-def checkpoint_version(path: Path) -> int:
-    """The learner version of a checkpoint, from its manifest."""
-    return int(read_manifest(path, verify=False).meta["version"])
