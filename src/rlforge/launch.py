@@ -35,13 +35,16 @@ from rlforge.preflight.doctor import check_fit, divided
 from rlforge.preflight.games import validate
 from rlforge.preflight.memory.plan import place
 from rlforge.rollout.lineup import eval_opponents, fixed_opponents
-from rlforge.system.checkpoint import latest_checkpoint, read_manifest, step_name
-from rlforge.system.gpu_claims import claimed
+from rlforge.system.checkpoint import (
+    checkpoint_version,
+    latest_checkpoint,
+    read_manifest,
+    step_name,
+)
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
-from rlforge.system.locks import RunLock
+from rlforge.system.locks import RunLock, claim_gpus
 from rlforge.tracking.report import write_report
 from rlforge.train.graph import build_graph, to_json
-from rlforge.train.resume import checkpoint_version
 from rlforge.types import PolicyRef
 
 
@@ -222,7 +225,7 @@ def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = Fa
     prepare_ray(hardware)
     cards = place(hardware, config.learner.num_learners, config.engine.num_engines, capacity=0)
     with (
-        claimed(hardware, sum(card.count for card in cards)) as hardware,
+        claim_gpus(hardware, sum(card.count for card in cards)) as hardware,
         _prepared(config, graph, hardware, run_dir, resume=resume) as folder,
     ):
         from rlforge.train.controller import Run
@@ -237,7 +240,7 @@ def _run_continuously(
     assert isinstance(config, ContinuousConfig)
     hardware = resolve_hardware(config.hardware, detect(), 1)
     with (
-        claimed(hardware, 1) as hardware,
+        claim_gpus(hardware, 1) as hardware,
         _prepared(config, graph, hardware, run_dir, resume=resume) as folder,
     ):
         from rlforge.continuous.run import ContinuousRun

@@ -1,4 +1,4 @@
-"""What is written beside a measurement. (What profiles become is tested with the graph.)"""
+"""What the machine has, and what a profile becomes on it. Whole profiles: see the graph's tests."""
 
 import os
 import platform
@@ -7,9 +7,24 @@ from importlib.metadata import version
 
 import pytest
 
+from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError
 from rlforge.system import hardware
-from rlforge.system.hardware import check_cluster, describe, detect, gpus, ram, versions
+from rlforge.system.hardware import (
+    Machine,
+    check_cluster,
+    check_gpus,
+    check_whole_gpus,
+    describe,
+    detect,
+    gpus,
+    ram,
+    resolve_device,
+    resolve_gpus,
+    resolve_hardware,
+    resolve_threads,
+    versions,
+)
 
 
 def test_a_machine_is_described_without_loading_a_framework():
@@ -57,11 +72,11 @@ def test_gpus_have_names_memory_and_capability(cards):
 def test_gpus_that_the_driver_lists_nowhere_are_counted_by_its_tool(cards, monkeypatch, tmp_path):
     cards("0, GPU-5f1, NVIDIA L4, 23034, 8.9", "1, GPU-a02, NVIDIA L4, 23034, 8.9")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(hardware, "_DRIVER", tmp_path / "nowhere")
+    monkeypatch.setattr(hardware, "DRIVER", tmp_path / "nowhere")
     assert detect().gpus == 2
     assert describe()["gpus"] == ["NVIDIA L4", "NVIDIA L4"]
     (tmp_path / "one" / "0000:01:00.0").mkdir(parents=True)
-    monkeypatch.setattr(hardware, "_DRIVER", tmp_path / "one")
+    monkeypatch.setattr(hardware, "DRIVER", tmp_path / "one")
     assert detect().gpus == 1
 
 
@@ -92,3 +107,121 @@ def test_memory_of_the_machine_is_what_the_system_counts():
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     assert 0 < ram() <= pages * 1.01
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "resolved"),
+    [
+        ("auto", 0, "cpu"),
+        ("auto", 1, "cuda"),
+        ("cpu", 0, "cpu"),
+        ("cpu", 2, "cpu"),
+        ("cuda", 1, "cuda"),
+    ],
+)
+def test_auto_is_cuda_where_there_is_a_gpu(device, gpus, resolved):
+    assert resolve_device(HardwareConfig(device=device), gpus) == resolved
+
+
+@pytest.mark.parametrize(
+    ("profile", "message"),
+    [
+        (HardwareConfig(name="gpu_1", device="cuda"), "hardware=gpu_1 wants a GPU .* shows none"),
+        (HardwareConfig(learner_gpus=0.5), r"learner_gpus=0\.5 .*shows none; leave both at 0"),
+        (HardwareConfig(engine_gpus=1), r"engine_gpus=1 .*shows none; leave both at 0"),
+    ],
+)
+def test_a_profile_that_asks_for_gpus_is_refused_where_there_are_none(profile, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve_device(profile, 0)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "engines", "learners", "shares"),
+    [
+        (1, 1, 1, (0.5, 0.5)),
+        (2, 1, 1, (1.0, 1.0)),
+        (2, 3, 1, (0.5, 0.5)),
+        (3, 3, 1, (0.5, 0.5)),
+        (4, 3, 1, (1.0, 1.0)),
+        (4, 2, 3, (1.0, 0.5)),
+        (4, 3, 2, (1.0, 0.5)),
+    ],
+)
+def test_gpus_are_shared_only_where_there_are_too_few(gpus, engines, learners, shares):
+    assert resolve_gpus(HardwareConfig(device="cuda", num_gpus=gpus), engines, learners) == shares
+
+
+def test_gpus_of_the_profile_are_kept_and_a_cpu_has_none():
+    chosen = {"learner_gpus": 1.0, "engine_gpus": 0.25, "num_gpus": 4}
+    assert resolve_gpus(HardwareConfig(device="cuda", **chosen), 2, 1) == (1.0, 0.25)
+    assert resolve_gpus(HardwareConfig(device="cpu", **chosen), 2, 1) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "engines", "learners", "threads"),
+    [
+        ({"num_cpus": 2}, 1, 1, 1),
+        ({"num_cpus": 12}, 2, 1, 4),
+        ({"num_cpus": 12}, 2, 4, 2),
+        ({"num_cpus": 1}, 4, 1, 1),
+        ({"num_cpus": 12, "alternate": True}, 1, 1, 12),
+        ({"num_cpus": 12, "alternate": True}, 3, 1, 4),
+        ({"num_cpus": 12, "threads": 5}, 3, 1, 5),
+        ({"num_cpus": 12, "device": "cuda"}, 1, 1, None),
+        ({"num_cpus": 12, "device": "cuda", "threads": 5}, 1, 1, 5),
+    ],
+)
+def test_cores_are_divided_among_the_actors_that_compute_at_once(
+    fields, engines, learners, threads
+):
+    config = HardwareConfig(**{"device": "cpu"} | fields)
+    assert resolve_threads(config, engines, learners) == threads
+
+
+def test_too_few_gpus_are_refused_with_the_sum():
+    config = HardwareConfig(device="cuda", num_gpus=4, learner_gpus=1, engine_gpus=1)
+    check_gpus(config, num_engines=3, num_learners=1)
+    message = r"wants 5 GPUs \(1 learners x 1, 4 engines x 1\).*shows 4"
+    with pytest.raises(ConfigError, match=message):
+        check_gpus(config, num_engines=4, num_learners=1)
+
+
+@pytest.mark.parametrize(
+    ("learners", "learner_gpus", "engine_gpus", "message"),
+    [
+        (1, 0.5, 1.5, r"engine_gpus=1\.5 .*several whole ones"),
+        (1, 2, 1, r"learner_gpus=2 .*learner\.num_learners=2"),
+        (2, 0.5, 1, r"learner_gpus=0\.5 .*takes one GPU"),
+    ],
+)
+def test_numbers_of_gpus_that_an_actor_cannot_use_are_refused(
+    learners, learner_gpus, engine_gpus, message
+):
+    config = HardwareConfig(device="cuda", learner_gpus=learner_gpus, engine_gpus=engine_gpus)
+    with pytest.raises(ConfigError, match=message):
+        check_whole_gpus(config, learners)
+
+
+def test_engines_may_use_shares_of_a_gpu_or_several():
+    for engine_gpus in (0.25, 1, 2):
+        check_whole_gpus(HardwareConfig(device="cuda", learner_gpus=1, engine_gpus=engine_gpus), 1)
+
+
+def test_a_cluster_keeps_its_profile_and_has_cuda_unless_it_says_otherwise():
+    profile = HardwareConfig(ray_address="auto", learner_gpus=1, engine_gpus=2)
+    resolved = resolve_hardware(profile, Machine(cpus=2, gpus=0), 4, 1)
+    assert resolved == HardwareConfig(
+        device="cuda", ray_address="auto", learner_gpus=1, engine_gpus=2
+    )
+    on_cpus = HardwareConfig(device="cpu", ray_address="auto")
+    assert resolve_hardware(on_cpus, Machine(cpus=2, gpus=1), 1, 2) == on_cpus
+
+
+def test_with_alternate_engines_and_learner_share_one_gpu():
+    profile = HardwareConfig(alternate=True)
+    resolved = resolve_hardware(profile, Machine(cpus=8, gpus=4), num_engines=3)
+    assert resolved.num_gpus == 1
+    assert (resolved.learner_gpus, resolved.engine_gpus) == (0.25, 0.25)
+    with pytest.raises(ConfigError, match=r"learner\.num_learners=2; switch it off"):
+        resolve_hardware(profile, Machine(cpus=8, gpus=4), num_engines=1, num_learners=2)

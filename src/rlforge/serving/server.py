@@ -27,9 +27,8 @@ from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
 from rlforge.system.files import atomic_write
-from rlforge.system.gpu_claims import claimed
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
-from rlforge.system.locks import RunLock
+from rlforge.system.locks import RunLock, claim_gpus
 from rlforge.train.graph import build_graph
 
 Say = Callable[[str], None]
@@ -53,7 +52,7 @@ def serve(config: ServingConfig, state_dir: Path, source: Path | None, say: Say)
     )
     prepare_ray(hardware)
     cards = math.ceil(config.engine.num_engines * hardware.engine_gpus)
-    with claimed(hardware, cards) as hardware:
+    with claim_gpus(hardware, cards) as hardware:
         _serve_on(config, hardware, state_dir.absolute(), source, say)
 
 

@@ -19,7 +19,7 @@ from rlforge.errors import ConfigError
 from rlforge.types import value
 
 #: Where the driver lists its GPUs; not under WSL2 and in some sandboxes.
-_DRIVER = Path("/proc/driver/nvidia/gpus")
+DRIVER = Path("/proc/driver/nvidia/gpus")
 
 CLUSTER_PATIENCE_S = 5.0
 """Seconds within which an existing Ray cluster must accept a connection."""
@@ -39,7 +39,7 @@ def detect() -> Machine:
     if visible is not None:
         count = len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
     else:
-        count = len(list(_DRIVER.iterdir())) if _DRIVER.is_dir() else len(gpus())
+        count = len(list(DRIVER.iterdir())) if DRIVER.is_dir() else len(gpus())
     return Machine(cpus=len(os.sched_getaffinity(0)), gpus=count)
 
 
@@ -181,91 +181,73 @@ def resolve_hardware(
 ) -> HardwareConfig:
     """The profile with every ``auto`` and null decided for ``machine``.
 
-    ``auto`` takes CUDA when a GPU is there: one GPU is shared by learner and engines, with more
-    each learner rank has one of its own, and with ``alternate`` one is all there is. A remote
-    cluster (``ray_address``) is left as it is described. Raises ConfigError when the profile asks
-    for GPUs that the machine does not have, for one and a half, or for more than one where one is
-    used: by a rank of the learner, or by engines that alternate with it.
+    A remote cluster (``ray_address``) is left as it is described. Raises ConfigError as
+    ``resolve_device`` and ``check_gpus`` do, and where engines and learner cannot take turns.
+
+    Example:
+        >>> laptop = resolve_hardware(HardwareConfig(), Machine(cpus=8, gpus=0), num_engines=1)
+        >>> laptop.device, laptop.threads
+        ('cpu', 4)
     """
     if config.alternate:
         _check_one_place(config, num_learners)
-    cpus = config.num_cpus if config.num_cpus is not None else machine.cpus
-    gpus = config.num_gpus if config.num_gpus is not None else machine.gpus
-    device = config.device
     if config.ray_address is not None:
-        if device != "cpu":
-            _check_whole_gpus(config, config.learner_gpus, config.engine_gpus, num_learners)
-        return dataclasses.replace(config, device="cuda" if device == "auto" else device)
-    if device == "auto" and not gpus and (config.learner_gpus > 0 or config.engine_gpus > 0):
+        config = dataclasses.replace(config, device="cpu" if config.device == "cpu" else "cuda")
+        check_whole_gpus(config, num_learners)
+        return config
+    gpus = config.num_gpus if config.num_gpus is not None else machine.gpus
+    config = dataclasses.replace(
+        config,
+        device=resolve_device(config, gpus),
+        num_cpus=config.num_cpus if config.num_cpus is not None else machine.cpus,
+        num_gpus=min(gpus, 1) if config.alternate else gpus,  # Ray then places all on that one
+    )
+    learner_gpus, engine_gpus = resolve_gpus(config, num_engines, num_learners)
+    config = dataclasses.replace(
+        config,
+        learner_gpus=learner_gpus,
+        engine_gpus=engine_gpus,
+        threads=resolve_threads(config, num_engines, num_learners),
+    )
+    check_gpus(config, num_engines, num_learners)
+    return config
+
+
+def resolve_device(config: HardwareConfig, gpus: int) -> str:
+    """``cpu`` or ``cuda``; ``auto`` takes CUDA where ``gpus`` is not 0.
+
+    Raises ConfigError when the profile asks for GPUs and there are none.
+    """
+    if gpus or config.device == "cpu":
+        return "cuda" if config.device == "auto" else config.device
+    if config.device == "cuda":
+        raise ConfigError(
+            f"hardware={config.name} wants a GPU and this machine shows none; "
+            "use hardware=cpu, or check the driver and CUDA_VISIBLE_DEVICES"
+        )
+    if config.learner_gpus > 0 or config.engine_gpus > 0:
         raise ConfigError(
             f"hardware.learner_gpus={config.learner_gpus:g} and hardware.engine_gpus="
             f"{config.engine_gpus:g} ask for GPUs and this machine shows none; leave both at 0, or "
             "check the driver and CUDA_VISIBLE_DEVICES"
         )
-    if device == "cuda" and gpus == 0:
-        raise ConfigError(
-            f"hardware={config.name} wants a GPU and this machine shows none; "
-            "use hardware=cpu, or check the driver and CUDA_VISIBLE_DEVICES"
-        )
-    if device == "auto":
-        device = "cuda" if gpus else "cpu"
-    if config.alternate:
-        gpus = min(gpus, 1)  # so that Ray puts all of them there
-    learner_gpus, engine_gpus = config.learner_gpus, config.engine_gpus
-    if device == "cpu":
-        learner_gpus = engine_gpus = 0.0
-    elif learner_gpus == 0 and engine_gpus == 0:
-        learner_gpus, engine_gpus = _share_gpus(gpus, num_engines, num_learners)
-    wanted = num_learners * learner_gpus + num_engines * engine_gpus
-    if wanted > gpus + 1e-9:
-        there, mend = f"this machine shows {gpus}", ""
-        if config.alternate:
-            there, mend = "hardware.alternate is for one", ", or switch hardware.alternate off"
-        raise ConfigError(
-            f"hardware={config.name} wants {wanted:g} GPUs ({num_learners} learners x "
-            f"{learner_gpus:g}, {num_engines} engines x {engine_gpus:g}) and {there}; lower "
-            "learner.num_learners, engine.num_engines, hardware.learner_gpus or "
-            f"hardware.engine_gpus{mend}"
-        )
-    if device == "cuda":
-        _check_whole_gpus(config, learner_gpus, engine_gpus, num_learners)
-    # Compute actors share the cores: more threads than that fight each other on a CPU. Where they
-    # take turns only the engines do.
-    workers = num_engines if config.alternate else num_learners + num_engines
-    threads = config.threads or (max(1, cpus // workers) if device == "cpu" else None)
-    return dataclasses.replace(
-        config,
-        device=device,
-        num_cpus=cpus,
-        num_gpus=gpus,
-        learner_gpus=learner_gpus,
-        engine_gpus=engine_gpus,
-        threads=threads,
-    )
+    return "cpu"
 
 
-def _check_one_place(config: HardwareConfig, num_learners: int) -> None:
-    """Raise ConfigError where engines and learner cannot take turns."""
-    if num_learners > 1:
-        raise ConfigError(
-            f"hardware.alternate=true (hardware={config.name}): one learner rank takes turns with "
-            f"the engines on its GPU, not learner.num_learners={num_learners}; switch it off, or "
-            "set learner.num_learners=1"
-        )
-    if config.ray_address is not None:
-        raise ConfigError(
-            f"hardware.alternate=true (hardware={config.name}): engines and learner take turns on "
-            f"a GPU of this machine, and hardware.ray_address={config.ray_address} may place them "
-            "on others; switch it off, or set hardware.ray_address=null"
-        )
+def resolve_gpus(
+    config: HardwareConfig, num_engines: int, num_learners: int
+) -> tuple[float, float]:
+    """GPUs of each learner rank and of each engine; both 0 in the profile: decided here.
 
-
-def _share_gpus(gpus: int, num_engines: int, num_learners: int) -> tuple[float, float]:
-    """GPUs of each learner rank and of each engine: whole ones, or those of a shared card.
-
-    Where there are not enough, one learner shares with the engines; several ranks never share, and
-    engines share what the ranks leave.
+    config: with ``device`` and ``num_gpus`` resolved. Whole GPUs where there are enough. With
+    fewer, one learner rank shares them with the engines; several ranks have one each, and the
+    engines share the rest.
     """
+    if config.device == "cpu":
+        return 0.0, 0.0
+    if config.learner_gpus or config.engine_gpus:
+        return config.learner_gpus, config.engine_gpus
+    gpus = config.num_gpus or 0
     if gpus >= num_learners + num_engines:
         return 1.0, 1.0
     if num_learners == 1:
@@ -275,9 +257,47 @@ def _share_gpus(gpus: int, num_engines: int, num_learners: int) -> tuple[float, 
     return 1.0, 1.0 / math.ceil(num_engines / left)
 
 
-def _check_whole_gpus(
-    config: HardwareConfig, learner_gpus: float, engine_gpus: float, num_learners: int
-) -> None:
+def resolve_threads(config: HardwareConfig, num_engines: int, num_learners: int) -> int | None:
+    """OpenMP threads of each engine and learner rank; None lets torch choose, as on GPUs.
+
+    config: with ``device`` and ``num_cpus`` resolved. On a CPU the cores are divided among the
+    actors that compute at the same time: with ``alternate``, the engines only.
+    """
+    if config.threads or config.device != "cpu":
+        return config.threads or None
+    workers = num_engines if config.alternate else num_learners + num_engines
+    return max(1, (config.num_cpus or 1) // workers)
+
+
+def check_gpus(config: HardwareConfig, num_engines: int, num_learners: int) -> None:
+    """Raise ConfigError where the actors need more than ``num_gpus``, or as ``check_whole_gpus``.
+
+    config: as resolved.
+    """
+    wanted = num_learners * config.learner_gpus + num_engines * config.engine_gpus
+    gpus = config.num_gpus or 0
+    if wanted > gpus + 1e-9:
+        there, mend = f"this machine shows {gpus}", ""
+        if config.alternate:
+            there, mend = "hardware.alternate is for one", ", or switch hardware.alternate off"
+        raise ConfigError(
+            f"hardware={config.name} wants {wanted:g} GPUs ({num_learners} learners x "
+            f"{config.learner_gpus:g}, {num_engines} engines x {config.engine_gpus:g}) and {there}"
+            "; lower learner.num_learners, engine.num_engines, hardware.learner_gpus or "
+            f"hardware.engine_gpus{mend}"
+        )
+    check_whole_gpus(config, num_learners)
+
+
+def check_whole_gpus(config: HardwareConfig, num_learners: int) -> None:
+    """Raise ConfigError where an actor would get a number of GPUs that it cannot use.
+
+    An engine uses a share of one GPU or several whole ones, a single learner rank at most one, and
+    each of several ranks exactly one.
+    """
+    if config.device == "cpu":
+        return
+    learner_gpus, engine_gpus = config.learner_gpus, config.engine_gpus
     if engine_gpus > 1 and engine_gpus != int(engine_gpus):
         raise ConfigError(
             f"hardware.engine_gpus={engine_gpus:g} (hardware={config.name}): an engine takes a "
@@ -293,4 +313,20 @@ def _check_whole_gpus(
         raise ConfigError(
             f"hardware.learner_gpus={learner_gpus:g} (hardware={config.name}): each of several "
             "learner ranks takes one GPU; set it to 1, or learner.num_learners=1"
+        )
+
+
+def _check_one_place(config: HardwareConfig, num_learners: int) -> None:
+    """Raise ConfigError where engines and learner cannot take turns."""
+    if num_learners > 1:
+        raise ConfigError(
+            f"hardware.alternate=true (hardware={config.name}): one learner rank takes turns with "
+            f"the engines on its GPU, not learner.num_learners={num_learners}; switch it off, or "
+            "set learner.num_learners=1"
+        )
+    if config.ray_address is not None:
+        raise ConfigError(
+            f"hardware.alternate=true (hardware={config.name}): engines and learner take turns on "
+            f"a GPU of this machine, and hardware.ray_address={config.ray_address} may place them "
+            "on others; switch it off, or set hardware.ray_address=null"
         )

@@ -1,16 +1,26 @@
-"""One process at a time owns a run directory, or whatever else a lock file stands for."""
+"""Locks between processes: one run owns a run directory, and one run computes on a GPU."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import fcntl
 import json
 import os
+import re
 import socket
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
+from rlforge.system.hardware import Gpu, gpus
+
+GPU_LOCKS = Path("/tmp")
+"""Where the locks on GPUs are; not TMPDIR, which schedulers of clusters set per job."""
 
 
 class BusyError(Exception):
@@ -51,7 +61,15 @@ class Lock:
 
 
 class RunLock(Lock):
-    """The lock on a run directory, which must exist."""
+    """The lock on a run directory, which must exist.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, RunLock(Path(folder)):
+        ...     RunLock(Path(folder)).acquire()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        rlforge.errors.RunError: ... is in use by process ...; wait for it or stop it, then resume
+    """
 
     FILE = "run.lock"
 
@@ -88,3 +106,92 @@ def _holder(file: Path) -> str:
     except ValueError:
         return "another process"
     return f"process {holder['pid']} on {holder['host']}"
+
+
+@contextlib.contextmanager
+def claim_gpus(hardware: HardwareConfig, count: int) -> Iterator[HardwareConfig]:
+    """``hardware`` with ``count`` GPUs that no other run of this user has claimed.
+
+    Only these GPUs are visible in the block. A claim is a ``Lock`` on a file named after the GPU.
+
+    hardware: as resolved. Nothing is claimed without CUDA, on a cluster, with
+    ``hardware.exclusive=false``, and where it cannot be known which GPUs there are. Raises RunError
+    naming the holders when too few are free.
+    """
+    on_gpus = hardware.device == "cuda" and hardware.ray_address is None
+    found = visible_gpus() if on_gpus and hardware.exclusive else {}
+    if not found:
+        yield hardware
+        return
+    with contextlib.ExitStack() as locks:
+        claimed: list[str] = []
+        busy: list[str] = []
+        for entry, gpu in found.items():
+            if len(claimed) == count:
+                break
+            lock = Lock(_lock_folder() / f"{re.sub('[^A-Za-z0-9-]', '_', gpu.uuid)}.lock")
+            try:
+                lock.acquire()
+            except BusyError as holder:
+                busy.append(f"GPU {gpu.index} ({gpu.name}) is in use by {holder}")
+                continue
+            locks.callback(lock.release)
+            claimed.append(entry)
+        if len(claimed) < count:
+            raise RunError(
+                f"hardware={hardware.name} wants {count} GPU{'s' if count > 1 else ''} and "
+                f"{len(claimed) or 'none'} of {len(found)} {'is' if len(claimed) == 1 else 'are'} "
+                f"free: {'; '.join(busy)}; wait for it or stop it, choose other cards with "
+                "CUDA_VISIBLE_DEVICES, or share with hardware.exclusive=false"
+            )
+        # PCI order makes CUDA number mixed cards as nvidia-smi does.
+        with _environment(CUDA_VISIBLE_DEVICES=",".join(claimed), CUDA_DEVICE_ORDER="PCI_BUS_ID"):
+            yield dataclasses.replace(hardware, num_gpus=count)
+
+
+def visible_gpus() -> dict[str, Gpu]:
+    """The GPUs this process may use, by their entry in ``CUDA_VISIBLE_DEVICES``, in its order.
+
+    Empty where an entry is not a whole GPU (a MIG slice), or the driver says nothing.
+    """
+    found = gpus()
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is None:
+        return {str(gpu.index): gpu for gpu in found}
+    named = {}
+    for entry in filter(None, map(str.strip, variable.split(","))):
+        for gpu in found:
+            if entry == str(gpu.index) or (len(entry) > 4 and gpu.uuid.startswith(entry)):
+                named[entry] = gpu
+                break
+        else:
+            return {}
+    return named
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _lock_folder() -> Path:
+    """One per user, private: other users can neither write nor replace its files."""
+    folder = GPU_LOCKS / f"rlforge-gpus-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise RunError(
+            f"{folder} is no folder of yours, and locks on GPUs cannot lie there; have it removed, "
+            "or share with hardware.exclusive=false"
+        )
+    folder.chmod(0o700)
+    return folder
