@@ -263,7 +263,7 @@ def _kill_engine(state: Path) -> str:
 async def serve(state: Path, die_in: str | None) -> None:
     """What ``rlforge serve`` serves, with the engine in this process for a quick start."""
     overrides = [*OVERRIDES, *RANDOM_ADAPTERS]
-    config = compose(overrides, root=ServingConfig, primary="serving").config
+    config = compose(overrides, root=ServingConfig).config
     assert isinstance(config, ServingConfig)
     engine = make_engine(config, device="cpu", threads=1)
 

@@ -25,7 +25,7 @@ from common import record
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from rlforge.algorithms import make_algorithm
-from rlforge.config.schema import EngineConfig, LearnerConfig, ReinforceConfig, RunConfig
+from rlforge.config.schema import EngineConfig, GameLearnerConfig, ReinforceConfig, RunConfig
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.learner.learner import Learner
 from rlforge.models.devices import resolve_device
@@ -113,7 +113,7 @@ def settings(tokens: int, **learner: bool) -> RunConfig:
     """Passes of one step of ``tokens``, nearly all of them the answer."""
     return RunConfig(
         engine=EngineConfig(max_model_len=tokens, max_tokens=tokens - 64),
-        learner=LearnerConfig(
+        learner=GameLearnerConfig(
             batch_size=2, mini_batch_size=1, micro_batch_tokens=tokens, **learner
         ),
         algorithm=ReinforceConfig(),

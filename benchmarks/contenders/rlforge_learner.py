@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from rlforge.config.schema import LearnerConfig, LoraConfig, ModelConfig, ReinforceConfig, RunConfig
+from rlforge.config.schema import (
+    GameLearnerConfig,
+    LoraConfig,
+    ModelConfig,
+    ReinforceConfig,
+    RunConfig,
+)
 from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
 from rlforge.types import Step, TrainBatch
@@ -32,7 +38,7 @@ class Contender:
                 loss_aggregation="constant",
                 max_generation_len=work.longest_answer,
             ),
-            learner=LearnerConfig(
+            learner=GameLearnerConfig(
                 **work.learner,
                 initial_adapter=work.adapter,
                 learning_rate=work.learning_rate,

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -23,10 +23,10 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from rlforge.actors.specs import RunGraph
-from rlforge.config.compose import Composed, conf_dir, from_hydra, to_yaml
+from rlforge.config.compose import Composed, conf_dir, from_hydra, register_schemas, to_yaml
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.primary import CONTINUOUS, GAMES, Primary, compose_for, read_run
-from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.roots import compose_any, compose_run, read_run
+from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
 from rlforge.continuous.journal import Journal
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
@@ -47,28 +47,39 @@ from rlforge.tracking.report import write_report
 from rlforge.train.graph import build_graph, to_json
 from rlforge.types import PolicyRef
 
+C = TypeVar("C", bound=PolicyConfig)
+
+SWEEP = (
+    "hydra.mode=MULTIRUN",
+    "hydra.output_subdir=null",
+    "hydra.run.dir=.",
+    "hydra.sweep.subdir=${hydra.job.num}",
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=none",
+)
+"""Settings of Hydra for a sweep: each job makes its own run directory, Hydra writes nothing."""
+
 
 def composed(
-    overrides: Sequence[str],
-    config_dir: Path | None,
-    *,
-    keys: bool = True,
-    wanted: Primary | None = None,
-) -> tuple[Composed, RunGraph]:
-    """The validated configuration and its graph; ConfigError says what is wrong.
-
-    wanted: what the command runs; None takes what the experiment is of.
-    """
-    result = compose_for(overrides, config_dir, wanted)
+    overrides: Sequence[str], config_dir: Path | None, *, keys: bool = True
+) -> tuple[Composed[Any], RunGraph]:
+    """The validated configuration and its graph; ConfigError says what is wrong."""
+    result = compose_any(overrides, config_dir)
     check(result, keys=keys)
-    return result, _graph(result.config)
+    return result, build_graph(result.config, detect())
 
 
-def _graph(config: RunConfig) -> RunGraph:
-    return build_graph(config, detect())
+def _composed(
+    overrides: Sequence[str], config_dir: Path | None, root: type[C]
+) -> tuple[C, RunGraph]:
+    """As ``composed``, for a command that runs a ``root``; also checks that it fits here."""
+    result = compose_run(overrides, config_dir, root)
+    check(result)
+    check_fit(result.config)
+    return result.config, build_graph(result.config, detect())
 
 
-def check(result: Composed, *, keys: bool = True) -> None:
+def check(result: Composed[Any], *, keys: bool = True) -> None:
     """Raise ConfigError for what cannot run; keys: also for what it needs and is not there."""
     continuous = isinstance(result.config, ContinuousConfig)
     (check_continuous if continuous else validate)(result, keys=keys)
@@ -76,22 +87,19 @@ def check(result: Composed, *, keys: bool = True) -> None:
 
 def train(overrides: Sequence[str], config_dir: Path | None) -> Any:
     """Validate and run one experiment; returns its ``Outcome``."""
-    result, graph = composed(overrides, config_dir, wanted=GAMES)
-    check_fit(result.config)
-    return _run(result.config, graph, new_run_dir(result.config))
+    config, graph = _composed(overrides, config_dir, RunConfig)
+    return _run(config, graph, new_run_dir(config))
 
 
 def train_continuously(overrides: Sequence[str], config_dir: Path | None) -> Any:
     """Validate and run one continuous experiment; returns its ``ContinuousOutcome``."""
-    result, graph = composed(overrides, config_dir, wanted=CONTINUOUS)
-    check_fit(result.config)
-    return _run_continuously(result.config, graph, new_run_dir(result.config))
+    config, graph = _composed(overrides, config_dir, ContinuousConfig)
+    return _run_continuously(config, graph, new_run_dir(config))
 
 
 def resume_continuous(run_dir: Path) -> Any:
     """Go on with the continuous run in ``run_dir``, at the window and phase it had come to."""
-    config = read_run(run_dir, CONTINUOUS)
-    assert isinstance(config, ContinuousConfig)
+    config = read_run(run_dir, ContinuousConfig)
     check_fit(config)
     journal = Journal(run_dir / "journal.sqlite")
     done = sum(entry.phase == "done" for entry in journal.entries())
@@ -101,7 +109,7 @@ def resume_continuous(run_dir: Path) -> Any:
             f"{run_dir}: already finished its {done} windows; start a new run with "
             "learner.initial_adapter to go further"
         )
-    return _run_continuously(config, _graph(config), run_dir, resume=True)
+    return _run_continuously(config, build_graph(config, detect()), run_dir, resume=True)
 
 
 def resume(run_dir: Path) -> Any:
@@ -109,7 +117,7 @@ def resume(run_dir: Path) -> Any:
 
     Raises CheckpointError naming the file when that state is damaged: nothing is started then.
     """
-    config = read_run(run_dir, GAMES)
+    config = read_run(run_dir, RunConfig)
     check_fit(config)
     checkpoints = run_dir / "checkpoints"
     newest = latest_checkpoint(checkpoints, with_state=True)
@@ -123,29 +131,28 @@ def resume(run_dir: Path) -> Any:
             read_manifest(newest)
         except CheckpointError as error:
             raise CheckpointError(f"{error}: delete {newest} and resume again") from None
-    return _run(config, _graph(config), run_dir, resume=True)
+    return _run(config, build_graph(config, detect()), run_dir, resume=True)
 
 
-def sweep(overrides: Sequence[str], config_dir: Path | None, wanted: Primary = GAMES) -> bool:
+def sweep(
+    overrides: Sequence[str], config_dir: Path | None, root: type[PolicyConfig] = RunConfig
+) -> bool:
     """Run every combination with Hydra's launcher and sweeper; True when all jobs succeeded.
 
-    wanted: what the command runs. Plain grid sweeps are validated whole before the first job
+    root: what the command runs. Plain grid sweeps are validated whole before the first job
     starts; other sweepers (Optuna) choose as they go, so their jobs are validated one by one.
     """
     jobs = _grid(overrides)
-    for job in jobs:
-        check_fit(composed(job, config_dir, wanted=wanted)[0].config)
-    first, _ = composed(jobs[0], config_dir, wanted=wanted)
+    first, *_ = [_composed(job, config_dir, root)[0] for job in jobs]
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    sweep_dir = Path("runs") / first.config.name / f"sweep_{stamp}"
-    os.environ["RLFORGE_SWEEP_DIR"] = str(sweep_dir)
+    sweep_dir = Path("runs") / first.name / f"sweep_{stamp}"
     os.environ["RLFORGE_CONFIG_DIR"] = str(config_dir.resolve()) if config_dir else ""
-    extra = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
+    own = [*SWEEP, f"hydra.sweep.dir={sweep_dir}"]
+    own += [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
-            GlobalHydra.instance().hydra.multirun(
-                wanted.name, sweep_job, [*overrides, *extra, "hydra.mode=MULTIRUN"]
-            )
+            register_schemas(root)
+            GlobalHydra.instance().hydra.multirun(root.primary, sweep_job, [*own, *overrides])
     except HydraException as error:  # a launcher or sweeper that is not installed, or its options
         raise ConfigError(f"the sweep cannot start: {str(error).splitlines()[0]}") from error
     failed = sorted(path.parent.name for path in sweep_dir.glob("*/failed.txt"))
@@ -168,13 +175,13 @@ def sweep_job(config: DictConfig) -> float:
     dirs = [conf_dir(), *([Path(folder)] if folder else [])]
     run_dir = Path(hydra.runtime.output_dir)
     try:
-        continuous = hydra.job.config_name == CONTINUOUS.name
-        root = (CONTINUOUS if continuous else GAMES).root
+        continuous = hydra.job.config_name == ContinuousConfig.primary
+        root = ContinuousConfig if continuous else RunConfig
         result = from_hydra(whole, list(hydra.overrides.task), dirs, root)
         check(result)
         check_fit(result.config)
-        start = _run_continuously if continuous else _run
-        outcome = start(result.config, _graph(result.config), run_dir)
+        start: Any = _run_continuously if continuous else _run
+        outcome = start(result.config, build_graph(result.config, detect()), run_dir)
     except RlforgeError as error:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "failed.txt").write_text(f"{error}\n")
@@ -185,7 +192,7 @@ def sweep_job(config: DictConfig) -> float:
     return float(outcome.objective())
 
 
-def new_run_dir(config: RunConfig) -> Path:
+def new_run_dir(config: PolicyConfig) -> Path:
     """``run_dir``, or a fresh runs/NAME/TIMESTAMP; ConfigError when it holds a run already."""
     if config.run_dir is not None:
         path = Path(config.run_dir)
@@ -234,10 +241,9 @@ def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = Fa
 
 
 def _run_continuously(
-    config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = False
+    config: ContinuousConfig, graph: RunGraph, run_dir: Path, *, resume: bool = False
 ) -> Any:
     """Run in ``run_dir`` what ``continuous`` runs: one process, without Ray."""
-    assert isinstance(config, ContinuousConfig)
     hardware = resolve_hardware(config.hardware, detect(), 1)
     with (
         claim_gpus(hardware, 1) as hardware,
@@ -250,7 +256,7 @@ def _run_continuously(
 
 @contextlib.contextmanager
 def _prepared(
-    config: RunConfig, graph: RunGraph, hardware: HardwareConfig, run_dir: Path, *, resume: bool
+    config: PolicyConfig, graph: RunGraph, hardware: HardwareConfig, run_dir: Path, *, resume: bool
 ) -> Iterator[Path]:
     """Prepare and check the model, lock and fill the run directory, and leave the report."""
     if config.engine.name == "vllm":
@@ -279,17 +285,17 @@ def _prepared(
                 write_report(run_dir)
 
 
-def _check_policies(config: RunConfig) -> None:
+def _check_policies(config: PolicyConfig) -> None:
     """Raise ConfigError for saved policies that the configuration names and nobody could play."""
     from rlforge.engines.playable import check_playable
 
     start = config.learner.initial_adapter
     version = PolicyRef(uid=step_name(0), kind="checkpoint", path_or_name=start)
-    for key, policies in (
-        ("learner.initial_adapter", (version,)),
-        ("pool.fixed_opponents", fixed_opponents(config)),
-        ("eval.opponents", eval_opponents(config)),
-    ):
+    named: dict[str, tuple[PolicyRef, ...]] = {"learner.initial_adapter": (version,)}
+    if isinstance(config, RunConfig):
+        named["pool.fixed_opponents"] = fixed_opponents(config)
+        named["eval.opponents"] = eval_opponents(config)
+    for key, policies in named.items():
         try:
             check_playable(policies, config)
         except ConfigError as error:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlforge.config.compose import ALGORITHMS, compose, conf_dir, from_yaml, to_yaml
-from rlforge.config.primary import compose_for
+from rlforge.config.algorithm import ALGORITHMS
+from rlforge.config.compose import compose, conf_dir, from_yaml, to_yaml
+from rlforge.config.roots import compose_any
 from rlforge.config.schema import GrpoConfig
 from rlforge.errors import ConfigError
 
@@ -23,7 +24,7 @@ def test_groups_and_overrides_become_typed_objects() -> None:
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes_under_its_own_name(experiment: str) -> None:
-    assert compose_for([f"+experiment={experiment}"]).config.name == experiment
+    assert compose_any([f"+experiment={experiment}"]).config.name == experiment
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -16,7 +16,7 @@ import torch
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.market import MarketConfig
-from rlforge.config.primary import CONTINUOUS, compose_for
+from rlforge.config.roots import compose_run
 from rlforge.market.compact import Compact, compact_vocabulary
 from rlforge.market.traders import Crowd
 from rlforge.market.world import World
@@ -123,7 +123,7 @@ def make_config(market_model: Path) -> Callable[..., ContinuousConfig]:
 
     def make(*overrides: str) -> ContinuousConfig:
         given = [*SMALL, f"model.name={market_model}", *overrides]
-        config = compose_for(given, wanted=CONTINUOUS).config
+        config = compose_run(given, None, ContinuousConfig).config
         assert isinstance(config, ContinuousConfig)
         return config
 

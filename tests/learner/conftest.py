@@ -147,6 +147,7 @@ def make_learner(
     value_learning_rate: float | None = None,
     initial_value_head: dict[str, torch.Tensor] | None = None,
     max_nonfinite: int = 5,
+    total_updates: int | None = None,
     device: str = "cpu",
     **config: Any,
 ) -> Learner:
@@ -160,6 +161,7 @@ def make_learner(
         pad_token_id=PAD,
         device=device,
         seed=seed,
+        total_updates=total_updates,
         ranks=ranks,
         value_learning_rate=value_learning_rate,
         initial_value_head=initial_value_head,

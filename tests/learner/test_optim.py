@@ -10,9 +10,9 @@ from rlforge.errors import ConfigError
 from rlforge.learner.optim import learning_rate_factor, make_optimizer, set_learning_rate
 
 
-def factors(count: int, **config) -> list[float]:
+def factors(count: int, total_updates: int | None = None, **config) -> list[float]:
     settings = LearnerConfig(**config)
-    return [learning_rate_factor(update, settings) for update in range(count)]
+    return [learning_rate_factor(update, settings, total_updates) for update in range(count)]
 
 
 def test_constant_after_linear_warm_up():

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlforge.config.compose import conf_dir, from_yaml, to_yaml
-from rlforge.config.continuous import GAME_KEYS, ContinuousConfig
-from rlforge.config.primary import CONTINUOUS, GAMES, compose_for, read_run
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.roots import compose_any, compose_run, read_run
+from rlforge.config.schema import RunConfig
 from rlforge.errors import ConfigError
 from rlforge.preflight.continuous import check_continuous
 from rlforge.system.hardware import Machine
@@ -19,7 +20,7 @@ EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("mar
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_preset_is_valid_under_its_own_name(experiment: str) -> None:
-    composed = compose_for([f"+experiment={experiment}"], wanted=CONTINUOUS)
+    composed = compose_run([f"+experiment={experiment}"], None, ContinuousConfig)
     check_continuous(composed, keys=False)
     assert composed.config.name == experiment
     assert isinstance(composed.config, ContinuousConfig)
@@ -37,7 +38,7 @@ def test_presets_differ_from_the_first_in_one_line_each() -> None:
 
 def test_the_default_is_the_documents_configuration() -> None:
     """``GRPOConfig`` of the document, field by field."""
-    config = compose_for([], wanted=CONTINUOUS).config
+    config = compose_run([], None, ContinuousConfig).config
     assert isinstance(config, ContinuousConfig)
     assert config.learner.mini_batch_size == 4
     assert config.learner.gradient_accumulation_steps == 2
@@ -64,10 +65,9 @@ def test_the_default_is_the_documents_configuration() -> None:
         (["ruler.scoring_method=preferences"], r"ruler\.scoring_method=preferences.*did you mean"),
         (["deployment.strategy=blue"], r"deployment\.strategy"),
         (["learner.train=full"], r"learner\.train=full .*adapter"),
-        (["learner.batch_size=4"], r"learner\.batch_size=4 .*no use for it: there is a window's"),
-        (["pool.mode=lagged"], r"pool\.mode=lagged .*live in the market"),
-        (["+collector=tiny"], r"\+collector=tiny: .*live in the market"),
-        (["engine.num_engines=2"], r"engine\.num_engines=2 .*one engine"),
+        (["learner.batch_size=4"], r"learner\.batch_size=4 .*a continuous run has no such key"),
+        (["pool.mode=lagged"], r"pool\.mode=lagged .*no such key"),
+        (["+collector=tiny"], r"\+collector=tiny .*no such key"),
         (["serve.state_dir=x"], r"serve\.state_dir=x .*keeps its versions"),
         (["learner.schedule=linear", "continuous.windows=null"], r"learner\.schedule=linear"),
         (["window.min_trajectories_per_agent=50"], r"a window has 12: window\.minutes=60"),
@@ -92,56 +92,49 @@ def test_the_default_is_the_documents_configuration() -> None:
 )
 def test_contradictions_are_one_message(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        check_continuous(compose_for(overrides, wanted=CONTINUOUS), keys=False)
+        check_continuous(compose_run(overrides, None, ContinuousConfig), keys=False)
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_options_of_whole_groups_may_bring_keys_that_are_not_for_here() -> None:
-    check_continuous(compose_for(["learner=tiny_ppo"], wanted=CONTINUOUS), keys=False)
-
-
-def test_every_key_that_is_refused_exists() -> None:
-    config = compose_for([], wanted=CONTINUOUS).config
-    for key in GAME_KEYS:
-        group, name = key.split(".")
-        assert hasattr(getattr(config, group), name)
+    check_continuous(compose_run(["learner=tiny_ppo"], None, ContinuousConfig), keys=False)
 
 
 def test_experiments_of_the_other_kind_name_the_command_that_runs_them() -> None:
     with pytest.raises(ConfigError, match=r"plays games: start it with rlforge train \+experiment"):
-        compose_for(["+experiment=simpletak_mirror"], wanted=CONTINUOUS)
+        compose_run(["+experiment=simpletak_mirror"], None, ContinuousConfig)
     with pytest.raises(ConfigError, match=r"start it with rlforge continuous \+experiment=market"):
-        compose_for(["+experiment=market_rolling"], wanted=GAMES)
+        compose_run(["+experiment=market_rolling"], None, RunConfig)
 
 
 def test_looking_at_an_experiment_finds_out_what_it_is() -> None:
-    assert compose_for(["+experiment=market_ppo"]).primary == "continuous"
-    assert compose_for(["+experiment=kuhn_grpo"]).primary == "config"
-    assert compose_for(["seed=3"]).primary == "config"
-    assert compose_for(["continuous.windows=3"]).primary == "continuous"
+    assert compose_any(["+experiment=market_ppo"]).config.primary == "continuous"
+    assert compose_any(["+experiment=kuhn_grpo"]).config.primary == "config"
+    assert compose_any(["seed=3"]).config.primary == "config"
+    assert compose_any(["continuous.windows=3"]).config.primary == "continuous"
 
 
 def test_an_own_experiment_belongs_where_the_one_it_builds_on_does(tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     mine = tmp_path / "experiment" / "mine.yaml"
     mine.write_text("# @package _global_\ndefaults: [market_rolling]\nname: mine\nseed: 4\n")
-    composed = compose_for(["+experiment=mine"], tmp_path)
-    assert (composed.primary, composed.config.seed) == ("continuous", 4)
+    composed = compose_any(["+experiment=mine"], tmp_path)
+    assert (composed.config.primary, composed.config.seed) == ("continuous", 4)
 
 
 def test_a_run_knows_what_it_is_of(tmp_path: Path) -> None:
-    config = compose_for(["+experiment=market_a2c"], wanted=CONTINUOUS).config
+    config = compose_run(["+experiment=market_a2c"], None, ContinuousConfig).config
     (tmp_path / "config.yaml").write_text(to_yaml(config))
-    assert read_run(tmp_path, CONTINUOUS) == config
+    assert read_run(tmp_path, ContinuousConfig) == config
     assert from_yaml(tmp_path / "config.yaml", ContinuousConfig) == config
-    with pytest.raises(ConfigError, match="trains from window to window"):
-        read_run(tmp_path, GAMES)
+    with pytest.raises(ConfigError, match="is a continuous run"):
+        read_run(tmp_path, RunConfig)
     with pytest.raises(ConfigError, match="is this a run directory"):
-        read_run(tmp_path / "nowhere", CONTINUOUS)
+        read_run(tmp_path / "nowhere", ContinuousConfig)
 
 
 def test_the_graph_puts_engine_and_learner_on_the_cards_there_are() -> None:
-    config = compose_for([], wanted=CONTINUOUS).config
+    config = compose_run([], None, ContinuousConfig).config
     assert isinstance(config, ContinuousConfig)
     graph = build_graph(config, Machine(cpus=4, gpus=2))
     assert graph.num_gpus == 2.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlforge.config.compose import compose, conf_dir
-from rlforge.config.primary import compose_for
+from rlforge.config.roots import compose_any
 from rlforge.errors import ConfigError
 from rlforge.launch import check
 from rlforge.preflight.games import validate
@@ -18,7 +18,7 @@ TINY = "+experiment=simpletak_mirror"
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", "a key")
-    check(compose_for([f"+experiment={experiment}"]))
+    check(compose_any([f"+experiment={experiment}"]))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import json
 import pytest
 
 from rlforge.config.compose import compose
-from rlforge.config.primary import CONTINUOUS, compose_for
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.roots import compose_run
 from rlforge.config.serving import ServeConfig, ServingConfig
 from rlforge.errors import ConfigError
 from rlforge.system.hardware import Machine, resolve_hardware
@@ -44,7 +45,7 @@ def test_replicas_have_numbers_and_the_first_rank_of_the_learner_has_none() -> N
 
 GRAPHS = {
     "games": lambda: compose([]).config,
-    "continuous": lambda: compose_for([], wanted=CONTINUOUS).config,
+    "continuous": lambda: compose_run([], None, ContinuousConfig).config,
     "serving": ServingConfig,
 }
 

@@ -12,7 +12,7 @@ from functools import partial
 from uuid import uuid4
 
 from rlforge.actors.process import end, enter, freeze_gc, turn_file
-from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.base import Caller, EngineStats, LocalEngine
 from rlforge.engines.registry import make_engine
 from rlforge.errors import EngineDeadError, EngineError
@@ -62,7 +62,7 @@ class EngineActor:
     _engine: LocalEngine
 
     def __init__(
-        self, config: RunConfig, hardware: HardwareConfig, name: str, run_dir: str
+        self, config: PolicyConfig, hardware: HardwareConfig, name: str, run_dir: str
     ) -> None:
         enter(name, run_dir)
         self._config, self._hardware = config, hardware

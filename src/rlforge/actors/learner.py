@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rlforge.actors.process import enter, limit_threads
-from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkpoint
 from rlforge.system.utilisation import Span
 from rlforge.types import Checkpoint, TrainBatch, UpdateResult
@@ -32,7 +32,7 @@ class LearnerActor:
     _learner: Learner
 
     def __init__(
-        self, config: RunConfig, hardware: HardwareConfig, name: str, rank: int, run_dir: str
+        self, config: PolicyConfig, hardware: HardwareConfig, name: str, rank: int, run_dir: str
     ) -> None:
         enter(name, run_dir)
         limit_threads(hardware.threads)

@@ -30,12 +30,12 @@ def continuous(
       rlforge continuous --resume runs/market_continuous/2026-01-01_12-00-00
     """
     from rlforge import launch
-    from rlforge.config.primary import CONTINUOUS
+    from rlforge.config.continuous import ContinuousConfig
 
     if resume is not None and (overrides or multirun or config_dir):
         raise ConfigError("--resume goes on with the run's own config; give it no other argument")
     if multirun:
-        if not launch.sweep(overrides or [], config_dir, CONTINUOUS):
+        if not launch.sweep(overrides or [], config_dir, ContinuousConfig):
             raise typer.Exit(1)
         return
     outcome = (

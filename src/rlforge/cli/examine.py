@@ -106,11 +106,11 @@ def doctor(
       rlforge doctor +experiment=qwen3_1p7b_simpletak --gpu-memory 48
     """
     from rlforge import launch
-    from rlforge.config.primary import compose_for
+    from rlforge.config.roots import compose_any
     from rlforge.preflight.doctor import examine
     from rlforge.preflight.doctor_view import render, to_values
 
-    report = examine(compose_for(overrides or [], config_dir), gpu_memory, launch.check)
+    report = examine(compose_any(overrides or [], config_dir), gpu_memory, launch.check)
     Console().print(render(report))
     if json_file is not None:
         json_file.write_text(json.dumps(to_values(report), indent=2) + "\n")

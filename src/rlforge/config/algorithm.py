@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from rlforge.config.rules import Group
 
 
 @dataclass
-class KlConfig:
+class KlConfig(Group):
     """Penalty that holds the policy near an earlier one."""
 
     #: Weight of the penalty; 0 switches it, and the reference pass, off.
@@ -19,7 +23,7 @@ class KlConfig:
 
 
 @dataclass
-class AlgorithmConfig:
+class AlgorithmConfig(Group):
     """What every algorithm has (group ``algorithm``)."""
 
     #: Algorithm: reinforce, grpo, window_grpo, a2c or ppo.
@@ -34,6 +38,11 @@ class AlgorithmConfig:
     kl: KlConfig = field(default_factory=KlConfig)
     #: Weight of the entropy bonus (over the whole vocabulary).
     entropy_coef: float = 0.0
+
+    @classmethod
+    def variant(cls, values: Mapping[str, Any]) -> type[AlgorithmConfig]:
+        """The class of the algorithm that ``values`` name."""
+        return ALGORITHMS.get(str(values.get("name")), cls)
 
 
 @dataclass
@@ -113,3 +122,13 @@ class PpoConfig(A2cConfig):
     dual_clip: float | None = None
     #: Clip of the value change; null: off.
     value_clip: float | None = None
+
+
+ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
+    "reinforce": ReinforceConfig,
+    "grpo": GrpoConfig,
+    "window_grpo": WindowGrpoConfig,
+    "a2c": A2cConfig,
+    "ppo": PpoConfig,
+}
+"""The class of each algorithm's settings, by the name that picks it."""

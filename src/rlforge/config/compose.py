@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar, cast, overload
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -25,16 +25,18 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlforge.config import schema
-from rlforge.config.continuous import GAME_GROUPS, ContinuousConfig
+from rlforge.config.algorithm import ALGORITHMS
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.rules import build, plain, plain_fields
+from rlforge.config.schema import PolicyConfig, RunConfig
+from rlforge.config.serving import ServingConfig
 from rlforge.errors import ConfigError, nearest
 
-ALGORITHMS = {
-    "reinforce": schema.ReinforceConfig,
-    "grpo": schema.GrpoConfig,
-    "window_grpo": schema.WindowGrpoConfig,
-    "a2c": schema.A2cConfig,
-    "ppo": schema.PpoConfig,
-}
+C = TypeVar("C", bound=PolicyConfig)
+C_co = TypeVar("C_co", bound=PolicyConfig, covariant=True)
+
+ROOTS: tuple[type[PolicyConfig], ...] = (ServingConfig, ContinuousConfig, RunConfig)
+"""The classes of whole configurations."""
 
 
 def conf_dir() -> Path:
@@ -43,84 +45,106 @@ def conf_dir() -> Path:
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[3] / "conf"
 
 
-def register_schemas() -> None:
+def _schema(root: type[PolicyConfig]) -> type:
+    """The type behind the YAML of ``root``: it has the groups and keys of the other roots, too.
+
+    So one option may set keys of several roots (``learner=tiny_ppo``); ``build`` leaves out those
+    that ``root`` does not have.
+    """
+    fields = {name: field for one in ROOTS for name, field in plain_fields(one).items()}
+    own = plain_fields(root)
+    fields |= {name: own[name] for name in ("name", "seed", "run_dir")}
+    return dataclasses.make_dataclass("Configuration", fields.values())
+
+
+def register_schemas(root: type[PolicyConfig]) -> None:
     """Tell Hydra the types behind the YAML; harmless when repeated."""
     store = ConfigStore.instance()
-    store.store(name="run_schema", node=schema.RunConfig)
+    store.store(name="schema", node=_schema(root))
     for name, node in ALGORITHMS.items():
-        store.store(group="schemas/algorithm", name=name, node=node)
+        store.store(group="schemas/algorithm", name=name, node=plain(node))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Composed:
+class Composed(Generic[C_co]):
     """A typed configuration and where its values came from.
 
-    overrides: as typed on the command line. choices: group -> chosen option. primary: the YAML
-    file in ``conf/`` that all else was composed onto.
+    overrides: as typed on the command line. choices: group -> chosen option. rest: where values
+    are from that neither the command line nor a YAML file of ``config_dirs`` sets.
     """
 
-    config: schema.RunConfig
+    config: C_co
     overrides: tuple[str, ...]
-    choices: dict[str, str]
-    config_dirs: tuple[Path, ...]
-    primary: str = "config"
+    choices: dict[str, str] = dataclasses.field(default_factory=dict)
+    config_dirs: tuple[Path, ...] = ()
+    rest: str = "default"
 
     def origin(self, key: str) -> str:
         """Where ``key`` (dotted) got its value: the command line, a YAML file, or the default."""
-        for override in parse_overrides(self.overrides):
-            name = override.get_key_element().lstrip("+~").split("@")[0]
-            if key == name or key.startswith(f"{name}."):
-                return f"command line, {override.input_line}"
+        typed = [
+            o for o in parse_overrides(self.overrides) if f"{key}.".startswith(f"{key_of(o)}.")
+        ]
+        if typed:  # a single value counts more than the option of a whole group
+            last = max(enumerate(typed), key=lambda one: (len(key_of(one[1])), one[0]))[1]
+            return f"command line, {last.input_line}"
         head, *rest = key.split(".")
         experiment, option = self.choices.get("experiment"), self.choices.get(head)
         places = [(f"experiment/{experiment}.yaml", key.split("."))] if experiment else []
         profile = self.choices.get("hardware")  # sets keys of other groups, too, for its card
         places += [(f"hardware/{profile}.yaml", key.split("."))] if profile else []
         places += [(f"{head}/{option}.yaml", rest)] if option else []
-        places += [(f"{self.primary}.yaml", key.split("."))]
+        places += [(f"{self.config.primary}.yaml", key.split("."))]
         for name, path in places:
             for folder in self.config_dirs:
                 if (folder / name).is_file() and _holds(folder / name, path):
                     return f"conf/{name}" if folder == conf_dir() else str(folder / name)
-        return "default"
+        return self.rest
 
     def error(self, key: str, problem: str) -> ConfigError:
         """A ``ConfigError`` about ``key``: its value, where it was set, and what is wrong."""
         current: Any = self.config
         for part in key.split("."):
-            current = current[int(part)] if part.isdigit() else getattr(current, part)
+            if isinstance(current, list):
+                current = current[int(part)]
+            else:
+                current = current[part] if isinstance(current, dict) else getattr(current, part)
         return ConfigError(f"{key}={_show(current)} ({self.origin(key)}): {problem}")
+
+
+@overload
+def compose(overrides: Sequence[str], config_dir: Path | None = None) -> Composed[RunConfig]: ...
+
+
+@overload
+def compose(
+    overrides: Sequence[str], config_dir: Path | None = None, *, root: type[C]
+) -> Composed[C]: ...
 
 
 def compose(
     overrides: Sequence[str],
     config_dir: Path | None = None,
     *,
-    root: type[schema.RunConfig] = schema.RunConfig,
-    primary: str = "config",
-) -> Composed:
-    """Compose and type-check; ``config_dir`` holds the user's own groups and experiments.
+    root: type[PolicyConfig] = RunConfig,
+) -> Composed[Any]:
+    """Compose and type-check a ``root``; ``config_dir`` holds a user's groups and experiments.
 
-    root: class of the whole configuration. primary: the YAML file that composition starts from;
-    any but ``config`` names ``PRIMARY_schema`` as the type behind it.
     Raises ConfigError: one message that names key, value, file and mend.
     """
-    register_schemas()
-    if primary != "config":
-        ConfigStore.instance().store(name=f"{primary}_schema", node=root)
+    register_schemas(root)
     dirs = group_dirs(config_dir)
     _check_overrides(overrides, root)
     search = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
             composed = hydra_compose(
-                primary, overrides=[*overrides, *search], return_hydra_config=True
+                root.primary, overrides=[*overrides, *search], return_hydra_config=True
             )
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise _explain(error, overrides, dirs, root) from None
     finally:
         GlobalHydra.instance().clear()
-    return dataclasses.replace(from_hydra(composed, overrides, dirs, root), primary=primary)
+    return from_hydra(composed, overrides, dirs, root)
 
 
 def group_dirs(config_dir: Path | None) -> tuple[Path, ...]:
@@ -131,69 +155,88 @@ def group_dirs(config_dir: Path | None) -> tuple[Path, ...]:
 
 
 def from_hydra(
-    composed: DictConfig,
-    overrides: Sequence[str],
-    dirs: Sequence[Path],
-    root: type[schema.RunConfig] = schema.RunConfig,
-) -> Composed:
+    composed: DictConfig, overrides: Sequence[str], dirs: Sequence[Path], root: type[C]
+) -> Composed[C]:
     """The typed configuration inside what Hydra composed (with its ``hydra`` node)."""
     choices = {
         group: option
         for group, option in composed.hydra.runtime.choices.items()
         if option is not None and not str(group).startswith("hydra/")
     }
-    values = OmegaConf.masked_copy(composed, [field.name for field in dataclasses.fields(root)])
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(root), values))
+        keys = [field.name for field in dataclasses.fields(root)]
+        values = OmegaConf.to_container(OmegaConf.masked_copy(composed, keys), resolve=True)
     except OmegaConfBaseException as error:
         raise _explain(error, overrides, tuple(dirs), root) from None
-    assert isinstance(config, root)
     return Composed(
-        config=config, overrides=tuple(overrides), choices=choices, config_dirs=tuple(dirs)
+        config=build(root, cast("dict[str, Any]", values)),
+        overrides=tuple(overrides),
+        choices=choices,
+        config_dirs=tuple(dirs),
     )
 
 
-def to_yaml(config: schema.RunConfig) -> str:
-    """The resolved configuration as YAML; secrets live in the environment, so it holds none.
+def to_yaml(config: PolicyConfig) -> str:
+    """The resolved configuration as YAML; secrets live in the environment, so it holds none."""
+    return str(OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config))))
 
-    Groups that a continuous run has no use for are left out of its own.
+
+@overload
+def from_yaml(path: Path) -> RunConfig: ...
+
+
+@overload
+def from_yaml(path: Path, root: type[C]) -> C: ...
+
+
+def from_yaml(path: Path, root: type[Any] = RunConfig) -> Any:
+    """Read a run directory's ``config.yaml`` back as ``root``, without what only others have.
+
+    Raises ConfigError when it is missing or damaged.
     """
-    node = OmegaConf.structured(config)
-    if isinstance(config, ContinuousConfig):
-        node = OmegaConf.masked_copy(node, [key for key in node if key not in GAME_GROUPS])
-    return str(OmegaConf.to_yaml(node))
-
-
-def from_yaml(path: Path, root: type[schema.RunConfig] = schema.RunConfig) -> schema.RunConfig:
-    """Read a run directory's ``config.yaml`` back as ``root``.
-
-    What only a continuous run has is left out of any other ``root``. Raises ConfigError when it is
-    missing or damaged.
-    """
-    register_schemas()
     try:
-        loaded = OmegaConf.load(path)
-        if not isinstance(loaded, DictConfig):
-            raise ConfigError(f"{path}: not a mapping of configuration keys")
-        own = {field.name for field in dataclasses.fields(root)}
-        others = {field.name for field in dataclasses.fields(ContinuousConfig)} - own
-        kept = [str(key) for key in loaded if str(key) not in others]
-        loaded = OmegaConf.masked_copy(loaded, kept)
-        base = OmegaConf.structured(root)
+        loaded = load_mapping(path)
+        base = OmegaConf.structured(_schema(root))
         name = OmegaConf.select(loaded, "algorithm.name", default="reinforce")
         if name not in ALGORITHMS:
             raise ConfigError(f"{path}: algorithm.name={name}{nearest(name, ALGORITHMS)}")
-        base.algorithm = OmegaConf.structured(ALGORITHMS[name])
-        config = OmegaConf.to_object(OmegaConf.merge(base, loaded))
+        base.algorithm = OmegaConf.structured(plain(ALGORITHMS[name]))
+        merged = OmegaConf.merge(base, loaded)
+        return build(root, cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=True)))
     except FileNotFoundError:
         raise ConfigError(f"{path}: not found; is this a run directory?") from None
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{path}: {_first_line(error)}") from None
-    assert isinstance(config, root)
-    return config
 
 
-def all_keys(node: Any = schema.RunConfig, prefix: str = "") -> list[str]:
+def load_mapping(path: Path) -> DictConfig:
+    loaded = OmegaConf.load(path)
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError(f"{path}: not a mapping of configuration keys")
+    return loaded
+
+
+def foreign_keys(named: Collection[str], root: type[PolicyConfig]) -> list[str]:
+    """Which of the dotted keys only other roots have."""
+    own, others = set(all_keys(root)), {key for one in ROOTS for key in all_keys(one)}
+    return sorted(
+        name
+        for name in named
+        if any(part in others and part not in own for part in _beginnings(name))
+    )
+
+
+def _beginnings(key: str) -> list[str]:
+    parts = key.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
+
+
+def key_of(override: Override) -> str:
+    """The key or group that an override sets."""
+    return str(override.get_key_element()).lstrip("+~/").split("@")[0].split("/")[0]
+
+
+def all_keys(node: Any = RunConfig, prefix: str = "") -> list[str]:
     """Every dotted key of the configuration, for suggestions."""
     return [
         key
@@ -228,7 +271,7 @@ def _unreadable(override: str) -> str:
     return f"cannot read override {override!r}: write key=value, for example seed=1"
 
 
-def _check_overrides(overrides: Sequence[str], root: type) -> None:
+def _check_overrides(overrides: Sequence[str], root: type[PolicyConfig]) -> None:
     """Refuse what Hydra would read in a way that nobody means, or explain in its own terms.
 
     ``+key=value`` may add a group choice (``+experiment=``), never a key the schema lacks.
@@ -237,6 +280,8 @@ def _check_overrides(overrides: Sequence[str], root: type) -> None:
         name, line = override.get_key_element(), override.input_line or ""
         if not name:
             raise ConfigError(_unreadable(line))
+        if foreign_keys([key_of(override)], root):
+            raise ConfigError(f"{line} (command line): {root.about} has no such key")
         if override.is_sweep_override():
             raise ConfigError(
                 f"{line} (command line): several values are a sweep; start it with "

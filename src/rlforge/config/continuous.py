@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 from rlforge.config.market import MarketConfig
 from rlforge.config.ruler import RulerConfig
-from rlforge.config.schema import RunConfig
+from rlforge.config.rules import Group
+from rlforge.config.schema import PolicyConfig
 from rlforge.config.serving import DeploymentConfig, ServeConfig
 from rlforge.config.windows import DecisionRewardConfig, StoreConfig, WindowConfig
 
 
 @dataclass
-class ContinuousSettings:
+class ContinuousSettings(Group):
     """The loop from window to window (group ``continuous``)."""
 
     #: Windows until the run is done; null: for ever.
@@ -48,8 +49,12 @@ class ContinuousSettings:
 
 
 @dataclass
-class ContinuousConfig(RunConfig):
-    """The whole continuous experiment."""
+class ContinuousConfig(PolicyConfig):
+    """A run that trains from window to window of a market."""
+
+    primary = "continuous"
+    command = "continuous"
+    about = "a continuous run"
 
     name: str = "continuous"
     market: MarketConfig = field(default_factory=MarketConfig)
@@ -61,21 +66,7 @@ class ContinuousConfig(RunConfig):
     serve: ServeConfig = field(default_factory=ServeConfig)
     continuous: ContinuousSettings = field(default_factory=ContinuousSettings)
 
-
-#: Groups of a game run that a continuous run has no use for.
-GAME_GROUPS = ("env", "pool", "rewards", "buffer", "collector", "eval")
-
-#: Keys of other groups that it has no use for, and what it has in their place.
-GAME_KEYS = {
-    "learner.total_updates": "continuous.windows",
-    "learner.batch_size": "a window's decisions, all at once",
-    "learner.batch_delay_buffer": "continuous.min_selected",
-    "learner.save_every": "one version per window",
-    "learner.state_every": "one version per window",
-    "learner.num_learners": "one learner in its own process",
-    "learner.shard_weights": "one learner in its own process",
-    "engine.num_engines": "one engine in its own process",
-    "engine.max_restarts": "rlforge continuous --resume",
-    "tracker.flush_every_s": "one step per window",
-    "tracker.window": "one step per window",
-}
+    @property
+    def total_updates(self) -> int | None:
+        """One update per window."""
+        return self.continuous.windows

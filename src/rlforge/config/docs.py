@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config import schema
-from rlforge.config.compose import ALGORITHMS, conf_dir, nested_class
-from rlforge.config.continuous import GAME_GROUPS, GAME_KEYS, ContinuousConfig
+from rlforge.config.algorithm import ALGORITHMS
+from rlforge.config.compose import all_keys, conf_dir, foreign_keys, nested_class
+from rlforge.config.continuous import ContinuousConfig
 
 HEADER = """# Configuration
 
@@ -23,12 +24,11 @@ A run is composed from one option of each group; `group=option` on the command l
 The groups of a continuous run, and which of these it shares, are [below](#continuous-runs).
 """
 
-CONTINUOUS = f"""
+CONTINUOUS = """
 # Continuous runs
 
 `rlforge continuous` composes `conf/continuous.yaml`: the groups `model`, `engine`, `algorithm`,
-`learner`, `tracker` and `hardware` of above, and these. It has no use for
-{", ".join(f"`{group}`" for group in GAME_GROUPS)} and {", ".join(f"`{key}`" for key in GAME_KEYS)}.
+`learner`, `tracker` and `hardware` of above, and these. {} are only of runs that play games.
 """
 
 
@@ -86,7 +86,7 @@ HEAD = ["", "| key | type | default | meaning |", "|---|---|---|---|"]
 def render() -> str:
     """The whole page."""
     lines = [HEADER, "## Top level", *HEAD]
-    comments = field_comments(schema.RunConfig)
+    comments = _inherited_comments(schema.RunConfig)
     for name in ("name", "seed", "run_dir"):
         field = next(f for f in dataclasses.fields(schema.RunConfig) if f.name == name)
         lines.append(f"| `{name}` | {field.type} | `{_default(field)}` | {comments[name]} |")
@@ -107,7 +107,9 @@ def render() -> str:
                 lines += [*HEAD, *rows] if rows else []
         if field.name == "rewards":
             lines += ["", *_transforms()]
-    lines += ["", *CONTINUOUS.strip().splitlines()]
+    games = [key for key in foreign_keys(all_keys(), ContinuousConfig) if key.count(".") == 0]
+    games += [f"learner.{name}" for name in vars(schema.GameLearnerConfig)["__annotations__"]]
+    lines += ["", *CONTINUOUS.format(", ".join(f"`{key}`" for key in games)).strip().splitlines()]
     above = {field.name for field in dataclasses.fields(schema.RunConfig)}
     for field in dataclasses.fields(ContinuousConfig):
         group = nested_class(field)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlforge.config.rules import Group
+
 
 @dataclass
-class LearnerConfig:
+class LearnerConfig(Group):
     """How the policy is updated (group ``learner``)."""
 
     #: ``lora`` or ``full``.
     train: str = "lora"
-    #: Updates until the run is done.
-    total_updates: int = 200
-    #: Samples per update: steps, or episodes with ``buffer.kind: episode``.
-    batch_size: int = 384
     #: Most steps per forward pass; gradients accumulate over the batch. null: only tokens count.
     mini_batch_size: int | None = None
     #: Most tokens per forward pass, padding included; a longer step goes alone.
@@ -49,8 +47,6 @@ class LearnerConfig:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     #: Largest global gradient norm.
     grad_clip: float = 0.2
-    #: The learner waits for batch_size times this many samples.
-    batch_delay_buffer: float = 1.0
     #: Most tokens of prompt and answer that the loss sees; null: all.
     max_train_len: int | None = None
     #: Hugging Face gradient checkpointing (recompute each layer).
@@ -64,13 +60,25 @@ class LearnerConfig:
     use_trainer_cache: bool = False
     #: Adapter directory to start from.
     initial_adapter: str | None = None
-    #: Save and register a version every this many updates.
-    save_every: int = 1
-    #: Save optimizer, RNG, pool and buffer for --resume every this many updates.
-    state_every: int = 10
     #: Saved versions kept beside those that games, evaluations or --resume may ask for; null: all.
     keep_checkpoints: int | None = None
     #: Learner ranks: processes that divide the rows of every update by tokens.
     num_learners: int = 1
     #: Divide the weights over the ranks (FSDP2) instead of keeping a copy on each.
     shard_weights: bool = False
+
+
+@dataclass
+class GameLearnerConfig(LearnerConfig):
+    """How the policy is updated (group ``learner``), and how often, in a run that plays games."""
+
+    #: Updates until the run is done.
+    total_updates: int = 200
+    #: Samples per update: steps, or episodes with ``buffer.kind: episode``.
+    batch_size: int = 384
+    #: The learner waits for batch_size times this many samples.
+    batch_delay_buffer: float = 1.0
+    #: Save and register a version every this many updates.
+    save_every: int = 1
+    #: Save optimizer, RNG, pool and buffer for --resume every this many updates.
+    state_every: int = 10

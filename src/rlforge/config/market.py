@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlforge.config.rules import Group, read
 from rlforge.errors import ConfigError, nearest
 
 #: Kinds of scripted traders, from the least to the most skilled.
@@ -41,7 +42,7 @@ _MOST_ACCOUNTS = 5
 
 
 @dataclass
-class MarketConfig:
+class MarketConfig(Group):
     """A market: what is traded, who reports on it, and who trades there (group ``market``)."""
 
     #: Simulated minutes between two rounds of decisions.
@@ -220,10 +221,9 @@ def load_market(market_id: str) -> MarketConfig:
     path = _folder() / f"{market_id.removeprefix('market').lstrip('-') or 'default'}.yaml"
     try:
         loaded = OmegaConf.load(path)
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(MarketConfig), loaded))
+        config = read(MarketConfig, loaded)
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from None
-    assert isinstance(config, MarketConfig)
     check_market(config)
     return config
 

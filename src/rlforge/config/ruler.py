@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlforge.config.rules import Group
+
 #: What the judge is told to look for, unless ``ruler.judge.rubric`` says something else.
 DEFAULT_RUBRIC = (
     "A good decision makes money for its agent at a sensible risk. Prefer decisions that follow "
@@ -18,7 +20,7 @@ REGRESSION_MODELS = ("ridge", "gradient_boosting")
 
 
 @dataclass
-class PreferenceConfig:
+class PreferenceConfig(Group):
     """The preference model: Bradley-Terry with strengths that are linear in the features."""
 
     #: Most pairs that one window gives; drawn by seed where there are more.
@@ -35,7 +37,7 @@ class PreferenceConfig:
 
 
 @dataclass
-class RegressionConfig:
+class RegressionConfig(Group):
     """The model that predicts a reward from features."""
 
     #: ``ridge`` (linear) or ``gradient_boosting`` (trees).
@@ -47,7 +49,7 @@ class RegressionConfig:
 
 
 @dataclass
-class JudgeConfig:
+class JudgeConfig(Group):
     """The language model that judges groups of decisions.
 
     Keys come from the environment only: OPENAI_API_KEY, OPENROUTER_API_KEY.
@@ -89,7 +91,7 @@ class JudgeConfig:
 
 
 @dataclass
-class RulerConfig:
+class RulerConfig(Group):
     """How decisions are scored (group ``ruler``)."""
 
     #: ``preference``, ``regression`` or ``judge``.

@@ -7,7 +7,7 @@ only these plain objects are seen. Field comments (``#:``) become ``docs/config.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from rlforge.config.algorithm import A2cConfig as A2cConfig
 from rlforge.config.algorithm import AlgorithmConfig as AlgorithmConfig
@@ -16,13 +16,15 @@ from rlforge.config.algorithm import KlConfig as KlConfig
 from rlforge.config.algorithm import PpoConfig as PpoConfig
 from rlforge.config.algorithm import ReinforceConfig as ReinforceConfig
 from rlforge.config.algorithm import WindowGrpoConfig as WindowGrpoConfig
+from rlforge.config.learner import GameLearnerConfig as GameLearnerConfig
 from rlforge.config.learner import LearnerConfig as LearnerConfig
+from rlforge.config.rules import Group
 
 # ---------------------------------------------------------------- env
 
 
 @dataclass
-class EnvEntry:
+class EnvEntry(Group):
     """One environment to train or evaluate in."""
 
     #: TextArena id (``SimpleTak-v0-train``), OpenSpiel name (``kuhn_poker``) or market preset
@@ -47,7 +49,7 @@ class EnvEntry:
 
 
 @dataclass
-class EnvConfig:
+class EnvConfig(Group):
     """Which games are played (group ``env``)."""
 
     #: Environments that training games are drawn from, by weight.
@@ -60,7 +62,7 @@ class EnvConfig:
 
 
 @dataclass
-class LoraConfig:
+class LoraConfig(Group):
     """The low-rank adapter that is trained."""
 
     #: Rank of the adapter matrices.
@@ -84,7 +86,7 @@ class LoraConfig:
 
 
 @dataclass
-class ModelConfig:
+class ModelConfig(Group):
     """The language model that plays (group ``model``)."""
 
     #: ``tiny`` (for games) and ``tiny_market``, made here on first use, ``smollm2_135m`` (from a
@@ -106,7 +108,7 @@ class ModelConfig:
 
 
 @dataclass
-class VllmConfig:
+class VllmConfig(Group):
     """What only ``engine.name: vllm`` reads; the meanings are vLLM's own."""
 
     #: Share of the GPU's memory for weights and KV cache; null: what the memory plan says that the
@@ -123,7 +125,7 @@ class VllmConfig:
 
 
 @dataclass
-class EngineConfig:
+class EngineConfig(Group):
     """Who generates (group ``engine``)."""
 
     #: Engine kind: ``transformers`` or ``vllm``.
@@ -154,7 +156,7 @@ class EngineConfig:
 
 
 @dataclass
-class ApiConfig:
+class ApiConfig(Group):
     """Opponents behind an OpenAI-compatible HTTP endpoint (``openai:MODEL``, ``openrouter:MODEL``).
 
     Keys come from the environment only: OPENAI_API_KEY, OPENROUTER_API_KEY.
@@ -180,7 +182,7 @@ class ApiConfig:
 
 
 @dataclass
-class TrueSkillConfig:
+class TrueSkillConfig(Group):
     """Rating constants (Herbrich, Minka and Graepel 2006)."""
 
     #: Mean rating of a newcomer.
@@ -196,7 +198,7 @@ class TrueSkillConfig:
 
 
 @dataclass
-class ExplorationConfig:
+class ExplorationConfig(Group):
     """The n-gram coverage tracker behind pool mode ``exploration`` and the dashboard."""
 
     #: Length of the action n-grams.
@@ -206,7 +208,7 @@ class ExplorationConfig:
 
 
 @dataclass
-class PoolConfig:
+class PoolConfig(Group):
     """Who the learner plays against (group ``pool``)."""
 
     #: fixed, mirror, lagged, random, match_quality, ts_dist or exploration.
@@ -231,7 +233,7 @@ class PoolConfig:
 
 
 @dataclass
-class RewardsConfig:
+class RewardsConfig(Group):
     """Reward transforms in order of application (group ``rewards``).
 
     Each entry is a mapping with ``name`` and that transform's parameters.
@@ -249,7 +251,7 @@ class RewardsConfig:
 
 
 @dataclass
-class HardwareConfig:
+class HardwareConfig(Group):
     """The machine (group ``hardware``)."""
 
     #: Name of the profile.
@@ -281,7 +283,7 @@ class HardwareConfig:
 
 
 @dataclass
-class BufferConfig:
+class BufferConfig(Group):
     """Between collector and learner (group ``buffer``)."""
 
     #: ``step`` (batches of single turns) or ``episode`` (batches of whole trajectories).
@@ -298,7 +300,7 @@ class BufferConfig:
 
 
 @dataclass
-class CollectorConfig:
+class CollectorConfig(Group):
     """Who plays (group ``collector``)."""
 
     #: Training games under way at once.
@@ -318,7 +320,7 @@ class CollectorConfig:
 
 
 @dataclass
-class EvalConfig:
+class EvalConfig(Group):
     """Measuring (group ``eval``)."""
 
     #: Updates between evaluations; 0: only at the start and the end.
@@ -336,7 +338,7 @@ class EvalConfig:
 
 
 @dataclass
-class TrackerConfig:
+class TrackerConfig(Group):
     """Where numbers go (group ``tracker``); JSONL files are always written."""
 
     #: Write TensorBoard events.
@@ -356,8 +358,14 @@ class TrackerConfig:
 
 
 @dataclass
-class RunConfig:
-    """The whole experiment."""
+class PolicyConfig(Group):
+    """What all runs and services have: a policy, what it is trained with, and the machine."""
+
+    # File in ``conf/`` that such a configuration is composed from, the command that takes it, and
+    # what it describes.
+    primary: ClassVar[str]
+    command: ClassVar[str]
+    about: ClassVar[str]
 
     #: Name of the experiment, and of its folder under runs/.
     name: str = "run"
@@ -365,15 +373,42 @@ class RunConfig:
     seed: int = 0
     #: Run directory; null is runs/NAME/TIMESTAMP.
     run_dir: str | None = None
-    env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
-    pool: PoolConfig = field(default_factory=PoolConfig)
-    rewards: RewardsConfig = field(default_factory=RewardsConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    buffer: BufferConfig = field(default_factory=BufferConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+
+    @property
+    def total_updates(self) -> int | None:
+        """Updates until the run is done; None without an end."""
+        return None
+
+
+@dataclass
+class GamesConfig(PolicyConfig):
+    """A policy, and the games it plays."""
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    pool: PoolConfig = field(default_factory=PoolConfig)
     collector: CollectorConfig = field(default_factory=CollectorConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
-    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+
+
+@dataclass
+class RunConfig(GamesConfig):
+    """A run that learns from games."""
+
+    primary = "config"
+    command = "train"
+    about = "a run that plays games"
+
+    rewards: RewardsConfig = field(default_factory=RewardsConfig)
+    buffer: BufferConfig = field(default_factory=BufferConfig)
+    learner: GameLearnerConfig = field(default_factory=GameLearnerConfig)
+
+    @property
+    def total_updates(self) -> int:
+        """Updates until the run is done."""
+        return self.learner.total_updates

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlforge.config.schema import RunConfig
+from rlforge.config.rules import Group
+from rlforge.config.schema import GamesConfig
 
 TESTS = ("t", "wilcoxon", "sign")
 
 
 @dataclass
-class AbTestConfig:
+class AbTestConfig(Group):
     """How a new version is tried beside the current one; only ``strategy: ab_test`` reads it."""
 
     #: Shares of users that get the new version, one after the other.
@@ -30,7 +31,7 @@ class AbTestConfig:
 
 
 @dataclass
-class DeploymentConfig:
+class DeploymentConfig(Group):
     """From an adapter to a version that is served (group ``deployment``)."""
 
     #: ``replace`` (everybody at once) or ``ab_test`` (a share of the users first).
@@ -60,7 +61,7 @@ class DeploymentConfig:
 
 
 @dataclass
-class ServeConfig:
+class ServeConfig(Group):
     """The HTTP service (group ``serve``)."""
 
     #: Address to listen on; anything but loopback needs the token in every request.
@@ -90,8 +91,12 @@ class ServeConfig:
 
 
 @dataclass
-class ServingConfig(RunConfig):
+class ServingConfig(GamesConfig):
     """A service: the model and engine of an experiment, and how it is served and replaced."""
+
+    primary = "serving"
+    command = "serve"
+    about = "a service"
 
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlforge.config.rules import Group, read
 from rlforge.errors import ConfigError, nearest
 
 COMPRESSIONS = ("zstd", "snappy", "none")
@@ -20,7 +21,7 @@ NORMALIZATIONS = ("none", "center", "zscore", "minmax")
 
 
 @dataclass
-class StoreConfig:
+class StoreConfig(Group):
     """Where decisions are kept (group ``store``)."""
 
     #: Folder of the store; null: ``store`` in the run directory.
@@ -42,7 +43,7 @@ class StoreConfig:
 
 
 @dataclass
-class WindowConfig:
+class WindowConfig(Group):
     """Which decisions are trained on together, and when (group ``window``)."""
 
     #: ``windowed`` takes the decisions of one window, ``rolling`` the newest complete ones.
@@ -88,7 +89,7 @@ class WindowConfig:
 
 
 @dataclass
-class DecisionRewardConfig:
+class DecisionRewardConfig(Group):
     """How the outcome of a decision becomes a number (group ``decision_reward``)."""
 
     #: Weight of profit and loss as a share of the investment.
@@ -149,19 +150,11 @@ def saved_groups(config_file: Path) -> tuple[StoreConfig, WindowConfig]:
             raise ConfigError(
                 f"{config_file}: a run without windows; want one of rlforge continuous"
             )
-        store = OmegaConf.to_object(
-            OmegaConf.merge(OmegaConf.structured(StoreConfig), loaded.store)
-        )
-        window = OmegaConf.to_object(
-            OmegaConf.merge(OmegaConf.structured(WindowConfig), loaded.window)
-        )
+        return read(StoreConfig, loaded.store), read(WindowConfig, loaded.window)
     except FileNotFoundError:
         raise ConfigError(f"{config_file}: not found") from None
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{config_file}: {str(error).splitlines()[0]}") from None
-    assert isinstance(store, StoreConfig)
-    assert isinstance(window, WindowConfig)
-    return store, window
 
 
 def _choice(key: str, given: str, choices: tuple[str, ...]) -> Iterator[tuple[str, str]]:

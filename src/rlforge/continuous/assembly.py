@@ -375,9 +375,7 @@ def _learner(config: ContinuousConfig, hardware: HardwareConfig, paths: RunPaths
     device = resolve_device(hardware.device)
     if device.type == "cuda" and (hardware.num_gpus or 1) > 1:
         device = torch.device("cuda", 1)
-    updates = config.continuous.windows or config.learner.total_updates
-    settings = dataclasses.replace(config.learner, total_updates=updates)
-    learner = make_learner(dataclasses.replace(config, learner=settings), device, Ranks())
+    learner = make_learner(config, device, Ranks())
     return WindowLearner(learner, paths.checkpoints, config.name)
 
 

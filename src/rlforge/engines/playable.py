@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from rlforge.config.schema import RunConfig
+from rlforge.config.schema import PolicyConfig
 from rlforge.engines.vllm_settings import lora_rank
 from rlforge.errors import ConfigError
 from rlforge.models.fit import (
@@ -18,7 +18,7 @@ from rlforge.models.load import resolve_model
 from rlforge.types import PolicyRef
 
 
-def check_playable(policies: Iterable[PolicyRef], config: RunConfig) -> None:
+def check_playable(policies: Iterable[PolicyRef], config: PolicyConfig) -> None:
     """Raise ConfigError for the first of ``policies`` whose files the engine could not play.
 
     With ``engine=transformers`` these are adapters of any rank over the configured model, and full
@@ -35,7 +35,7 @@ def check_playable(policies: Iterable[PolicyRef], config: RunConfig) -> None:
             raise ConfigError(f"{policy.uid!r} cannot be played: {error}") from None
 
 
-def _check(path: Path, config: RunConfig) -> None:
+def _check(path: Path, config: PolicyConfig) -> None:
     mend = "name a version saved over this model, such as RUN/checkpoints/step-40"
     try:
         if kind_of_weights(path) == "adapter":

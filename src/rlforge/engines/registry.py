@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlforge.config.schema import RunConfig
+from rlforge.config.schema import PolicyConfig
 from rlforge.engines.base import LocalEngine
 from rlforge.errors import ConfigError, nearest
 
 
 def make_engine(
-    config: RunConfig, *, device: str = "auto", threads: int | None = None, gpus: float = 1.0
+    config: PolicyConfig, *, device: str = "auto", threads: int | None = None, gpus: float = 1.0
 ) -> LocalEngine:
     """The engine ``engine.name`` on ``device`` (auto, cpu or cuda), with its model loaded.
 
@@ -27,7 +27,9 @@ def make_engine(
     return _ENGINES[name](config, device, threads, gpus)
 
 
-def _transformers(config: RunConfig, device: str, threads: int | None, gpus: float) -> LocalEngine:
+def _transformers(
+    config: PolicyConfig, device: str, threads: int | None, gpus: float
+) -> LocalEngine:
     import torch
 
     from rlforge.engines.transformers import TransformersEngine
@@ -41,7 +43,7 @@ def _transformers(config: RunConfig, device: str, threads: int | None, gpus: flo
     return TransformersEngine(config.engine, model, load_tokenizer(config.model), seed=config.seed)
 
 
-def _vllm(config: RunConfig, device: str, threads: int | None, gpus: float) -> LocalEngine:
+def _vllm(config: PolicyConfig, device: str, threads: int | None, gpus: float) -> LocalEngine:
     from rlforge.engines.vllm import VllmEngine
     from rlforge.models.devices import named_device
 
@@ -50,7 +52,7 @@ def _vllm(config: RunConfig, device: str, threads: int | None, gpus: float) -> L
     return VllmEngine(config, device=place, threads=threads, gpus=gpus)
 
 
-_ENGINES: dict[str, Callable[[RunConfig, str, int | None, float], LocalEngine]] = {
+_ENGINES: dict[str, Callable[[PolicyConfig, str, int | None, float], LocalEngine]] = {
     "transformers": _transformers,
     "vllm": _vllm,
 }

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlforge.config.schema import RunConfig
+from rlforge.config.schema import PolicyConfig
 from rlforge.engines.adapters import Adapter, AdapterTable
 from rlforge.engines.base import EngineStats
 from rlforge.engines.policies import PolicyKey
@@ -313,7 +313,9 @@ class VllmEngine(ThreadedEngine):
     with the model and these settings.
     """
 
-    def __init__(self, config: RunConfig, *, device: str, threads: int | None, gpus: float) -> None:
+    def __init__(
+        self, config: PolicyConfig, *, device: str, threads: int | None, gpus: float
+    ) -> None:
         check_installed(device)
         os.environ.update(vllm_environment(device, threads))
         import torch

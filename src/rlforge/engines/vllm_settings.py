@@ -9,7 +9,7 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from rlforge.config.schema import RunConfig
+from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError
 
 #: The version whose adapters, sampling and log-probs the engine is written and tested for.
@@ -102,7 +102,7 @@ def vllm_environment(device: str, threads: int | None) -> dict[str, str]:
 
 
 def vllm_arguments(
-    config: RunConfig, *, model: str, device: str, dtype: str, positions: int, gpus: float
+    config: PolicyConfig, *, model: str, device: str, dtype: str, positions: int, gpus: float
 ) -> dict[str, Any]:
     """Arguments of vLLM's ``EngineArgs`` for ``config``.
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from rlforge.algorithms import make_algorithm
-from rlforge.config.schema import A2cConfig, RunConfig
+from rlforge.config.schema import A2cConfig, PolicyConfig
 from rlforge.learner.learner import Learner
 from rlforge.learner.optim import learning_rate_factor
 from rlforge.learner.ranks import Ranks
@@ -31,7 +31,7 @@ STATE_FOLDER = "state"
 """Folder inside a checkpoint for what only a resumed run needs."""
 
 
-def make_learner(config: RunConfig, device: torch.device, ranks: Ranks) -> Learner:
+def make_learner(config: PolicyConfig, device: torch.device, ranks: Ranks) -> Learner:
     """The learner that ``config`` describes on ``device``, one of ``ranks``.
 
     Raises ConfigError or CheckpointError when the model, its layers or the adapter do not fit.
@@ -50,6 +50,7 @@ def make_learner(config: RunConfig, device: torch.device, ranks: Ranks) -> Learn
         pad_token_id=load_tokenizer(config.model).pad_token_id,
         device=device,
         seed=config.seed,
+        total_updates=config.total_updates,
         ranks=ranks,
         value_learning_rate=critic.value_learning_rate if critic else None,
         initial_value_head=load_value_head(config.model) if critic else None,

@@ -84,6 +84,7 @@ class Learner:
         pad_token_id: int,
         device: torch.device | str,
         seed: int,
+        total_updates: int | None = None,
         ranks: Ranks | None = None,
         value_learning_rate: float | None = None,
         initial_value_head: Mapping[str, Tensor] | None = None,
@@ -93,7 +94,8 @@ class Learner:
 
         With ``train: lora`` a float32 adapter is attached and alone trained; with ``full`` all
         weights are, in float32. A model that came in bfloat16 computes under autocast.
-        temperature: of the engine's sampling, above 0. ranks: the learner's place among others that
+        temperature: of the engine's sampling, above 0. total_updates: that schedules of the
+        learning rate run over; ranks: the learner's place among others that
         make the same updates; None: it is alone. value_learning_rate: of the critic; None
         takes ``config.learning_rate``. initial_value_head: weight [1, H] and bias [1] that the
         critic starts from; None: zero. max_nonfinite: skipped steps in a row that end the run.
@@ -107,6 +109,7 @@ class Learner:
         self._algorithm = algorithm
         self._device = torch.device(device)
         self._seed = seed
+        self._total_updates = total_updates
         self._ranks = ranks or Ranks()
         self._max_nonfinite = max_nonfinite
         self._nonfinite_in_a_row = 0
@@ -137,7 +140,7 @@ class Learner:
         """
         watch = Stopwatch(self._device)
         config = self._config
-        factor = learning_rate_factor(self.version, config)
+        factor = learning_rate_factor(self.version, config, self._total_updates)
         set_learning_rate(self._optimizer, factor)
         selection = select_rows(batch.steps, config.max_train_len)
         with self._random_state() as generator:

@@ -14,7 +14,9 @@ from rlforge.errors import ConfigError, nearest
 SCHEDULES = ("constant", "linear", "cosine")
 
 
-def learning_rate_factor(update: int, config: LearnerConfig) -> float:
+def learning_rate_factor(
+    update: int, config: LearnerConfig, total_updates: int | None = None
+) -> float:
     """Learning rate of ``update`` (counted from 0) relative to ``config.learning_rate``.
 
     Linear warm-up, (u + 1) / w for u < w; then, with x = (u - w) / (total - w) in 0..1 and the
@@ -24,7 +26,7 @@ def learning_rate_factor(update: int, config: LearnerConfig) -> float:
     warmup, final = config.warmup_updates, config.final_lr_ratio
     if update < warmup:
         return (update + 1) / warmup
-    progress = min(1.0, (update - warmup) / max(1, config.total_updates - warmup))
+    progress = min(1.0, (update - warmup) / max(1, (total_updates or 0) - warmup))
     if config.schedule == "constant":
         return 1.0
     if config.schedule == "linear":

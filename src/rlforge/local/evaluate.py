@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlforge.config.primary import GAMES, read_run
+from rlforge.config.roots import read_run
+from rlforge.config.schema import RunConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError
 from rlforge.local.policies import find_opponent, find_policy, seat_policies
@@ -61,7 +62,7 @@ async def evaluate_run(
     Raises ConfigError for unknown names and numbers that cannot be, CheckpointError for missing or
     damaged versions. Failed games are part of the answer.
     """
-    config = read_run(run_dir, GAMES)
+    config = read_run(run_dir, RunConfig)
     envs = eval_envs(config)
     if games is None:
         games = config.eval.final_games or config.eval.games

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config.compose import compose
-from rlforge.config.primary import GAMES, read_run
+from rlforge.config.roots import read_run
 from rlforge.config.schema import RunConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, nearest
@@ -126,7 +126,7 @@ def prepare(
         return compose(overrides, config_dir).config, [parse_opponent(name) for name in names]
     if overrides:
         raise ConfigError("--run plays under the run's own config; give it no key=value")
-    config = read_run(run_dir, GAMES)
+    config = read_run(run_dir, RunConfig)
     if names:
         return config, [find_opponent(run_dir, name, config) for name in names]
     return config, [find_policy(run_dir, checkpoint)[0]]

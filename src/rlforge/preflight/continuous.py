@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from rlforge.config.compose import Composed
-from rlforge.config.continuous import GAME_GROUPS, GAME_KEYS, ContinuousConfig
+from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.market import check_market
-from rlforge.errors import ConfigError, RlforgeError, nearest
+from rlforge.errors import RlforgeError, nearest
 from rlforge.preflight.policy import check_policy
 from rlforge.preflight.serving import check_deployment
 from rlforge.ruler.registry import check_ruler
@@ -15,14 +13,12 @@ from rlforge.tracking.sinks import check_sinks
 from rlforge.trajectories.grid import WindowGrid, window_start
 
 
-def check_continuous(composed: Composed, *, keys: bool = True) -> None:
+def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True) -> None:
     """Raise ConfigError for the first contradiction, unknown name or impossible value.
 
     keys: also ask for the API keys and packages that a run would need.
     """
     config = composed.config
-    assert isinstance(config, ContinuousConfig)
-    _check_unused(composed)
     check_policy(composed, keys=keys)
     for group in ("store", "window", "decision_reward"):
         for key, problem in getattr(config, group).problems():
@@ -39,29 +35,7 @@ def check_continuous(composed: Composed, *, keys: bool = True) -> None:
         )
 
 
-def _check_unused(composed: Composed) -> None:
-    """What only a game run reads must not be set in the belief that it does something."""
-    for group in GAME_GROUPS:
-        if group in composed.choices:
-            raise ConfigError(
-                f"+{group}={composed.choices[group]}: a continuous run has no use for it: the "
-                "agents live in the market"
-            )
-        for field in dataclasses.fields(getattr(composed.config, group)):
-            _refuse(composed, f"{group}.{field.name}", "the agents live in the market")
-    for key, instead in GAME_KEYS.items():
-        _refuse(composed, key, f"there is {instead}")
-
-
-def _refuse(composed: Composed, key: str, why: str) -> None:
-    origin = composed.origin(key)
-    # An option of a whole group (learner=…) may well bring keys along that are not for here.
-    typed = origin.startswith("command line") and "." in origin.partition("=")[0]
-    if typed or "experiment/" in origin:
-        raise composed.error(key, f"a continuous run has no use for it: {why}")
-
-
-def _check_settings(composed: Composed, config: ContinuousConfig) -> None:
+def _check_settings(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:
     settings = config.continuous
     for key, given, choices in (
         ("select_by", settings.select_by, ("score", "reward", "all")),
@@ -92,7 +66,7 @@ def _check_settings(composed: Composed, config: ContinuousConfig) -> None:
         )
 
 
-def _check_time(composed: Composed, config: ContinuousConfig) -> None:
+def _check_time(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:
     """Windows in which too few decisions can be made, or settle too late, are never ready."""
     window, market = config.window, config.market
     ticks = window.minutes / market.tick_minutes

@@ -6,10 +6,10 @@ import dataclasses
 import math
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from rlforge.config.compose import Composed
-from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed
 from rlforge.errors import ConfigError
 from rlforge.models.catalog import Located, locate
@@ -19,6 +19,8 @@ from rlforge.preflight.memory.plan import GIB, Plan, make_plan
 from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
 from rlforge.system.hardware import Gpu, Machine, detect, gpus, ram, resolve_hardware
 from rlforge.types import value
+
+C = TypeVar("C", bound=PolicyConfig)
 
 State = Literal["ok", "note", "problem"]
 
@@ -61,9 +63,9 @@ class Report:
 
 
 def examine(
-    composed: Composed,
+    composed: Composed[Any],
     gpu_memory_gb: float | None = None,
-    check: Callable[[Composed], None] = validate,
+    check: Callable[[Composed[Any]], None] = validate,
 ) -> Report:
     """Everything about a run that can be known here.
 
@@ -93,7 +95,7 @@ def examine(
     return Report(findings=tuple(findings), memory=memory)
 
 
-def check_fit(config: RunConfig) -> None:
+def check_fit(config: PolicyConfig) -> None:
     """Raise ConfigError where an adapter does not fit its model, or a run this machine's memory.
 
     Says nothing where the shape of the model or the memory of the card cannot be known.
@@ -118,7 +120,7 @@ def check_fit(config: RunConfig) -> None:
     )
 
 
-def divided(config: RunConfig) -> RunConfig:
+def divided(config: C) -> C:
     """``config`` with the share of its card that each engine takes, where the plan decides it.
 
     Where the shape of the model or the memory of the card cannot be known, it stays as it is.
@@ -138,7 +140,7 @@ def divided(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, engine=dataclasses.replace(config.engine, vllm=vllm))
 
 
-def _memory_here(config: RunConfig, located: Located) -> Memory | None:
+def _memory_here(config: PolicyConfig, located: Located) -> Memory | None:
     """The plan for this machine; None where it cannot be made."""
     found = gpus()
     hardware = resolve_hardware(
@@ -160,7 +162,7 @@ def _gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
-def _with_memory(config: RunConfig, memory_gb: float) -> RunConfig:
+def _with_memory(config: PolicyConfig, memory_gb: float) -> PolicyConfig:
     hardware = dataclasses.replace(config.hardware, memory_gb=memory_gb)
     return dataclasses.replace(config, hardware=hardware)
 
@@ -180,7 +182,7 @@ def _capacity(hardware: HardwareConfig, found: tuple[Gpu, ...]) -> int | None:
 
 
 def _memory(
-    config: RunConfig,
+    config: PolicyConfig,
     located: Located,
     hardware: HardwareConfig,
     capacity: int,
@@ -193,7 +195,7 @@ def _memory(
     auto = hardware.device == "cuda" and modern
     bf16 = config.model.dtype == "bfloat16" or (config.model.dtype == "auto" and auto)
 
-    def replan(changed: RunConfig) -> Plan:
+    def replan(changed: PolicyConfig) -> Plan:
         return make_plan(changed, shape, hardware, capacity, bf16=bf16)
 
     plan = replan(config)
@@ -222,7 +224,7 @@ def _host(memory: Memory) -> list[Finding]:
     return [Finding(what="RAM", state="problem", detail=detail)]
 
 
-def _configuration(composed: Composed, check: Callable[[Composed], None]) -> Finding:
+def _configuration(composed: Composed[Any], check: Callable[[Composed[Any]], None]) -> Finding:
     try:
         check(composed)
     except ConfigError as error:
@@ -241,7 +243,7 @@ def _machine(found: tuple[Gpu, ...]) -> list[Finding]:
     ]
 
 
-def _hardware(config: RunConfig, *, assumed: bool) -> tuple[HardwareConfig | None, Finding]:
+def _hardware(config: PolicyConfig, *, assumed: bool) -> tuple[HardwareConfig | None, Finding]:
     """The resolved profile, on this machine or on one with the GPUs that are assumed.
 
     A profile that names its GPUs' memory is planned even where they are not.
@@ -272,7 +274,7 @@ def _gpus_of(number: int, name: str, each: float) -> str:
     return f"{number} {name}{'s' if number > 1 else ''} × {each:.3g} GPU"
 
 
-def _packages(config: RunConfig, hardware: HardwareConfig | None) -> list[Finding]:
+def _packages(config: PolicyConfig, hardware: HardwareConfig | None) -> list[Finding]:
     """What the configuration needs beyond what it cannot be composed without."""
     wanted = {"torch": "", "transformers": "", "peft": "", "ray": ""}
     if config.model.kind == "smollm2_135m":
@@ -300,14 +302,14 @@ def _packages(config: RunConfig, hardware: HardwareConfig | None) -> list[Findin
     return findings
 
 
-def _model(config: RunConfig, located: Located) -> Finding:
+def _model(config: PolicyConfig, located: Located) -> Finding:
     if (unknown := _unknown_targets(config, located)) is not None:
         return Finding(what="model", state="problem", detail=unknown)
     name = config.model.name or config.model.kind
     return Finding(what="model", state="ok", detail=f"{name}: {located.place}")
 
 
-def _sampling(config: RunConfig) -> list[Finding]:
+def _sampling(config: PolicyConfig) -> list[Finding]:
     """Where what is drawn from is not what is learned."""
     if config.engine.top_p == 1:
         return []
@@ -318,7 +320,7 @@ def _sampling(config: RunConfig) -> list[Finding]:
     return [Finding(what="sampling", state="note", detail=detail)]
 
 
-def _unknown_targets(config: RunConfig, located: Located) -> str | None:
+def _unknown_targets(config: PolicyConfig, located: Located) -> str | None:
     """What is wrong with the layers that an adapter names, where it is known."""
     if located.shape is None or config.learner.train != "lora":
         return None

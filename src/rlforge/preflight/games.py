@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlforge.config.compose import Composed
-from rlforge.config.schema import GrpoConfig
+from rlforge.config.schema import GamesConfig, GrpoConfig, RunConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError
 from rlforge.games.actions import check_extraction
@@ -19,22 +19,29 @@ from rlforge.tracking.sinks import check_sinks
 MODES_WITH_PAST = ("lagged",)
 
 
-def validate(composed: Composed, *, keys: bool = True) -> None:
+def validate(composed: Composed[RunConfig], *, keys: bool = True) -> None:
     """Raise ConfigError for the first contradiction, unknown name or impossible value.
 
     keys: also ask for the API keys and packages that a run would need; looking at a preset needs
     none.
     """
     check_policy(composed, keys=keys)
-    for check in (_check_envs, _check_pool, _check_algorithm, _check_batches):
-        check(composed)
-    if keys:
-        _check_keys(composed)
+    check_lineup(composed, keys=keys)
+    _check_algorithm(composed)
+    _check_batches(composed)
     RewardPipeline(composed.config.rewards)
     check_sinks(composed.config.tracker)
 
 
-def _check_envs(composed: Composed) -> None:
+def check_lineup(composed: Composed[GamesConfig], *, keys: bool = True) -> None:
+    """The part of ``validate`` about environments, opponents and evaluations."""
+    for check in (_check_envs, _check_pool, _check_evaluations):
+        check(composed)
+    if keys:
+        _check_keys(composed)
+
+
+def _check_envs(composed: Composed[GamesConfig]) -> None:
     config = composed.config
     if not config.env.train:
         raise composed.error("env.train", "names no environment; add at least one")
@@ -68,7 +75,7 @@ def _check_envs(composed: Composed) -> None:
                 )
 
 
-def _check_pool(composed: Composed) -> None:
+def _check_pool(composed: Composed[GamesConfig]) -> None:
     config = composed.config
     pool = config.pool
     if pool.mode == "fixed" and not pool.fixed_opponents:
@@ -98,7 +105,7 @@ def _check_pool(composed: Composed) -> None:
                 raise composed.error(key, str(error)) from None
 
 
-def _check_keys(composed: Composed) -> None:
+def _check_keys(composed: Composed[GamesConfig]) -> None:
     pool = composed.config.pool
     names = {"pool.fixed_opponents": pool.fixed_opponents}
     names["eval.opponents"] = composed.config.eval.opponents
@@ -111,7 +118,7 @@ def _check_keys(composed: Composed) -> None:
                     raise composed.error(key, str(error)) from None
 
 
-def _check_batches(composed: Composed) -> None:
+def _check_batches(composed: Composed[RunConfig]) -> None:
     config = composed.config
     learner, buffer = config.learner, config.buffer
     rows = learner.mini_batch_size
@@ -143,6 +150,10 @@ def _check_batches(composed: Composed) -> None:
             "learner.shard_weights",
             "divides the weights over several ranks; raise learner.num_learners, or switch it off",
         )
+
+
+def _check_evaluations(composed: Composed[GamesConfig]) -> None:
+    config = composed.config
     cap, opponents = config.eval.max_games_per_checkpoint, eval_opponents(config)
     for spec in eval_envs(config) if cap is not None else ():
         if cap is not None and cap < spec.num_players * len(opponents):
@@ -154,7 +165,7 @@ def _check_batches(composed: Composed) -> None:
         raise composed.error("eval.games", "must be even: every game is played from both seats")
 
 
-def _check_algorithm(composed: Composed) -> None:
+def _check_algorithm(composed: Composed[RunConfig]) -> None:
     config = composed.config
     algorithm = config.algorithm
     if isinstance(algorithm, GrpoConfig):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlforge.config.compose import Composed
-from rlforge.config.schema import GrpoConfig, PpoConfig, WindowGrpoConfig
+from rlforge.config.rules import no_such_choice
+from rlforge.config.schema import GrpoConfig, PolicyConfig, PpoConfig, WindowGrpoConfig
 from rlforge.engines.vllm_settings import check_installed, lora_rank
-from rlforge.errors import ConfigError, nearest
+from rlforge.errors import ConfigError
 from rlforge.league.modes import mode_names
 from rlforge.system.hardware import detect
 
 
-def check_policy(composed: Composed, *, keys: bool = True) -> None:
+def check_policy(composed: Composed[PolicyConfig], *, keys: bool = True) -> None:
     """The part of ``validate`` about the policy: model, engine, algorithm and learner."""
     for check in (_check_choices, _check_numbers, _check_model, _check_update, _check_vllm):
         check(composed)
@@ -22,36 +23,38 @@ def check_policy(composed: Composed, *, keys: bool = True) -> None:
         _check_compiling(composed)
 
 
-def _check_choices(composed: Composed) -> None:
-    config = composed.config
-    for key, value, choices in (
-        ("model.kind", config.model.kind, ("tiny", "tiny_market", "smollm2_135m", "hf")),
-        ("model.dtype", config.model.dtype, ("auto", "float32", "bfloat16")),
-        ("engine.name", config.engine.name, ("transformers", "vllm")),
-        ("pool.mode", config.pool.mode, tuple(mode_names())),
-        (
-            "algorithm.loss_aggregation",
-            config.algorithm.loss_aggregation,
-            ("token_mean", "sequence_mean", "constant"),
-        ),
-        ("algorithm.kl.estimator", config.algorithm.kl.estimator, ("k1", "k2", "k3")),
-        ("algorithm.kl.to", config.algorithm.kl.to, ("base", "previous")),
-        ("hardware.device", config.hardware.device, ("auto", "cpu", "cuda")),
-        ("buffer.kind", config.buffer.kind, ("step", "episode")),
-        ("buffer.strategy", config.buffer.strategy, ("random",)),
-        ("learner.train", config.learner.train, ("lora", "full")),
-        ("learner.packing", config.learner.packing, ("auto", "on", "off")),
-        ("learner.schedule", config.learner.schedule, ("constant", "linear", "cosine")),
-        ("tracker.wandb_mode", config.tracker.wandb_mode, ("online", "offline")),
-        ("tracker.progress", config.tracker.progress, ("auto", "rich", "plain", "off")),
+def _check_choices(composed: Composed[PolicyConfig]) -> None:
+    for key, choices in (
+        ("model.kind", ("tiny", "tiny_market", "smollm2_135m", "hf")),
+        ("model.dtype", ("auto", "float32", "bfloat16")),
+        ("engine.name", ("transformers", "vllm")),
+        ("pool.mode", tuple(mode_names())),
+        ("algorithm.loss_aggregation", ("token_mean", "sequence_mean", "constant")),
+        ("algorithm.kl.estimator", ("k1", "k2", "k3")),
+        ("algorithm.kl.to", ("base", "previous")),
+        ("hardware.device", ("auto", "cpu", "cuda")),
+        ("buffer.kind", ("step", "episode")),
+        ("buffer.strategy", ("random",)),
+        ("learner.train", ("lora", "full")),
+        ("learner.packing", ("auto", "on", "off")),
+        ("learner.schedule", ("constant", "linear", "cosine")),
+        ("tracker.wandb_mode", ("online", "offline")),
+        ("tracker.progress", ("auto", "rich", "plain", "off")),
     ):
-        if value not in choices:
-            raise composed.error(
-                key, f"no such choice{nearest(value, choices)} (there are {', '.join(choices)})"
-            )
+        value = _value(composed, key)
+        if value is not None and value not in choices:
+            raise composed.error(key, no_such_choice(str(value), choices))
 
 
-def _check_numbers(composed: Composed) -> None:
+def _value(composed: Composed[PolicyConfig], key: str) -> object:
+    """The value of ``key``; None where the configuration has no such key."""
+    value: object = composed.config
+    for part in key.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def _check_numbers(composed: Composed[PolicyConfig]) -> None:
     positive: Sequence[str] = (
         "learner.total_updates",
         "learner.batch_size",
@@ -119,17 +122,18 @@ def _check_numbers(composed: Composed) -> None:
 
 
 def _check_each(
-    composed: Composed, keys: Sequence[str], holds: Callable[[float], bool], problem: str
+    composed: Composed[PolicyConfig],
+    keys: Sequence[str],
+    holds: Callable[[float], bool],
+    problem: str,
 ) -> None:
     for key in keys:
-        number: object = composed.config
-        for part in key.split("."):
-            number = getattr(number, part)
+        number = _value(composed, key)
         if isinstance(number, int | float) and not holds(number):
             raise composed.error(key, problem)
 
 
-def _check_model(composed: Composed) -> None:
+def _check_model(composed: Composed[PolicyConfig]) -> None:
     model = composed.config.model
     if model.kind == "hf" and not model.name:
         raise composed.error("model.name", "model.kind=hf needs a name; add model.name=ORG/MODEL")
@@ -139,7 +143,7 @@ def _check_model(composed: Composed) -> None:
         raise composed.error("model.lora.target_modules", "names no layer to adapt")
 
 
-def _check_vllm(composed: Composed) -> None:
+def _check_vllm(composed: Composed[PolicyConfig]) -> None:
     config, engine = composed.config, composed.config.engine
     if engine.name != "vllm":
         if config.hardware.engine_gpus > 1:
@@ -156,11 +160,9 @@ def _check_vllm(composed: Composed) -> None:
         lora_rank(config.model.lora.rank)
     except ConfigError as error:
         raise composed.error("model.lora.rank", str(error)) from None
-    for key, temperature in (
-        ("engine.temperature", engine.temperature),
-        ("eval.temperature", config.eval.temperature),
-    ):
-        if temperature and not 0.01 <= temperature <= 2:
+    for key in ("engine.temperature", "eval.temperature"):
+        temperature = _value(composed, key)
+        if isinstance(temperature, float) and temperature and not 0.01 <= temperature <= 2:
             raise composed.error(key, "vLLM samples at temperatures from 0.01 to 2")
     tokens = engine.vllm.max_num_batched_tokens
     if tokens is not None and tokens < engine.max_parallel_seq:
@@ -171,7 +173,7 @@ def _check_vllm(composed: Composed) -> None:
         )
 
 
-def _check_update(composed: Composed) -> None:
+def _check_update(composed: Composed[PolicyConfig]) -> None:
     learner, algorithm = composed.config.learner, composed.config.algorithm
     if learner.packing == "on" and learner.use_trainer_cache:
         raise composed.error(
@@ -204,7 +206,7 @@ def _check_update(composed: Composed) -> None:
         )
 
 
-def _check_compiling(composed: Composed) -> None:
+def _check_compiling(composed: Composed[PolicyConfig]) -> None:
     """Also what must be installed for it, where the learner runs on this machine."""
     config = composed.config
     if not config.learner.compile:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from rlforge.config.schema import EnvEntry, ModelConfig, RunConfig
+from rlforge.config.schema import EnvEntry, GamesConfig, ModelConfig
 from rlforge.league.names import parse_opponent
 from rlforge.types import EnvSpec, PolicyRef
 
 
-def train_envs(config: RunConfig) -> tuple[EnvSpec, ...]:
+def train_envs(config: GamesConfig) -> tuple[EnvSpec, ...]:
     """The training environments."""
     return tuple(env_spec(entry, config.model) for entry in config.env.train)
 
 
-def eval_envs(config: RunConfig) -> tuple[EnvSpec, ...]:
+def eval_envs(config: GamesConfig) -> tuple[EnvSpec, ...]:
     """The evaluation environments; those of training when the configuration names none."""
     return tuple(env_spec(entry, config.model) for entry in config.env.eval or config.env.train)
 
 
-def fixed_opponents(config: RunConfig) -> tuple[PolicyRef, ...]:
+def fixed_opponents(config: GamesConfig) -> tuple[PolicyRef, ...]:
     """The pool's fixed opponents."""
     return tuple(parse_opponent(name) for name in config.pool.fixed_opponents)
 
 
-def eval_opponents(config: RunConfig) -> tuple[PolicyRef, ...]:
+def eval_opponents(config: GamesConfig) -> tuple[PolicyRef, ...]:
     """The evaluation opponents; the untrained model is always the first."""
     names = dict.fromkeys(["base", *config.eval.opponents])
     return tuple(parse_opponent(name) for name in names)

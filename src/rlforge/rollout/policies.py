@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlforge.config.schema import RunConfig
+from rlforge.config.schema import GamesConfig
 from rlforge.engines.base import Generator
 from rlforge.engines.openai import ApiPlayer
 from rlforge.games.base import View
@@ -19,7 +19,7 @@ class SeatPolicies:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: GamesConfig,
         tokenizer: Tokenizer,
         engine: Generator,
         stop_token_ids: Sequence[int],

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlforge.config.compose import compose, from_yaml
-from rlforge.config.primary import is_continuous
+from rlforge.config.roots import is_continuous
+from rlforge.config.rules import changed
 from rlforge.config.schema import EnvEntry
 from rlforge.config.serving import ServingConfig
 from rlforge.errors import ConfigError, DeploymentError
-from rlforge.preflight.games import validate
+from rlforge.preflight.games import check_lineup
+from rlforge.preflight.policy import check_policy
 from rlforge.serving.adapter import find_source
 from rlforge.types import value
 
@@ -42,9 +43,9 @@ def compose_service(arguments: Sequence[str], config_dir: Path | None = None) ->
     if len(runs) > 1:
         raise ConfigError(f"serve one run, not {len(runs)}: {', '.join(runs)}")
     if not runs:
-        result = compose(overrides, config_dir, root=ServingConfig, primary="serving")
-        validate(result)
-        assert isinstance(result.config, ServingConfig)
+        result = compose(overrides, config_dir, root=ServingConfig)
+        check_policy(result)
+        check_lineup(result)
         return Composed(
             config=result.config,
             source=None,
@@ -69,7 +70,7 @@ def compose_service(arguments: Sequence[str], config_dir: Path | None = None) ->
 def _of_run(run: Path, overrides: Sequence[str], config_dir: Path | None) -> ServingConfig:
     of_service = [o for o in overrides if _head(o) in _SERVICE_GROUPS]
     changes = [o for o in overrides if _head(o) not in _SERVICE_GROUPS]
-    service = compose(of_service, config_dir, root=ServingConfig, primary="serving").config
+    service = compose(of_service, config_dir, root=ServingConfig).config
     for change in changes:
         if "." not in change.partition("=")[0]:
             raise ConfigError(
@@ -77,21 +78,15 @@ def _of_run(run: Path, overrides: Sequence[str], config_dir: Path | None) -> Ser
                 f"single values of it, as in {_head(change)}.KEY=VALUE"
             )
     config = from_yaml(run / "config.yaml", ServingConfig)
-    assert isinstance(config, ServingConfig)
     if is_continuous(run):  # new versions are asked about, and compared at, what they trade on
         config.env.train = [EnvEntry(id="market", source="market", max_turns=100)]
-    assert isinstance(service, ServingConfig)
     config.deployment, config.serve = service.deployment, service.serve
     if any(_head(o) == "hardware" for o in overrides):
         config.hardware = service.hardware
     try:
-        merged = OmegaConf.to_object(
-            OmegaConf.merge(OmegaConf.structured(config), OmegaConf.from_dotlist(changes))
-        )
+        return changed(config, changes)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{' '.join(changes)} (command line): {error}".split("\n")[0]) from None
-    assert isinstance(merged, ServingConfig)
-    return merged
 
 
 def _head(override: str) -> str:

@@ -13,7 +13,7 @@ import ray
 from rlforge.actors.engine import EngineActor
 from rlforge.actors.engine_client import RemoteEngine
 from rlforge.actors.process import restarted
-from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.base import EngineStats, OnTokens
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.system.utilisation import Span
@@ -135,7 +135,7 @@ class ActorEngine:
 
 
 async def start_engine(
-    config: RunConfig, hardware: HardwareConfig, folder: str, *, max_restarts: int
+    config: PolicyConfig, hardware: HardwareConfig, folder: str, *, max_restarts: int
 ) -> ActorEngine:
     """``engine.num_engines`` actors with their model loaded; their logs are in ``folder``/logs.
 

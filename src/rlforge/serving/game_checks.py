@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from rlforge.config.schema import RunConfig
+from rlforge.config.schema import GamesConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError
@@ -85,7 +85,7 @@ def _focus(record: GameRecord) -> int:
 
 
 def game_probes(
-    config: RunConfig,
+    config: GamesConfig,
     tokenizer: Any,
     stop_token_ids: Sequence[int],
     *,

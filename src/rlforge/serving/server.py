@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 
 from rlforge.config.compose import to_yaml
-from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.config.serving import ServeConfig, ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, DeploymentError, RunError
@@ -169,7 +169,7 @@ async def assembled(
 def http_over(
     service: DeploymentService,
     engine: Engine,
-    config: RunConfig,
+    config: PolicyConfig,
     serve: ServeConfig,
     token: str,
     metrics: Metrics,

@@ -11,12 +11,12 @@ from typing import Any
 
 from rlforge.actors.specs import ActorSpec, PartName, RunGraph
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.system.hardware import Machine, resolve_hardware
 
 
-def build_graph(config: RunConfig, machine: Machine) -> RunGraph:
+def build_graph(config: PolicyConfig, machine: Machine) -> RunGraph:
     """The graph of ``config`` on ``machine``; ConfigError when its GPUs do not fit.
 
     Example:
@@ -33,6 +33,7 @@ def build_graph(config: RunConfig, machine: Machine) -> RunGraph:
         return _continuous_graph(config, hardware)
     if isinstance(config, ServingConfig):
         return _serving_graph(config, hardware)
+    assert isinstance(config, RunConfig)
     return _game_graph(config, hardware)
 
 
@@ -130,7 +131,7 @@ def _serving_graph(config: ServingConfig, hardware: HardwareConfig) -> RunGraph:
     return RunGraph(nodes=(dataclasses.replace(engine, restarts=restarts), service))
 
 
-def _tracker(config: RunConfig) -> ActorSpec:
+def _tracker(config: PolicyConfig) -> ActorSpec:
     return ActorSpec(
         name="tracker",
         actor="rlforge.actors.state:TrackerActor",
@@ -139,7 +140,7 @@ def _tracker(config: RunConfig) -> ActorSpec:
 
 
 def _learner(
-    config: RunConfig, hardware: HardwareConfig, *sends: tuple[PartName, str]
+    config: PolicyConfig, hardware: HardwareConfig, *sends: tuple[PartName, str]
 ) -> ActorSpec:
     return ActorSpec(
         name="learner",
@@ -156,7 +157,9 @@ def _learner(
     )
 
 
-def _engine(config: RunConfig, hardware: HardwareConfig, *sends: tuple[PartName, str]) -> ActorSpec:
+def _engine(
+    config: PolicyConfig, hardware: HardwareConfig, *sends: tuple[PartName, str]
+) -> ActorSpec:
     return ActorSpec(
         name="engine",
         actor="rlforge.actors.engine:EngineActor",
@@ -179,7 +182,7 @@ def _shared(hardware: HardwareConfig) -> bool:
     return hardware.alternate or 0 < hardware.engine_gpus < 1
 
 
-def _groups(config: RunConfig, *names: str) -> dict[str, Any]:
+def _groups(config: PolicyConfig, *names: str) -> dict[str, Any]:
     """Groups of the configuration, as plain values."""
     return {name: dataclasses.asdict(getattr(config, name)) for name in names}
 

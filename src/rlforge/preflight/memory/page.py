@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
 from rlforge.models.shape import KNOWN, ModelShape
 from rlforge.preflight.memory.plan import GIB, PROCESS_BYTES, USABLE, make_plan
 from rlforge.preflight.memory.remedies import largest_pass, with_engine, with_learner, with_turns
@@ -92,7 +92,7 @@ def _longest(shape: ModelShape, card: int, checkpoints: dict[str, bool]) -> int:
     """Tokens of the longest pass of a learner with a card of its own."""
     config = with_learner(with_engine(RunConfig(), max_model_len=LIMIT), **checkpoints)
 
-    def fits(changed: RunConfig) -> bool:
+    def fits(changed: PolicyConfig) -> bool:
         plan = make_plan(changed, shape, ALONE, card * GIB, bf16=True)
         return plan.learner.total <= plan.cards[0].usable
 

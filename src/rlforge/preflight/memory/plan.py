@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.models.shape import ModelShape
 from rlforge.preflight.memory import engine as engine_memory
 from rlforge.preflight.memory import learner as learner_memory
@@ -154,7 +154,7 @@ class Plan:
 
 
 def make_plan(
-    config: RunConfig, shape: ModelShape, hardware: HardwareConfig, capacity: int, *, bf16: bool
+    config: PolicyConfig, shape: ModelShape, hardware: HardwareConfig, capacity: int, *, bf16: bool
 ) -> Plan:
     """The plan of ``config`` on cards (or a machine) of ``capacity`` bytes.
 
@@ -206,7 +206,7 @@ def make_plan(
     )
 
 
-def learner_job(config: RunConfig, shape: ModelShape, *, bf16: bool) -> LearnerJob:
+def learner_job(config: PolicyConfig, shape: ModelShape, *, bf16: bool) -> LearnerJob:
     """The longest pass that the configuration allows.
 
     A step is as long as ``engine.max_model_len`` lets it grow, or ``learner.max_train_len``. Passes
@@ -233,14 +233,14 @@ def learner_job(config: RunConfig, shape: ModelShape, *, bf16: bool) -> LearnerJ
     )
 
 
-def train_length(config: RunConfig) -> int:
+def train_length(config: PolicyConfig) -> int:
     """Tokens of the longest step that is learned from."""
     longest, cut = config.engine.max_model_len, config.learner.max_train_len
     return longest if cut is None else min(longest, cut)
 
 
 def engine_job(
-    config: RunConfig, shape: ModelShape, device: str, *, bf16: bool, gpus: float = 1.0
+    config: PolicyConfig, shape: ModelShape, device: str, *, bf16: bool, gpus: float = 1.0
 ) -> EngineJob:
     """One engine with all the sequences it may have to run; ``gpus``: cards that it divides."""
     engine, paged = config.engine, config.engine.name == "vllm"
@@ -318,7 +318,7 @@ def engine_idle(need: Need, device: str, *, paged: bool) -> Need:
 
 
 def engine_share(
-    config: RunConfig, hardware: HardwareConfig, cards: tuple[Card, ...], left: float
+    config: PolicyConfig, hardware: HardwareConfig, cards: tuple[Card, ...], left: float
 ) -> float:
     """Share of its card that an engine of vLLM takes: what is said, or what fits.
 
@@ -334,7 +334,9 @@ def engine_share(
     return VLLM_SHARE * min(hardware.engine_gpus, 1.0)
 
 
-def reserved_need(config: RunConfig, job: EngineJob, process: Part, reserved: int | None) -> Need:
+def reserved_need(
+    config: PolicyConfig, job: EngineJob, process: Part, reserved: int | None
+) -> Need:
     """An engine of vLLM, which takes its memory at the start and divides it among sequences.
 
     reserved: bytes of a GPU for everything together, of which the cache takes what is left, unless

@@ -6,12 +6,12 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from rlforge.config.schema import LearnerConfig, RunConfig
+from rlforge.config.schema import LearnerConfig, PolicyConfig
 from rlforge.preflight.memory.plan import Plan, train_length
 from rlforge.types import value
 
 #: The plan of a changed configuration on the same hardware.
-Replan = Callable[[RunConfig], Plan]
+Replan = Callable[[PolicyConfig], Plan]
 
 
 @value
@@ -26,32 +26,32 @@ class Option:
     saves: int
 
 
-def with_learner(config: RunConfig, **changes: object) -> RunConfig:
+def with_learner(config: PolicyConfig, **changes: object) -> PolicyConfig:
     """``config`` with other ``learner`` values."""
     learner: LearnerConfig = dataclasses.replace(config.learner, **changes)  # type: ignore[arg-type]
     return dataclasses.replace(config, learner=learner)
 
 
-def with_engine(config: RunConfig, **changes: object) -> RunConfig:
+def with_engine(config: PolicyConfig, **changes: object) -> PolicyConfig:
     """``config`` with other ``engine`` values."""
     engine = dataclasses.replace(config.engine, **changes)  # type: ignore[arg-type]
     return dataclasses.replace(config, engine=engine)
 
 
-def with_turns(config: RunConfig) -> RunConfig:
+def with_turns(config: PolicyConfig) -> PolicyConfig:
     """``config`` with engines and learner taking turns, and nothing kept beside the other."""
     hardware = dataclasses.replace(config.hardware, alternate=True, offload_learner=True)
     return dataclasses.replace(config, hardware=hardware)
 
 
-def can_take_turns(config: RunConfig, plan: Plan) -> bool:
+def can_take_turns(config: PolicyConfig, plan: Plan) -> bool:
     """Whether engines and the learner share one card of this machine, at the same time so far."""
     alone = len(plan.cards) == plan.cards[0].count == plan.cards[0].learners == 1
     here = config.hardware.ray_address is None
     return alone and here and not plan.alternate and plan.gained_by_turns > 0
 
 
-def options(config: RunConfig, replan: Replan) -> tuple[Option, ...]:
+def options(config: PolicyConfig, replan: Replan) -> tuple[Option, ...]:
     """Changes of one key each that save memory, the most first."""
     now = replan(config)
     found = []
@@ -69,7 +69,7 @@ def options(config: RunConfig, replan: Replan) -> tuple[Option, ...]:
     return tuple(sorted((o for o in found if o.saves > 0), key=lambda option: -option.saves))
 
 
-def _changes(config: RunConfig) -> list[tuple[str, str, RunConfig]]:
+def _changes(config: PolicyConfig) -> list[tuple[str, str, PolicyConfig]]:
     learner, engine, length = config.learner, config.engine, train_length(config)
     changes = []
     if not learner.gradient_checkpointing:
@@ -94,7 +94,7 @@ def _changes(config: RunConfig) -> list[tuple[str, str, RunConfig]]:
     return changes
 
 
-def largest_pass(config: RunConfig, fits: Callable[[RunConfig], bool]) -> int:
+def largest_pass(config: PolicyConfig, fits: Callable[[PolicyConfig], bool]) -> int:
     """Most tokens of one pass (``max_train_len``, ``micro_batch_tokens``) for which ``fits`` holds.
 
     0 when it never does, ``engine.max_model_len`` at most.
@@ -115,7 +115,7 @@ def _most(holds: Callable[[int], bool], limit: int) -> int:
     return low
 
 
-def mend(config: RunConfig, replan: Replan) -> tuple[str, ...]:
+def mend(config: PolicyConfig, replan: Replan) -> tuple[str, ...]:
     """Overrides (``key=value``) with which the plan fits, the cheapest changes first; () if none.
 
     The division of a card between learner and vLLM first, then checkpoints and turns, since they
@@ -156,7 +156,7 @@ def mend(config: RunConfig, replan: Replan) -> tuple[str, ...]:
     return ()
 
 
-def share_that_fits(config: RunConfig, replan: Replan) -> tuple[str, ...] | None:
+def share_that_fits(config: PolicyConfig, replan: Replan) -> tuple[str, ...] | None:
     """() when the plan fits; for vLLM, the share of its card that makes it fit; None if neither."""
     plan = replan(config)
     if not plan.excess:

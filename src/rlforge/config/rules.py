@@ -1,0 +1,268 @@
+"""What configuration classes share: rules in annotations, and the way from and to plain values.
+
+A field's annotation says which values it takes::
+
+    learning_rate: Positive = 1e-5
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    betas: Annotated[list[Beta], Length(2)] = field(default_factory=lambda: [0.9, 0.999])
+
+``problems()`` reads the annotations of a class and of the classes nested in it; rules about several
+keys of one class are in its ``clashes()``. OmegaConf knows neither ``Literal`` nor ``Annotated``:
+``plain`` derives the classes that it gets, ``build`` makes the real ones of what it returns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from rlforge.errors import nearest
+
+C = TypeVar("C", bound="Group")
+
+Problem = tuple[str, str]
+"""A key, relative to the class, and what is wrong with its value."""
+
+
+class Group:
+    """Base of all configuration classes."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Keys with impossible values, and why: those of annotations, or else the ``clashes``."""
+        fine = True
+        for name, hint in hints(type(self)).items():
+            for key, reason in _judged(hint, getattr(self, name)):
+                fine = False
+                yield f"{name}{key}", reason
+        if fine:
+            yield from self.clashes()
+
+    def clashes(self) -> Iterator[Problem]:
+        """Keys that contradict other keys of the class; asked once each value alone is possible."""
+        return iter(())
+
+    @classmethod
+    def variant(cls, values: Mapping[str, Any]) -> type[Any]:
+        """The class, this one or one derived from it, that ``values`` are of."""
+        return cls
+
+
+# ---------------------------------------------------------------- rules of single values
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``low`` to ``high``; the ends that ``open`` names ("(", ")") are outside."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open: str = ""
+
+    def problem(self, number: float) -> str | None:
+        above = number > self.low if "(" in self.open else number >= self.low
+        below = number < self.high if ")" in self.open else number <= self.high
+        return None if above and below else f"must {self}"
+
+    def __str__(self) -> str:
+        if math.isinf(self.high):
+            return f"be above {self.low:g}" if "(" in self.open else f"be {self.low:g} or more"
+        left = "(" if "(" in self.open else "["
+        right = ")" if ")" in self.open else "]"
+        return f"lie in {left}{self.low:g}, {self.high:g}{right}"
+
+
+@dataclass(frozen=True)
+class Length:
+    """Lists and mappings of ``least`` to ``most`` entries (the same number, where one is given)."""
+
+    least: int
+    most: float | None = None
+
+    def problem(self, entries: typing.Sized) -> str | None:
+        most = self.least if self.most is None else self.most
+        return None if self.least <= len(entries) <= most else f"must {self}"
+
+    def __str__(self) -> str:
+        if self.most is None:
+            return f"have {self.least} entries"
+        several = f"have {self.least} or more" if math.isinf(self.most) else ""
+        return f"{several or f'have {self.least} to {self.most:g}'} entries"
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """Lists in which no entry stands twice."""
+
+    def problem(self, entries: list[Any]) -> str | None:
+        return None if len(set(entries)) == len(entries) else "must not name an entry twice"
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Text that matches ``regex`` as a whole; ``about`` describes it."""
+
+    regex: str
+    about: str
+
+    def problem(self, text: str) -> str | None:
+        return None if re.fullmatch(self.regex, text) else f"must be {self.about}"
+
+
+Count = Annotated[int, Range(1)]
+Whole = Annotated[int, Range(0)]
+Positive = Annotated[float, Range(0, open="(")]
+NotNegative = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+Probability = Annotated[float, Range(0, 1, open="()")]
+Text = Annotated[str, Pattern(r"(?s).*\S.*", "a text that is not empty")]
+
+
+def hints(cls: type) -> dict[str, Any]:
+    """Annotations of a class's fields, in their order, resolved and with their rules."""
+    resolved = typing.get_type_hints(cls, include_extras=True)
+    fields = dataclasses.fields(typing.cast("Any", cls))
+    return {field.name: resolved[field.name] for field in fields}
+
+
+def parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The type inside an annotation, without ``| None``, and its rules."""
+    rules: tuple[Any, ...] = ()
+    while True:
+        if typing.get_origin(hint) is Annotated:
+            hint, *own = typing.get_args(hint)
+            rules = (*own, *rules)
+        elif typing.get_origin(hint) in (types.UnionType, typing.Union):
+            (hint,) = (one for one in typing.get_args(hint) if one is not type(None))
+        else:
+            return hint, rules
+
+
+def no_such_choice(value: str, choices: typing.Collection[str]) -> str:
+    """What is wrong with a name that is none of ``choices``."""
+    return f"no such choice{nearest(value, choices)} (there are {', '.join(choices)})"
+
+
+def _judged(hint: Any, value: Any) -> Iterator[Problem]:
+    """Problems of one value; keys begin with a dot, or are empty where it is the value itself."""
+    if value is None:
+        return
+    kind, rules = parts(hint)
+    origin, found = typing.get_origin(kind), False
+    if origin is Literal and value not in typing.get_args(kind):
+        yield "", no_such_choice(str(value), typing.get_args(kind))
+    elif kind is float and not math.isfinite(value):
+        found = True
+        yield "", "must be a finite number"
+    elif isinstance(value, Group):
+        for key, reason in value.problems():
+            yield f".{key}", reason
+    elif origin in (list, dict):
+        entries = value.items() if origin is dict else enumerate(value)
+        for index, entry in entries:
+            for key, reason in _judged(typing.get_args(kind)[-1], entry):
+                found = True
+                yield f".{index}{key}", reason
+    for rule in rules if not found else ():
+        if (reason := rule.problem(value)) is not None:
+            yield "", reason
+
+
+# ---------------------------------------------------------------- to OmegaConf and back
+
+
+_PLAIN: dict[type, type] = {}
+
+
+def plain(cls: type) -> type:
+    """``cls`` as OmegaConf can check it: choices as text, without rules."""
+    if cls not in _PLAIN:
+        bases = tuple(plain(base) for base in cls.__bases__ if dataclasses.is_dataclass(base))
+        fields = plain_fields(cls).values()
+        _PLAIN[cls] = dataclasses.make_dataclass(cls.__name__, fields, bases=bases)
+    return _PLAIN[cls]
+
+
+def plain_fields(cls: type) -> dict[str, tuple[str, Any, Any]]:
+    """Name, type and default of each field of ``plain(cls)``."""
+    resolved = hints(cls)
+    return {
+        field.name: (field.name, _plain_hint(resolved[field.name]), _plain_default(field))
+        for field in dataclasses.fields(typing.cast("Any", cls))
+    }
+
+
+def _plain_hint(hint: Any) -> Any:
+    kind, _ = parts(hint)
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        kind = str
+    elif origin in (list, dict):
+        kind = origin[tuple(_plain_hint(one) for one in inner)]
+    elif dataclasses.is_dataclass(kind):
+        kind = plain(kind)  # type: ignore[arg-type]
+    return kind | None if _optional(hint) else kind
+
+
+def _optional(hint: Any) -> bool:
+    inner = typing.get_args(hint)
+    return _optional(inner[0]) if typing.get_origin(hint) is Annotated else type(None) in inner
+
+
+def _plain_default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return dataclasses.field(default=field.default)
+    factory = field.default_factory
+    assert factory is not dataclasses.MISSING
+    return dataclasses.field(default_factory=lambda: _plain_value(factory()))
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain_value(entry) for entry in value]
+    if not isinstance(value, Group):
+        return value
+    return plain(type(value))(**{k: _plain_value(v) for k, v in vars(value).items()})
+
+
+def build(cls: type[C], values: Mapping[str, Any]) -> C:
+    """A ``cls`` from nested mappings and lists; keys that it has not are left out."""
+    kind = cls.variant(values)
+    made: C = kind(
+        **{name: _built(h, values[name]) for name, h in hints(kind).items() if name in values}
+    )
+    return made
+
+
+def read(cls: type[C], loaded: Any) -> C:
+    """A ``cls`` from loaded YAML, with defaults where it says nothing.
+
+    Raises OmegaConfBaseException for unknown keys and wrong types.
+    """
+    from omegaconf import OmegaConf  # here: the classes alone need no OmegaConf
+
+    merged = OmegaConf.merge(OmegaConf.structured(plain(cls)), loaded)
+    return build(cls, typing.cast("Mapping[str, Any]", OmegaConf.to_container(merged)))
+
+
+def changed(config: C, assignments: typing.Sequence[str]) -> C:
+    """A copy of ``config`` after ``KEY=VALUE`` assignments; raises as ``read`` does."""
+    from omegaconf import OmegaConf
+
+    base = OmegaConf.structured(_plain_value(config))
+    merged = OmegaConf.merge(base, OmegaConf.from_dotlist(list(assignments)))
+    return build(type(config), typing.cast("Mapping[str, Any]", OmegaConf.to_container(merged)))
+
+
+def _built(hint: Any, value: Any) -> Any:
+    kind, _ = parts(hint)
+    if isinstance(value, dict) and dataclasses.is_dataclass(kind):
+        return build(kind, value)  # type: ignore[type-var,arg-type]
+    if isinstance(value, list):
+        return [_built(typing.get_args(kind)[0], entry) for entry in value]
+    return value
