@@ -59,15 +59,15 @@ async def measure(
     await scorer.close()
     return {
         **report.metrics(),
-        "decisions": len(window.trajectories),
-        "seconds_per_group": took * GROUP / len(window.trajectories),
+        "decisions": len(window.decisions),
+        "seconds_per_group": took * GROUP / len(window.decisions),
     }
 
 
 async def judged(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The figures of both ways."""
     [window], _ = play(1, 1)
-    few = dataclasses.replace(window, trajectories=window.trajectories[: arguments.groups * GROUP])
+    few = dataclasses.replace(window, decisions=window.decisions[: arguments.groups * GROUP])
     engine, local, name = None, None, arguments.model
     if ":" not in arguments.model:
         engine, local = house_model(arguments.model)

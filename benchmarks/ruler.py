@@ -105,7 +105,7 @@ def window(decisions: list[Decision]) -> TrainingWindow:
         start_time=start,
         end_time=start + WINDOW_MINUTES * 60,
         agents=tuple(sorted({one.agent_id for one in decisions})),
-        trajectories=tuple(decisions),
+        decisions=tuple(decisions),
         avg_reward=statistics.fmean(one.reward or 0.0 for one in decisions),
         ready=True,
     )
@@ -124,7 +124,7 @@ async def measure(
     if config.features == STATE_ACTION:  # others have nothing to go by without outcomes
         report = await examine(scorer, held_out, skill=skill)
         figures = {f"forecast_{name}": value for name, value in report.metrics().items()}
-    scores = [(await scorer.score(one.trajectories)).values for one in held_out]
+    scores = [(await scorer.score(one.decisions)).values for one in held_out]
     return figures | against_skill(held_out, scores, skill)
 
 
@@ -136,7 +136,7 @@ def against_skill(
     """Each agent's mean score against its skill, over all windows and in each of them."""
 
     def compare(some: list[TrainingWindow], given: Sequence[Sequence[float | None]]) -> Agreement:
-        decisions = [one for window in some for one in window.trajectories]
+        decisions = [one for window in some for one in window.decisions]
         means = agent_means(decisions, [score for own in given for score in own])
         return agreement(list(means.values()), [skill[agent] for agent in means])
 
@@ -167,12 +167,12 @@ def main() -> None:
     for seed in range(seeds):
         learned, _ = play(2 * seed, LEARNED)
         held_out, skill = play(2 * seed + 1, HELD_OUT)
-        decisions += [float(len(one.trajectories)) for one in held_out]
+        decisions += [float(len(one.decisions)) for one in held_out]
         for name, config in SCORERS.items():
             figures[name].append(asyncio.run(measure(config, learned, held_out, skill)))
-        rewards = [[one.reward for one in window.trajectories] for window in held_out]
+        rewards = [[one.reward for one in window.decisions] for window in held_out]
         figures[REWARDS].append(against_skill(held_out, rewards, skill))
-        scorer, shown_window = make_scorer(RulerConfig()), held_out[0].trajectories
+        scorer, shown_window = make_scorer(RulerConfig()), held_out[0].decisions
         learn_s.append(seconds(lambda s=scorer, w=learned: s.learn(w)))
         asyncio.run(scorer.score(shown_window))  # fits the model
         score_s.append(seconds(lambda s=scorer, w=shown_window: asyncio.run(s.score(w))))

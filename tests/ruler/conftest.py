@@ -84,7 +84,7 @@ def make_window() -> Callable[..., TrainingWindow]:
             start_time=start,
             end_time=start + HOUR,
             agents=tuple(sorted(agents)),
-            trajectories=tuple(decisions),
+            decisions=tuple(decisions),
             avg_reward=sum(rewards) / len(rewards),
             ready=True,
         )

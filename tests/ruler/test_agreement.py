@@ -131,5 +131,5 @@ async def test_unscored_decisions_are_counted(make_window: Make, skill: Any) -> 
 
 
 def test_agents_without_a_score_have_no_mean(make_window: Make) -> None:
-    decisions = make_window(0, each=1).trajectories
+    decisions = make_window(0, each=1).decisions
     assert agent_means(decisions, [0.5, None, 0.25, None]) == {"expert": 0.5, "fair": 0.25}

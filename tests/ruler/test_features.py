@@ -220,7 +220,7 @@ def test_the_outcome_is_seen_only_when_asked_for() -> None:
 
 
 def test_a_decision_without_its_outcome_has_none(make_window: Any) -> None:
-    shown = [without_outcome(decision) for decision in make_window(0, each=2).trajectories]
+    shown = [without_outcome(decision) for decision in make_window(0, each=2).decisions]
     hidden = featurize(shown, WITH_OUTCOME)[:, len(feature_names(STATE_ACTION)) :]
     assert not hidden.any()
 

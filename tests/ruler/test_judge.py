@@ -177,7 +177,7 @@ def _expected(decisions: Any) -> list[float]:
 @pytest.mark.parametrize("mood", ["good", "shuffled"])
 async def test_scores_are_matched_by_id(server: Server, make_window: Make, mood: str) -> None:
     server.mood = mood
-    decisions = make_window(0).trajectories
+    decisions = make_window(0).decisions
     scores = await _score(_config(server), decisions)
     assert list(scores.values) == pytest.approx(_expected(decisions))
     assert all(explanation.startswith("on ") for explanation in scores.explanations)
@@ -192,7 +192,7 @@ async def test_a_call_asks_for_a_group_in_the_form_of_its_schema(
     server: Server, make_window: Make
 ) -> None:
     config = _config(server, sampling_temperature=0.2, max_answer_tokens=321, rubric="Be bold.")
-    await _score(config, make_window(0).trajectories)
+    await _score(config, make_window(0).decisions)
     asked = server.requests[0]
     assert asked["model"] == "m"
     assert asked["key"] == f"Bearer {KEY}"
@@ -207,12 +207,12 @@ async def test_a_call_asks_for_a_group_in_the_form_of_its_schema(
 
 
 async def _last(server: Server, make_window: Make, **judge: Any) -> dict[str, Any]:
-    await _score(_config(server, **judge), make_window(1).trajectories)
+    await _score(_config(server, **judge), make_window(1).decisions)
     return server.requests[-1]
 
 
 async def test_temperature_sharpens_and_softens(server: Server, make_window: Make) -> None:
-    decisions, found = make_window(0).trajectories, {}
+    decisions, found = make_window(0).decisions, {}
     for temperature in (0.5, 1.0, 4.0):
         config = _config(server)
         config.temperature = temperature
@@ -227,7 +227,7 @@ async def test_a_bad_answer_is_asked_for_again_and_then_left(
     server: Server, make_window: Make, mood: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.mood = mood
-    decisions = make_window(0, each=2).trajectories
+    decisions = make_window(0, each=2).decisions
     scores = await _score(_config(server, retries=2), decisions)
     assert scores.values == (None,) * 8
     assert scores.metrics["unscored"] == 8
@@ -243,7 +243,7 @@ async def test_a_bad_answer_is_asked_for_again_and_then_left(
 @pytest.mark.parametrize("mood", ["prose", "broken", "out of range"])
 async def test_a_later_good_answer_counts(server: Server, make_window: Make, mood: str) -> None:
     server.mood, server.good_after = mood, 2
-    decisions = make_window(0, each=2).trajectories
+    decisions = make_window(0, each=2).decisions
     scores = await _score(_config(server), decisions)
     assert list(scores.values) == pytest.approx(_expected(decisions))
     assert scores.metrics["judge_calls"] == 3
@@ -251,7 +251,7 @@ async def test_a_later_good_answer_counts(server: Server, make_window: Make, moo
 
 async def test_one_failed_group_leaves_the_others_scored(server: Server, make_window: Make) -> None:
     server.mood, server.good_after = "prose", 1
-    decisions = make_window(0).trajectories
+    decisions = make_window(0).decisions
     scores = await _score(_config(server, retries=0, max_concurrency=1), decisions)
     assert scores.values.count(None) == scores.metrics["unscored"] == 8
     expected = _expected(decisions)
@@ -268,7 +268,7 @@ async def test_a_server_without_an_answer_leaves_the_group_unscored(
 ) -> None:
     server.mood = mood
     config = _config(server, timeout_s=timeout_s, structured="text")
-    scores = await _score(config, make_window(0, each=2).trajectories)
+    scores = await _score(config, make_window(0, each=2).decisions)
     assert set(scores.values) == {None}
     assert scores.metrics["judge_calls"] == calls
 
@@ -291,7 +291,7 @@ async def test_pauses_grow_and_heed_the_server(
 
     monkeypatch.setattr(asyncio, "sleep", noted)
     config = _config(server, retries=4, backoff_s=2.0)
-    await _score(config, make_window(0, each=2).trajectories)
+    await _score(config, make_window(0, each=2).decisions)
     assert [seconds for seconds in taken if seconds] == pauses
 
 
@@ -300,7 +300,7 @@ async def test_a_judge_that_is_down_is_not_asked_for_ever(
 ) -> None:
     server.mood = "broken"
     config = _config(server, retries=1, max_concurrency=1)
-    scores = await _score(config, make_window(0).trajectories)
+    scores = await _score(config, make_window(0).decisions)
     assert scores.metrics["unscored"] == 80
     assert scores.metrics["judge_calls"] == 3 * 2  # three groups in a row, two tries each
     assert "the judge is down" in caplog.text
@@ -310,7 +310,7 @@ async def test_a_wrong_key_is_one_call_and_stays_secret(
     server: Server, make_window: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.mood = "wrong key"
-    scores = await _score(_config(server, max_concurrency=1), make_window(0).trajectories)
+    scores = await _score(_config(server, max_concurrency=1), make_window(0).decisions)
     assert set(scores.values) == {None}
     assert scores.metrics["judge_calls"] == 1
     assert "HTTP status 401" in caplog.text
@@ -321,7 +321,7 @@ async def test_an_address_without_a_server_leaves_everything_unscored(
     server: Server, make_window: Make
 ) -> None:
     config = _config(server, base_url="http://127.0.0.1:9/v1", retries=0)
-    scores = await _score(config, make_window(0, each=2).trajectories)
+    scores = await _score(config, make_window(0, each=2).decisions)
     assert set(scores.values) == {None}
     assert "cannot be reached" in scores.explanations[0]
 
@@ -339,7 +339,7 @@ async def test_servers_that_know_no_schema_are_asked_more_simply(
 ) -> None:
     server.mood = mood
     config = _config(server, retries=0, max_concurrency=1)
-    scores = await _score(config, make_window(0, each=4).trajectories)
+    scores = await _score(config, make_window(0, each=4).decisions)
     assert None not in scores.values
     asked = [request.get("response_format", {}).get("type") for request in server.requests]
     assert asked == forms
@@ -349,7 +349,7 @@ async def test_servers_that_know_no_schema_are_asked_more_simply(
 async def test_the_form_can_be_fixed(server: Server, make_window: Make) -> None:
     server.mood = "objects"
     config = _config(server, structured="json_schema", retries=0)
-    scores = await _score(config, make_window(0, each=2).trajectories)
+    scores = await _score(config, make_window(0, each=2).decisions)
     assert set(scores.values) == {None}
     assert len(server.requests) == 1
 
@@ -357,7 +357,7 @@ async def test_the_form_can_be_fixed(server: Server, make_window: Make) -> None:
 async def test_answers_are_kept_by_content(
     server: Server, make_window: Make, tmp_path: Path
 ) -> None:
-    config, decisions = _config(server, tmp_path), make_window(0).trajectories
+    config, decisions = _config(server, tmp_path), make_window(0).decisions
     first = await _score(config, decisions)
     again = await _score(config, decisions)
     assert again.values == first.values
@@ -374,7 +374,7 @@ async def test_answers_are_kept_by_content(
 
 async def test_bad_answers_are_not_kept(server: Server, make_window: Make, tmp_path: Path) -> None:
     server.mood = "prose"
-    config, decisions = _config(server, tmp_path, retries=0), make_window(0, each=2).trajectories
+    config, decisions = _config(server, tmp_path, retries=0), make_window(0, each=2).decisions
     await _score(config, decisions)
     server.mood = "good"
     assert None not in (await _score(config, decisions)).values
@@ -384,7 +384,7 @@ async def test_a_damaged_cache_does_not_stop_the_judge(
     server: Server, make_window: Make, tmp_path: Path
 ) -> None:
     (tmp_path / "judge.sqlite").write_bytes(b"rubbish" * 1000)
-    scores = await _score(_config(server, tmp_path), make_window(0).trajectories)
+    scores = await _score(_config(server, tmp_path), make_window(0).decisions)
     assert None not in scores.values
     assert scores.metrics["judge_cache_failed"] == 1
 
@@ -392,7 +392,7 @@ async def test_a_damaged_cache_does_not_stop_the_judge(
 async def test_calls_of_a_window_are_bounded(
     server: Server, make_window: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scores = await _score(_config(server, max_calls=4), make_window(0).trajectories)
+    scores = await _score(_config(server, max_calls=4), make_window(0).decisions)
     assert len(server.requests) == scores.metrics["judge_calls"] == 4
     assert scores.metrics["unscored"] == 80 - 4 * 8
     assert "ruler.judge.max_calls 4 of this window are used up" in caplog.text
@@ -400,7 +400,7 @@ async def test_calls_of_a_window_are_bounded(
 
 async def test_tokens_of_a_window_are_bounded(server: Server, make_window: Make) -> None:
     config = _config(server, max_tokens=9000, max_answer_tokens=500, max_concurrency=1)
-    scores = await _score(config, make_window(0).trajectories)
+    scores = await _score(config, make_window(0).decisions)
     assert 1000 < scores.metrics["judge_tokens"] <= 9000
     assert 0 < len(server.requests) < 10
     assert scores.metrics["unscored"] == 8 * (10 - len(server.requests))
@@ -408,12 +408,12 @@ async def test_tokens_of_a_window_are_bounded(server: Server, make_window: Make)
 
 async def test_calls_at_once_are_bounded(server: Server, make_window: Make) -> None:
     server.mood = "busy"
-    await _score(_config(server, max_concurrency=3), make_window(0).trajectories)
+    await _score(_config(server, max_concurrency=3), make_window(0).decisions)
     assert server.most_running <= 3
 
 
 async def test_one_agent_costs_nothing(server: Server, make_window: Make) -> None:
-    scores = await _score(_config(server), make_window(0, agents=("good",)).trajectories)
+    scores = await _score(_config(server), make_window(0, agents=("good",)).decisions)
     assert set(scores.values) == {0.5}
     assert server.requests == []
 
@@ -422,7 +422,7 @@ async def test_a_judge_that_sees_no_difference_says_so(
     server: Server, make_window: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.mood = "all equal"
-    scores = await _score(_config(server), make_window(0).trajectories)
+    scores = await _score(_config(server), make_window(0).decisions)
     assert set(scores.values) == {0.5}
     assert scores.metrics["nothing_to_compare"] == 1
     assert scores.metrics["judge_calls"] == 10
@@ -437,7 +437,7 @@ async def test_a_judge_tells_how_well_it_forecast_the_rewards(
     config.features = features
     scorer = make_scorer(config)
     assert scorer.learn([window]) == {}
-    await scorer.score(window.trajectories)
+    await scorer.score(window.decisions)
     metrics = scorer.learn([window])
     await scorer.close()
     if features == "with_outcome":  # it was told
@@ -453,7 +453,7 @@ def _groups(decisions: Any, by: str, size: int = 8) -> list[list[Decision]]:
 
 
 def test_groups_are_neighbours_in_time(make_window: Make) -> None:
-    decisions = make_window(0, each=5).trajectories
+    decisions = make_window(0, each=5).decisions
     groups = _groups(list(reversed(decisions)), "time")
     assert [len(group) for group in groups] == [6, 7, 7]  # about even, none above 8
     times = [decision.timestamp for group in groups for decision in group]
@@ -462,7 +462,7 @@ def test_groups_are_neighbours_in_time(make_window: Make) -> None:
 
 
 def test_or_the_decisions_of_one_agent(make_window: Make) -> None:
-    decisions = make_window(0, each=10).trajectories
+    decisions = make_window(0, each=10).decisions
     groups = _groups(decisions, "agent")
     assert [len(group) for group in groups] == [5] * 8
     assert all(len({decision.agent_id for decision in group}) == 1 for group in groups)
@@ -472,7 +472,7 @@ def test_or_the_decisions_of_one_agent(make_window: Make) -> None:
 async def test_an_agent_with_a_single_decision_cannot_be_compared(
     server: Server, make_window: Make
 ) -> None:
-    decisions = [*make_window(0, each=2).trajectories][:5]
+    decisions = [*make_window(0, each=2).decisions][:5]
     scores = await _score(_config(server, group_by="agent"), decisions)
     lone = [d.agent_id for d in decisions].index("noise")
     assert scores.values[lone] == 0.5

@@ -130,7 +130,7 @@ async def test_a_local_model_judges_a_window(make_window: Make) -> None:
     config = RulerConfig(scoring_method="judge", judge=JudgeConfig(model="engine"))
     scorer = make_scorer(config, local=_local(Model()))
     assert isinstance(scorer, JudgeScorer)
-    scores = await scorer.score(make_window(0).trajectories)
+    scores = await scorer.score(make_window(0).decisions)
     assert None not in scores.values
     assert scores.metrics["judge_calls"] == scores.metrics["judge_groups"] == 7
 
@@ -150,7 +150,7 @@ async def test_a_real_engine_that_cannot_hold_the_question_leaves_it_unscored(
     local = LocalModel(generator=engine, tokenizer=load_tokenizer(run.model), policy=POLICY)
     config = RulerConfig(scoring_method="judge", judge=JudgeConfig(model="engine"))
     try:
-        scores = await make_scorer(config, local=local).score(make_window(0, each=2).trajectories)
+        scores = await make_scorer(config, local=local).score(make_window(0, each=2).decisions)
     finally:
         await engine.close()
     assert set(scores.values) == {None}
@@ -181,7 +181,7 @@ async def test_smollm2_judges_two_decisions(make_window: Make) -> None:
     )
     config = RulerConfig(scoring_method="judge", judge=judge)
     window = make_window(0, each=1, agents=("expert", "noise"))
-    decisions = [without_outcome(decision) for decision in window.trajectories]
+    decisions = [without_outcome(decision) for decision in window.decisions]
     try:
         scores = await make_scorer(config, local=local).score(decisions)
     finally:

@@ -46,12 +46,12 @@ async def test_it_forecasts_windows_that_it_has_not_seen(
 async def test_scores_are_in_range_with_a_reason_for_each(method: str, make_window: Make) -> None:
     scorer, window = _scorer(method), make_window(0)
     scorer.learn([make_window(1)])
-    scores = await scorer.score(window.trajectories)
-    assert len(scores.values) == len(scores.explanations) == len(window.trajectories)
+    scores = await scorer.score(window.decisions)
+    assert len(scores.values) == len(scores.explanations) == len(window.decisions)
     assert all(0 <= score <= 1 for score in scores.values)
     assert len(set(scores.values)) > 10
     assert all(scores.explanations)
-    assert scores.metrics["scored"] == len(window.trajectories)
+    assert scores.metrics["scored"] == len(window.decisions)
     assert scores.metrics["unscored"] == scores.metrics["nothing_to_compare"] == 0
     assert scores.metrics["learned_windows"] == 1
 
@@ -61,7 +61,7 @@ async def test_a_low_temperature_parts_scores(method: str, make_window: Make) ->
     for temperature in (0.2, 0.7, 5.0):
         scorer = _scorer(method, temperature=temperature)
         scorer.learn([make_window(1)])
-        values = (await scorer.score(make_window(0).trajectories)).values
+        values = (await scorer.score(make_window(0).decisions)).values
         spreads.append(max(values) - min(values))
     assert spreads == sorted(spreads, reverse=True)
     assert spreads[-1] < spreads[0] / 2
@@ -78,7 +78,7 @@ async def test_what_was_learned_is_there_in_the_next_process(
         "newly_learned": 2,
         "state_saved": 1,
     }
-    decisions = make_window(2).trajectories
+    decisions = make_window(2).decisions
     second = _scorer(method, model_path=str(tmp_path / "ruler"))
     assert (await second.score(decisions)) == (await first.score(decisions))
     assert [path.name for path in (tmp_path / "ruler").iterdir()] == [f"{method}.npz"]
@@ -135,10 +135,10 @@ async def test_a_window_learned_again_changes_nothing(
 ) -> None:
     scorer = _scorer(method, model_path=str(tmp_path))
     scorer.learn([make_window(0)])
-    before, stored = await scorer.score(make_window(2).trajectories), tmp_path / f"{method}.npz"
+    before, stored = await scorer.score(make_window(2).decisions), tmp_path / f"{method}.npz"
     written = stored.read_bytes()
     assert scorer.learn([make_window(0)])["newly_learned"] == 0
-    assert await scorer.score(make_window(2).trajectories) == before
+    assert await scorer.score(make_window(2).decisions) == before
     assert stored.read_bytes() == written
 
 
@@ -164,7 +164,7 @@ async def test_the_outcome_does_not_move_the_score_of_a_decision_by_itself(
     config.preference.window_pairs = False
     scorer = make_scorer(config)
     scorer.learn([make_window(1)])
-    decisions = make_window(0).trajectories
+    decisions = make_window(0).decisions
     hidden = [without_outcome(decision) for decision in decisions]
     assert (await scorer.score(decisions)).values == (await scorer.score(hidden)).values
 
@@ -186,7 +186,7 @@ async def test_one_agent_is_nothing_to_compare(
 ) -> None:
     scorer, window = _scorer(method), make_window(0, agents=("expert",))
     scorer.learn([make_window(1)])
-    scores = await scorer.score(window.trajectories)
+    scores = await scorer.score(window.decisions)
     assert set(scores.values) == {0.5}
     assert scores.metrics["nothing_to_compare"] == 1
     assert "1 agent of at least 2" in scores.explanations[0]
@@ -195,7 +195,7 @@ async def test_one_agent_is_nothing_to_compare(
 
 async def test_one_agent_can_be_compared_with_itself(method: str, make_window: Make) -> None:
     scorer = _scorer(method, min_agents=1)
-    scores = await scorer.score(make_window(0, agents=("fair",)).trajectories)
+    scores = await scorer.score(make_window(0, agents=("fair",)).decisions)
     assert scores.metrics["nothing_to_compare"] == 0
     assert len(set(scores.values)) > 1
 
@@ -205,7 +205,7 @@ async def test_equal_rewards_are_nothing_to_compare(
     method: str, make_window: Make, reward: float
 ) -> None:
     window = make_window(0)
-    alike = [dataclasses.replace(decision, reward=reward) for decision in window.trajectories]
+    alike = [dataclasses.replace(decision, reward=reward) for decision in window.decisions]
     scores = await _scorer(method).score(alike)
     assert set(scores.values) == {0.5}
     assert scores.metrics["nothing_to_compare"] == 1
@@ -215,7 +215,7 @@ async def test_equal_rewards_are_nothing_to_compare(
 async def test_equal_decisions_are_nothing_to_compare(method: str, make_window: Make) -> None:
     scorer = _scorer(method)
     scorer.learn([make_window(1)])
-    one = without_outcome(make_window(0).trajectories[0])
+    one = without_outcome(make_window(0).decisions[0])
     twins = [dataclasses.replace(one, agent_id=name) for name in ("a", "b", "c")]
     scores = await scorer.score(twins)
     assert scores.values == (0.5, 0.5, 0.5)
@@ -225,7 +225,7 @@ async def test_equal_decisions_are_nothing_to_compare(method: str, make_window: 
 async def test_without_model_and_outcomes_decisions_stay_unscored(
     method: str, make_window: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shown = [without_outcome(decision) for decision in make_window(0).trajectories]
+    shown = [without_outcome(decision) for decision in make_window(0).decisions]
     scores = await _scorer(method).score(shown)
     assert set(scores.values) == {None}
     assert scores.metrics["unscored"] == len(shown)
@@ -236,10 +236,10 @@ async def test_windows_of_equal_rewards_teach_nothing_and_break_nothing(
     method: str, make_window: Make
 ) -> None:
     window = make_window(1)
-    alike = [dataclasses.replace(decision, reward=0.4) for decision in window.trajectories]
+    alike = [dataclasses.replace(decision, reward=0.4) for decision in window.decisions]
     scorer = _scorer(method)
-    scorer.learn([dataclasses.replace(window, trajectories=tuple(alike))])
-    scores = await scorer.score(make_window(0).trajectories)
+    scorer.learn([dataclasses.replace(window, decisions=tuple(alike))])
+    scores = await scorer.score(make_window(0).decisions)
     assert all(score is None or 0 <= score <= 1 for score in scores.values)
 
 
@@ -249,13 +249,13 @@ async def test_rewards_that_are_no_numbers_are_left_out(method: str, make_window
         rewards = (math.nan, math.inf, None)
         decisions = [
             dataclasses.replace(decision, reward=rewards[place]) if place < 3 else decision
-            for place, decision in enumerate(window.trajectories)
+            for place, decision in enumerate(window.decisions)
         ]
-        return dataclasses.replace(window, trajectories=tuple(decisions))
+        return dataclasses.replace(window, decisions=tuple(decisions))
 
     scorer = _scorer(method)
     for number in (0, 1):
-        scores = await scorer.score(spoiled(number).trajectories)
+        scores = await scorer.score(spoiled(number).decisions)
         assert all(0 <= score <= 1 for score in scores.values)
         assert scorer.learn([spoiled(number)])["learned_decisions"] == 77 * (number + 1)
 

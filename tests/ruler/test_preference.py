@@ -53,26 +53,26 @@ def test_pairs_never_cross_windows() -> None:
 
 async def test_the_model_is_weighed_against_the_window(make_window: Make) -> None:
     window = make_window(9)
-    rewards = [decision.reward for decision in window.trajectories]
+    rewards = [decision.reward for decision in window.decisions]
     found = {}
     for weight in (0.01, 2.0, 1e8):
         scorer = _scorer(model_weight=weight)
         scorer.learn([make_window(n) for n in range(4)])
-        values = (await scorer.score(window.trajectories)).values
+        values = (await scorer.score(window.decisions)).values
         found[weight] = agreement(values, rewards).kendall_tau or 0.0
     assert found[0.01] > found[2.0] > found[1e8]
     assert found[0.01] > 0.8  # nearly the order of the window's own rewards
     scorer = _scorer(window_pairs=False)
     scorer.learn([make_window(n) for n in range(4)])
-    alone = await scorer.score(window.trajectories)
+    alone = await scorer.score(window.decisions)
     assert alone.metrics["pairs"] == 0
     assert agreement(alone.values, rewards).kendall_tau == found[1e8]
 
 
 async def test_the_first_window_is_ordered_by_its_own_pairs(make_window: Make) -> None:
     window = make_window(0)
-    scores = await _scorer().score(window.trajectories)
-    rewards = [decision.reward for decision in window.trajectories]
+    scores = await _scorer().score(window.decisions)
+    rewards = [decision.reward for decision in window.decisions]
     assert (agreement(scores.values, rewards, margin=0.05).pairwise_accuracy or 0) > 0.95
     assert scores.metrics["pairs"] > 0 == scores.metrics["learned_pairs"]
     assert "won" in scores.explanations[0]
@@ -81,7 +81,7 @@ async def test_the_first_window_is_ordered_by_its_own_pairs(make_window: Make) -
 async def test_pairs_are_bounded(make_window: Make) -> None:
     scorer = _scorer(max_pairs=50)
     scorer.learn([make_window(0), make_window(1)])
-    scores = await scorer.score(make_window(2).trajectories)
+    scores = await scorer.score(make_window(2).decisions)
     assert scores.metrics["pairs"] == 50
     assert scores.metrics["learned_pairs"] == 100
 
@@ -89,7 +89,7 @@ async def test_pairs_are_bounded(make_window: Make) -> None:
 async def test_an_explanation_names_what_counted_most(make_window: Make) -> None:
     scorer = _scorer(window_pairs=False)
     scorer.learn([make_window(n) for n in range(6)])
-    decisions = make_window(7).trajectories
+    decisions = make_window(7).decisions
     scores = await scorer.score(decisions)
     best = int(np.argmax([score or 0.0 for score in scores.values]))
     assert "strength +" in scores.explanations[best]
@@ -101,7 +101,7 @@ async def test_scores_follow_the_seed(make_window: Make) -> None:
     runs = []
     for seed in (1, 1, 2):
         scorer = PreferenceScorer(config, seed=seed)
-        runs.append((await scorer.score(make_window(0).trajectories)).values)
+        runs.append((await scorer.score(make_window(0).decisions)).values)
     assert runs[0] == runs[1] != runs[2]
 
 
@@ -111,4 +111,4 @@ def test_a_margin_that_nothing_exceeds_leaves_no_model(make_window: Make) -> Non
     memory: Memory = scorer.memory
     scorer._fit(memory)
     assert scorer._weights is None
-    assert scorer.score_now(make_window(1).trajectories).metrics["unscored"] == 80
+    assert scorer.score_now(make_window(1).decisions).metrics["unscored"] == 80

@@ -171,5 +171,5 @@ def test_a_second_question_says_what_was_wrong() -> None:
 
 
 def test_the_market_s_decisions_can_be_asked_about(make_window: Make) -> None:
-    question = _ask(make_window(0, each=3).trajectories)
+    question = _ask(make_window(0, each=3).decisions)
     assert len(question.ids) == 12

@@ -69,7 +69,7 @@ def test_more_trees_fit_more() -> None:
 
 async def test_the_first_window_is_predicted_from_its_other_decisions(make_window: Make) -> None:
     window = make_window(0)
-    scores = await _scorer().score(window.trajectories)
+    scores = await _scorer().score(window.decisions)
     assert scores.metrics["cold_start"] == 1
     assert len(set(scores.values)) > 10
 

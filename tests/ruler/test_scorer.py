@@ -24,7 +24,7 @@ def test_the_document_s_constructor_and_call(
         model_path=tmp_path / "checkpoints" / "latest", scoring_method=method, temperature=0.7
     )
     scorer.learn([make_window(0), make_window(1)])
-    trajectories = make_window(2).trajectories
+    trajectories = make_window(2).decisions
     scores = scorer.score_trajectories(trajectories)
     assert len(scores) == len(trajectories)
     assert all(score is not None and 0 <= score <= 1 for score in scores)
@@ -41,7 +41,7 @@ def test_the_defaults_are_the_document_s(make_window: Make) -> None:
 
 def test_pairs_name_the_better_decision_first(make_window: Make) -> None:
     config = RulerConfig(preference=PreferenceConfig(margin=0.2, max_pairs=100))
-    pairs = RULERScorer(config=config).generate_pairs(make_window(0).trajectories)
+    pairs = RULERScorer(config=config).generate_pairs(make_window(0).decisions)
     assert len(pairs) == 100
     assert all((better.reward or 0) - (worse.reward or 0) > 0.2 for better, worse in pairs)
 
@@ -55,9 +55,7 @@ def test_it_works_in_any_thread(make_window: Make) -> None:
     scorer, found = RULERScorer(), []
     window = make_window(0)
     threads = [
-        threading.Thread(
-            target=lambda: found.append(scorer.score_trajectories(window.trajectories))
-        )
+        threading.Thread(target=lambda: found.append(scorer.score_trajectories(window.decisions)))
         for _ in range(2)
     ]
     for thread in threads:

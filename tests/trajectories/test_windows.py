@@ -32,10 +32,8 @@ def test_a_training_window_is_the_documents(store: TrajectoryStore) -> None:
     window = Windows(store, WindowConfig()).get(TEN_ID)
     assert (window.id, window.start_time, window.end_time) == (TEN_ID, TEN, TEN + HOUR)
     assert window.agents == ("agent-0", "agent-1", "agent-2")
-    assert len(window.trajectories) == 15
-    assert [d.timestamp for d in window.trajectories] == sorted(
-        d.timestamp for d in window.trajectories
-    )
+    assert len(window.decisions) == 15
+    assert [d.timestamp for d in window.decisions] == sorted(d.timestamp for d in window.decisions)
     assert (window.avg_reward, window.ready, window.reasons) == (0.5, True, ())
 
 
@@ -47,7 +45,7 @@ def test_a_window_that_is_not_ready_says_why(store: TrajectoryStore) -> None:
         "average reward 0.5 is below 0.6",
     )
     empty = Windows(store, WindowConfig()).get("2024-11-13-12:00")
-    assert (empty.trajectories, empty.agents, empty.ready) == ((), (), False)
+    assert (empty.decisions, empty.agents, empty.ready) == ((), (), False)
     assert empty.reasons == ("it has no decisions",)
 
 
@@ -76,7 +74,7 @@ def test_a_clock_set_back_puts_decisions_where_their_time_is(
     """As an agent stamps them whose clock went from 11:05 back to 10:06."""
     windows = Windows(store, WindowConfig())
     store.append([make.whole(65, "back"), make.whole(6, "back"), make.whole(7, "back")])
-    held = {w: [d.id for d in windows.get(w).trajectories] for w in windows.ids()}
+    held = {w: [d.id for d in windows.get(w).decisions] for w in windows.ids()}
     assert ["back-000065" in held[w] for w in (TEN_ID, ELEVEN_ID)] == [False, True]
     assert held[TEN_ID][-2:] == ["back-000006", "back-000007"]
 
@@ -90,7 +88,7 @@ def test_summaries_say_the_same_without_the_decisions(store: TrajectoryStore) ->
         assert summary.reasons == window.reasons
         assert summary.avg_reward == pytest.approx(window.avg_reward)
         assert (summary.start_time, summary.end_time) == (window.start_time, window.end_time)
-        assert summary.decisions == summary.complete == len(window.trajectories)
+        assert summary.decisions == summary.complete == len(window.decisions)
 
 
 def test_windowed_batches_are_windows(store: TrajectoryStore) -> None:
@@ -105,10 +103,10 @@ def test_rolling_batches_are_the_newest_complete_decisions(
     config = WindowConfig(mode="rolling", rolling_decisions=20, min_agents=2)
     batch = Windows(store, config).batch(ELEVEN_ID)
     assert batch.id == ELEVEN_ID
-    assert len(batch.trajectories) == 20
-    assert {d.window_id for d in batch.trajectories} == {TEN_ID, ELEVEN_ID}
+    assert len(batch.decisions) == 20
+    assert {d.window_id for d in batch.decisions} == {TEN_ID, ELEVEN_ID}
     assert not {"open", "after"} & set(batch.agents)
-    assert (batch.start_time, batch.end_time) == (batch.trajectories[0].timestamp, TEN + 2 * HOUR)
+    assert (batch.start_time, batch.end_time) == (batch.decisions[0].timestamp, TEN + 2 * HOUR)
     assert batch.ready
 
 
@@ -131,7 +129,7 @@ def test_windows_of_other_lengths(tmp_path: Path, make: Any) -> None:
         assert windows.ids() == [TEN_ID, "2024-11-13-10:02:30"]
         window = windows.get("2024-11-13-10:02:30")
     assert (window.start_time, window.end_time) == (TEN + 150, TEN + 300)
-    assert len(window.trajectories) == 2
+    assert len(window.decisions) == 2
 
 
 def test_slips_are_named(store: TrajectoryStore) -> None:

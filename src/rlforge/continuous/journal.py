@@ -142,7 +142,7 @@ class ScoreFiles:
     def write(self, window: TrainingWindow, scores: Scores) -> None:
         """Store the scores of the decisions of ``window``, which are in the same order."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        rows = zip(window.trajectories, scores.values, scores.explanations, strict=True)
+        rows = zip(window.decisions, scores.values, scores.explanations, strict=True)
         content = {
             "window_id": window.id,
             "metrics": dict(scores.metrics),
@@ -162,7 +162,7 @@ class ScoreFiles:
         content = read_json(path)
         if not content:
             raise RunError(f"{path} is missing: restore it to go on with this window")
-        found = [content["scores"].get(decision.id, {}) for decision in window.trajectories]
+        found = [content["scores"].get(decision.id, {}) for decision in window.decisions]
         return Scores(
             values=tuple(entry.get("score") for entry in found),
             explanations=tuple(entry.get("explanation", "") for entry in found),

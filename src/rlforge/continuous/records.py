@@ -51,13 +51,13 @@ def window_row(
     are None where nothing was trained.
     """
     metrics = trained.metrics if trained else {}
-    players = by_player(window.trajectories)
+    players = by_player(window.decisions)
     policy = players.get(POLICY)
     row: Row = json_ready(
         {
             "window_id": window.id,
             "agents": len(window.agents),
-            "trajectories": len(window.trajectories),
+            "trajectories": len(window.decisions),
             "avg_reward": window.avg_reward,
             "high_score_count": gathered["selected"],
             "training_loss": metrics.get("loss"),

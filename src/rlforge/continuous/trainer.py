@@ -99,7 +99,7 @@ class ContinuousTrainer:
         await market.driver.advance_to(market.windows.due_at(work.window_id))
         window = await asyncio.to_thread(market.windows.batch, work.window_id)
         if not work.reached("collected"):
-            work = self._reach(work, "collected", trajectories=len(window.trajectories))
+            work = self._reach(work, "collected", trajectories=len(window.decisions))
         return work, window
 
     async def _score(self, work: Entry, window: TrainingWindow) -> tuple[Entry, Scores | None]:
@@ -107,7 +107,7 @@ class ContinuousTrainer:
         self._check_stop()
         if not work.reached("scored"):
             if window.ready:
-                scores = await self._parts.learning.scorer.score(window.trajectories)
+                scores = await self._parts.learning.scorer.score(window.decisions)
                 self._parts.scores.write(window, scores)
             work = self._reach(work, "scored")
         return work, self._parts.scores.read(window) if window.ready else None
@@ -124,7 +124,7 @@ class ContinuousTrainer:
             )
         known = [
             (decision, decision.reward, score)
-            for decision, score in zip(window.trajectories, scores.values, strict=True)
+            for decision, score in zip(window.decisions, scores.values, strict=True)
             if decision.reward is not None
         ]
         rewards = learning.reward.normalize([reward for _, reward, _ in known])
@@ -197,7 +197,7 @@ class ContinuousTrainer:
             trained,
             deployed.success,
             reason=facts["reason"] or deployed.reason,
-            rewards=reward_figures(learning.reward, window.trajectories),
+            rewards=reward_figures(learning.reward, window.decisions),
             scorer={**(scores.metrics if scores else {}), **learned},
             minutes=(self._worked(work) + self._lap()) / 60,
         )

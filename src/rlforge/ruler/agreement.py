@@ -122,13 +122,13 @@ async def examine(
     all_scores: list[float | None] = []
     found: list[Agreement] = []
     for window in windows:
-        shown = list(window.trajectories)
+        shown = list(window.decisions)
         if hide_outcomes:
             shown = [without_outcome(decision) for decision in shown]
         values = (await scorer.score(shown)).values
-        rewards = [decision.reward for decision in window.trajectories]
+        rewards = [decision.reward for decision in window.decisions]
         found.append(agreement(values, rewards, margin=margin))
-        all_decisions += window.trajectories
+        all_decisions += window.decisions
         all_scores += values
     means = agent_means(all_decisions, all_scores)
     agents = None

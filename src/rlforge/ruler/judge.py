@@ -207,8 +207,8 @@ class JudgeScorer:
             return {}
         found = []
         for window in windows:
-            scores = [self._given.get(decision.id) for decision in window.trajectories]
-            found.append(agreement(scores, finite_rewards(window.trajectories)))
+            scores = [self._given.get(decision.id) for decision in window.decisions]
+            found.append(agreement(scores, finite_rewards(window.decisions)))
         return pooled(found).metrics("forecast_")
 
     async def close(self) -> None:

@@ -134,9 +134,9 @@ class LearnedScorer(abc.ABC):
 
     def _known(self, window: TrainingWindow) -> tuple[Floats, Floats]:
         """Features and rewards of the decisions whose reward is known."""
-        rewards = finite_rewards(window.trajectories)
+        rewards = finite_rewards(window.decisions)
         known = [place for place, reward in enumerate(rewards) if reward is not None]
-        shown = [window.trajectories[place] for place in known]
+        shown = [window.decisions[place] for place in known]
         return featurize(shown, self.config.features), np.array(
             [rewards[place] for place in known], dtype=np.float64
         )

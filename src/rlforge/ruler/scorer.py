@@ -19,7 +19,7 @@ class RULERScorer:
 
         scorer = RULERScorer(model_path="./checkpoints/latest", scoring_method="preference")
         scorer.learn(past_windows)
-        scores = scorer.score_trajectories(window.trajectories)  # [0.73, 0.82, 0.65, …]
+        scores = scorer.score_trajectories(window.decisions)  # [0.73, 0.82, 0.65, …]
 
     A door to ``make_scorer`` that needs no event loop; inside one, use that. config: everything
     else that can be set; the three named arguments win over it.
@@ -44,25 +44,25 @@ class RULERScorer:
         self._seed = seed
         self._scorer = make_scorer(self.config, seed=seed)
 
-    def score_trajectories(self, trajectories: Sequence[Decision]) -> list[float | None]:
+    def score_trajectories(self, decisions: Sequence[Decision]) -> list[float | None]:
         """One score from 0 to 1 for each; None where the scorer could not judge."""
-        return list(self.score(trajectories).values)
+        return list(self.score(decisions).values)
 
-    def score(self, trajectories: Sequence[Decision]) -> Scores:
+    def score(self, decisions: Sequence[Decision]) -> Scores:
         """The same with explanations and metrics."""
-        return asyncio.run(self._score(trajectories))
+        return asyncio.run(self._score(decisions))
 
-    def generate_pairs(self, trajectories: Sequence[Decision]) -> list[tuple[Decision, Decision]]:
+    def generate_pairs(self, decisions: Sequence[Decision]) -> list[tuple[Decision, Decision]]:
         """(better, worse): the pairs that a window's rewards give."""
         settings = self.config.preference
         pairs = generate_pairs(
-            finite_rewards(trajectories),
+            finite_rewards(decisions),
             margin=settings.margin,
             max_pairs=settings.max_pairs,
             seed=self._seed,
         )
         return [
-            (trajectories[better], trajectories[worse])
+            (decisions[better], decisions[worse])
             for better, worse in zip(pairs.better, pairs.worse, strict=True)
         ]
 
@@ -70,8 +70,8 @@ class RULERScorer:
         """Learn from windows whose outcomes are known; see ``Scorer``."""
         return self._scorer.learn(windows)
 
-    async def _score(self, trajectories: Sequence[Decision]) -> Scores:
+    async def _score(self, decisions: Sequence[Decision]) -> Scores:
         try:
-            return await self._scorer.score(trajectories)
+            return await self._scorer.score(decisions)
         finally:
             await self._scorer.close()  # connections end with their event loop

@@ -90,7 +90,7 @@ class TrainingWindow:
     """All that happened from ``start_time`` up to, not including, ``end_time`` (seconds UTC).
 
     id: the start, as ``2024-11-13-10:00`` in UTC (with ``:SS`` where windows start between
-    minutes). agents: sorted. trajectories: in order of time. avg_reward: over those with a reward,
+    minutes). agents: sorted. decisions: in order of time. avg_reward: over those with a reward,
     0 where there are none. ready: it may be trained on; otherwise ``reasons`` say what is missing.
     """
 
@@ -98,7 +98,7 @@ class TrainingWindow:
     start_time: float
     end_time: float
     agents: tuple[str, ...]
-    trajectories: tuple[Decision, ...]
+    decisions: tuple[Decision, ...]
     avg_reward: float
     ready: bool
     reasons: tuple[str, ...] = ()

@@ -197,7 +197,7 @@ class Windows:
             start_time=start,
             end_time=end,
             agents=tuple(agent.agent_id for agent in activity),
-            trajectories=tuple(decisions),
+            decisions=tuple(decisions),
             avg_reward=average_reward(activity),
             ready=not reasons,
             reasons=reasons,
