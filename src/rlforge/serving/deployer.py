@@ -1,18 +1,19 @@
-"""One version on its way: validate, copy, swap, verify, each phase written down before it begins.
+"""Carries out one deployment: validate, copy, swap, verify.
 
-What is served changes by one assignment (``Router.live``); what a restart serves changes by one
-transaction, after the verification. A process that is killed in any phase therefore comes back
-with the last verified version.
+Each phase is in the journal before it begins. One assignment (``Router.live``) changes what the
+process serves; one transaction, after the verification, changes what a restart serves. So a process
+that is killed in any phase restarts with the last verified version.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rlforge.config.serving import DeploymentConfig
 from rlforge.errors import DeploymentError, RlforgeError
@@ -26,19 +27,17 @@ from rlforge.types import Checkpoint, PolicyRef
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 VERSIONS = "versions"
-"""Folder of the service's own copies."""
+"""Folder of the service's own copies of adapters."""
 
 FAILURES = (RlforgeError, OSError, TimeoutError)
-"""What a disk, an adapter or an engine does; anything else is a bug, and is raised."""
+"""Failures of disks, adapters and engines end a deployment; others are bugs and are raised."""
 
 
 class Deployer:
-    """The phases of a deployment; the caller sees to it that there is one at a time.
+    """The phases of a deployment; the caller runs one deployment at a time.
 
-    folder: where its copies are kept. on_phase: told of every step.
+    folder: of the copies. on_phase: called with the deployment after every change of its phase.
     """
 
     def __init__(
@@ -58,9 +57,9 @@ class Deployer:
     async def carry_out(
         self, number: int, source: Checkpoint, holdout: Holdout | None
     ) -> Deployment:
-        """Bring deployment ``number`` from ``source`` to its end: live, on trial or rejected.
+        """Deploy ``source`` as number ``number``; it ends live, on trial or rejected.
 
-        Raises one of ``FAILURES`` when a phase fails; the caller puts back what was served.
+        Raises one of ``FAILURES`` when a phase fails; the caller then restores ``Router.live``.
         """
         limit, live = self._config.timeout_s, self._router.live
         if source.path is None:
@@ -104,9 +103,9 @@ class Deployer:
         return new
 
     async def verify(self) -> None:
-        """The live route answers, and with the versions that are served now.
+        """Check that the live route answers, with the versions that are served now.
 
-        Raises DeploymentError, or what the engine raises.
+        Raises DeploymentError where it does not, EngineError as the engine does.
         """
         live = self._router.live
         for served in live.served():
@@ -117,12 +116,12 @@ class Deployer:
             )
             if answer.policy_uid != served.uid or not answer.token_ids:
                 raise DeploymentError(
-                    f"a probe of {served.uid} was answered by {answer.policy_uid or 'nobody'} "
+                    f"a probe of {served.uid} was answered by {answer.policy_uid or 'no version'} "
                     f"with {len(answer.token_ids)} tokens"
                 )
 
     async def problem_with(self, deployment: Deployment) -> str | None:
-        """Why a version that was verified once cannot be served now; None where it can."""
+        """Why a version that was verified earlier cannot be served now; None where it can."""
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 if deployment.path is not None:
@@ -133,60 +132,56 @@ class Deployer:
         return None
 
     async def promote(self, number: int) -> Deployment:
-        """A verified version is live from now on, also after a restart."""
-        promoted = await self.noted(self._journal.promote, number)
+        """Serve a verified version to all users, also after a restart."""
+        promoted = await asyncio.to_thread(self._journal.promote, number)
         self._router.live = Live(current=promoted)
-        self.tell(promoted)
+        self.report(promoted)
         return promoted
 
     async def give_up(self, deployment: Deployment, error: BaseException) -> Deployment:
-        """Write down why a deployment failed; where the disk is full, the answer says it only."""
+        """Write down why a deployment failed; with a full disk only the returned value says it."""
         reason = self.sentence(error)
         log.error("deployment of %s failed: %s", deployment.source, reason)
         try:
-            swapped = (await self.noted(self._journal.deployment, deployment.number)).phase
+            swapped = (await asyncio.to_thread(self._journal.deployment, deployment.number)).phase
             phase: Phase = "rolled_back" if swapped == "verifying" else "failed"
             failed = await self.advance(deployment.number, phase, reason=reason)
         except DeploymentError as unwritable:
             log.error("%s", unwritable)
-            failed = deployment.ended("failed", reason)
+            failed = dataclasses.replace(deployment, phase="failed", reason=reason)
         await self.tidy()
         return failed
 
     async def tidy(self) -> None:
-        """Forget versions that nobody can go back to, and keep a copy of the journal.
+        """Delete versions beyond ``deployment.keep`` that no request uses, and copy the journal.
 
-        What is served does not depend on it: a failure is logged.
+        Serving does not depend on it: a failure is only logged.
         """
         try:
-            await self.noted(self._journal.forget_former, self._config.keep)
+            await asyncio.to_thread(self._journal.forget_former, self._config.keep)
             served = (*self._journal.live(), *self._router.live.served())
-            paths = {*(d.path for d in served), *self._router.leased}
-            # By path, not by uid: folders of older states are named version-N.
+            paths = {*(d.path for d in served), *self._router.in_use}
+            # Not by uid: older releases named the folders version-N.
             kept = {Path(path).name for path in paths if path}
             await asyncio.to_thread(prune, self._versions, 0, kept)
-            await self.noted(self._journal.back_up)
+            await asyncio.to_thread(self._journal.back_up)
         except FAILURES as error:
             log.warning("could not tidy up: %s", self.sentence(error))
 
     async def advance(self, number: int, phase: Phase, **facts: Any) -> Deployment:
-        """Write down that a deployment is in ``phase``, and tell."""
-        deployment = await self.noted(self._journal.advance, number, phase, **facts)
-        self.tell(deployment)
+        """Write down that a deployment is in ``phase``, and report it."""
+        deployment = await asyncio.to_thread(self._journal.advance, number, phase, **facts)
+        self.report(deployment)
         return deployment
 
-    async def noted(self, method: Callable[..., T], *arguments: Any, **named: Any) -> T:
-        """Call the journal in a thread: it waits for the disk."""
-        return await asyncio.to_thread(method, *arguments, **named)
-
-    def tell(self, deployment: Deployment) -> None:
-        """Log a step, and hand it on."""
+    def report(self, deployment: Deployment) -> None:
+        """Log a change of phase and pass it to ``on_phase``."""
         log.info("%s: %s %s", deployment.uid, deployment.phase, deployment.reason)
         if self._on_phase is not None:
             self._on_phase(deployment)
 
     def sentence(self, error: BaseException) -> str:
-        """What went wrong, for the user."""
+        """The error as one sentence for the user."""
         if isinstance(error, TimeoutError):
             return f"not done within deployment.timeout_s={self._config.timeout_s:g} s"
         if isinstance(error, OSError):
@@ -194,7 +189,7 @@ class Deployer:
         return str(error)
 
     def _copy(self, new: Deployment, source: Checkpoint, files: dict[str, str]) -> Path:
-        # Numbers are never used twice, unless the journal's newest entries were lost.
+        # A folder of this number exists only if the journal lost its newest entries.
         shutil.rmtree(self._versions / new.uid, ignore_errors=True)
         return write_checkpoint(
             self._versions,

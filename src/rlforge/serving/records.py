@@ -1,8 +1,7 @@
-"""What a deployment is, and how far it has come."""
+"""Deployments with their phases and checks, and what checks ask: probes and paired outcomes."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
@@ -24,13 +23,13 @@ Phase = Literal[
     "interrupted",
 ]
 
-#: Phases in which a deployment is at work; a process that begins finds none of its own in them.
+#: Phases of a deployment in progress. A process that starts marks those it finds as interrupted.
 UNDER_WAY: tuple[Phase, ...] = ("validating", "checkpointing", "swapping", "verifying")
 
 
 @value
 class Check:
-    """One thing that was asked of a new version, and what came of it."""
+    """One check of a new version and its result."""
 
     name: str
     passed: bool
@@ -72,21 +71,17 @@ class Deployment:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it is served, to everybody or in a trial."""
+        """Whether it is served, to all users or in a trial."""
         return self.phase in ("live", "trial")
 
-    def ended(self, phase: Phase, reason: str) -> Deployment:
-        """The same in another phase, for which ``reason`` is why."""
-        return dataclasses.replace(self, phase=phase, reason=reason)
-
     def policy(self) -> PolicyRef:
-        """The reference under which an engine is asked for it."""
+        """The reference by which requests to an engine name it."""
         return PolicyRef(
             uid=self.uid, kind="checkpoint", path_or_name=self.path, version=self.updates
         )
 
     def to_json(self) -> dict[str, Any]:
-        """For HTTP and files."""
+        """For HTTP and files; ``version`` there is ``updates``."""
         return {
             "uid": self.uid,
             "number": self.number,
@@ -106,7 +101,7 @@ class Deployment:
 
 @value
 class Probe:
-    """A prompt and how its answer is read."""
+    """A prompt that a new version must answer, and how an action is read from the answer."""
 
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
@@ -114,7 +109,7 @@ class Probe:
     legal_actions: tuple[str, ...] | None = None
 
     def well_formed(self, text: str) -> bool:
-        """Whether an action can be read from the answer; it need not be a legal one."""
+        """Whether an action can be read from the answer, legal or not."""
         return extract(self.extraction, text, self.legal_actions).well_formed
 
 
@@ -126,5 +121,5 @@ class PairedOutcomes:
     current: tuple[float, ...]
 
 
-#: Measures a new version (first) beside the current one (second) on held-out items.
+#: Measures a new version (first argument) and the current one (second) on the same held-out items.
 Holdout = Callable[[PolicyRef, PolicyRef], Awaitable[PairedOutcomes]]

@@ -1,15 +1,14 @@
-"""Which version answers a request: decided once, at its beginning.
+"""Which version answers a request: decided once, when the request begins.
 
 In a trial each user has a fixed place; a growing share of the users gets the new version.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import secrets
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from rlforge.config.serving import AbTestConfig
 from rlforge.engines.base import Engine, OnTokens
@@ -19,17 +18,27 @@ from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
 
 def place(user: str, salt: str) -> float:
-    """Where ``user`` stands in [0, 1), the same for ever and different with every ``salt``."""
+    """The place of ``user`` in [0, 1): uniform over users, fixed for each ``salt``."""
     digest = hashlib.blake2b(f"{salt}/{user}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
 class Trial:
-    """A new version beside the current one.
+    """A comparison of a new version with the current one on the requests of users.
 
     Each user has a fixed place in [0, 1); those below ``share`` get the new version, so a growing
-    share moves users from the current version to the new one and never back. Requests without a
-    user are shared out one by one.
+    share moves users from the current version to the new one and never back. A request without a
+    user gets a random place.
+
+    Example:
+        >>> new = Deployment(number=2, phase="trial", strategy="ab_test", source="step-40")
+        >>> trial = Trial(new, AbTestConfig(shares=[0.1, 0.5], step_outcomes=2))
+        >>> trial.share, trial.arm("agent-1"), trial.arm("agent-2")
+        (0.1, 'current', 'current')
+        >>> for reward in (0.3, 0.7):
+        ...     trial.test.add("new", reward)
+        >>> trial.share, trial.arm("agent-1"), trial.arm("agent-2")
+        (0.5, 'current', 'new')
     """
 
     def __init__(self, deployment: Deployment, config: AbTestConfig) -> None:
@@ -41,18 +50,18 @@ class Trial:
 
     @property
     def share(self) -> float:
-        """Share of users with the new version: the next one after each ``step_outcomes``."""
+        """Share of users with the new version; the next of ``shares`` every ``step_outcomes``."""
         step = self.test.arms["new"].count // self._config.step_outcomes
         return self._config.shares[min(step, len(self._config.shares) - 1)]
 
     def arm(self, user: str | None) -> Arm:
-        """Which version ``user`` gets; None: an anonymous request."""
+        """The version of ``user``; None: a request without a user."""
         name = secrets.token_hex(8) if user is None else user
         return "new" if place(name, self.deployment.uid) < self.share else "current"
 
     @property
     def ending(self) -> str | None:
-        """``promote`` or ``roll_back`` once that is decided."""
+        """``promote`` or ``roll_back`` once the test or ``max_outcomes`` has decided."""
         if self.test.verdict is not None:
             return "promote" if self.test.verdict == "new_is_better" else "roll_back"
         if self.test.arms["new"].count >= self._config.max_outcomes:
@@ -69,7 +78,7 @@ class Trial:
 
 @value
 class Live:
-    """What is served: a version, and perhaps one on trial. Replaced whole, never changed."""
+    """The versions that are served: the current one, and during a trial a new one. Immutable."""
 
     current: Deployment
     trial: Trial | None = None
@@ -80,25 +89,24 @@ class Live:
 
 
 class Router:
-    """Sends requests to versions on ``engine``; ``live`` is assigned to change what is served.
+    """Sends requests to versions on ``engine``; assigning ``live`` changes what is served.
 
-    The event loop runs nothing between reading ``live`` and choosing a version by it, so each
-    request sees one state of it and finishes on the version that it began with.
+    A request reads ``live`` once, when its version is chosen, and finishes on that version.
     """
 
     live: Live
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._leases: Counter[str] = Counter()
+        self._under_way: Counter[str | None] = Counter()
 
     @property
-    def leased(self) -> Collection[str]:
+    def in_use(self) -> Collection[str | None]:
         """Paths of versions with requests under way: the engine may read their files again."""
-        return set(self._leases)
+        return set(+self._under_way)
 
     def route(self, user: str | None) -> PolicyRef:
-        """The version that ``user`` gets now; None: a request without a user."""
+        """The version of ``user`` now; None: a request without a user."""
         live = self.live
         if live.trial is not None and live.trial.arm(user) == "new":
             return live.trial.deployment.policy()
@@ -111,16 +119,9 @@ class Router:
         policy: PolicyRef,
         on_tokens: OnTokens | None = None,
     ) -> Completion:
-        """Ask the engine; the files of ``policy`` stay on disk until it has answered."""
-        with self._lease(policy.path_or_name or ""):
-            return await self.engine.generate(prompt_token_ids, params, policy, on_tokens)
-
-    @contextlib.contextmanager
-    def _lease(self, path: str) -> Iterator[None]:
-        self._leases[path] += 1
+        """Ask the engine; ``policy`` is in ``in_use`` until it has answered."""
+        self._under_way[policy.path_or_name] += 1
         try:
-            yield
+            return await self.engine.generate(prompt_token_ids, params, policy, on_tokens)
         finally:
-            self._leases[path] -= 1
-            if not self._leases[path]:
-                del self._leases[path]
+            self._under_way[policy.path_or_name] -= 1

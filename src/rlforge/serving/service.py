@@ -1,12 +1,12 @@
-"""Versions are replaced while they are served.
+"""A service that replaces versions of a policy while it answers requests.
 
     deploy ─▶ validating ─▶ checkpointing ─▶ swapping ─▶ verifying ─▶ live          (replace)
                   │               │              │            ├─────▶ trial ─▶ live  (ab_test)
                   ▼               ▼              ▼            ▼         ▼
               rejected          failed         failed    rolled_back  rolled_back
 
-``rollout`` carries a version through these phases, ``router`` sends requests to what is served,
-``journal`` remembers; this module is what callers see.
+``deployer`` carries a version through these phases, ``router`` sends requests to the versions that
+are served, ``journal`` stores the state. Callers use this module.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 class DeploymentService:
     """Routes requests to versions on an engine, and replaces the versions (see the module).
 
-    Made by ``open``; one event loop calls it. All of its files are in one folder, which one
+    Made by ``open`` and called from one event loop. All of its files are in one folder, which one
     process at a time owns.
     """
 
@@ -56,7 +56,7 @@ class DeploymentService:
         holdout: Holdout | None,
         on_phase: Callable[[Deployment], None] | None,
     ) -> None:
-        folder = folder.absolute()  # engines may run in another one
+        folder = folder.absolute()  # engines may run in another folder
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._config, self._holdout = folder, config, holdout
         self._lock = RunLock(folder)
@@ -68,7 +68,7 @@ class DeploymentService:
             raise
         self._router = Router(engine)
         validator = Validator(engine, config, model, probes)
-        self._rollout = Deployer(
+        self._deployer = Deployer(
             folder, self._router, self._journal, config, validator, probes[0], on_phase
         )
         self._changing = asyncio.Lock()
@@ -86,26 +86,26 @@ class DeploymentService:
         holdout: Holdout | None = None,
         on_phase: Callable[[Deployment], None] | None = None,
     ) -> Self:
-        """Take up what ``folder`` holds, or begin with the base model of ``engine`` in it.
+        """Serve what ``folder`` says was served last, or the base model of ``engine`` at first.
 
-        model: what adapters must fit. probes: at least one. holdout: how new versions are
-        compared where ``deploy`` is given nothing else; None: they are not. on_phase: told of
-        every step.
-        Raises ConfigError for settings that cannot be, RunError when another process owns the
-        folder, DeploymentError when no version in it can be served, EngineError when the base
-        model does not answer.
+        model: which adapters must fit. probes: at least one. holdout: compares new versions with
+        the current one where ``deploy`` is given none; None: no comparison. on_phase: called with
+        the deployment after every change of a phase.
+        Raises ConfigError for impossible settings, RunError when another process owns the folder,
+        DeploymentError when no version in it can be served, EngineError when the base model does
+        not answer.
         """
         check_deployment(config)
         service = cls(folder, engine, config, model, probes, holdout, on_phase)
         try:
-            await service._take_up()
+            await service._resume()
         except BaseException:
             await service.close()
             raise
         return service
 
     async def close(self) -> None:
-        """Stop what is under way and let go of the folder; the engine is the caller's."""
+        """Cancel changes under way and release the folder; the caller closes the engine."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -116,12 +116,12 @@ class DeploymentService:
 
     @property
     def current(self) -> Deployment:
-        """The version that is served, beside the one on trial."""
+        """The version that is served to all users outside a trial."""
         return self._router.live.current
 
     @property
     def trial(self) -> Trial | None:
-        """The version on trial and how it does."""
+        """The trial under way."""
         return self._router.live.trial
 
     def served(self) -> tuple[Deployment, ...]:
@@ -129,7 +129,7 @@ class DeploymentService:
         return self._router.live.served()
 
     def route(self, user: str | None = None) -> PolicyRef:
-        """The version that ``user`` gets now: in a trial the same one until its share grows."""
+        """The version of ``user`` now; in a trial it changes at most once, from current to new."""
         return self._router.route(user)
 
     async def generate(
@@ -144,22 +144,24 @@ class DeploymentService:
     ) -> Completion:
         """Continue a prompt with the version of ``user``, or with ``policy``, to the end.
 
-        on_tokens: as in ``Engine.generate``. on_policy: told which version answers, first of all.
-        A version whose files turn out to be damaged is rolled back, and the one before it
-        answers, unless ``policy`` was asked for. Raises EngineError as the engine does.
+        on_tokens: as in ``Engine.generate``. on_policy: called first, with the version that
+        answers. A version whose files turn out to be damaged is rolled back and the one before it
+        answers, unless the caller names ``policy``. Raises EngineError as the engine does.
         """
-        chosen = policy or self.route(user)
-        tell = on_policy or (lambda policy: None)
-        tell(chosen)
-        try:
+
+        async def answer(chosen: PolicyRef) -> Completion:
+            if on_policy is not None:
+                on_policy(chosen)
             return await self._router.answer(prompt_token_ids, params, chosen, on_tokens)
-        except PolicyLoadError as error:
-            if policy is not None:
-                raise
-            await self._to_its_end(self._set_aside(chosen, str(error)))
+
+        if policy is not None:
+            return await answer(policy)
         chosen = self.route(user)
-        tell(chosen)
-        return await self._router.answer(prompt_token_ids, params, chosen, on_tokens)
+        try:
+            return await answer(chosen)
+        except PolicyLoadError as error:
+            await self._to_its_end(self._set_aside(chosen, str(error)))
+        return await answer(self.route(user))
 
     # ------------------------------------------------------------ deployments
 
@@ -172,23 +174,23 @@ class DeploymentService:
     ) -> Deployment:
         """Serve ``adapter``: a checkpoint, an adapter's directory, or a run (its newest version).
 
-        One deployment at a time; others wait. holdout: measures the new version beside the
-        current one in place of the service's own. The answer's phase is ``live`` or ``trial``, or
-        else its ``reason`` says why what was served before still is: an adapter, an engine or a
-        disk that fails is an answer, never an exception. A caller that is cancelled leaves the
-        deployment to end by itself.
+        One deployment at a time; others wait. holdout: replaces the service's own. Failures of
+        adapter, engine and disk are not raised: the returned phase is ``live`` or ``trial``, or
+        ``reason`` says why the previous version is still served. When the caller is cancelled,
+        the deployment goes on.
         """
-        return await self._to_its_end(self._deploy(adapter, holdout, None))
+        return await self._to_its_end(self._deploy(adapter, holdout))
 
     async def deploy_staged(self) -> list[Deployment]:
-        """Deploy what was staged while no service ran, in that order."""
+        """Deploy the adapters that were staged while no service ran, in that order."""
         staged = [d for d in self.history() if d.phase == "staged"]
         return [await self._to_its_end(self._deploy(d.source, None, d)) for d in staged]
 
-    async def rollback(self, reason: str = "asked for") -> Deployment:
-        """End the trial under way, or serve the version before the current one again.
+    async def rollback(self, reason: str = "requested") -> Deployment:
+        """End the trial under way, or else serve the version before the current one again.
 
-        Returns what is served now. Raises DeploymentError when no former version can be served.
+        Returns the version that is served now. Raises DeploymentError when no former version can
+        be served.
         """
         if (trial := self.trial) is not None:
             await self._to_its_end(self._conclude(trial, "roll_back", reason))
@@ -196,10 +198,10 @@ class DeploymentService:
         return await self._to_its_end(self._go_back(self.current, reason))
 
     async def record_outcome(self, reward: float, *, uid: str, key: str | None = None) -> bool:
-        """What came of an answer of version ``uid``: any finite number, more is better.
+        """Count the reward of an answer of version ``uid`` in the trial under way.
 
-        key: names the answer, so that it counts once. Returns whether it counts: only outcomes
-        of the two versions of a trial do. The one that decides a trial also ends it.
+        key: names the answer, so that it counts once. Returns whether it counted: only outcomes of
+        the two versions of a trial do. The outcome that decides a trial also ends it.
         Raises ValueError for a reward that is not finite.
         """
         if not math.isfinite(reward):
@@ -209,7 +211,7 @@ class DeploymentService:
             return False
         arm: Arm = "new" if uid == trial.deployment.uid else "current"
         number = trial.deployment.number
-        added = await self._rollout.noted(self._journal.add_outcome, number, arm, reward, key)
+        added = await asyncio.to_thread(self._journal.add_outcome, number, arm, reward, key)
         if not added:
             return False
         trial.test.add(arm, reward)
@@ -220,35 +222,35 @@ class DeploymentService:
     # ------------------------------------------------------------ changes, one at a time
 
     async def _deploy(
-        self, adapter: Checkpoint | Path | str, holdout: Holdout | None, row: Deployment | None
+        self,
+        adapter: Checkpoint | Path | str,
+        holdout: Holdout | None,
+        staged: Deployment | None = None,
     ) -> Deployment:
-        """Carry a deployment out; ``row`` where it was written down before."""
         async with self._changing:
-            before = self._router.live
+            before, entry = self._router.live, staged or self._unwritten(adapter)
             try:
-                if row is None:
-                    row = await self._written_down(adapter)
+                if staged is None:
+                    entry = await asyncio.to_thread(
+                        self._journal.begin,
+                        entry.source,
+                        strategy=entry.strategy,
+                        updates=entry.updates,
+                        phase="validating",
+                    )
                 source = await asyncio.to_thread(checkpoint_of, adapter)
-                return await self._rollout.carry_out(row.number, source, holdout or self._holdout)
+                return await self._deployer.carry_out(
+                    entry.number, source, holdout or self._holdout
+                )
             except FAILURES as error:
                 self._router.live = before
-                return await self._rollout.give_up(row or self._unwritten(adapter), error)
+                return await self._deployer.give_up(entry, error)
             except BaseException:
                 self._router.live = before
                 raise
 
-    async def _written_down(self, adapter: Checkpoint | Path | str) -> Deployment:
-        told = self._unwritten(adapter)
-        return await self._rollout.noted(
-            self._journal.begin,
-            told.source,
-            strategy=told.strategy,
-            updates=told.updates,
-            phase="validating",
-        )
-
     def _unwritten(self, adapter: Checkpoint | Path | str) -> Deployment:
-        """A deployment that the journal does not know: its number is -1."""
+        """A deployment without an entry in the journal: its number is -1."""
         path = adapter.path or adapter.uid if isinstance(adapter, Checkpoint) else adapter
         return Deployment(
             number=-1,
@@ -259,19 +261,19 @@ class DeploymentService:
         )
 
     async def _go_back(self, leaving: Deployment, reason: str) -> Deployment:
-        """Serve the newest former version that can be, unless ``leaving`` is left already."""
+        """Serve the newest former version that loads; nothing where ``leaving`` is not served."""
         async with self._changing:
             before = self._router.live
             if before.current.uid != leaving.uid:
                 return before.current
             for former in self._journal.live()[1:]:
-                if (problem := await self._rollout.problem_with(former)) is not None:
+                if (problem := await self._deployer.problem_with(former)) is not None:
                     log.error("%s cannot be served: %s", former.uid, problem)
                     continue
                 try:
                     self._router.live = Live(current=former)
-                    await self._rollout.verify()
-                    former = await self._rollout.noted(
+                    await self._deployer.verify()
+                    former = await asyncio.to_thread(
                         self._journal.go_back_to, former.number, reason
                     )
                 except BaseException:
@@ -279,29 +281,29 @@ class DeploymentService:
                     raise
                 self._router.live = Live(current=former)
                 log.warning("rolled back from %s to %s: %s", leaving.uid, former.uid, reason)
-                self._rollout.tell(former)
-                await self._rollout.tidy()
+                self._deployer.report(former)
+                await self._deployer.tidy()
                 return former
             raise DeploymentError(f"there is no version to go back to from {leaving.uid}")
 
     async def _conclude(self, trial: Trial, ending: str, why: str) -> None:
-        """End a trial: its version is served to everybody, or to nobody."""
+        """End a trial: its version is served to all users (``promote``), or to none."""
         async with self._changing:
-            if self.trial is not trial:  # it was ended while this waited
+            if self.trial is not trial:  # another task ended it while this one waited
                 return
             tried = trial.deployment
             log.warning("the trial of %s ends: %s, %s", tried.uid, ending, why)
             if ending == "promote":
                 checks = (*tried.checks, Check(name="trial", passed=True, detail=why))
-                await self._rollout.advance(tried.number, "trial", checks=checks)
-                await self._rollout.promote(tried.number)
+                await self._deployer.advance(tried.number, "trial", checks=checks)
+                await self._deployer.promote(tried.number)
             else:
-                await self._rollout.advance(tried.number, "rolled_back", reason=f"trial: {why}")
+                await self._deployer.advance(tried.number, "rolled_back", reason=f"trial: {why}")
                 self._router.live = Live(current=self.current)
-            await self._rollout.tidy()
+            await self._deployer.tidy()
 
     async def _set_aside(self, policy: PolicyRef, reason: str) -> None:
-        """A live version cannot be loaded any more: go on without it."""
+        """Stop serving a version that can no longer be loaded."""
         trial = self.trial
         if trial is not None and policy.uid == trial.deployment.uid:
             await self._conclude(trial, "roll_back", reason)
@@ -309,16 +311,16 @@ class DeploymentService:
             await self._go_back(self.current, reason)
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Changes end by themselves when their caller goes away."""
+        """Await ``work`` in a task of its own, which goes on when the caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return await asyncio.shield(task)
 
-    # ------------------------------------------------------------ beginning
+    # ------------------------------------------------------------ start
 
-    async def _take_up(self) -> None:
-        """Serve what was served last, or the base model where nothing ever was."""
+    async def _resume(self) -> None:
+        """Serve the version that was served last, or the base model at the first start."""
         for left in self._journal.interrupt():
             log.warning("%s is not served: %s", left.uid, left.reason)
         stack = self._journal.live()
@@ -327,7 +329,7 @@ class DeploymentService:
             return
         reason = ""
         for deployment in stack:
-            problem = await self._rollout.problem_with(deployment)
+            problem = await self._deployer.problem_with(deployment)
             if problem is None:
                 break
             log.error("%s cannot be served: %s", deployment.uid, problem)
@@ -335,26 +337,26 @@ class DeploymentService:
         else:
             raise DeploymentError(f"no version in {self._folder} can be served: {reason}")
         if reason:
-            deployment = await self._rollout.noted(
+            deployment = await asyncio.to_thread(
                 self._journal.go_back_to, deployment.number, reason
             )
         self._router.live = Live(current=deployment)
-        await self._take_up_trial()
-        await self._rollout.tidy()
+        await self._resume_trial()
+        await self._deployer.tidy()
 
     async def _begin_with_base(self) -> None:
         known = self._journal.history()
         base = known[0] if known else self._journal.begin("base model", strategy="replace")
         self._router.live = Live(current=base)
-        await self._rollout.verify()
-        await self._rollout.promote(base.number)
-        await self._rollout.tidy()
+        await self._deployer.verify()
+        await self._deployer.promote(base.number)
+        await self._deployer.tidy()
 
-    async def _take_up_trial(self) -> None:
+    async def _resume_trial(self) -> None:
         for tried in [d for d in self._journal.history() if d.phase == "trial"]:
-            if (problem := await self._rollout.problem_with(tried)) is not None:
+            if (problem := await self._deployer.problem_with(tried)) is not None:
                 log.error("the trial of %s cannot go on: %s", tried.uid, problem)
-                await self._rollout.advance(tried.number, "rolled_back", reason=problem)
+                await self._deployer.advance(tried.number, "rolled_back", reason=problem)
                 continue
             trial = Trial(tried, self._config.ab)
             for arm, reward in self._journal.outcomes(tried.number):

@@ -12,8 +12,6 @@ from typing import Literal
 
 import numpy as np
 
-from rlforge.config.serving import TESTS
-from rlforge.errors import ConfigError, nearest
 from rlforge.serving.records import PairedOutcomes
 from rlforge.types import value
 
@@ -23,10 +21,10 @@ Verdict = Literal["new_is_better", "new_is_worse"]
 
 @value
 class NonInferiority:
-    """What the held-out items say.
+    """The result of ``compare``.
 
-    difference: mean of new minus current. p_value: chance of a difference like this, or a better
-    one, if the new version were worse by exactly ``margin``. passed: p_value <= alpha.
+    difference: mean of new minus current. p_value: chance of this difference or a larger one if
+    the new version were worse by exactly ``margin``.
     """
 
     items: int
@@ -37,7 +35,7 @@ class NonInferiority:
 
     @property
     def passed(self) -> bool:
-        """Whether a loss of ``margin`` or more is ruled out."""
+        """Whether a loss of ``margin`` or more is ruled out: p_value <= alpha."""
         return self.p_value <= self.alpha
 
     def __str__(self) -> str:
@@ -48,29 +46,26 @@ class NonInferiority:
         )
 
 
-def check_test(name: str) -> None:
-    """Raises ConfigError for an unknown test."""
-    if name not in TESTS:
-        raise ConfigError(
-            f"deployment.test={name}: no such test{nearest(name, TESTS)}; there are "
-            f"{', '.join(TESTS)}"
-        )
-
-
 def compare(outcomes: PairedOutcomes, *, margin: float, alpha: float, test: str) -> NonInferiority:
     """One-sided test of d = new - current against the hypothesis "d is at most -margin".
 
-    The hypothesis is that the new version is worse: what cannot be shown does not pass, so too few
-    items never let a version through (non-inferiority as in Wellek 2010, "Testing statistical
-    hypotheses of equivalence and noninferiority", chapter 5). ``t``: Student's paired test of
-    the mean. ``wilcoxon``: signed ranks, for symmetric differences with heavy tails. ``sign``:
-    more items above -margin than below, whatever the distribution. Where all differences are
-    equal nothing is left to chance, and they are compared with the margin themselves.
-    Raises ConfigError for an unknown test, ValueError for unpaired or non-finite outcomes.
+    The null hypothesis is that the new version is worse, so too few items never let a version pass
+    (non-inferiority as in Wellek 2010, "Testing statistical hypotheses of equivalence and
+    noninferiority", chapter 5). test: ``t``, Student's paired test of the mean; ``wilcoxon``,
+    signed ranks, for symmetric differences with heavy tails; ``sign``, more items above -margin
+    than below, for any distribution. Where all differences are equal there is no chance to allow
+    for: p is 0 if they are at least -margin, else 1.
+    Raises ValueError for an unknown test, and for unpaired or non-finite outcomes.
+
+    Example:
+        >>> outcomes = PairedOutcomes(
+        ...     candidate=(1.0, 1.0, 0.0, 1.0, 0.0, 1.0), current=(1.0, 0.0, 0.0, 1.0, 1.0, 1.0)
+        ... )
+        >>> print(compare(outcomes, margin=0.25, alpha=0.05, test="t"))
+        mean reward +0.000 on 6 items; a loss of 0.25 cannot be ruled out (p 0.189, alpha 0.05)
     """
     from scipy import stats
 
-    check_test(test)
     difference = np.asarray(outcomes.candidate, float) - np.asarray(outcomes.current, float)
     if not np.isfinite(difference).all():
         raise ValueError("held-out outcomes must be finite")
@@ -83,9 +78,11 @@ def compare(outcomes: PairedOutcomes, *, margin: float, alpha: float, test: str)
         p_value = float(stats.ttest_1samp(shifted, 0.0, alternative="greater").pvalue)
     elif test == "wilcoxon":
         p_value = float(stats.wilcoxon(shifted, alternative="greater").pvalue)
-    else:
+    elif test == "sign":
         above, below = int((shifted > 0).sum()), int((shifted < 0).sum())
         p_value = float(stats.binomtest(above, max(1, above + below), alternative="greater").pvalue)
+    else:
+        raise ValueError(f"no test is named {test}; there are t, wilcoxon and sign")
     mean = float(difference.mean()) if len(difference) else math.nan
     return NonInferiority(
         items=len(difference), difference=mean, margin=margin, p_value=p_value, alpha=alpha
@@ -101,7 +98,7 @@ class Moments:
     squares: float = 0.0
 
     def add(self, number: float) -> None:
-        """Takes the next number."""
+        """Include ``number``."""
         self.count += 1
         delta = number - self.mean
         self.mean += delta / self.count
@@ -122,11 +119,18 @@ class MixtureSprt:
 
         ratio = sqrt(v / (v + effect²)) exp(effect² d² / (2 v (v + effect²)))
 
-    Its running maximum exceeds 1/alpha with probability at most alpha where there is no
-    difference, so ``p_value`` may be looked at after every outcome. v is estimated, which makes
-    the bound an approximation; it needs ``min_outcomes`` of each arm to be a good one.
-    Outcomes count as independent of each other, and how users are shared out must not depend on
-    outcomes other than by their number.
+    Without a difference its running maximum exceeds 1/alpha with probability at most alpha, so
+    ``p_value`` is valid after every outcome. v is estimated, which makes the bound approximate;
+    ``min_outcomes`` of each arm keep the error small. Outcomes must be independent, and the
+    assignment of users to arms may depend on the number of outcomes but not on their values.
+
+    Example:
+        >>> test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=20)
+        >>> for index in range(50):
+        ...     test.add("current", float(index % 2 == 0))
+        ...     test.add("new", float(index % 10 != 0))
+        >>> test.verdict, round(test.difference, 2), round(test.p_value, 3)
+        ('new_is_better', 0.4, 0.002)
     """
 
     def __init__(self, *, alpha: float, effect: float, min_outcomes: int) -> None:
@@ -141,23 +145,22 @@ class MixtureSprt:
         return self.arms["new"].mean - self.arms["current"].mean
 
     def add(self, arm: Arm, reward: float) -> None:
-        """Takes an outcome; the first verdict is the last. Raises ValueError unless finite."""
+        """Include an outcome; the first verdict is final. Raises ValueError unless it is finite."""
         if not math.isfinite(reward):
             raise ValueError(f"a reward must be a finite number, not {reward}")
         self.arms[arm].add(reward)
         if min(m.count for m in self.arms.values()) < max(2, self._min_outcomes):
             return
         variance = sum(moments.variance_of_mean for moments in self.arms.values())
-        self.p_value = min(self.p_value, p_value(self.difference, variance, self._effect))
+        self.p_value = min(self.p_value, mixture_p_value(self.difference, variance, self._effect))
         if self.verdict is None and self.p_value <= self._alpha:
             self.verdict = "new_is_better" if self.difference > 0 else "new_is_worse"
 
 
-def p_value(difference: float, variance: float, effect: float) -> float:
-    """1 / ratio of ``MixtureSprt``, at most 1: how surprising ``difference`` is without a reason.
+def mixture_p_value(difference: float, variance: float, effect: float) -> float:
+    """1 / ratio of ``MixtureSprt``, at most 1.
 
-    variance: of the difference of means. Without any spread in the outcomes, a difference is
-    certain and so is its absence.
+    variance: of the difference of means; at 0 every difference is certain, and so is its absence.
     """
     if variance <= 0:
         return 0.0 if difference else 1.0
