@@ -57,7 +57,7 @@ def run(work: Work, updated: Callable[[], None]) -> SelfPlay:
         for start in range(0, len(turns), work.turns_at_a_time):
             part = turns[start : start + work.turns_at_a_time]
             (
-                _policy_loss(model, part, mean, work.pad_token_id) / (len(turns) * work.max_tokens)
+                policy_loss(model, part, mean, work.pad_token_id) / (len(turns) * work.max_tokens)
             ).backward()
         torch.nn.utils.clip_grad_norm_(trained, work.grad_clip)
         optimizer.step()
@@ -72,7 +72,7 @@ def until_stop(answer: list[int], stop: Sequence[int]) -> list[int]:
     return answer[: next(ends, len(answer)) + 1]
 
 
-def _policy_loss(model: torch.nn.Module, turns: Sequence[Turn], mean: float, pad: int) -> Tensor:
+def policy_loss(model: torch.nn.Module, turns: Sequence[Turn], mean: float, pad: int) -> Tensor:
     """-sum(advantage * log-prob) over the answer tokens of ``turns``."""
     ids = [torch.tensor([*turn.prompt_ids, *turn.answer_ids]) for turn in turns]
     width = max(map(len, ids))

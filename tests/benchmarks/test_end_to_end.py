@@ -95,7 +95,7 @@ def test_the_loss_of_the_plain_loop_does_not_see_its_padding(small_model):
         for place in range(len(each.prompt_ids), ids.shape[1]):
             expected = expected - (each.reward - 0.25) * logprobs[place - 1, ids[0, place]]
 
-    loss = plain_loop._policy_loss(model, turns, 0.25, 0)
+    loss = plain_loop.policy_loss(model, turns, 0.25, 0)
 
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 

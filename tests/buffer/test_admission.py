@@ -99,8 +99,8 @@ def play_updates(buffer, batch_size, updates, game, rng, workers=50):
         assert buffer.draw(batch_size, version) is not None
         waste += buffer.size()
         for episodes in under_way:
-            waste += sum(map(buffer._samples_in, episodes))
-            buffer.add(episodes)
+            result = buffer.add(episodes)
+            waste += result.stored + result.refused
             buffer.release(1)
         assert buffer.reserve(workers) == 0, "a game would be too old for the next update"
     return waste

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: nothing is lost, doubled, stale or favoured."""
+"""In any order of calls: no sample is lost, duplicated, stale or preferred."""
 
 import random
 import threading

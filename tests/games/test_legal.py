@@ -80,7 +80,7 @@ def test_actions_that_are_not_listed_are_not_accepted(env_id, all_actions):
         while not game.done:
             legal = game.view().legal_actions
             unlisted = [action for action in all_actions if action not in legal]
-            # A pass in Othello is accepted whatever is answered.
+            # A pass in Othello is accepted with any answer.
             for action in (
                 rng.sample(unlisted, min(len(unlisted), 9)) if "[skip]" not in legal else ()
             ):

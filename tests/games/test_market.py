@@ -7,8 +7,10 @@ import pytest
 
 from rlforge.config.market import load_market
 from rlforge.errors import ConfigError
+from rlforge.games import market
 from rlforge.games.base import check_env, env_ids, make_game
 from rlforge.games.players import check_player, make_player
+from rlforge.market.world import World
 from rlforge.types import EnvSpec
 
 SMALL = EnvSpec(id="market-small", source="market")
@@ -53,7 +55,9 @@ def test_better_traders_win_more_rewards():
     assert means["noise_trader"] + 0.1 < means["momentum_trader"] + 0.05 < means["value_trader"]
 
 
-def test_holding_scores_nothing_and_profit_is_squashed():
+def test_holding_scores_nothing_and_profit_is_squashed(monkeypatch):
+    worlds = []
+    monkeypatch.setattr(market, "World", lambda *a: worlds.append(World(*a)) or worlds[-1])
     game = make_game(SMALL, 3)
     config = load_market("market-small")
     while not game.done:
@@ -61,7 +65,7 @@ def test_holding_scores_nothing_and_profit_is_squashed():
         game.step("[hold]" if before.player_id == 0 else before.legal_actions[-1])
     rewards = game.result().rewards
     assert rewards[0] == 0.0
-    (profit,) = game._world.episode_profits("player-1")
+    (profit,) = worlds[0].episode_profits("player-1")
     scale = config.reward_scale * config.starting_balance
     assert rewards[1] == math.tanh(profit / scale) != 0.0
 

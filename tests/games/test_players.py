@@ -60,7 +60,7 @@ def test_minimax_against_itself_is_always_a_draw_but_not_always_the_same_game():
 
 def test_minimax_wins_at_once_and_loses_late():
     assert make_player("minimax", TTT, 0).act(see("tictactoe", (0, 1), (3, 4))) == "[2]"
-    # Lost whatever is played (a block at 1 is answered by 6, with two threats), but not at once.
+    # Lost with any move (a block at 1 is answered by 6, with two threats), but not at once.
     for seed in range(10):
         assert make_player("minimax", TTT, seed).act(see("tictactoe", (8,), (0, 2))) == "[1]"
 

@@ -20,7 +20,7 @@ CHAT_TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """A byte-level BPE tokenizer that puts ``<bos>`` in front unless told not to."""
+    """A byte-level BPE tokenizer that puts ``<bos>`` in front unless disabled."""
     from tokenizers.processors import TemplateProcessing
 
     core = Tokenizer(models.BPE())

@@ -295,26 +295,31 @@ def test_rewards_are_given_in_order_of_players(scripted_env):
     assert list(game.result().rewards.items()) == [(0, -1.0), (1, 1.0)]
 
 
-def test_a_turn_of_nobody_is_a_failure(scripted_env):
-    def nobody(env):
+def test_a_turn_of_an_unknown_player_is_a_failure(scripted_env):
+    def give_turn_to_player_7(env):
         env.state.current_player_id = 7
         env.state.observations[7] = []
         env.state.made_invalid_move = True
         env.state.role_mapping[7] = "?"
 
-    game = TextArenaGame(scripted_env(nobody), 0)
+    game = TextArenaGame(scripted_env(give_turn_to_player_7), 0)
     game.step("x")
     with pytest.raises(GameError, match="turn of player 7"):
         game.view()
 
 
-def test_a_finished_game_frees_its_environment_at_once():
-    game = TextArenaGame(TAK, 0)
-    state = weakref.ref(game._bare.state)
+def test_a_finished_game_frees_its_environment_at_once(scripted_env):
+    states = []
+
+    def remember_and_finish(env):
+        states.append(weakref.ref(env.state))
+        env.state.done = True
+
+    game = TextArenaGame(scripted_env(remember_and_finish, {0: 1, 1: -1}), 0)
     gc.disable()
     try:
-        transcript(game, 0)
-        assert state() is None
+        game.step("x")
+        assert states[0]() is None
     finally:
         gc.enable()
 

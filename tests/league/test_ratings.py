@@ -151,7 +151,7 @@ def test_registering_twice_or_under_an_unknown_parent_is_refused():
     with pytest.raises(ValueError, match="'a' is rated already"):
         ratings.add("a")
     with pytest.raises(KeyError):
-        ratings.add("b", parent="nobody")
+        ratings.add("b", parent="unknown")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def plan(envs=(TWO,), opponents=(RANDOM,), policy=POLICY, games=4, step=4, seed=
 
 
 def played(spec: GameSpec, own: float, others: float = 0.0, **changes) -> GameRecord:
-    """The game with reward ``own`` for the evaluated policy and ``others`` for everybody else."""
+    """The game with reward ``own`` for the evaluated policy ``others`` for the others."""
     rewards = {seat.player_id: others for seat in spec.seats} | {spec.focus: own}
     return GameRecord(spec=spec, turns=(), rewards=rewards, end_reason="finished", **changes)
 
