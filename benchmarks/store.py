@@ -28,7 +28,7 @@ from rlforge.config.windows import WindowConfig
 from rlforge.trajectories.columns import decision_row
 from rlforge.trajectories.grid import WindowGrid
 from rlforge.trajectories.reader import StoreReader
-from rlforge.trajectories.records import Decision, Metadata, Outcome, Result
+from rlforge.trajectories.records import Decision, DecisionOutcome, Metadata, Result
 from rlforge.trajectories.store import TrajectoryStore
 from rlforge.trajectories.windows import Windows
 
@@ -111,7 +111,7 @@ def measure_append() -> dict[str, dict[str, float]]:
     """Decisions a second by how they come, each into a new store."""
     decisions, open_ones = make_decisions(0, APPENDED), make_decisions(0, APPENDED, whole=False)
     outcomes = [
-        Outcome(decision_id=d.id, reward=0.5, next_state=decisions[n].state, result=RESULT)
+        DecisionOutcome(decision_id=d.id, reward=0.5, next_state=decisions[n].state, result=RESULT)
         for n, d in enumerate(open_ones)
     ]
 

@@ -33,7 +33,7 @@ from rlforge.continuous.simulation import (
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.models.load import load_tokenizer
 from rlforge.trajectories.grid import WallClock
-from rlforge.trajectories.records import Decision, Outcome
+from rlforge.trajectories.records import Decision, DecisionOutcome
 from rlforge.types import Completion
 
 Make = Callable[..., ContinuousConfig]
@@ -44,7 +44,7 @@ class Records:
 
     def __init__(self) -> None:
         self.decisions: dict[str, Decision] = {}
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, DecisionOutcome] = {}
         self.policies: dict[str, str] = {}
 
     async def add(self, tick: Tick) -> None:

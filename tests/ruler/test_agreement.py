@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlforge.ruler.agreement import agent_means, agreement, examine
-from rlforge.ruler.base import Scores
+from rlforge.ruler.base import DecisionScores
 from rlforge.trajectories.records import Decision, TrainingWindow
 
 Make = Callable[..., TrainingWindow]
@@ -76,10 +76,10 @@ class Oracle:
     def __init__(self, skill: dict[str, float]) -> None:
         self.skill, self.shown = skill, list[Decision]()
 
-    async def score(self, decisions: Sequence[Decision]) -> Scores:
+    async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
         self.shown += decisions
         values = tuple(self.skill.get(decision.agent_id) for decision in decisions)
-        return Scores(values=values, explanations=("",) * len(values), metrics={})
+        return DecisionScores(values=values, explanations=("",) * len(values), metrics={})
 
     def learn(self, windows: Sequence[TrainingWindow]) -> dict[str, float]:
         return {}

@@ -16,9 +16,9 @@ import pytest
 
 from rlforge.config.ruler import JudgeConfig, RulerConfig
 from rlforge.ruler.agreement import agent_means
-from rlforge.ruler.base import Scores
+from rlforge.ruler.base import DecisionScores
 from rlforge.ruler.judge import AnswerCache, divide
-from rlforge.ruler.question import Question, Verdict
+from rlforge.ruler.question import JudgeQuestion, JudgeVerdict
 from rlforge.ruler.registry import make_scorer
 from rlforge.trajectories.records import Decision, TrainingWindow
 
@@ -162,7 +162,7 @@ def _config(server: Server, model_path: Path | None = None, **judge: Any) -> Rul
     )
 
 
-async def _score(config: RulerConfig, decisions: Any, seed: int = 0) -> Scores:
+async def _score(config: RulerConfig, decisions: Any, seed: int = 0) -> DecisionScores:
     scorer = make_scorer(config, seed=seed)
     try:
         return await scorer.score(decisions)
@@ -480,14 +480,16 @@ async def test_an_agent_with_a_single_decision_cannot_be_compared(
 
 
 VERDICTS = {
-    "a": Verdict(score=0.25, explanation="wise »ä«"),
-    "b": Verdict(score=1.0, explanation=""),
+    "a": JudgeVerdict(score=0.25, explanation="wise »ä«"),
+    "b": JudgeVerdict(score=1.0, explanation=""),
 }
 
 
-def _question(text: str = "which?") -> Question:
+def _question(text: str = "which?") -> JudgeQuestion:
     messages = ({"role": "user", "content": text},)
-    return Question(ids=("a", "b"), members={"a": (0,), "b": (1,)}, messages=messages, schema={})
+    return JudgeQuestion(
+        ids=("a", "b"), members={"a": (0,), "b": (1,)}, messages=messages, schema={}
+    )
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
@@ -512,7 +514,7 @@ def test_answers_outlive_the_process(tmp_path: Path) -> None:
 def test_a_later_answer_replaces_an_earlier_one(tmp_path: Path) -> None:
     cache = AnswerCache(tmp_path / "judge.sqlite")
     cache.put("m", _question(), VERDICTS)
-    other = {**VERDICTS, "b": Verdict(score=0.0, explanation="no")}
+    other = {**VERDICTS, "b": JudgeVerdict(score=0.0, explanation="no")}
     cache.put("m", _question(), other)
     assert cache.get("m", _question()) == other
 

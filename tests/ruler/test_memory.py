@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from rlforge.errors import CheckpointError
-from rlforge.ruler.memory import Memory
+from rlforge.ruler.memory import WindowMemory
 
 NAMES = ("a", "b")
 
 
-def _memory(names: tuple[str, ...] = NAMES, windows: int = 3, rows: int = 100) -> Memory:
-    return Memory(names, windows=windows, rows=rows, seed=0)
+def _memory(names: tuple[str, ...] = NAMES, windows: int = 3, rows: int = 100) -> WindowMemory:
+    return WindowMemory(names, windows=windows, rows=rows, seed=0)
 
 
 def _rows(n: int, offset: float = 0.0) -> tuple[np.ndarray, np.ndarray]:

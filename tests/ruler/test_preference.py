@@ -9,7 +9,7 @@ from scipy.special import log_expit
 
 from rlforge.config.ruler import PreferenceConfig, RulerConfig
 from rlforge.ruler.agreement import agreement
-from rlforge.ruler.memory import Memory
+from rlforge.ruler.memory import WindowMemory
 from rlforge.ruler.preference import PreferenceScorer
 from rlforge.trajectories.records import TrainingWindow
 
@@ -108,7 +108,7 @@ async def test_scores_follow_the_seed(make_window: Make) -> None:
 def test_a_margin_that_nothing_exceeds_leaves_no_model(make_window: Make) -> None:
     scorer = _scorer(margin=5.0)
     scorer.learn([make_window(0)])
-    memory: Memory = scorer.memory
+    memory: WindowMemory = scorer.memory
     scorer._fit(memory)
     assert scorer._weights is None
     assert scorer.score_now(make_window(1).decisions).metrics["unscored"] == 80

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlforge.trajectories.grid import WindowGrid
-from rlforge.trajectories.records import Decision, Metadata, Outcome, Result
+from rlforge.trajectories.records import Decision, DecisionOutcome, Metadata, Result
 from rlforge.types import Completion
 
 #: 2024-11-13 10:00 UTC.
@@ -61,9 +61,9 @@ class Make:
         }
         return self(number, agent, **{**fields, **changes})
 
-    def outcome(self, decision: Decision, reward: float = 0.25) -> Outcome:
+    def outcome(self, decision: Decision, reward: float = 0.25) -> DecisionOutcome:
         """What came of ``decision``."""
-        return Outcome(
+        return DecisionOutcome(
             decision_id=decision.id,
             reward=reward,
             next_state=state(7.0),

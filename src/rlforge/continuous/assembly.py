@@ -46,7 +46,7 @@ from rlforge.learner.ranks import Ranks
 from rlforge.market.books import Settled
 from rlforge.models.devices import resolve_device
 from rlforge.models.load import load_tokenizer, stop_token_ids
-from rlforge.ruler.base import Scorer
+from rlforge.ruler.base import DecisionScorer
 from rlforge.ruler.judge_backends import LocalModel
 from rlforge.ruler.registry import make_scorer
 from rlforge.serving.metrics import Metrics
@@ -147,7 +147,7 @@ class LearningSide:
     """What learns from a window."""
 
     learner: WindowLearner
-    scorer: Scorer
+    scorer: DecisionScorer
     reward: DecisionReward
     algorithm: Algorithm
 
@@ -379,7 +379,7 @@ def _learner(config: ContinuousConfig, hardware: HardwareConfig, paths: RunPaths
     return WindowLearner(learner, paths.checkpoints, config.name)
 
 
-def _scorer(config: ContinuousConfig, paths: RunPaths, policy: PolicySide) -> Scorer:
+def _scorer(config: ContinuousConfig, paths: RunPaths, policy: PolicySide) -> DecisionScorer:
     """The scorer; what it learns is kept in the run directory.
 
     ``ruler.judge.model=engine`` is the base model, which does not change during training.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.errors import RunError
-from rlforge.ruler.base import Scores
+from rlforge.ruler.base import DecisionScores
 from rlforge.tracking.files import read_json, write_json
 from rlforge.trajectories.records import TrainingWindow
 from rlforge.types import value
@@ -139,7 +139,7 @@ class ScoreFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def write(self, window: TrainingWindow, scores: Scores) -> None:
+    def write(self, window: TrainingWindow, scores: DecisionScores) -> None:
         """Store the scores of the decisions of ``window``, which are in the same order."""
         self._folder.mkdir(parents=True, exist_ok=True)
         rows = zip(window.decisions, scores.values, scores.explanations, strict=True)
@@ -153,7 +153,7 @@ class ScoreFiles:
         }
         write_json(self._path(window.id), content)
 
-    def read(self, window: TrainingWindow) -> Scores:
+    def read(self, window: TrainingWindow) -> DecisionScores:
         """Scores of the decisions of ``window``; None for those added after it was scored.
 
         Raises RunError when the file is missing.
@@ -163,7 +163,7 @@ class ScoreFiles:
         if not content:
             raise RunError(f"{path} is missing: restore it to go on with this window")
         found = [content["scores"].get(decision.id, {}) for decision in window.decisions]
-        return Scores(
+        return DecisionScores(
             values=tuple(entry.get("score") for entry in found),
             explanations=tuple(entry.get("explanation", "") for entry in found),
             metrics=content["metrics"],

@@ -21,7 +21,7 @@ from rlforge.market.actions import NO_OP
 from rlforge.market.books import Receipt, Settled
 from rlforge.market.traders import Choice, Crowd
 from rlforge.market.world import World
-from rlforge.trajectories.records import Decision, Json, Metadata, Outcome, Result
+from rlforge.trajectories.records import Decision, DecisionOutcome, Json, Metadata, Result
 from rlforge.types import Completion, value
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Tick:
     """
 
     decisions: tuple[Decision, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[DecisionOutcome, ...]
     policies: tuple[str, ...]
 
 
@@ -216,8 +216,8 @@ class Population:
             completion=completion,
         )
 
-    def _outcome(self, decision_id: str, settled: Settled) -> Outcome:
-        return Outcome(
+    def _outcome(self, decision_id: str, settled: Settled) -> DecisionOutcome:
+        return DecisionOutcome(
             decision_id=decision_id,
             reward=self._reward(settled),
             next_state=self.state.next_states.pop(decision_id),

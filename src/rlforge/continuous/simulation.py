@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rlforge.continuous.population import Population, SimulationState
 from rlforge.errors import RunError
 from rlforge.system.files import atomic_write
-from rlforge.trajectories.grid import Clock
+from rlforge.trajectories.grid import WallClock
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: the user pressed Ctrl-C
@@ -74,7 +74,7 @@ class WallClockDriver:
     """
 
     def __init__(
-        self, population: Population, clock: Clock, tick_s: float, stop: asyncio.Event
+        self, population: Population, clock: WallClock, tick_s: float, stop: asyncio.Event
     ) -> None:
         self._population, self._clock, self._tick_s = population, clock, tick_s
         self._stop = stop

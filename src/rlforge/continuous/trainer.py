@@ -24,7 +24,7 @@ from rlforge.continuous.learner import Trained
 from rlforge.continuous.records import reward_figures, window_row
 from rlforge.continuous.simulation import Stopped, simulation_state_path
 from rlforge.errors import CheckpointError, RunError
-from rlforge.ruler.base import Scores
+from rlforge.ruler.base import DecisionScores
 from rlforge.trajectories.records import TrainingWindow
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,9 @@ class ContinuousTrainer:
             work = self._reach(work, "collected", trajectories=len(window.decisions))
         return work, window
 
-    async def _score(self, work: Entry, window: TrainingWindow) -> tuple[Entry, Scores | None]:
+    async def _score(
+        self, work: Entry, window: TrainingWindow
+    ) -> tuple[Entry, DecisionScores | None]:
         """The scores of the window's decisions; None for a window that may not be trained on."""
         self._check_stop()
         if not work.reached("scored"):
@@ -112,7 +114,7 @@ class ContinuousTrainer:
             work = self._reach(work, "scored")
         return work, self._parts.scores.read(window) if window.ready else None
 
-    def _filter(self, window: TrainingWindow, scores: Scores | None) -> WindowBatch:
+    def _filter(self, window: TrainingWindow, scores: DecisionScores | None) -> WindowBatch:
         """The decisions to learn from, or why there are none."""
         learning = self._parts.learning
         if scores is None:
@@ -183,7 +185,7 @@ class ContinuousTrainer:
         self,
         work: Entry,
         window: TrainingWindow,
-        scores: Scores | None,
+        scores: DecisionScores | None,
         trained: Trained | None,
         deployed: Deployed,
     ) -> None:

@@ -59,8 +59,8 @@ def invented_question(rng: random.Random) -> str:
     return f"Will {rng.choice(_WHO)} {rng.choice(_WHAT)}?"
 
 
-Answer = Literal["YES", "NO"]
-OTHER: dict[str, Answer] = {"YES": "NO", "NO": "YES"}
+YesNo = Literal["YES", "NO"]
+OTHER: dict[str, YesNo] = {"YES": "NO", "NO": "YES"}
 
 #: A price change is counted over so many ticks.
 CHANGE_TICKS = 3
@@ -80,8 +80,8 @@ class PredictionMarket:
         self,
         market_id: str,
         question: str,
-        truth: Answer,
-        views: dict[str, Answer],
+        truth: YesNo,
+        views: dict[str, YesNo],
         liquidity: int,
         closes: int,
     ) -> None:

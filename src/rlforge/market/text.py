@@ -29,7 +29,7 @@ of which size / leverage is taken from the balance as margin."""
 
 
 @value
-class Answer:
+class ParsedAction:
     """What an answer says. action: None where it holds none of the right form.
 
     feedback: what was wrong, for the next try; empty if nothing was.
@@ -65,21 +65,21 @@ def describe(state: Json) -> str:
     return "\n".join(lines)
 
 
-def read(text: str) -> Answer:
+def read(text: str) -> ParsedAction:
     """The last JSON object in an answer that has a ``type``, checked for form.
 
     Prose and code fences around it do no harm.
     """
     found = [item for item in _objects(text) if "type" in item]
     if not found:
-        return Answer(
+        return ParsedAction(
             action=None,
             feedback='Your answer held no JSON action such as {"type": "NO_OP"}.',
         )
     try:
-        return Answer(action=check_form(found[-1]))
+        return ParsedAction(action=check_form(found[-1]))
     except ActionError as error:
-        return Answer(action=None, feedback=f"Your action was not accepted: {error}.")
+        return ParsedAction(action=None, feedback=f"Your action was not accepted: {error}.")
 
 
 def _objects(text: str) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from rlforge.market.books import Books, Receipt, Settled
 from rlforge.market.feed import Feed
 from rlforge.market.perpetuals import Perpetual
 from rlforge.market.positions import PerpDesk
-from rlforge.market.predictions import OTHER, Answer, PredictionMarket, invented_question
+from rlforge.market.predictions import OTHER, PredictionMarket, YesNo, invented_question
 from rlforge.market.shares import ShareDesk
 from rlforge.market.state import game_state
 
@@ -231,7 +231,7 @@ class World:
         books, config = self._books, self.config
         for _ in range(config.predictions - len(books.predictions)):
             self._opened += 1
-            truth: Answer = "YES" if self._truth.random() < 0.5 else "NO"
+            truth: YesNo = "YES" if self._truth.random() < 0.5 else "NO"
             lifetime = self._truth.randint(config.min_lifetime, config.max_lifetime)
             episode_end = (books.tick // config.episode_ticks + 1) * config.episode_ticks
             market = PredictionMarket(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.stats import kendalltau
 
-from rlforge.ruler.base import Scorer
+from rlforge.ruler.base import DecisionScorer
 from rlforge.ruler.pairs import generate_pairs
 from rlforge.trajectories.records import Decision, TrainingWindow
 from rlforge.types import value
@@ -41,7 +41,7 @@ class Agreement:
 
 
 @value
-class Report:
+class ScorerReport:
     """What a scorer is worth on windows that it has not learned.
 
     decisions: agreement with rewards inside each window, averaged by pairs. agents: mean score of
@@ -105,13 +105,13 @@ def without_outcome(decision: Decision) -> Decision:
 
 
 async def examine(
-    scorer: Scorer,
+    scorer: DecisionScorer,
     windows: Sequence[TrainingWindow],
     *,
     skill: Mapping[str, float] | None = None,
     hide_outcomes: bool = True,
     margin: float = 0.0,
-) -> Report:
+) -> ScorerReport:
     """Score windows that the scorer has not learned, and compare.
 
     hide_outcomes: the scorer sees decisions without their outcome, so that its agreement with the
@@ -134,7 +134,7 @@ async def examine(
     agents = None
     if skill is not None:
         agents = agreement(list(means.values()), [skill.get(agent) for agent in means])
-    return Report(
+    return ScorerReport(
         decisions=pooled(found),
         agents=agents,
         agent_scores=means,

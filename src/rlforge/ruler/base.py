@@ -12,7 +12,7 @@ from rlforge.types import value
 
 
 @value
-class Scores:
+class DecisionScores:
     """Scores of decisions, in their order.
 
     values: 0 to 1, or None where the scorer failed: that decision is kept unscored.
@@ -25,10 +25,10 @@ class Scores:
     metrics: Mapping[str, float]
 
 
-class Scorer(Protocol):
+class DecisionScorer(Protocol):
     """Judges the decisions of one window against each other."""
 
-    async def score(self, decisions: Sequence[Decision]) -> Scores:
+    async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
         """A score for each; failures of one group leave that group unscored, and are logged."""
         ...
 
@@ -72,19 +72,21 @@ def nothing_to_compare(decisions: Sequence[Decision], min_agents: int) -> str | 
     return None
 
 
-def undecided(decisions: Sequence[Decision], reason: str) -> Scores:
+def undecided(decisions: Sequence[Decision], reason: str) -> DecisionScores:
     """0.5 for each, because of ``reason``, which is logged and is every explanation."""
     if decisions:
         log.warning("%s: nothing to compare: %s; every score is 0.5", _window(decisions), reason)
     count = len(decisions)
-    return Scores(
+    return DecisionScores(
         values=(0.5,) * count,
         explanations=(f"nothing to compare: {reason}",) * count,
         metrics={"nothing_to_compare": 1.0, "unscored": 0.0, "scored": float(count)},
     )
 
 
-def unscored(decisions: Sequence[Decision], reason: str, metrics: Mapping[str, float]) -> Scores:
+def unscored(
+    decisions: Sequence[Decision], reason: str, metrics: Mapping[str, float]
+) -> DecisionScores:
     """None for each, because of ``reason``, which is logged and is every explanation."""
     log.warning("%s: %d decisions unscored: %s", _window(decisions), len(decisions), reason)
     return finished(decisions, [None] * len(decisions), [reason] * len(decisions), metrics)
@@ -95,12 +97,12 @@ def finished(
     values: Sequence[float | None],
     explanations: Sequence[str],
     metrics: Mapping[str, float],
-) -> Scores:
+) -> DecisionScores:
     """The scores with their counts, or ``undecided`` where all of them are the same."""
     known = [value for value in values if value is not None]
     if len(known) == len(values) > 1 and max(known) - min(known) < _SAME:
         alike = undecided(decisions, "all scores are equal")
-        return Scores(
+        return DecisionScores(
             values=alike.values,
             explanations=alike.explanations,
             metrics={**metrics, **alike.metrics},
@@ -110,7 +112,7 @@ def finished(
         "scored": float(len(known)),
         "unscored": float(len(values) - len(known)),
     }
-    return Scores(
+    return DecisionScores(
         values=tuple(values), explanations=tuple(explanations), metrics={**metrics, **counts}
     )
 

@@ -17,10 +17,16 @@ from rlforge.config.ruler import JudgeConfig, RulerConfig
 from rlforge.engines.openai import ChatError
 from rlforge.errors import RlforgeError
 from rlforge.ruler.agreement import agreement, pooled
-from rlforge.ruler.base import Scores, finished, finite_rewards, nothing_to_compare, undecided
+from rlforge.ruler.base import (
+    DecisionScores,
+    finished,
+    finite_rewards,
+    nothing_to_compare,
+    undecided,
+)
 from rlforge.ruler.features import STATE_ACTION
 from rlforge.ruler.judge_backends import JudgeBackend, estimated_tokens
-from rlforge.ruler.question import Question, UnusableAnswerError, Verdict, ask, read
+from rlforge.ruler.question import JudgeQuestion, JudgeVerdict, UnusableAnswerError, ask, read
 from rlforge.trajectories.records import Decision, TrainingWindow
 from rlforge.types import value
 
@@ -46,15 +52,19 @@ class AnswerCache:
         self._connection: sqlite3.Connection | None = None
         self.failed = False
 
-    def get(self, voice: str, question: Question) -> dict[str, Verdict] | None:
+    def get(self, voice: str, question: JudgeQuestion) -> dict[str, JudgeVerdict] | None:
         """The verdicts that ``voice`` gave to this very question, or None."""
         rows = self._run("SELECT verdicts FROM answers WHERE question = ?", _key(voice, question))
         if not rows:
             return None
         kept: dict[str, tuple[float, str]] = json.loads(rows[0][0])
-        return {name: Verdict(score=score, explanation=why) for name, (score, why) in kept.items()}
+        return {
+            name: JudgeVerdict(score=score, explanation=why) for name, (score, why) in kept.items()
+        }
 
-    def put(self, voice: str, question: Question, verdicts: Mapping[str, Verdict]) -> None:
+    def put(
+        self, voice: str, question: JudgeQuestion, verdicts: Mapping[str, JudgeVerdict]
+    ) -> None:
         """Keep verdicts; those given before to the same question are replaced."""
         kept = json.dumps({name: [v.score, v.explanation] for name, v in verdicts.items()})
         self._run(
@@ -95,7 +105,7 @@ class AnswerCache:
         return self._connection
 
 
-def _key(voice: str, question: Question) -> str:
+def _key(voice: str, question: JudgeQuestion) -> str:
     content = json.dumps([voice, question.messages], ensure_ascii=False)
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -117,7 +127,7 @@ class GroupVerdict:
     """positions: in the window. verdicts: one each, or None where the group stays unscored."""
 
     positions: tuple[int, ...]
-    verdicts: tuple[Verdict, ...] | None
+    verdicts: tuple[JudgeVerdict, ...] | None
     reason: str = ""
 
 
@@ -180,7 +190,7 @@ class JudgeScorer:
             folder = Path(config.model_path) if config.model_path else None
             self._cache = AnswerCache(folder / "judge.sqlite" if folder else None)
 
-    async def score(self, decisions: Sequence[Decision]) -> Scores:
+    async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
         """See ``Scorer``."""
         if reason := nothing_to_compare(decisions, self._config.min_agents):
             return undecided(decisions, reason)
@@ -233,10 +243,14 @@ class JudgeScorer:
             positions=positions, verdicts=tuple(by_place[place] for place in range(len(group)))
         )
 
-    async def _answer(self, question: Question, sitting: JudgeBudget) -> Mapping[str, Verdict]:
+    async def _answer(
+        self, question: JudgeQuestion, sitting: JudgeBudget
+    ) -> Mapping[str, JudgeVerdict]:
         """The verdicts on a question. Raises UnscoredError when there are none to be had."""
         if len(question.ids) == 1:
-            alike = Verdict(score=0.5, explanation="nothing to compare: the group is all alike")
+            alike = JudgeVerdict(
+                score=0.5, explanation="nothing to compare: the group is all alike"
+            )
             return {question.ids[0]: alike}
         if self._cache is not None and (kept := self._cache.get(self._voice.name, question)):
             sitting.cache_hits += 1
@@ -247,7 +261,9 @@ class JudgeScorer:
             self._cache.put(self._voice.name, question, verdicts)
         return verdicts
 
-    async def _asked(self, question: Question, sitting: JudgeBudget) -> Mapping[str, Verdict]:
+    async def _asked(
+        self, question: JudgeQuestion, sitting: JudgeBudget
+    ) -> Mapping[str, JudgeVerdict]:
         """Ask until the answer is good, or the tries, the budget or the judge are at an end."""
         config, messages, tries, silent = self._config.judge, question.messages, 0, True
         while True:

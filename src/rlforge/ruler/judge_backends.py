@@ -12,10 +12,10 @@ from typing import Any, Protocol
 from rlforge.config.ruler import JudgeConfig
 from rlforge.config.schema import ApiConfig
 from rlforge.engines.base import Generator
-from rlforge.engines.openai import ChatClient, ChatError, Endpoint, check_api
+from rlforge.engines.openai import ChatClient, ChatError, Endpoint, Message, check_api
 from rlforge.errors import ConfigError, EngineDeadError, EngineError
 from rlforge.games.prompts import Tokenizer
-from rlforge.ruler.question import Message, UnusableAnswerError, asked_ids, read
+from rlforge.ruler.question import UnusableAnswerError, asked_ids, read
 from rlforge.types import PolicyRef, SamplingParams, value
 
 #: Characters per token, where nobody counts: low, so that estimates are high.

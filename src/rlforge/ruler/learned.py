@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlforge.config.ruler import RulerConfig
 from rlforge.errors import CheckpointError
 from rlforge.ruler.agreement import agreement, pooled
 from rlforge.ruler.base import (
-    Scores,
+    DecisionScores,
     finished,
     finite_rewards,
     nothing_to_compare,
@@ -23,11 +22,10 @@ from rlforge.ruler.base import (
     unscored,
 )
 from rlforge.ruler.features import STATE_ACTION, feature_names, featurize
-from rlforge.ruler.memory import Memory
+from rlforge.ruler.memory import WindowMemory
+from rlforge.ruler.pairs import Floats
 from rlforge.trajectories.records import Decision, TrainingWindow
 from rlforge.types import value
-
-Floats = NDArray[np.float64]
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +40,14 @@ class Judgement:
 
 
 @value
-class Scale:
+class FeatureScale:
     """Mean and standard deviation of each feature (1 where it never changes)."""
 
     mean: Floats
     deviation: Floats
 
     @classmethod
-    def of(cls, features: Floats) -> Scale:
+    def of(cls, features: Floats) -> FeatureScale:
         """The scale of rows of features."""
         deviation = features.std(axis=0)
         return cls(mean=features.mean(axis=0), deviation=np.where(deviation > 1e-9, deviation, 1.0))
@@ -73,7 +71,7 @@ class LearnedScorer(abc.ABC):
 
     def __init__(self, config: RulerConfig, *, seed: int = 0) -> None:
         self.config, self.seed = config, seed
-        self.memory = Memory(
+        self.memory = WindowMemory(
             feature_names(config.features),
             windows=config.memory_windows,
             rows=config.memory_rows,
@@ -85,11 +83,11 @@ class LearnedScorer(abc.ABC):
         self._fitted = False
         self._unsaved = False
 
-    async def score(self, decisions: Sequence[Decision]) -> Scores:
+    async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
         """See ``Scorer``."""
         return self.score_now(decisions)
 
-    def score_now(self, decisions: Sequence[Decision]) -> Scores:
+    def score_now(self, decisions: Sequence[Decision]) -> DecisionScores:
         """The same, outside an event loop."""
         if reason := nothing_to_compare(decisions, self.config.min_agents):
             return undecided(decisions, reason)
@@ -162,7 +160,7 @@ class LearnedScorer(abc.ABC):
             self._fitted = True
 
     @abc.abstractmethod
-    def _fit(self, memory: Memory) -> None:
+    def _fit(self, memory: WindowMemory) -> None:
         """Fit the model to all of ``memory``, or forget it where there is nothing to learn."""
 
     @abc.abstractmethod

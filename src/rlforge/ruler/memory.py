@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlforge.errors import CheckpointError
+from rlforge.ruler.pairs import Floats
 from rlforge.system.files import atomic_path
 from rlforge.types import value
 
 _FORMAT = 1
-
-Floats = NDArray[np.float64]
 
 
 @value
@@ -28,7 +26,7 @@ class LearnedWindow:
     rewards: Floats
 
 
-class Memory:
+class WindowMemory:
     """The newest ``windows`` windows that were learned, at most ``rows`` decisions of each.
 
     names: of the features. A model is fitted to all of it anew each time, so that what a scorer

@@ -6,14 +6,11 @@ import zlib
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from rlforge.ruler.learned import Judgement, LearnedScorer, Scale
-from rlforge.ruler.memory import Memory
-from rlforge.ruler.pairs import Pairs, expected_wins, fit_strengths, generate_pairs
-
-Floats = NDArray[np.float64]
+from rlforge.ruler.learned import FeatureScale, Judgement, LearnedScorer
+from rlforge.ruler.memory import WindowMemory
+from rlforge.ruler.pairs import Floats, Pairs, expected_wins, fit_strengths, generate_pairs
 
 _NO_PAIRS = Pairs(better=np.zeros(0, dtype=np.intp), worse=np.zeros(0, dtype=np.intp))
 
@@ -30,15 +27,15 @@ class PreferenceScorer(LearnedScorer):
 
     file_name = "preference.npz"
     _weights: Floats | None = None
-    _scale: Scale | None = None
+    _scale: FeatureScale | None = None
     _learned_pairs = 0
 
-    def _fit(self, memory: Memory) -> None:
+    def _fit(self, memory: WindowMemory) -> None:
         self._weights = self._scale = None
         self._learned_pairs = 0
         if not memory.windows:
             return
-        scale = Scale.of(np.concatenate([window.features for window in memory.windows]))
+        scale = FeatureScale.of(np.concatenate([window.features for window in memory.windows]))
         differences = []
         for window in memory.windows:
             pairs = self._pairs(window.rewards.tolist(), window.id)

@@ -10,6 +10,7 @@ from itertools import islice, takewhile
 from typing import Any
 
 from rlforge.config.ruler import JudgeConfig
+from rlforge.engines.openai import Message
 from rlforge.ruler.features import WITH_OUTCOME
 from rlforge.trajectories.records import Decision
 from rlforge.types import value
@@ -78,8 +79,6 @@ def _compact(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, default=str)
 
 
-Message = dict[str, str]
-
 _LETTERS = "bcdfghjkmnpqrstvwxz"
 
 #: Places of an answer in which an object is looked for: prose has few braces, nonsense has many.
@@ -102,7 +101,7 @@ class UnusableAnswerError(ValueError):
 
 
 @value
-class Verdict:
+class JudgeVerdict:
     """score: 0 to 1."""
 
     score: float
@@ -110,7 +109,7 @@ class Verdict:
 
 
 @value
-class Question:
+class JudgeQuestion:
     """ids: one per distinct decision, in the order asked. members: id -> positions in the group.
 
     messages: the conversation to send. schema: JSON schema of the answer. Equal groups give
@@ -129,7 +128,7 @@ class Question:
         return (*before, {**last, "content": told})
 
 
-def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int) -> Question:
+def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int) -> JudgeQuestion:
     """The question about ``group``.
 
     Decisions that read the same are shown once. What all situations begin with is shown once,
@@ -148,7 +147,7 @@ def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int
     parts = [f"Decision {name}\n{text}" for name, text in zip(ids, texts, strict=True)]
     if beginning.strip():
         parts.insert(0, f"All agents saw this:\n{shortened(beginning, limit)}")
-    return Question(
+    return JudgeQuestion(
         ids=ids,
         members={name: tuple(members[text]) for name, text in zip(ids, texts, strict=True)},
         messages=(
@@ -159,12 +158,12 @@ def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int
     )
 
 
-def read(text: str, ids: Sequence[str]) -> dict[str, Verdict]:
+def read(text: str, ids: Sequence[str]) -> dict[str, JudgeVerdict]:
     """The verdict under each id. Raises UnusableAnswerError unless each is there once, in range.
 
     Prose and code fences around the JSON object are passed over.
     """
-    verdicts: dict[str, Verdict] = {}
+    verdicts: dict[str, JudgeVerdict] = {}
     for entry in _entries(text):
         name, score = entry.get("id"), entry.get("score")
         if not isinstance(name, str) or name not in ids:
@@ -173,7 +172,9 @@ def read(text: str, ids: Sequence[str]) -> dict[str, Verdict]:
             raise UnusableAnswerError(f"{name} is scored twice")
         if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
             raise UnusableAnswerError(f"the score of {name} is {score!r}, no number from 0 to 1")
-        verdicts[name] = Verdict(score=float(score), explanation=str(entry.get("explanation", "")))
+        verdicts[name] = JudgeVerdict(
+            score=float(score), explanation=str(entry.get("explanation", ""))
+        )
     if missing := [name for name in ids if name not in verdicts]:
         raise UnusableAnswerError(f"no score for {', '.join(missing)}")
     return verdicts

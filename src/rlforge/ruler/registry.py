@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rlforge.config.ruler import REGRESSION_MODELS, JudgeConfig, RulerConfig
 from rlforge.errors import ConfigError, nearest
-from rlforge.ruler.base import Scorer
+from rlforge.ruler.base import DecisionScorer
 from rlforge.ruler.features import FEATURES
 from rlforge.ruler.judge_backends import (
     FORMS,
@@ -21,7 +21,9 @@ from rlforge.ruler.judge_backends import (
 ENGINE = "engine"
 
 
-def make_scorer(config: RulerConfig, *, seed: int = 0, local: LocalModel | None = None) -> Scorer:
+def make_scorer(
+    config: RulerConfig, *, seed: int = 0, local: LocalModel | None = None
+) -> DecisionScorer:
     """The scorer ``ruler.scoring_method``, with what it learned before if it has a model path.
 
     local: the model behind ``ruler.judge.model=engine``. Raises ConfigError for values that
@@ -92,19 +94,19 @@ def _check_judge(judge: JudgeConfig, keys: bool) -> None:
 # wait for the statistics behind them.
 
 
-def _preference(config: RulerConfig, seed: int, local: LocalModel | None) -> Scorer:
+def _preference(config: RulerConfig, seed: int, local: LocalModel | None) -> DecisionScorer:
     from rlforge.ruler.preference import PreferenceScorer
 
     return PreferenceScorer(config, seed=seed)
 
 
-def _regression(config: RulerConfig, seed: int, local: LocalModel | None) -> Scorer:
+def _regression(config: RulerConfig, seed: int, local: LocalModel | None) -> DecisionScorer:
     from rlforge.ruler.regression import RegressionScorer
 
     return RegressionScorer(config, seed=seed)
 
 
-def _judge(config: RulerConfig, seed: int, local: LocalModel | None) -> Scorer:
+def _judge(config: RulerConfig, seed: int, local: LocalModel | None) -> DecisionScorer:
     from rlforge.ruler.judge import JudgeScorer
 
     voice: JudgeBackend
@@ -120,7 +122,7 @@ def _judge(config: RulerConfig, seed: int, local: LocalModel | None) -> Scorer:
     return JudgeScorer(config, voice, seed=seed)
 
 
-_SCORERS: dict[str, Callable[[RulerConfig, int, LocalModel | None], Scorer]] = {
+_SCORERS: dict[str, Callable[[RulerConfig, int, LocalModel | None], DecisionScorer]] = {
     "preference": _preference,
     "regression": _regression,
     "judge": _judge,

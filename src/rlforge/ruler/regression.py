@@ -15,9 +15,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from rlforge.ruler.learned import Judgement, LearnedScorer
-from rlforge.ruler.memory import Memory
-
-Floats = NDArray[np.float64]
+from rlforge.ruler.memory import WindowMemory
+from rlforge.ruler.pairs import Floats
 
 #: Known outcomes below which nothing is predicted.
 _FEWEST = 4
@@ -36,7 +35,7 @@ class RegressionScorer(LearnedScorer):
     _model: Any = None
     _rewards: Floats | None = None
 
-    def _fit(self, memory: Memory) -> None:
+    def _fit(self, memory: WindowMemory) -> None:
         self._model = self._rewards = None
         if sum(len(window.rewards) for window in memory.windows) >= _FEWEST:
             self._rewards = np.concatenate([window.rewards for window in memory.windows])

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlforge.config.ruler import RulerConfig
-from rlforge.ruler.base import Scores, finite_rewards
+from rlforge.ruler.base import DecisionScores, finite_rewards
 from rlforge.ruler.pairs import generate_pairs
 from rlforge.ruler.registry import make_scorer
 from rlforge.trajectories.records import Decision, TrainingWindow
@@ -48,7 +48,7 @@ class RULERScorer:
         """One score from 0 to 1 for each; None where the scorer could not judge."""
         return list(self.score(decisions).values)
 
-    def score(self, decisions: Sequence[Decision]) -> Scores:
+    def score(self, decisions: Sequence[Decision]) -> DecisionScores:
         """The same with explanations and metrics."""
         return asyncio.run(self._score(decisions))
 
@@ -70,7 +70,7 @@ class RULERScorer:
         """Learn from windows whose outcomes are known; see ``Scorer``."""
         return self._scorer.learn(windows)
 
-    async def _score(self, decisions: Sequence[Decision]) -> Scores:
+    async def _score(self, decisions: Sequence[Decision]) -> DecisionScores:
         try:
             return await self._scorer.score(decisions)
         finally:

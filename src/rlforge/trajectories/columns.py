@@ -18,7 +18,7 @@ import pyarrow as pa
 from rlforge.errors import RlforgeError
 from rlforge.system.values import Codec, writable
 from rlforge.trajectories.grid import calendar_date, window_start
-from rlforge.trajectories.records import Decision, Metadata, Outcome, Result
+from rlforge.trajectories.records import Decision, DecisionOutcome, Metadata, Result
 from rlforge.types import Completion
 
 _METADATA = Codec(Metadata, camel_case=True)
@@ -85,7 +85,7 @@ def decision_row(decision: Decision) -> dict[str, Any]:
     }
 
 
-def outcome_row(outcome: Outcome, agent_id: str, window_id: str) -> dict[str, Any]:
+def outcome_row(outcome: DecisionOutcome, agent_id: str, window_id: str) -> dict[str, Any]:
     """``outcome`` as a row of ``OUTCOMES``; raises as ``decision_row`` does."""
     who = f"outcome of decision {outcome.decision_id!r}"
     return {

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rlforge.system.files import atomic_path, sync
-from rlforge.trajectories.layout import DataFile, Layout, file_name, live
+from rlforge.trajectories.layout import DataFile, StoreLayout, file_name, live
 from rlforge.trajectories.wal import read_segment
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ _GROUP_ROWS = 512
 _DICTIONARY = ["agentId", "windowId", "metadata.provider", "completion.policyUid"]
 
 
-def compact_segment(layout: Layout, number: int, compression: str) -> set[str]:
+def compact_segment(layout: StoreLayout, number: int, compression: str) -> set[str]:
     """Move the rows of a closed segment into the folders of their windows; returns those windows.
 
     May be repeated when it was interrupted: windows that have their rows are passed over. A
@@ -55,7 +55,7 @@ def compact_segment(layout: Layout, number: int, compression: str) -> set[str]:
     return windows
 
 
-def merge_small(layout: Layout, window_id: str, least: int, compression: str) -> None:
+def merge_small(layout: StoreLayout, window_id: str, least: int, compression: str) -> None:
     """Merge the newest files of a window where at least ``least`` of one kind are small.
 
     Raises OSError as the disk does; the files are then as they were.
@@ -73,7 +73,7 @@ def merge_small(layout: Layout, window_id: str, least: int, compression: str) ->
             file.path.unlink()
 
 
-def clean(layout: Layout) -> None:
+def clean(layout: StoreLayout) -> None:
     """Delete what an interrupted writer left: unfinished files, and files merged into others."""
     for window_id in layout.window_ids():
         for unfinished in layout.folder(window_id).glob(".*.tmp"):

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Protocol
 
 from rlforge.errors import RlforgeError
 
@@ -81,18 +80,6 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 30.0
 #: Seconds by which a clock may step back without a word, as clocks that are slewed do.
 _TOLERANCE_S = 1.0
-
-
-class Clock(Protocol):
-    """Seconds since 1970 UTC."""
-
-    def now(self) -> float:
-        """The time."""
-        ...
-
-    async def wait_until(self, moment: float) -> None:
-        """Return once ``now()`` is ``moment`` or later."""
-        ...
 
 
 class WallClock:

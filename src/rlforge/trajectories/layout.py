@@ -72,7 +72,7 @@ def file_name(kind: str, first: int, last: int, crc: int) -> str:
 
 
 @value
-class Layout:
+class StoreLayout:
     """The paths of the store in folder ``root``."""
 
     root: Path

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from rlforge.errors import StoreError
 from rlforge.trajectories.columns import SCHEMAS, to_decisions
 from rlforge.trajectories.grid import window_start
-from rlforge.trajectories.layout import DataFile, Layout
+from rlforge.trajectories.layout import DataFile, StoreLayout
 from rlforge.trajectories.records import AgentActivity, Decision
 from rlforge.trajectories.wal import SegmentContent, read_segment
 from rlforge.types import value
@@ -61,7 +61,7 @@ class StoreReader:
     """
 
     def __init__(self, root: Path | str) -> None:
-        self.layout = Layout(root=Path(root))
+        self.layout = StoreLayout(root=Path(root))
         self.layout.check()
         self._db = duckdb.connect(":memory:", config={"autoinstall_known_extensions": "false"})
         self._sound: dict[Path, bool] = {}

@@ -76,7 +76,7 @@ class Decision:
 
 
 @value
-class Outcome:
+class DecisionOutcome:
     """What completes a decision that was written before."""
 
     decision_id: str

@@ -22,18 +22,18 @@ from rlforge.system.locks import RunLock
 from rlforge.tracking.files import write_json
 from rlforge.trajectories.columns import decision_row, outcome_row
 from rlforge.trajectories.compaction import clean, compact_segment, merge_small
-from rlforge.trajectories.layout import ABOUT, SCHEMA_VERSION, Layout, full_disk_explained
+from rlforge.trajectories.layout import ABOUT, SCHEMA_VERSION, StoreLayout, full_disk_explained
 from rlforge.trajectories.reader import StoreReader
-from rlforge.trajectories.records import Decision, Outcome
+from rlforge.trajectories.records import Decision, DecisionOutcome
 from rlforge.trajectories.wal import GroupCommit, SegmentWriter, rows_frame
 
 #: Ids kept in memory; beyond it, those of windows least lately written are read again if need be.
 _MOST_IDS = 1_000_000
 _MOST_WINDOWS = 64
 
-Row = Mapping[str, Any]
+_Row = Mapping[str, Any]
 #: Agent and window of a decision.
-Place = tuple[str, str]
+_Place = tuple[str, str]
 
 
 class WindowIds:
@@ -51,7 +51,7 @@ class WindowIds:
         self._by_window.move_to_end(window_id)
         return self._by_window[window_id]
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[_Row]) -> None:
         """These are written now; their windows have been asked for with ``of``."""
         for row in rows:
             self._by_window[row["windowId"]].add(row["id"])
@@ -60,7 +60,7 @@ class WindowIds:
         ):
             self._by_window.popitem(last=False)
 
-    def remove(self, rows: Iterable[Row]) -> None:
+    def remove(self, rows: Iterable[_Row]) -> None:
         """These could not be written after all."""
         for row in rows:
             self._by_window.get(row["windowId"], set()).discard(row["id"])
@@ -71,10 +71,10 @@ class OpenDecisions:
 
     def __init__(self, reader: StoreReader) -> None:
         self._reader = reader
-        self._places: OrderedDict[str, Place] = OrderedDict()
+        self._places: OrderedDict[str, _Place] = OrderedDict()
         self._taken: set[str] = set()
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[_Row]) -> None:
         """Decisions that are written now; complete ones are passed over."""
         for row in rows:
             if not row["complete"]:
@@ -82,12 +82,12 @@ class OpenDecisions:
         while len(self._places) > _MOST_IDS:
             self._places.popitem(last=False)
 
-    def remove(self, rows: Iterable[Row]) -> None:
+    def remove(self, rows: Iterable[_Row]) -> None:
         """These could not be written after all."""
         for row in rows:
             self._places.pop(row["id"], None)
 
-    def take(self, ids: Collection[str]) -> dict[str, Place]:
+    def take(self, ids: Collection[str]) -> dict[str, _Place]:
         """Those of ``ids`` that are open, to be completed: ``done`` or ``give_back`` must follow.
 
         Raises StoreError, and takes none, where one is not in the store.
@@ -102,11 +102,11 @@ class OpenDecisions:
         self._taken |= taken.keys()
         return taken
 
-    def done(self, taken: Mapping[str, Place]) -> None:
+    def done(self, taken: Mapping[str, _Place]) -> None:
         """Their outcomes are written."""
         self._taken -= taken.keys()
 
-    def give_back(self, taken: Mapping[str, Place]) -> None:
+    def give_back(self, taken: Mapping[str, _Place]) -> None:
         """Their outcomes could not be written."""
         self._taken -= taken.keys()
         self._places.update(taken)
@@ -201,7 +201,7 @@ class TrajectoryStore(StoreReader):
             raise
         return len(fresh)
 
-    def complete(self, outcomes: Sequence[Outcome]) -> int:
+    def complete(self, outcomes: Sequence[DecisionOutcome]) -> int:
         """Write what came of decisions written before; on disk when this returns.
 
         Returns how many were new: the outcome of a complete decision is passed over. Raises as
@@ -288,7 +288,7 @@ class TrajectoryStore(StoreReader):
 
 def _prepare(root: Path) -> None:
     """Make the folders of a new store; what is there already stays as it is."""
-    layout = Layout(root=root)
+    layout = StoreLayout(root=root)
     if root.exists() and (not root.is_dir() or (root / ABOUT).exists() or _strangers(root)):
         return
     layout.log.mkdir(parents=True, exist_ok=True)
@@ -304,7 +304,7 @@ def _strangers(root: Path) -> list[Path]:
     return [path for path in root.iterdir() if path.name not in own and path.suffix != ".tmp"]
 
 
-def _next_number(layout: Layout) -> int:
+def _next_number(layout: StoreLayout) -> int:
     files = (file for window_id in layout.window_ids() for file in layout.all_files(window_id))
     used = [*layout.segments(), *(file.last for file in files)]
     return max(used, default=0) + 1
