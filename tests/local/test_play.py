@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from rich.console import Console, RenderableType
 
 from rlforge.config.compose import compose
 from rlforge.errors import ConfigError
 from rlforge.games.base import View, make_game
+from rlforge.games.players import make_player
 from rlforge.league.names import parse_opponent
-from rlforge.local.play import PERSON, Leave, Person, find_env, play, prepare, seats_of, verdict
-from rlforge.types import GameRecord
+from rlforge.local.play import (
+    PERSON,
+    Leave,
+    Person,
+    find_env,
+    find_game,
+    game_list,
+    play,
+    prepare,
+    seats_of,
+    turns,
+    verdict,
+)
+from rlforge.rollout.episode import play_game
+from rlforge.rollout.schedule import line_up
+from rlforge.tracking.game_files import GameWriter
+from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, Seat
 
 MINIMAX = parse_opponent("minimax")
+TICTACTOE = EnvSpec(id="TicTacToe-v0-train")
 
 
 def typing(*lines: str) -> Callable[[str], str]:
@@ -150,3 +170,59 @@ def test_ctrl_c_leaves_the_table_at_once() -> None:
         _, complaint = table.communicate(timeout=60)
         assert table.returncode == 130
         assert "Traceback" not in complaint
+
+
+# ---------------------------------------------------------------- finished games
+
+
+def played(game_id: str, seed: int) -> GameRecord:
+    async def answer(seat: Seat, view: View, draw: int) -> Completion:
+        text = make_player("minimax", TICTACTOE, draw).act(view)
+        return Completion(text=text, finish_reason="scripted", policy_uid="minimax")
+
+    seats = line_up(TICTACTOE, [MINIMAX, MINIMAX], None)
+    spec = GameSpec(game_id=game_id, env=TICTACTOE, seed=seed, purpose="train", seats=seats)
+    return asyncio.run(play_game(spec, answer))
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    writer = GameWriter(tmp_path)
+    writer.add(played(f"train-{number}", number) for number in range(3))
+    writer.close()
+    return tmp_path
+
+
+def shown(*pieces: RenderableType) -> str:
+    console = Console(width=80, no_color=True)
+    with console.capture() as capture:
+        for piece in pieces:
+            console.print(piece)
+    return capture.get()
+
+
+def test_the_newest_games_are_listed(run_dir: Path) -> None:
+    text = shown(game_list(run_dir, most=2))
+    assert "3 finished games; the newest 2" in text
+    assert "train-1" in text
+    assert "train-0" not in text
+    assert "minimax v minimax" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_run_without_games_says_so(tmp_path: Path) -> None:
+    assert "no game is finished yet" in shown(game_list(tmp_path))
+
+
+def test_a_game_is_shown_turn_by_turn_to_its_end(run_dir: Path) -> None:
+    record = find_game(run_dir, "train-1")
+    text = shown(*turns(record))
+    for place, turn in enumerate(record.turns, start=1):
+        assert f"{place}. player {turn.player_id} (minimax)" in text
+        assert f"plays {turn.action}" in text
+    assert text.rstrip().endswith("finished: +0 +0")
+
+
+def test_a_game_that_is_not_there_is_named_with_the_nearest(run_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean train-"):
+        find_game(run_dir, "train-9")

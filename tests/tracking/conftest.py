@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlforge.config.schema import TrackerConfig
-from rlforge.tracking.stats import wilson_interval
+from rlforge.tracking.metrics import wilson_interval
 from rlforge.tracking.tracker import Tracker
 from rlforge.types import (
     Completion,

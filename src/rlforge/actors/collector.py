@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from rlforge.actors.engine_client import RemoteEngine
-from rlforge.actors.process import enter, freeze_gc
+from rlforge.actors.process import freeze_gc
 from rlforge.config.schema import RunConfig
 from rlforge.games.base import check_env
 from rlforge.models.load import load_tokenizer, stop_token_ids
@@ -20,6 +20,7 @@ from rlforge.rollout.collector import Collector, Delivery
 from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.system.timeouts import Clock
+from rlforge.tracking.files import open_log
 from rlforge.tracking.game_files import GameWriter
 from rlforge.types import GameRecord, GameSpec, PolicyRef
 
@@ -36,7 +37,7 @@ class CollectorActor:
         name: str,
         run_dir: str,
     ) -> None:
-        enter(name, run_dir)
+        open_log(name, run_dir)
         self._name = name
         # By name: handles among the arguments could be gone when Ray restarts this actor.
         self._pool: Any = ray.get_actor("pool")

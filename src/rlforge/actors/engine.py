@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Sequence
 from functools import partial
 from uuid import uuid4
 
-from rlforge.actors.process import end, enter, freeze_gc, turn_file
+from rlforge.actors.process import end, freeze_gc, turn_file
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.base import Caller, EngineStats, LocalEngine
 from rlforge.engines.registry import make_engine
 from rlforge.errors import EngineDeadError, EngineError
 from rlforge.system.utilisation import Span
+from rlforge.tracking.files import open_log
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class EngineActor:
     def __init__(
         self, config: PolicyConfig, hardware: HardwareConfig, name: str, run_dir: str
     ) -> None:
-        enter(name, run_dir)
+        open_log(name, run_dir)
         self._config, self._hardware = config, hardware
         self._life = uuid4().hex
         self._loaded = asyncio.Event()

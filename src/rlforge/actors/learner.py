@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlforge.actors.process import enter, limit_threads
+from rlforge.actors.process import limit_threads
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkpoint
 from rlforge.system.utilisation import Span
+from rlforge.tracking.files import open_log
 from rlforge.types import Checkpoint, TrainBatch, UpdateResult
 
 if TYPE_CHECKING:  # torch stays with the actors: whoever starts them need not wait for it
@@ -34,7 +35,7 @@ class LearnerActor:
     def __init__(
         self, config: PolicyConfig, hardware: HardwareConfig, name: str, rank: int, run_dir: str
     ) -> None:
-        enter(name, run_dir)
+        open_log(name, run_dir)
         limit_threads(hardware.threads)
         self._checkpoints = Path(run_dir) / "checkpoints"
         self._config, self._hardware, self._rank = config, hardware, rank

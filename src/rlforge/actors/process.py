@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import ray
 
 from rlforge.errors import RunError
-from rlforge.tracking.logs import enter as enter
 
 RESTART_PATIENCE_S = 300.0
 """Seconds within which a restarted actor must be back: it loads and compiles the model again."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlforge.actors.process import enter, freeze_gc
+from rlforge.actors.process import freeze_gc
 from rlforge.buffer import make_buffer
 from rlforge.buffer.batch_files import write_batch
 from rlforge.config.schema import RunConfig
@@ -17,6 +17,7 @@ from rlforge.rollout.collector import Delivery
 from rlforge.rollout.lineup import fixed_opponents, train_envs
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
 from rlforge.system.hardware import versions
+from rlforge.tracking.files import open_log
 from rlforge.tracking.tracker import Tracker
 from rlforge.types import Checkpoint, GameRecord, GameSpec, TrainBatch
 
@@ -25,7 +26,7 @@ class TrackerActor(Tracker):
     """The tracker as an actor; its callers do not wait for it."""
 
     def __init__(self, config: RunConfig, run_dir: str) -> None:
-        enter("tracker", run_dir)
+        open_log("tracker", run_dir)
         about = {"seed": config.seed, "versions": versions(), "experiment": config.name}
         total = config.learner.total_updates
         super().__init__(Path(run_dir), config.tracker, config.name, total, about=about)
@@ -36,7 +37,7 @@ class PoolActor:
     """Who plays whom: the pool's ratings and the schedule drawn from it."""
 
     def __init__(self, config: RunConfig, run_dir: str, part: int) -> None:
-        enter("pool", run_dir)
+        open_log("pool", run_dir)
         group_size = getattr(config.algorithm, "group_size", 1)
         self._pool = ModelPool(config.pool, fixed_opponents(config), seed=config.seed)
         self._scheduler = GameScheduler(
@@ -83,7 +84,7 @@ class BufferActor:
     """Shaped steps between collectors and learner; its waits are the pipeline's back-pressure."""
 
     def __init__(self, config: RunConfig, run_dir: str) -> None:
-        enter("buffer", run_dir)
+        open_log("buffer", run_dir)
         self._rewards = RewardPipeline(config.rewards)
         self._batch_size = config.learner.batch_size
         self._buffer = make_buffer(

@@ -7,8 +7,7 @@ from typing import NoReturn
 
 import typer
 
-from rlforge.cli import examine, games, runs, serving, watch, windows
-from rlforge.cli.continuous import continuous
+from rlforge.cli import examine, games, runs, serving, windows
 from rlforge.errors import RlforgeError
 
 app = typer.Typer(
@@ -23,7 +22,7 @@ app = typer.Typer(
 
 # In the order in which the overview lists them.
 app.command()(runs.train)
-app.command()(continuous)
+app.command()(runs.continuous)
 app.command("eval")(runs.evaluate)
 app.command()(examine.graph)
 app.command()(examine.config)
@@ -31,8 +30,8 @@ app.command()(examine.doctor)
 app.command()(games.play)
 app.command()(games.replay)
 app.command()(examine.models)
-app.command()(watch.monitor)
-app.command()(watch.report)
+app.command()(runs.monitor)
+app.command()(runs.report)
 app.command()(serving.serve)
 app.command()(serving.deploy)
 app.command()(serving.rollback)

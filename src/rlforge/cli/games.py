@@ -50,18 +50,18 @@ def play(
     """
     import asyncio
 
-    from rlforge.local import play as table
+    from rlforge.local import play as local
 
-    config, rivals = table.prepare(overrides or [], config_dir, run, checkpoint, opponent or [])
-    spec = table.find_env(config, env)
-    policies = table.seats_of(spec, seat, rivals)
-    person = table.Person(input, typer.echo)
+    config, rivals = local.prepare(overrides or [], config_dir, run, checkpoint, opponent or [])
+    spec = local.find_env(config, env)
+    policies = local.seats_of(spec, seat, rivals)
+    person = local.Person(input, typer.echo)
     try:
-        record = asyncio.run(table.play(config, spec, policies, seed, person, typer.echo))
-    except table.Leave:
+        record = asyncio.run(local.play(config, spec, policies, seed, person, typer.echo))
+    except local.Leave:
         typer.echo("you left the game")
         return
-    typer.echo(table.verdict(record))
+    typer.echo(local.verdict(record))
     if record.error is not None:
         raise typer.Exit(1)
 
@@ -82,11 +82,11 @@ def replay(
 
       rlforge replay runs/simpletak_mirror/2026-01-01_12-00-00 train-000001
     """
-    from rlforge.local import replay as films
+    from rlforge.local.play import find_game, game_list, turns
 
     console = Console()
     if game is None:
-        console.print(films.game_list(run_dir, last))
+        console.print(game_list(run_dir, last))
         return
-    for piece in films.turns(films.find_game(run_dir, game)):
+    for piece in turns(find_game(run_dir, game)):
         console.print(piece)

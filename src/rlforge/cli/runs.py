@@ -1,10 +1,11 @@
-"""``rlforge train`` and ``rlforge eval``."""
+"""``rlforge train``, ``continuous``, ``eval``, ``monitor`` and ``report``."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +15,7 @@ from rlforge.cli.arguments import ConfigDir, Multirun, Overrides, Resume, RunDir
 from rlforge.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
+    from rlforge.config.schema import PolicyConfig
     from rlforge.local.evaluate import Measurement
 
 
@@ -36,18 +38,67 @@ def train(
       rlforge train --resume runs/simpletak_mirror/2026-01-01_12-00-00
     """
     from rlforge import launch
+    from rlforge.config.schema import RunConfig
+
+    starts = launch.train, launch.resume
+    _run(RunConfig, starts, overrides or [], config_dir, resume, multirun=multirun)
+
+
+def continuous(
+    overrides: Overrides = None,
+    multirun: Multirun = False,
+    resume: Resume = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Train from window to window of a market; the last line printed is the run directory.
+
+    Waits for a window, collects its decisions, scores them, trains on the good ones and deploys
+    what comes of it, again and again. Ctrl-C ends it after the phase it is in.
+
+    [bold]Examples[/bold]
+
+      rlforge continuous +experiment=market_continuous
+
+      rlforge continuous +experiment=market_continuous continuous.windows=20 seed=1
+
+      rlforge continuous -m +experiment=market_continuous algorithm=window_grpo,window_ppo
+
+      rlforge continuous --resume runs/market_continuous/2026-01-01_12-00-00
+    """
+    from rlforge import launch
+    from rlforge.config.continuous import ContinuousConfig
+
+    starts = launch.train_continuously, launch.resume_continuous
+    _run(ContinuousConfig, starts, overrides or [], config_dir, resume, multirun=multirun)
+
+
+def _run(
+    root: type[PolicyConfig],
+    starts: tuple[Callable[[list[str], Path | None], Any], Callable[[Path], Any]],
+    overrides: list[str],
+    config_dir: Path | None,
+    resume: Path | None,
+    *,
+    multirun: bool,
+) -> None:
+    """Start a run or a sweep, or resume a run; prints its directory, exits with 130 on Ctrl-C.
+
+    starts: what starts a run, and what resumes one.
+    """
+    from rlforge import launch
 
     if resume is not None and (overrides or multirun or config_dir):
         raise ConfigError("--resume goes on with the run's own config; give it no other argument")
     if multirun:
-        if not launch.sweep(overrides or [], config_dir):
+        if not launch.sweep(overrides, config_dir, root):
             raise typer.Exit(1)
         return
-    outcome = (
-        launch.resume(resume) if resume is not None else launch.train(overrides or [], config_dir)
-    )
+    start, go_on = starts
+    outcome = start(overrides, config_dir) if resume is None else go_on(resume)
     if outcome.interrupted:
-        typer.echo(f"interrupted; go on with: rlforge train --resume {outcome.run_dir}", err=True)
+        windows = f" after {outcome.windows} windows" if root.command == "continuous" else ""
+        again = f"rlforge {root.command} --resume {outcome.run_dir}"
+        typer.echo(f"interrupted{windows}; go on with: {again}", err=True)
     typer.echo(str(outcome.run_dir))
     if outcome.interrupted:
         raise typer.Exit(130)
@@ -100,6 +151,34 @@ def evaluate(
         raise RunError("\n".join(measured.failures))
     for failure in measured.failures:
         typer.echo(failure, err=True)
+
+
+def monitor(
+    run_dir: RunDir,
+    once: Annotated[bool, typer.Option("--once", help="Print one view and leave.")] = False,
+    refresh: Annotated[float, typer.Option(help="Seconds between views.", min=0.1)] = 1.0,
+) -> None:
+    """Watch a running or finished run from another terminal; Ctrl-C leaves it running.
+
+    [bold]Example[/bold]
+
+      rlforge monitor runs/simpletak_mirror/2026-01-01_12-00-00
+    """
+    from rlforge.tracking.display import monitor as attach
+
+    attach(run_dir, once=once, refresh_s=refresh)
+
+
+def report(run_dir: RunDir) -> None:
+    """Write report.html, which opens offline; prints its path.
+
+    [bold]Example[/bold]
+
+      rlforge report runs/simpletak_mirror/2026-01-01_12-00-00
+    """
+    from rlforge.tracking.report import write_report
+
+    typer.echo(str(write_report(run_dir)))
 
 
 def _eval_table(measured: Measurement) -> Table:

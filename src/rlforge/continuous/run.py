@@ -23,9 +23,8 @@ from rlforge.serving.server import answer_requests, found_at, http_over, listen,
 from rlforge.system.checkpoint import step_name
 from rlforge.system.hardware import versions
 from rlforge.tracking.display import Display, make_display
-from rlforge.tracking.files import create_run, read_json, write_json
+from rlforge.tracking.files import create_run, open_log, read_json, write_json
 from rlforge.tracking.formatting import number, percent
-from rlforge.tracking.logs import enter
 from rlforge.types import value
 
 log = logging.getLogger(__name__)
@@ -73,7 +72,7 @@ class ContinuousRun:
         return asyncio.run(self._main())
 
     async def _main(self) -> ContinuousOutcome:
-        enter("continuous", str(self._paths.root))
+        open_log("continuous", str(self._paths.root))
         stop = asyncio.Event()
         self._catch_signals(stop)
         config = self._config

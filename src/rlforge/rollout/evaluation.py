@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rlforge.errors import ConfigError
 from rlforge.rollout.schedule import derive_seed, line_up
-from rlforge.tracking.stats import outcome, wilson_interval
+from rlforge.tracking.metrics import outcome, wilson_interval
 from rlforge.types import EnvSpec, EvalResult, GameRecord, GameSpec, PolicyRef
 
 #: Stands for the opponent in single-player environments.
@@ -76,7 +76,7 @@ def _rounds(env: EnvSpec, rivals: int, games: int, max_games: int | None) -> lis
 def summarise(records: Sequence[GameRecord], step: int) -> list[EvalResult]:
     """One result per environment, opponent and policy of ``records``, in order of appearance.
 
-    Outcomes are the focus seat's (``rlforge.tracking.stats.outcome``): a win is strictly the
+    Outcomes are the focus seat's (``rlforge.tracking.metrics.outcome``): a win is strictly the
     highest reward, a draw a shared highest one; in single-player games a win is a reward of at
     least 1.
     Rates are over finished games; failed ones are only counted. invalid_rate: share of games

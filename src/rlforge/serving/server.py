@@ -89,10 +89,10 @@ async def _serve(
 ) -> None:
     """Start the engines, take up the state, answer until told to stop."""
     from rlforge.actors.cluster import reason
-    from rlforge.actors.process import enter
     from rlforge.serving.engine import start_engine
+    from rlforge.tracking.files import open_log
 
-    enter("service", str(state_dir))
+    open_log("service", str(state_dir))
     say("starting the engine")
     restarts = config.serve.max_engine_restarts
     try:

@@ -7,7 +7,10 @@ process never sees half of one; files that grow (``*.jsonl``) get one whole line
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import logging
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -166,6 +169,21 @@ def _suggest_runs(wanted: Path) -> str:
     if not names:
         return ""
     return nearest(str(wanted), names) or f"; the newest runs are {', '.join([*names][:3])}"
+
+
+def open_log(name: str, run_dir: str) -> None:
+    """What every process of a run does first: its own log file, and tracebacks of hard crashes."""
+    logs = Path(run_dir) / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(logs / f"{name}.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger("rlforge")
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    root.propagate = False
+    crashes = (logs / f"{name}.crash.log").open("w")
+    faulthandler.enable(crashes)
+    root.info("%s started as process %d", name, os.getpid())
 
 
 # ---------------------------------------------------------------- JSON

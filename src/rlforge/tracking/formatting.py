@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from rlforge.types import GameRecord
+
 #: Learner metrics that have a name for people, in the order in which they are shown.
 LEARNER_LABELS = {
     "loss": "loss",
@@ -69,6 +71,12 @@ def number(amount: float | None, digits: int = 4) -> str:
         mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
         return f"{mantissa}e{int(exponent)}"
     return f"{amount:.{digits}g}"
+
+
+def ending(record: GameRecord) -> str:
+    """How a game ended: ``finished``, ``invalid move by player 1``."""
+    reason = record.end_reason.replace("_", " ")
+    return reason if record.invalid_by is None else f"{reason} by player {record.invalid_by}"
 
 
 def sparkline(shares: tuple[float, ...]) -> str:

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config.schema import TrackerConfig
-from rlforge.tracking.collected import collection_rows, put_game
 from rlforge.tracking.files import JsonlFile, create_run, read_jsonl, write_json
-from rlforge.tracking.metrics import Metrics
-from rlforge.tracking.pace import Pace
+from rlforge.tracking.metrics import Metrics, collection_rows, put_game
 from rlforge.tracking.progress import (
     EngineRow,
     MatchRow,
+    Pace,
     Progress,
     RatingRow,
     RunStatus,

@@ -23,7 +23,7 @@ import ray
 
 from rlforge.actors.cluster import RunActors, explained, ray_started, start_actors
 from rlforge.actors.colocation import update_in_turn
-from rlforge.actors.process import enter, restarted
+from rlforge.actors.process import restarted
 from rlforge.actors.specs import RunGraph
 from rlforge.actors.watch import EngineWatch
 from rlforge.config.schema import HardwareConfig, RunConfig
@@ -32,6 +32,7 @@ from rlforge.rollout.lineup import eval_envs, eval_opponents
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.system.utilisation import Utilisation
 from rlforge.tracking.display import Display, make_display
+from rlforge.tracking.files import open_log
 from rlforge.train.resume import BEFORE_ALL, Retention, rewind
 from rlforge.types import Checkpoint, EvalResult, PolicyRef, value
 
@@ -99,7 +100,7 @@ class Run:
             return asyncio.run(self._main(resume))
 
     async def _main(self, resume: bool) -> Outcome:
-        enter("run", str(self._run_dir))
+        open_log("run", str(self._run_dir))
         with make_display(self._config.tracker, self._config.name) as display:
             self._display = display
             display.note("starting the actors")

@@ -12,8 +12,7 @@ from rlforge.system.files import atomic_write
 from rlforge.tracking.report import curves, tables, windows
 from rlforge.tracking.report.data import RunData, load_run
 from rlforge.tracking.report.games import sample_games
-from rlforge.tracking.report.html import Html, el
-from rlforge.tracking.report.style import CSS
+from rlforge.tracking.report.html import CSS, Html, el
 
 __all__ = ["write_report"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rlforge.tracking.formatting import number, percent
+from rlforge.tracking.formatting import ending, number, percent
 from rlforge.tracking.game_files import GameIndex, read_games
+from rlforge.tracking.metrics import Outcome, outcome
 from rlforge.tracking.report.curves import section
 from rlforge.tracking.report.data import RunData
 from rlforge.tracking.report.html import Html, el, join
-from rlforge.tracking.stats import Outcome, outcome
 from rlforge.types import GameRecord, Seat, Turn
 
 #: Turns of a game that are shown; of a longer one, as many from its start as from its end.
@@ -92,15 +92,12 @@ def _card(title: str, record: GameRecord) -> Html:
         )
         for seat in spec.seats
     ]
-    end = record.end_reason.replace("_", " ")
-    if record.invalid_by is not None:
-        end += f" by player {record.invalid_by}"
     return el(
         "article",
         el("h3", title),
         el(
             "p",
-            f"{spec.env_id}, {len(turns)} turns, end: {end}, game ",
+            f"{spec.env_id}, {len(turns)} turns, end: {ending(record)}, game ",
             el("code", spec.game_id),
             f", seed {spec.seed}",
             cls="note",

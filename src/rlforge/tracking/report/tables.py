@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from rlforge.tracking.formatting import count, duration, number, per_second, percent, points
+from rlforge.tracking.metrics import wilson_interval
 from rlforge.tracking.progress import match_rows
 from rlforge.tracking.report.curves import section
 from rlforge.tracking.report.data import Row, RunData
 from rlforge.tracking.report.html import Html, el, fold, join, table
-from rlforge.tracking.stats import wilson_interval
 
 #: Policies of the table of ratings, and of the table of games between them.
 MOST_RATINGS, MOST_MATCHED = 12, 14

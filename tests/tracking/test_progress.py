@@ -1,10 +1,10 @@
-"""Rates and time left."""
+"""A run's rates and the time left."""
 
 from __future__ import annotations
 
 import pytest
 
-from rlforge.tracking.pace import Pace
+from rlforge.tracking.progress import Pace
 
 
 def test_rates_cover_the_last_minute_only() -> None:
