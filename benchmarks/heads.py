@@ -22,7 +22,7 @@ from common import record, shown, spread
 from torch import Tensor
 
 from rlforge.learner.logprobs import Head, Reading, chunked_logprobs
-from rlforge.learner.scorer import MAX_LOGITS
+from rlforge.system.limits import MAX_LOGITS
 
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 NAMES = ("rlforge", "full_logits", "liger")

@@ -31,7 +31,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlforge.config.schema import LoraConfig
 from rlforge.learner.batching import MicroBatch, Row, collate
-from rlforge.learner.scorer import Scorer
+from rlforge.learner.scorer import Scorer, ScorerOptions
 from rlforge.models.lora import attach_lora
 
 HIDDEN, ANSWER = 64, 512
@@ -82,7 +82,7 @@ def resident(field: str) -> int:
 def growth(way: str, tokens: int, vocabulary: int, gradient_file: str) -> int:
     """Bytes that a forward and backward pass takes at its peak, above what was there before."""
     model = make_model(vocabulary)
-    scorer = Scorer(model, temperature=1.0)
+    scorer = Scorer(model, ScorerOptions(temperature=1.0))
     micro = make_batch(tokens, vocabulary)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = resident("VmRSS")

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from rlforge.algorithms import make_algorithm
 from rlforge.config.schema import EngineConfig, GameLearnerConfig, ReinforceConfig, RunConfig
 from rlforge.engines.transformers import TransformersEngine
-from rlforge.learner.learner import Learner
+from rlforge.learner import Learner, PolicySpec
 from rlforge.models.devices import resolve_device
 from rlforge.models.shape import KNOWN, ModelShape
 from rlforge.preflight.memory.plan import (
@@ -123,16 +123,15 @@ def settings(tokens: int, **learner: bool) -> RunConfig:
 def update_twice(shape: ModelShape, config: RunConfig, device: torch.device) -> None:
     """Two updates of two steps by the learner itself."""
     tokens, answer = config.engine.max_model_len, config.engine.max_tokens
-    learner = Learner(
-        random_model(shape, device),
-        config.learner,
-        config.model.lora,
-        make_algorithm(config.algorithm, answer),
+    spec = PolicySpec(
+        model=random_model(shape, device),
+        lora=config.model.lora,
         temperature=1.0,
         pad_token_id=0,
-        device=device,
         seed=0,
     )
+    algorithm = make_algorithm(config.algorithm, answer)
+    learner = Learner(spec, config.learner, algorithm, device=device)
     steps = tuple(full_step(shape, tokens, answer, seed) for seed in range(2))
     batch = TrainBatch(steps=steps, whole_episodes=False, min_version=0, max_version=0)
     for _ in range(2):

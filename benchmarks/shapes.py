@@ -25,7 +25,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlforge.algorithms import make_algorithm
 from rlforge.config.schema import LearnerConfig, LoraConfig, ReinforceConfig
-from rlforge.learner import Learner
+from rlforge.learner import Learner, PolicySpec
 from rlforge.learner.batching import select_rows
 from rlforge.learner.partition import parts
 from rlforge.types import Step, TrainBatch
@@ -142,16 +142,15 @@ def random_model(name: str, device: str) -> Qwen3ForCausalLM:
 def make_learner(name: str, device: str, config: LearnerConfig | None = None) -> Learner:
     """A learner of such a model with an adapter of the shape's rank."""
     rank = SHAPES[name][1]
-    return Learner(
-        random_model(name, device),
-        config or LearnerConfig(),
-        LoraConfig(rank=rank, alpha=rank),
-        make_algorithm(ReinforceConfig(), LONGEST_ANSWER),
+    spec = PolicySpec(
+        model=random_model(name, device),
+        lora=LoraConfig(rank=rank, alpha=rank),
         temperature=1.0,
         pad_token_id=0,
-        device=device,
         seed=0,
     )
+    algorithm = make_algorithm(ReinforceConfig(), LONGEST_ANSWER)
+    return Learner(spec, config or LearnerConfig(), algorithm, device=device)
 
 
 def measure_shape(

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlforge.algorithms.base import LossInputs, LossOutput, Targets
 from rlforge.config.schema import LearnerConfig, LoraConfig
-from rlforge.learner import Learner
+from rlforge.learner import Learner, PolicySpec
 from rlforge.learner.ranks import Ranks
 from rlforge.types import Step, TrainBatch
 
@@ -152,19 +152,22 @@ def make_learner(
     **config: Any,
 ) -> Learner:
     settings = {"mini_batch_size": 4, "learning_rate": 1e-2, "grad_clip": 1e9}
-    return Learner(
-        make_model() if model is None else model,
-        LearnerConfig(**{**settings, **config}),
-        lora or LoraConfig(rank=4, alpha=8),
-        algorithm or PolicyGradient(),
+    spec = PolicySpec(
+        model=make_model() if model is None else model,
+        lora=lora or LoraConfig(rank=4, alpha=8),
         temperature=temperature,
         pad_token_id=PAD,
-        device=device,
         seed=seed,
+        initial_value_head=initial_value_head,
+    )
+    return Learner(
+        spec,
+        LearnerConfig(**{**settings, **config}),
+        algorithm or PolicyGradient(),
+        device=device,
         total_updates=total_updates,
         ranks=ranks,
         value_learning_rate=value_learning_rate,
-        initial_value_head=initial_value_head,
         max_nonfinite=max_nonfinite,
     )
 

@@ -27,7 +27,7 @@ from rlforge.learner import attention
 from rlforge.learner.attention import NAME, causal_attention
 from rlforge.learner.batching import Row, collate, select_rows, whole
 from rlforge.learner.partition import in_order, segments
-from rlforge.learner.scorer import Scorer
+from rlforge.learner.scorer import Scorer, ScorerOptions
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -72,7 +72,7 @@ def assert_same(found, wanted):
 def test_packed_rows_score_like_padded_ones(parts, make):
     torch.manual_seed(0)
     model = make().eval()
-    scorer = Scorer(model, temperature=0.9, value_head=torch.nn.Linear(32, 1))
+    scorer = Scorer(model, ScorerOptions(temperature=0.9), torch.nn.Linear(32, 1))
     rows = select_rows(parts.random_steps(9), None).rows
     padded = everything(scorer, model, collate(rows, 0, CPU))
 
@@ -87,7 +87,7 @@ def test_packed_rows_score_like_padded_ones(parts, make):
 def test_padded_rows_and_shared_beginnings_score_the_same(parts, make):
     torch.manual_seed(0)
     model = make().eval()
-    scorer = Scorer(model, temperature=0.9, value_head=torch.nn.Linear(32, 1))
+    scorer = Scorer(model, ScorerOptions(temperature=0.9), torch.nn.Linear(32, 1))
     steps = [
         parts.step(
             prompt_token_ids=(9, 8, 7, *[number % 3] * 2, *step.prompt_token_ids),
@@ -118,7 +118,7 @@ def test_padded_rows_and_shared_beginnings_score_the_same(parts, make):
 def test_models_that_want_more_keep_their_own_attention(make):
     model = make().eval()
     own = model.config._attn_implementation
-    assert not Scorer(model, temperature=1.0).can_pack()
+    assert not Scorer(model, ScorerOptions(temperature=1.0)).can_pack()
     assert model.config._attn_implementation == own != NAME
 
 
@@ -129,7 +129,7 @@ def test_a_model_that_answers_differently_keeps_its_own_attention(monkeypatch):
 
     model = qwen3().eval()
     monkeypatch.setitem(__import__("transformers").AttentionInterface._global_mapping, NAME, wrong)
-    assert not Scorer(model, temperature=1.0).can_pack()
+    assert not Scorer(model, ScorerOptions(temperature=1.0)).can_pack()
     assert model.config._attn_implementation == "sdpa"
 
 

@@ -31,7 +31,7 @@ from rlforge.errors import ConfigError
 from rlforge.learner.batching import MicroBatch, collate, select_rows, whole
 from rlforge.learner.logprobs import Reading
 from rlforge.learner.partition import in_order, segments
-from rlforge.learner.scorer import Scorer, Scores
+from rlforge.learner.scorer import Scorer, ScorerOptions, Scores
 from rlforge.models.lora import attach_lora
 
 SIZES = {
@@ -96,7 +96,7 @@ def test_logprob_by_hand(parts):
     torch.nn.init.zeros_(model.lm_head.weight)
     step = parts.step(prompt_token_ids=(3, 4), token_ids=(5,), logprobs=(-1.0,))
 
-    uniform = Scorer(model, temperature=1.0).score(micro_of([step]), entropy=True)
+    uniform = Scorer(model, ScorerOptions(temperature=1.0)).score(micro_of([step]), entropy=True)
 
     assert uniform.logprobs.tolist() == pytest.approx([-math.log(40)], abs=1e-6)
     assert uniform.entropy is not None
@@ -108,7 +108,7 @@ def test_padded_batch_scores_like_each_sequence_alone(parts, temperature):
     model = parts.model().eval()
     steps = parts.random_steps(9)
 
-    scores = Scorer(model, temperature=temperature).score(micro_of(steps))
+    scores = Scorer(model, ScorerOptions(temperature=temperature)).score(micro_of(steps))
 
     expected = [p for step in steps for p in plain_logprobs(model, step, temperature)]
     assert scores.logprobs.tolist() == pytest.approx(expected, abs=1e-5)
@@ -125,7 +125,7 @@ def test_models_that_scale_or_cap_their_logits_score_as_their_own_forward(
     model = make().eval()
     steps = parts.random_steps(5)
 
-    scorer = Scorer(model, temperature=0.9)
+    scorer = Scorer(model, ScorerOptions(temperature=0.9))
     scores = scorer.score(micro_of(steps), entropy=True)
 
     assert scorer.decoder_and_head is by_decoder_and_head
@@ -159,7 +159,7 @@ def test_a_last_layer_computed_where_it_is_read_changes_neither_scores_nor_gradi
     ]
     results = []
     for narrow in (False, True):
-        scorer = Scorer(model, temperature=0.9, narrow=narrow, value_head=head)
+        scorer = Scorer(model, ScorerOptions(temperature=0.9, narrow=narrow), head)
         packs = layout != "padded" and scorer.can_pack()
         rows = select_rows(steps, None).rows
         rows = in_order(rows) if packs else rows
@@ -184,7 +184,7 @@ def test_a_last_layer_computed_where_it_is_read_changes_neither_scores_nor_gradi
 
 def test_where_most_positions_are_read_all_are_computed(parts):
     step = parts.step(prompt_token_ids=(3, 4), token_ids=(5, 6, 7), logprobs=(-1.0,) * 3)
-    scorer = Scorer(parts.model(), temperature=1.0, narrow=True)
+    scorer = Scorer(parts.model(), ScorerOptions(temperature=1.0, narrow=True))
     assert scorer.score(micro_of([step])).unread == 0
 
 
@@ -194,7 +194,7 @@ def test_a_last_layer_that_mixes_positions_computes_all_of_them(parts):
     own = mlp.forward
     mlp.forward = lambda x: own(x).cumsum(1)
     steps = parts.random_steps(5)
-    scorer = Scorer(model, temperature=1.0, narrow=True)
+    scorer = Scorer(model, ScorerOptions(temperature=1.0, narrow=True))
     assert scorer.narrowed == ()
     expected = [p for step in steps for p in plain_logprobs(model, step, 1.0)]
     assert scorer.score(micro_of(steps)).logprobs.tolist() == pytest.approx(expected, abs=1e-5)
@@ -205,7 +205,7 @@ def test_a_narrowed_head_gives_the_critic_the_same_hidden_state(parts):
     model = minicpm().eval()
     steps = parts.random_steps(4)
     head = torch.nn.Linear(32, 1)
-    scorer = Scorer(model, temperature=1.0, value_head=head)
+    scorer = Scorer(model, ScorerOptions(temperature=1.0), head)
     micro = micro_of(steps)
 
     hidden = model.get_decoder()(input_ids=micro.input_ids).last_hidden_state.flatten(0, 1) / 2
@@ -222,7 +222,7 @@ def test_entropy_is_that_of_the_tempered_distribution_and_has_a_gradient(parts):
     step = parts.random_steps(1)[0]
     micro = micro_of([step])
 
-    entropy = Scorer(model, temperature=0.5).score(micro, entropy=True).entropy
+    entropy = Scorer(model, ScorerOptions(temperature=0.5)).score(micro, entropy=True).entropy
 
     logits = model(input_ids=micro.input_ids).logits.flatten(0, 1)[micro.positions] / 0.5
     torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=logits).entropy())
@@ -233,7 +233,7 @@ def test_chunked_logits_change_neither_scores_nor_gradients(parts):
     results = []
     for max_logits in (2**26, 3 * 40):
         model = parts.model()
-        scorer = Scorer(model, temperature=0.8, max_logits=max_logits)
+        scorer = Scorer(model, ScorerOptions(temperature=0.8, max_logits=max_logits))
         scores = scorer.score(micro_of(parts.random_steps(8)), entropy=True)
         (scores.logprobs.sum() + scores.entropy.sum()).backward()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -259,7 +259,7 @@ def logits_at_once(monkeypatch):
 
 def test_only_answer_positions_reach_the_head(parts, logits_at_once):
     steps = parts.random_steps(8)
-    scorer = Scorer(parts.model(), temperature=1.0)
+    scorer = Scorer(parts.model(), ScorerOptions(temperature=1.0))
     logits_at_once.clear()  # of trying how the model makes its logits
 
     scorer.score(micro_of(steps))
@@ -300,7 +300,7 @@ EVERY_HEAD = pytest.mark.parametrize("make", HEADS.values(), ids=HEADS.keys())
 
 @EVERY_HEAD
 def test_no_more_logits_than_allowed_are_computed_at_once(parts, make, logits_at_once):
-    scorer = Scorer(make(parts), temperature=1.0, max_logits=3 * 40)
+    scorer = Scorer(make(parts), ScorerOptions(temperature=1.0, max_logits=3 * 40))
     steps = parts.random_steps(8)
     logits_at_once.clear()
     answers = sum(len(step.token_ids) for step in steps)
@@ -363,7 +363,7 @@ def test_by_chunks_scores_and_gradients_are_those_of_the_whole_model(parts, make
     padded = collate(rows, 0, torch.device("cpu"))
     expected = scored(Plain(model, 0.8), model, padded)
 
-    scorer = Scorer(model, temperature=0.8, max_logits=3 * 40)
+    scorer = Scorer(model, ScorerOptions(temperature=0.8, max_logits=3 * 40))
     micro = padded
     if layout != "padded":
         if make is HEADS["gemma"]:
@@ -389,7 +389,7 @@ def test_an_adapted_head_in_float32_is_exact_where_the_rest_is_bfloat16(parts, m
     errors = []
     for fp32_head in (True, False):
         options = {"autocast": torch.bfloat16, "fp32_head": fp32_head}
-        scorer = Scorer(model, temperature=1.0, max_logits=3 * 40, **options)
+        scorer = Scorer(model, ScorerOptions(temperature=1.0, max_logits=3 * 40, **options))
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
             hidden = model.get_decoder()(input_ids=micro.input_ids).last_hidden_state
         at = hidden.flatten(0, 1)[micro.positions].double()
@@ -411,7 +411,7 @@ def test_a_reference_without_its_adapter_has_the_head_without_it(parts):
     adapted = attach_lora(model, lora, seed=0)
     parts.randomise_adapter(adapted)
     step = parts.random_steps(1)[0]
-    scorer = Scorer(model, temperature=1.0)
+    scorer = Scorer(model, ScorerOptions(temperature=1.0))
 
     with adapted.disable_adapter(), torch.no_grad():
         scores = scorer.score(micro_of([step]))
@@ -423,13 +423,13 @@ def test_a_reference_without_its_adapter_has_the_head_without_it(parts):
 
 def test_a_float32_head_is_refused_where_only_the_whole_model_gives_logits():
     with pytest.raises(ConfigError, match=r"learner\.fp32_head: the logits of MiniCPM3.*off"):
-        Scorer(minicpm(), temperature=1.0, fp32_head=True)
+        Scorer(minicpm(), ScorerOptions(temperature=1.0, fp32_head=True))
 
 
 def test_values_come_from_the_last_prompt_token_only(parts):
     model = parts.model().eval()
     head = torch.nn.Linear(32, 1)
-    scorer = Scorer(model, temperature=1.0, value_head=head)
+    scorer = Scorer(model, ScorerOptions(temperature=1.0), head)
     step = parts.step(prompt_token_ids=(3, 4, 5), token_ids=(6, 7), logprobs=(-1.0, -1.0))
 
     values = scorer.score(micro_of([step])).values

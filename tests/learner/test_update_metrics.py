@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rlforge.config.schema import LoraConfig
 from rlforge.learner import update_metrics
 from rlforge.learner.batching import Row, collate
-from rlforge.learner.scorer import Scorer
+from rlforge.learner.scorer import Scorer, ScorerOptions
 from rlforge.learner.update_metrics import Operations, Stopwatch, peak_operations
 from rlforge.models.lora import attach_lora
 
@@ -50,7 +50,7 @@ def test_positions_that_the_last_layer_leaves_out_cost_only_its_keys_and_values(
     micro = collate([row], 0, torch.device("cpu"))
     counted, planned = [], []
     for narrow in (False, True):
-        scorer = Scorer(model, temperature=1.0, narrow=narrow)
+        scorer = Scorer(model, ScorerOptions(temperature=1.0, narrow=narrow))
         operations = Operations.of(model, scorer.narrowed)
         with FlopCounterMode(display=False) as counter:
             scores = scorer.score(micro)

@@ -17,7 +17,7 @@ from rlforge.engines.registry import make_engine
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import ConfigError
 from rlforge.learner.batching import collate, select_rows
-from rlforge.learner.scorer import Scorer
+from rlforge.learner.scorer import Scorer, ScorerOptions
 from rlforge.learner.weights import save_adapter
 from rlforge.models.lora import attach_lora
 from rlforge.models.tiny.vocabulary import build_tokenizer
@@ -140,5 +140,5 @@ def logprob_gap(model: Any, completion: Completion, temperature: float = 1.0) ->
     )
     micro = collate(select_rows([step], None).rows, 0, torch.device("cpu"))
     with torch.no_grad():
-        scored = Scorer(model, temperature=temperature).score(micro).logprobs
+        scored = Scorer(model, ScorerOptions(temperature=temperature)).score(micro).logprobs
     return float((scored - torch.tensor(completion.logprobs)).abs().mean())

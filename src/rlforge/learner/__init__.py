@@ -21,14 +21,22 @@ from rlforge.algorithms import make_algorithm
 from rlforge.config.schema import A2cConfig, PolicyConfig
 from rlforge.learner.learner import Learner
 from rlforge.learner.optim import learning_rate_factor
+from rlforge.learner.policy import PolicySpec
 from rlforge.learner.ranks import Ranks
 from rlforge.models.devices import resolve_dtype
 from rlforge.models.load import load_base_model, load_tokenizer, load_value_head
 
-__all__ = ["Learner", "learning_rate_factor", "make_learner", "read_state", "write_state"]
+__all__ = [
+    "Learner",
+    "PolicySpec",
+    "learning_rate_factor",
+    "make_learner",
+    "read_state",
+    "write_state",
+]
 
 STATE_FOLDER = "state"
-"""Folder inside a checkpoint for what only a resumed run needs."""
+"""Folder of a checkpoint with the files that only a resumed run needs."""
 
 
 def make_learner(config: PolicyConfig, device: torch.device, ranks: Ranks) -> Learner:
@@ -37,28 +45,31 @@ def make_learner(config: PolicyConfig, device: torch.device, ranks: Ranks) -> Le
     Raises ConfigError or CheckpointError when the model, its layers or the adapter do not fit.
     """
     dtype = resolve_dtype(config.model.dtype, device)
-    # A model too large for one device is divided on its way there.
+    # A model to be sharded may be too large for one device: it moves there layer by layer.
     first = torch.device("cpu") if config.learner.shard_weights else device
     algorithm = make_algorithm(config.algorithm, config.engine.max_tokens)
     critic = config.algorithm if isinstance(config.algorithm, A2cConfig) else None
-    return Learner(
-        load_base_model(config.model, first, dtype),
-        config.learner,
-        config.model.lora,
-        algorithm,
+    spec = PolicySpec(
+        model=load_base_model(config.model, first, dtype),
+        lora=config.model.lora,
         temperature=config.engine.temperature,
         pad_token_id=load_tokenizer(config.model).pad_token_id,
-        device=device,
         seed=config.seed,
+        initial_value_head=load_value_head(config.model) if critic else None,
+    )
+    return Learner(
+        spec,
+        config.learner,
+        algorithm,
+        device=device,
         total_updates=config.total_updates,
         ranks=ranks,
         value_learning_rate=critic.value_learning_rate if critic else None,
-        initial_value_head=load_value_head(config.model) if critic else None,
     )
 
 
 def write_state(folder: Path, learner: Learner, others: Mapping[str, Any]) -> None:
-    """Put the learner's state and ``others`` (JSON values of the other actors) into ``folder``.
+    """Write the learner's state and ``others`` (JSON values of the other actors) into ``folder``.
 
     On rank 0; the other ranks call ``learner.save_state(None)``.
     """

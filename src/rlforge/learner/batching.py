@@ -1,7 +1,7 @@
-"""From steps to micro-batches: what is trained on, cut to length, and padded or packed.
+"""From steps to micro-batches: rows to train on, cut to length, and padded or packed.
 
-Padding is on the right. Under causal attention no real position ever looks at one to its right, so
-padding cannot change a result and no attention mask is needed.
+Padding is on the right. Under causal attention no position attends to one on its right, so padding
+changes no result and no attention mask is needed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from rlforge.errors import RunError
 from rlforge.types import Step, value
 
 Layout = Literal["padded", "packed", "shared"]
-"""How rows of one forward pass stand: padded to the same length, one behind the other, or so that
-what prompts begin with alike stands there once."""
+"""How rows of one forward pass are arranged: padded to the same length, concatenated, or
+concatenated with each shared prompt prefix only once."""
 
 
 @value
 class Row:
-    """One step as it is trained on, already cut to the allowed length.
+    """One step of the batch, cut to the allowed length.
 
-    step: its index in the batch. behaviour: the engine's log-probs of ``answer``.
-    start: index of its first answer token among all answer tokens of the batch.
+    step: its index in the batch. behaviour: the engine's log-probs of ``answer``. start: index of
+    its first answer token among all answer tokens of the batch.
     """
 
     step: int
@@ -37,16 +37,16 @@ class Row:
 
     @property
     def input_length(self) -> int:
-        """Tokens the model reads: the last answer token is only predicted."""
+        """Tokens that the model reads: the last answer token is only predicted."""
         return len(self.prompt) + max(len(self.answer) - 1, 0)
 
 
 @value
 class Selection:
-    """The trainable part of a batch, and what was left out of it.
+    """The trainable part of a batch, and how much of it is left out.
 
     tokens: answer tokens in ``rows``. empty: steps without tokens. too_long: steps whose prompt
-    leaves no room for an answer. truncated: rows whose answer lost its end.
+    leaves no room for an answer. truncated: rows whose answer is cut.
     """
 
     rows: tuple[Row, ...]
@@ -58,10 +58,10 @@ class Selection:
 
 @value
 class Segment:
-    """Tokens ``begin`` to ``end`` of a row, which go on from what another segment ends with.
+    """Tokens ``begin`` to ``end`` of a row, which continue another segment.
 
-    row: its index. parent: index of that other segment; None: it begins the row. shared: other rows
-    go on from it; otherwise the row ends with it.
+    row: its index. parent: index of the segment it continues; None: it begins the row. shared: it
+    is a prefix of several rows; otherwise the row ends with it.
     """
 
     row: int
@@ -73,13 +73,12 @@ class Segment:
 
 @value
 class Packing:
-    """Where segments stand that follow each other in one row of S tokens.
+    """Segments that follow each other in one row of S tokens.
 
-    lengths, parents: of each segment; None: it goes on from nothing. position_ids [1, S]: counted
-    from the beginning of each sequence. keys: which tokens of the row each segment attends to, one
-    segment after the other; None where each attends to itself alone. query_ends and key_ends:
-    int32, from 0, where the segments end in the row and in ``keys``. longest: most tokens of one
-    segment, and most that one attends to.
+    lengths, parents: of each segment. position_ids [1, S]: counted from the beginning of each
+    sequence. keys: indexes of the tokens that each segment attends to, segment after segment; None
+    where each attends to itself alone. query_ends, key_ends: int32, from 0, where the segments end
+    in the row and in ``keys``. longest: most tokens of one segment, and most that one attends to.
     """
 
     lengths: tuple[int, ...]
@@ -95,13 +94,12 @@ class Packing:
 class MicroBatch:
     """The rows of one forward pass. B rows, L input tokens, T answer tokens, N real answer tokens.
 
-    input_ids [B, L], or [1, S] with ``packing``. mask [B, T]: 1.0 at answer tokens.
-    token_ids [N]: the answer tokens, row by row. positions [N]: where in ``input_ids.flatten()``
-    each of them is predicted. slots [N]: where in ``mask.flatten()`` each stands. flat [N]: which
-    of the batch's answer tokens each is. steps [B]: index in the batch. last_prompt [B]: last
-    prompt token in ``input_ids.flatten()``. padding: positions that are none of any row. reused:
-    tokens of rows that are not computed because they are for another row. packing: None where rows
-    are padded to the same length.
+    input_ids [B, L], or [1, S] with ``packing``. mask [B, T]: 1.0 at answer tokens. token_ids [N]:
+    the answer tokens, row by row; for each, positions [N]: index in ``input_ids.flatten()`` of the
+    token that predicts it; slots [N]: its index in ``mask.flatten()``; flat [N]: its index among
+    the answer tokens of the batch. steps [B]: index in the batch. last_prompt [B]: last prompt
+    token in ``input_ids.flatten()``. padding: positions that belong to no row. reused: tokens of
+    rows that are not computed again, as another row has them. packing: None where rows are padded.
     """
 
     input_ids: Tensor
@@ -117,7 +115,7 @@ class MicroBatch:
     packing: Packing | None
 
     def padded(self, per_token: Tensor) -> Tensor:
-        """[N] per answer token to [B, T], 0 where padded; differentiable."""
+        """Scatter [N] per answer token to [B, T], 0 where padded; differentiable."""
         zeros = per_token.new_zeros(self.mask.numel())
         return zeros.scatter(0, self.slots, per_token).view(self.mask.shape)
 
@@ -126,7 +124,7 @@ def select_rows(steps: Sequence[Step], max_train_len: int | None) -> Selection:
     """The steps that can be trained on, in order.
 
     max_train_len: most tokens of prompt and answer together; the end of the answer is cut.
-    Raises RunError when a step's log-probs do not match its tokens.
+    Raises RunError when a step's log-probs do not match its tokens in number.
     """
     rows: list[Row] = []
     tokens = empty = too_long = truncated = 0
@@ -179,25 +177,10 @@ def collate(
 ) -> MicroBatch:
     """Tensors of ``rows`` on ``device``. Rows without an answer give empty per-token tensors.
 
-    segments: of which tokens a packed row consists, parents before children; None: rows are padded.
+    segments: those of a packed row, parents before children; None: rows are padded.
     """
-    lengths = np.array([row.input_length for row in rows])
+    input_ids, starts = _padded(rows, pad_token_id) if segments is None else _packed(rows, segments)
     width = max(len(row.answer) for row in rows)
-    if segments is None:
-        # Where the first token of each row stands, or would stand if it were its own.
-        starts = np.arange(len(rows)) * lengths.max()
-        input_ids = np.full((len(rows), int(lengths.max())), pad_token_id, dtype=np.int64)
-        for index, row in enumerate(rows):
-            input_ids[index, : lengths[index]] = row.prompt + row.answer[:-1]
-    else:
-        sizes = np.array([segment.end - segment.begin for segment in segments])
-        starts = np.zeros(len(rows), dtype=np.int64)
-        input_ids = np.empty((1, int(sizes.sum())), dtype=np.int64)
-        for segment, place in zip(segments, np.cumsum(sizes) - sizes, strict=True):
-            row, end = rows[segment.row], place + segment.end - segment.begin
-            input_ids[0, place:end] = (row.prompt + row.answer[:-1])[segment.begin : segment.end]
-            if not segment.shared:
-                starts[segment.row] = place - segment.begin
     mask = np.zeros((len(rows), width), dtype=np.float32)
     positions, slots, flat = [], [], []
     for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
@@ -208,7 +191,7 @@ def collate(
         flat.append(np.arange(row.start, row.start + count))
     token_ids = np.array([token for row in rows for token in row.answer], dtype=np.int64)
     prompt_lengths = np.array([len(row.prompt) for row in rows], dtype=np.int64)
-    surplus = input_ids.size - int(lengths.sum())
+    surplus = input_ids.size - sum(row.input_length for row in rows)
     return MicroBatch(
         input_ids=_tensor(input_ids, device),
         mask=_tensor(mask, device),
@@ -227,6 +210,28 @@ def collate(
 def whole(rows: Sequence[Row]) -> list[Segment]:
     """Each row a segment of its own."""
     return [Segment(row=i, begin=0, end=row.input_length) for i, row in enumerate(rows)]
+
+
+def _padded(rows: Sequence[Row], pad_token_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """Input ids [B, L], and where in them, flattened, each row begins [B]."""
+    longest = max(row.input_length for row in rows)
+    input_ids = np.full((len(rows), longest), pad_token_id, dtype=np.int64)
+    for index, row in enumerate(rows):
+        input_ids[index, : row.input_length] = row.prompt + row.answer[:-1]
+    return input_ids, np.arange(len(rows)) * longest
+
+
+def _packed(rows: Sequence[Row], segments: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
+    """Input ids [1, S], and where in them each row begins or, after a shared prefix, would [B]."""
+    sizes = np.array([segment.end - segment.begin for segment in segments])
+    starts = np.zeros(len(rows), dtype=np.int64)
+    input_ids = np.empty((1, int(sizes.sum())), dtype=np.int64)
+    for segment, place in zip(segments, np.cumsum(sizes) - sizes, strict=True):
+        row, end = rows[segment.row], place + segment.end - segment.begin
+        input_ids[0, place:end] = (row.prompt + row.answer[:-1])[segment.begin : segment.end]
+        if not segment.shared:
+            starts[segment.row] = place - segment.begin
+    return input_ids, starts
 
 
 def _packing(segments: Sequence[Segment], device: torch.device) -> Packing:
@@ -254,5 +259,5 @@ def _packing(segments: Sequence[Segment], device: torch.device) -> Packing:
 
 def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
     made = torch.from_numpy(array)
-    # From pinned memory the copy goes on beside the computation.
+    # A copy from pinned memory overlaps with computation.
     return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made

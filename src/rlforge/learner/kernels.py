@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
+from rlforge.system.limits import merging_lora_pays
+
 
 def fuse_norms(model: nn.Module) -> int:
     """Let the RMSNorms of ``model`` compute in one step; returns how many there are.
@@ -140,7 +142,7 @@ def _gains(layer: Any) -> bool:
     # In bfloat16 the sum would round most of B A away.
     exact = base.weight.dtype == layer.lora_A[name].weight.dtype == torch.float32
     rank, inputs, outputs = layer.r[name], base.in_features, base.out_features
-    return bool(plain and exact and inputs * outputs <= 3 * rank * (inputs + outputs))
+    return plain and exact and merging_lora_pays(inputs, outputs, rank)
 
 
 def _merged_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

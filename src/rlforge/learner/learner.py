@@ -1,4 +1,4 @@
-"""One update: a batch of steps in, a better policy and its measurements out."""
+"""One update: a batch of steps in, a better policy and its metrics out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlforge.algorithms.base import Algorithm, LossInputs
-from rlforge.config.schema import LearnerConfig, LoraConfig
+from rlforge.config.schema import LearnerConfig
 from rlforge.errors import CheckpointError, ConfigError, RunError
 from rlforge.learner.batching import MicroBatch, Row, Selection, select_rows, split_rows
 from rlforge.learner.optim import (
@@ -23,7 +23,7 @@ from rlforge.learner.optim import (
     set_learning_rate,
     steps_per_pass,
 )
-from rlforge.learner.policy import Policy
+from rlforge.learner.policy import Policy, PolicySpec
 from rlforge.learner.ranks import Ranks
 from rlforge.learner.scorer import Scores
 from rlforge.learner.sharding import clip_gradient, cpu_copy, spread_optimizer_state
@@ -42,16 +42,17 @@ STATE_FILE = "learner.pt"
 
 
 @value
-class Evidence:
-    """What the loss needs beside the policy, for the S steps and N answer tokens of a batch.
+class UpdateInputs:
+    """What is computed once per update, for the S steps and N answer tokens of a batch.
 
-    behaviour [N]: the engine's log-probs. start [N]: the policy's before the update; where the
-    update is a single optimizer step, that step fills it in. reference [N]: of the model before
-    training. advantages [S]. values [S], returns [S]: with a critic.
+    Log-probs of the tokens: behaviour [N], of the engine that sampled them; proximal [N], of the
+    policy at the start of the update (an update of a single optimizer step fills it in as it goes);
+    reference [N], of the model before training. advantages [S]. values [S], returns [S]: with a
+    critic.
     """
 
     behaviour: Tensor
-    start: Tensor
+    proximal: Tensor
     reference: Tensor | None
     advantages: Tensor
     values: Tensor | None
@@ -62,79 +63,67 @@ class Evidence:
 class Learner:
     """Trains a policy on batches of sampled tokens.
 
-    The tokens are those the engine drew; their log-probs are computed again here, at the engine's
-    temperature. Prompts and padding are never in the loss, every answer token is, the end of the
-    turn included. The random state of an update (shuffling, dropout) follows from ``seed`` and
-    ``version`` alone, so that a resumed run goes on as if it had not stopped.
+    The tokens are those the engine sampled; their log-probs are computed again here, at the
+    engine's temperature. The loss covers every answer token, the end of the turn included, and
+    neither prompts nor padding. The random state of an update (shuffling, dropout) follows from
+    ``seed`` and ``version`` alone, so a resumed run continues exactly.
 
-    With several ranks each holds a learner of its own: all are given the same batches and called
-    alike, divide the rows of every pass among them, and make the same update (see ``Ranks``).
+    Each of several ranks holds a learner: all get the same batches and the same calls, divide the
+    rows of every pass among them, and make the same update (see ``Ranks``).
 
     version: number of updates done. samples_seen: steps trained on so far.
     """
 
     def __init__(
         self,
-        model: Any,
+        spec: PolicySpec,
         config: LearnerConfig,
-        lora: LoraConfig,
         algorithm: Algorithm,
         *,
-        temperature: float,
-        pad_token_id: int,
         device: torch.device | str,
-        seed: int,
         total_updates: int | None = None,
         ranks: Ranks | None = None,
         value_learning_rate: float | None = None,
-        initial_value_head: Mapping[str, Tensor] | None = None,
         max_nonfinite: int = 5,
     ) -> None:
-        """Take over ``model``, a transformers causal LM as loaded; it is changed in place.
+        """Take over the model of ``spec``, which is changed in place.
 
         With ``train: lora`` a float32 adapter is attached and alone trained; with ``full`` all
-        weights are, in float32. A model that came in bfloat16 computes under autocast.
-        temperature: of the engine's sampling, above 0. total_updates: that schedules of the
-        learning rate run over; ranks: the learner's place among others that
-        make the same updates; None: it is alone. value_learning_rate: of the critic; None
-        takes ``config.learning_rate``. initial_value_head: weight [1, H] and bias [1] that the
-        critic starts from; None: zero. max_nonfinite: skipped steps in a row that end the run.
+        weights are, in float32. A model loaded in bfloat16 computes under autocast. total_updates:
+        length of the learning rate's schedule. ranks: the learner's place among others that make
+        the same updates; None: it is alone. value_learning_rate: of the critic; None:
+        ``config.learning_rate``. max_nonfinite: skipped optimizer steps in a row that end the run.
         Raises ConfigError for options that contradict each other, CheckpointError for initial
         weights that are missing or do not fit.
         """
-        _check(config, temperature)
+        _check(config, spec.temperature)
         self.version = 0
         self.samples_seen = 0
         self._config = config
         self._algorithm = algorithm
         self._device = torch.device(device)
-        self._seed = seed
+        self._seed = spec.seed
         self._total_updates = total_updates
         self._ranks = ranks or Ranks()
         self._max_nonfinite = max_nonfinite
         self._nonfinite_in_a_row = 0
         self._policy = Policy(
-            model,
+            spec,
             config,
-            lora,
-            temperature=temperature,
-            pad_token_id=pad_token_id,
             device=self._device,
             ranks=self._ranks,
-            seed=seed,
             needs_values=algorithm.needs_values,
             needs_reference=algorithm.needs_reference,
-            initial_value_head=initial_value_head,
         )
         self._optimizer = make_optimizer(
             self._policy.parameters().values(), self._policy.value_head, config, value_learning_rate
         )
-        self._operations = Operations.of(model, self._policy.narrowed)
+        self._operations = Operations.of(spec.model, self._policy.narrowed)
         fixed = config.gradient_accumulation_steps is None
         self._single_step = fixed and config.epochs * config.optimizer_steps == 1
 
     def update(self, batch: TrainBatch) -> UpdateResult:
-        """Learn from ``batch``; the metrics are listed in ``rlforge.learner.update_metrics``.
+        """Learn from ``batch``; its metrics are listed in ``rlforge.learner.update_metrics``.
 
         Raises RunError when loss or gradient were not finite ``max_nonfinite`` times in a row.
         """
@@ -144,21 +133,21 @@ class Learner:
         set_learning_rate(self._optimizer, factor)
         selection = select_rows(batch.steps, config.max_train_len)
         with self._random_state() as generator:
-            evidence = self._evidence(batch.steps, selection, watch)
+            inputs = self._inputs(batch.steps, selection, watch)
             steps = steps_per_pass(config, len(selection.rows))
             done = [
-                self._optimizer_step(rows, evidence, watch)
+                self._optimizer_step(rows, inputs, watch)
                 for _ in range(config.epochs)
                 for rows in split_rows(selection.rows, steps, generator)
             ]
         if self._single_step:
-            self._ranks.sum_(evidence.start)
+            self._ranks.sum_(inputs.proximal)
         metrics = {
-            **evidence.metrics,
+            **inputs.metrics,
             **optimizer_metrics(done),
             **batch_metrics(batch, selection, self.version),
             **logprob_metrics(
-                selection, batch.steps, evidence.start, evidence.behaviour, self.version
+                selection, batch.steps, inputs.proximal, inputs.behaviour, self.version
             ),
         }
         self.version += 1
@@ -170,7 +159,7 @@ class Learner:
             metrics={
                 **metrics,
                 "lr": config.learning_rate * factor,
-                "advantage_mean": float(evidence.advantages.mean()) if batch.steps else math.nan,
+                "advantage_mean": float(inputs.advantages.mean()) if batch.steps else math.nan,
                 "samples_seen": float(self.samples_seen),
                 **watch.metrics(
                     tokens=sum(step.trained_tokens for step in done),
@@ -181,17 +170,17 @@ class Learner:
         )
 
     def rest(self, *, offload: bool = True) -> None:
-        """Leave the device's memory to others until ``wake``; the next ``update`` needs that.
+        """Free device memory for others until ``wake``, which must come before the next ``update``.
 
-        offload: weights and optimizer state go to the host, and not only what an update leaves
-        unused is given back. Saving and loading work at rest, too.
+        offload: move weights and optimizer state to the host; otherwise only free cached memory.
+        Saving and loading work at rest, too.
         """
         if offload:
             move(self._tensors(), torch.device("cpu"))
         give_back(self._device)
 
     def wake(self) -> None:
-        """Have everything back on the device; nothing happens where it is there."""
+        """Move everything back to the device; does nothing where it is there already."""
         move(self._tensors(), self._device)
 
     def _tensors(self) -> Iterator[Tensor]:
@@ -207,7 +196,7 @@ class Learner:
         self._policy.save(directory)
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of everything a resumed run needs; see ``save_state``. Whole on rank 0 only."""
+        """A copy of everything a resumed run needs; complete on rank 0 only."""
         return {
             "version": self.version,
             "samples_seen": self.samples_seen,
@@ -218,7 +207,7 @@ class Learner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken; CheckpointError if it is of another model."""
+        """Continue from a ``state_dict``; CheckpointError if it is of another model."""
         self._policy.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(spread_optimizer_state(state["optimizer"], self._optimizer))
         self.version = state["version"]
@@ -231,12 +220,12 @@ class Learner:
         state = self.state_dict()
         if directory is None:
             return
-        # An open file, because torch names a full disk as the cause only when Python writes.
+        # Through an open file: only then does torch's error name a full disk as the cause.
         with (directory / STATE_FILE).open("wb") as file:
             torch.save(state, file)
 
     def load_state(self, directory: Path) -> None:
-        """Go on from what ``save_state`` wrote; CheckpointError if it is absent or unfit."""
+        """Continue from what ``save_state`` wrote; CheckpointError if it is absent or misfits."""
         file = directory / STATE_FILE
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)
@@ -244,8 +233,10 @@ class Learner:
             raise CheckpointError(f"{directory} holds no {STATE_FILE} to resume from") from None
         self.load_state_dict(state)
 
-    def _evidence(self, steps: Sequence[Step], selection: Selection, watch: Stopwatch) -> Evidence:
-        """Everything that is fixed before the first optimizer step."""
+    def _inputs(
+        self, steps: Sequence[Step], selection: Selection, watch: Stopwatch
+    ) -> UpdateInputs:
+        """Targets and log-probs, computed before the first optimizer step."""
         rows, total = selection.rows, selection.tokens
         policy, algorithm = self._policy, self._algorithm
         policy.train(False)
@@ -253,16 +244,16 @@ class Learner:
             values = policy.values(steps) if algorithm.needs_values else None
             targets = algorithm.targets(steps, values)
         with watch.phase("scoring"):
-            start = torch.zeros(total, device=self._device)
+            proximal = torch.zeros(total, device=self._device)
             if not self._single_step:
-                start = policy.logprobs(rows, total)
+                proximal = policy.logprobs(rows, total)
             reference = None
             if algorithm.needs_reference:
                 reference = policy.reference_logprobs(rows, total)
         policy.train()
-        return Evidence(
+        return UpdateInputs(
             behaviour=self._tensor([logprob for row in rows for logprob in row.behaviour]),
-            start=start,
+            proximal=proximal,
             reference=reference,
             advantages=self._tensor(targets.advantages),
             values=None if values is None else self._tensor(values),
@@ -271,12 +262,12 @@ class Learner:
         )
 
     def _optimizer_step(
-        self, rows: Sequence[Row], evidence: Evidence, watch: Stopwatch
+        self, rows: Sequence[Row], inputs: UpdateInputs, watch: Stopwatch
     ) -> OptimizerStep:
         """Accumulate the gradient over the micro-batches of ``rows`` and apply it if finite."""
         total_tokens = sum(len(row.answer) for row in rows)
         counts = {"positions": 0, "padding": 0, "reused": 0, "unread": 0}
-        # Sums on the device, read once: a GPU need not wait between one pass and the next.
+        # Sums stay on the device and are read once, so that passes follow without a sync.
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         sums: dict[str, Tensor] = {}
         with watch.phase("gradient"):
@@ -284,9 +275,9 @@ class Learner:
                 micro = part.micro
                 scores = self._policy.score(micro, entropy=self._algorithm.needs_entropy)
                 if self._single_step and part.counts:
-                    evidence.start[micro.flat] = scores.logprobs.detach()
+                    inputs.proximal[micro.flat] = scores.logprobs.detach()
                 output = self._algorithm.loss(
-                    _loss_inputs(micro, scores, evidence, total_tokens, len(rows))
+                    _loss_inputs(micro, scores, inputs, total_tokens, len(rows))
                 )
                 (output.loss * float(part.counts)).backward()  # type: ignore[no-untyped-call]
                 if not part.counts:
@@ -323,7 +314,7 @@ class Learner:
         )
 
     def _clip_gradient(self) -> float:
-        """Add up the ranks' gradients, scaled to ``grad_clip`` at most; the norm before that."""
+        """Sum the ranks' gradients and clip them to ``grad_clip``; the norm before clipping."""
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         self._ranks.sum_gradients(parameters)
         return clip_gradient(parameters, self._config.grad_clip, self._ranks)
@@ -339,11 +330,11 @@ class Learner:
 
     @contextlib.contextmanager
     def _random_state(self) -> Iterator[np.random.Generator]:
-        """The randomness of this update; torch's own is put back afterwards."""
+        """The random generator of this update; torch's state is restored afterwards."""
         sequence = np.random.SeedSequence([self._seed, self.version])
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            # Shuffled alike everywhere; dropout differs from rank to rank.
+            # Every rank shuffles alike; dropout differs from rank to rank.
             seeds = sequence.generate_state(self._ranks.size, np.uint64)
             torch.manual_seed(int(seeds[self._ranks.rank]))
             yield np.random.default_rng(sequence)
@@ -353,7 +344,7 @@ class Learner:
 
 
 def _loss_inputs(
-    micro: MicroBatch, scores: Scores, evidence: Evidence, total_tokens: int, total_sequences: int
+    micro: MicroBatch, scores: Scores, inputs: UpdateInputs, total_tokens: int, total_sequences: int
 ) -> LossInputs:
     def of_tokens(numbers: Tensor) -> Tensor:
         return micro.padded(numbers[micro.flat])
@@ -363,22 +354,22 @@ def _loss_inputs(
 
     return LossInputs(
         logprobs=micro.padded(scores.logprobs),
-        behaviour_logprobs=of_tokens(evidence.behaviour),
-        proximal_logprobs=of_tokens(evidence.start),
+        behaviour_logprobs=of_tokens(inputs.behaviour),
+        proximal_logprobs=of_tokens(inputs.proximal),
         mask=micro.mask,
-        advantages=evidence.advantages[micro.steps],
-        reference_logprobs=None if evidence.reference is None else of_tokens(evidence.reference),
+        advantages=inputs.advantages[micro.steps],
+        reference_logprobs=None if inputs.reference is None else of_tokens(inputs.reference),
         entropy=None if scores.entropy is None else micro.padded(scores.entropy),
         values=scores.values,
-        old_values=of_steps(evidence.values),
-        returns=of_steps(evidence.returns),
+        old_values=of_steps(inputs.values),
+        returns=of_steps(inputs.returns),
         total_tokens=total_tokens,
         total_sequences=total_sequences,
     )
 
 
 def _on_cpu(optimizer_state: Mapping[str, Any], keep: bool) -> dict[str, Any]:
-    """A copy of an optimizer's state, made without a second copy on the device."""
+    """A CPU copy of an optimizer's state, made without a second copy on the device."""
     return {
         "state": {
             index: {name: cpu_copy(tensor, keep) for name, tensor in entry.items()}

@@ -1,10 +1,10 @@
-"""The model being trained, its adapter and critic, and the frozen model it is compared with."""
+"""The model in training with its adapter and critic, and the reference model for the KL."""
 
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rlforge.learner.kernels import fuse_lora_add, fuse_norms, merge_small_lora
 from rlforge.learner.layers import apply_memory_options, check_compiling, compile_layers
 from rlforge.learner.partition import deal, parts, segments, shares
 from rlforge.learner.ranks import Ranks
-from rlforge.learner.scorer import Scorer, Scores
+from rlforge.learner.scorer import Scorer, ScorerOptions, Scores
 from rlforge.learner.sharding import SpreadScorer, cpu_copy, spread_like
 from rlforge.learner.weights import (
     check_fit,
@@ -31,132 +31,148 @@ from rlforge.models.files import VALUE_HEAD
 from rlforge.models.lora import attach_lora, leave_inputs_alone
 from rlforge.types import Step, value
 
-#: Mean tokens of a step from which packing pays without a kernel for it, sequence by sequence.
+#: Mean tokens of a row from which packing pays without a variable-length kernel.
 PACKED_LENGTH = 64
 
 
 @value
 class Pass:
-    """One forward pass. counts: False where it only keeps the ranks in step."""
+    """One forward pass. counts: False for one that is run only because other ranks run one more."""
 
     micro: MicroBatch
     counts: bool
 
 
+@value
+class PolicySpec:
+    """The model to train, as loaded, and what goes with it.
+
+    model: a transformers causal LM, which is changed in place. lora: the adapter that ``train:
+    lora`` attaches; seed: of its initial weights. temperature: of the engine's sampling, above 0.
+    initial_value_head: weight [1, H] and bias [1] of a critic; None: zero.
+    """
+
+    model: Any
+    lora: LoraConfig
+    temperature: float
+    pad_token_id: int
+    seed: int
+    initial_value_head: Mapping[str, Tensor] | None = None
+
+
 class Policy:
     """Weights in training: an adapter (``train: lora``) or the whole model (``train: full``).
 
-    The reference is the model as it is now, before training. It costs nothing for a fresh
-    adapter, which is switched off for it; otherwise it is a frozen copy.
+    The reference is the model as it is now, before training. For a fresh adapter that is the model
+    with the adapter switched off; otherwise it is a frozen copy.
 
-    With ``shard_weights`` the model is spread over the ranks, an adapter excepted. What is computed
-    for a whole batch is divided among the ranks; every rank gets all of it. Every rank must call
+    With ``shard_weights`` the model is spread over the ranks, an adapter excepted. Passes over a
+    whole batch are divided among the ranks, and every rank gets all results. Every rank must call
     the same methods in the same order.
     """
 
     def __init__(
         self,
-        model: Any,
+        spec: PolicySpec,
         config: LearnerConfig,
-        lora: LoraConfig,
         *,
-        temperature: float,
-        pad_token_id: int,
         device: torch.device,
         ranks: Ranks,
-        seed: int,
-        needs_values: bool,
-        needs_reference: bool,
-        initial_value_head: Mapping[str, Tensor] | None,
+        needs_values: bool = False,
+        needs_reference: bool = False,
     ) -> None:
         check_compiling(config, device.type)
+        model = spec.model
+        self._config, self._device, self._ranks = config, device, ranks
         self._dtype: torch.dtype = model.dtype
-        self._max_rows = config.mini_batch_size
-        self._max_tokens = config.micro_batch_tokens
-        self._max_train_len = config.max_train_len
-        self._pad_token_id = pad_token_id
-        self._device = device
-        self._ranks = ranks
-        self._spread = config.shard_weights
-        self._model = model if self._spread else model.to(device)
+        self._pad_token_id = spec.pad_token_id
+        self._model = model if config.shard_weights else model.to(device)
         fuse_norms(model)
         self.value_head = (
-            _new_value_head(model, device, initial_value_head) if needs_values else None
+            _new_value_head(model, device, spec.initial_value_head) if needs_values else None
         )
-        self._adapter = attach_lora(model, lora, seed) if config.train == "lora" else None
-        autocast = self._dtype if self._dtype == torch.bfloat16 else None
-        if self._adapter is not None:
-            merge_small_lora(self._adapter)
-            fuse_lora_add(self._adapter)
-            if autocast is not None:
-                leave_inputs_alone(self._adapter)
+        self._adapter = _attach_adapter(spec) if config.train == "lora" else None
         if config.initial_adapter is not None:
             self._warm_start(Path(config.initial_adapter))
         if self._adapter is None:
             model.float().requires_grad_(True)
-        copied = self._adapter is None or config.initial_adapter is not None
-        frozen = copy.deepcopy(model).requires_grad_(False) if needs_reference and copied else None
-
-        make_scorer: Callable[..., Scorer] = Scorer
-        if self._spread:
-            copies = set(self.parameters()) if self._adapter is not None else set()
-            make_scorer = functools.partial(SpreadScorer, ranks=ranks, device=device, copies=copies)
-
-        recomputed = config.gradient_checkpointing or config.activation_checkpointing
-
-        def scorer(scored: Any, value_head: nn.Module | None) -> Scorer:
-            return make_scorer(
-                scored,
-                temperature=temperature,
-                use_cache=config.use_trainer_cache,
-                autocast=autocast,
-                fp32_head=config.fp32_head,
-                value_head=value_head,
-                narrow=not (recomputed or config.compile or self._spread),
-            )
-
-        self._scorer = scorer(model, self.value_head)
-        self._frozen = frozen
-        self._reference = None if frozen is None else scorer(frozen.eval(), None)
-        scorers = [s for s in (self._scorer, self._reference) if s is not None]
-        wanted = config.packing != "off" and not config.use_trainer_cache
-        self._packs = wanted and all(s.can_pack() for s in scorers)
-        kernel = device.type == "cuda" and self._dtype in (torch.bfloat16, torch.float16)
-        self._packs_from = 0 if kernel or config.packing == "on" else PACKED_LENGTH
-        # Dropout would hit the shared beginning once for all rows.
-        undisturbed = self._adapter is None or lora.dropout == 0
-        self._shares = config.share_prefixes and undisturbed
+        # Copied after the warm start, and before layers are spread or compiled.
+        self._frozen = self._reference_copy() if needs_reference else None
+        self._scorer = self._new_scorer(model, spec.temperature, self.value_head)
+        self._reference = (
+            None if self._frozen is None else self._new_scorer(self._frozen, spec.temperature)
+        )
+        self._packs_from = self._least_packed_length()
+        # Dropout would hit the shared prefix once for all rows.
+        self._shares = config.share_prefixes and (self._adapter is None or spec.lora.dropout == 0)
         apply_memory_options(model, config)
         if config.compile:
-            for compiled in (model,) if frozen is None else (model, frozen):
+            for compiled in (model,) if self._frozen is None else (model, self._frozen):
                 compile_layers(compiled)
         ranks.share_from_first(self._trained().values())
 
+    def _reference_copy(self) -> Any:
+        """A frozen copy of the model; None where switching the adapter off gives the same."""
+        if self._adapter is not None and self._config.initial_adapter is None:
+            return None
+        return copy.deepcopy(self._model).requires_grad_(False).eval()
+
+    def _new_scorer(
+        self, model: Any, temperature: float, value_head: nn.Module | None = None
+    ) -> Scorer:
+        config = self._config
+        recomputed = config.gradient_checkpointing or config.activation_checkpointing
+        options = ScorerOptions(
+            temperature=temperature,
+            use_cache=config.use_trainer_cache,
+            autocast=self._dtype if self._dtype == torch.bfloat16 else None,
+            fp32_head=config.fp32_head,
+            narrow=not (recomputed or config.compile or config.shard_weights),
+        )
+        if not config.shard_weights:
+            return Scorer(model, options, value_head)
+        copies = set(self.parameters()) if self._adapter is not None else set()
+        return SpreadScorer(
+            model, options, value_head, ranks=self._ranks, device=self._device, copies=copies
+        )
+
+    def _least_packed_length(self) -> float:
+        """Mean tokens of a row from which passes are packed; infinite where they never are."""
+        config = self._config
+        scorers = [s for s in (self._scorer, self._reference) if s is not None]
+        wanted = config.packing != "off" and not config.use_trainer_cache
+        if not (wanted and all(scorer.can_pack() for scorer in scorers)):
+            return math.inf
+        kernel = self._device.type == "cuda" and self._dtype in (torch.bfloat16, torch.float16)
+        return 0 if kernel or config.packing == "on" else PACKED_LENGTH
+
     @property
     def narrowed(self) -> tuple[nn.Module, ...]:
-        """Modules that are computed only where they are read (``rlforge.models.last_layer``)."""
+        """Modules that compute only positions that are read (``rlforge.models.last_layer``)."""
         return self._scorer.narrowed
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained, by name, without the critic."""
+        """Trained parameters by name, without those of the critic."""
         return {name: p for name, p in self._model.named_parameters() if p.requires_grad}
 
     def train(self, mode: bool = True) -> None:
-        """Dropout and checkpointing on for the training pass, off for measurements."""
+        """Switch dropout and checkpointing on for training passes, off for measurements."""
         self._model.train(mode)
 
     def passes(self, rows: Sequence[Row]) -> Iterator[Pass]:
         """This rank's share of ``rows`` as forward passes within the limits of rows and tokens."""
         tokens = sum(row.input_length for row in rows)
-        packed = self._packs and tokens >= self._packs_from * len(rows)
+        packed = tokens >= self._packs_from * len(rows)
         layout: Layout = "padded" if not packed else "shared" if self._shares else "packed"
         build = {"padded": lambda rows: None, "packed": whole, "shared": segments}[layout]
 
         def cut(rows: Sequence[Row]) -> Iterator[list[Row]]:
-            return parts(rows, self._max_rows, self._max_tokens, layout)
+            return parts(
+                rows, self._config.mini_batch_size, self._config.micro_batch_tokens, layout
+            )
 
         dealt = deal(rows, self._ranks.size, layout)
-        for share in shares(dealt, self._ranks.rank, cut, in_step=self._spread):
+        for share in shares(dealt, self._ranks.rank, cut, in_step=self._config.shard_weights):
             micro = collate(share.rows, self._pad_token_id, self._device, build(share.rows))
             yield Pass(micro=micro, counts=share.counts)
 
@@ -166,7 +182,7 @@ class Policy:
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Row], total: int) -> Tensor:
-        """Log-probs [total] of all answer tokens of ``rows`` under the policy as it is."""
+        """Log-probs [total] of all answer tokens of ``rows`` under the current policy."""
         return self._all_logprobs(self._scorer, rows, total)
 
     @torch.no_grad()
@@ -182,9 +198,9 @@ class Policy:
     def values(self, steps: Sequence[Step]) -> list[float]:
         """The critic's estimate for every step, trained on or not; 0 for a step without a prompt.
 
-        A prompt beyond ``max_train_len`` is read from its end.
+        Of a prompt longer than ``max_train_len`` the last tokens are read.
         """
-        limit = self._max_train_len or 0
+        limit = self._config.max_train_len or 0
         rows = [
             Row(step=index, prompt=step.prompt_token_ids[-limit:], answer=())
             for index, step in enumerate(steps)
@@ -198,9 +214,9 @@ class Policy:
         return self._ranks.sum_(values).tolist()
 
     def save(self, directory: Path | None) -> None:
-        """Write adapter or full weights, and the critic if there is one; None writes nothing.
+        """Write adapter or full weights, and the critic if there is one.
 
-        Every rank must take part: only together they have all weights.
+        Every rank must call this, because spread weights are gathered; None: write nothing.
         """
         if self._adapter is None:
             save_model(self._model, directory, self._dtype)
@@ -210,20 +226,20 @@ class Policy:
             save_value_head(self.value_head, directory)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of everything trained, on the CPU; whole on rank 0, empty tensors elsewhere."""
+        """CPU copies of all trained parameters; on ranks other than 0 empty tensors."""
         keep = self._ranks.rank == 0
         return {name: cpu_copy(p, keep) for name, p in self._trained().items()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over ``state``; CheckpointError naming the first tensor that does not fit."""
+        """Load ``state``; CheckpointError names the first tensor that does not fit."""
         trained = self._trained()
         check_fit(state, trained, "learner state")
         for name, parameter in trained.items():
             parameter.copy_(spread_like(state[name], parameter))
 
     def tensors(self) -> Iterator[Tensor]:
-        """Everything on the device: weights and buffers, the critic's and the reference's too."""
+        """All weights and buffers: the model's, the critic's and the frozen reference's."""
         for module in (self._model, self.value_head, self._frozen):
             if module is not None:
                 yield from module.parameters()
@@ -249,10 +265,21 @@ class Policy:
         return self._ranks.sum_(logprobs)
 
 
+def _attach_adapter(spec: PolicySpec) -> Any:
+    """A LoRA adapter around the model, with the faster layers of ``rlforge.learner.kernels``."""
+    dtype = spec.model.dtype
+    adapter = attach_lora(spec.model, spec.lora, spec.seed)
+    merge_small_lora(adapter)
+    fuse_lora_add(adapter)
+    if dtype == torch.bfloat16:
+        leave_inputs_alone(adapter)
+    return adapter
+
+
 def _new_value_head(
     model: Any, device: torch.device, initial: Mapping[str, Tensor] | None
 ) -> nn.Module:
-    """Linear on the hidden state; starts from ``initial``, or from zero and no prejudice."""
+    """Linear on the hidden state, starting from ``initial`` or from zero."""
     head = nn.Linear(model.config.get_text_config().hidden_size, 1, device=device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)

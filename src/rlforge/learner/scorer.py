@@ -1,10 +1,9 @@
 """Log-probabilities of sampled tokens under a model, from as few logits as possible.
 
-Only positions that predict an answer token go through the output head, and of those only as many
-at a time as keep the logits small. That holds for heads that carry an adapter, and for models that
-scale or cap their logits. Any other Hugging Face causal language model works as well: where decoder
-and head do not reproduce its logits, its whole forward runs, with the head narrowed to those
-positions, and their logits all exist at once.
+Only positions that predict an answer token go through the output head, in chunks of at most
+``MAX_LOGITS`` logits. That includes heads with an adapter, and models that scale or cap their
+logits. A model whose logits its decoder and head do not reproduce runs its own forward pass, with
+the head narrowed to those positions, and all their logits exist at once.
 """
 
 from __future__ import annotations
@@ -33,14 +32,12 @@ from rlforge.learner.logprobs import (
 )
 from rlforge.learner.partition import segments
 from rlforge.models.last_layer import LastLayer, evaluating, same_up_to_rounding, says_the_same
+from rlforge.system.limits import MAX_LOGITS
 from rlforge.types import value
 
 log = logging.getLogger(__name__)
 
-#: Most logits that exist at once while scoring (float32: 128 MiB).
-MAX_LOGITS = 2**25
-
-#: Small enough for tanh to leave as it is, and a power of two, which rounds nothing.
+#: Small enough that tanh(x) = x, and a power of two: multiplying by it does not round.
 _SMALL = 2.0**-13
 
 
@@ -57,6 +54,25 @@ class Scores:
     unread: int = 0
 
 
+@value
+class ScorerOptions:
+    """How logits are computed.
+
+    temperature: of the sampling, above 0. use_cache: build a KV cache in padded passes. autocast:
+    dtype that layers compute in; None: that of their weights. fp32_head: the head computes in
+    float32 whatever the layers do. narrow: the last layer computes only positions that are read,
+    where that leaves the model's outputs as they are; not for layers that are compiled or
+    recomputed. max_logits: most logits that exist at once.
+    """
+
+    temperature: float
+    use_cache: bool = False
+    autocast: torch.dtype | None = None
+    fp32_head: bool = False
+    narrow: bool = False
+    max_logits: int = MAX_LOGITS
+
+
 class Scorer:
     """Scores the answer tokens of micro-batches at the temperature they were sampled at.
 
@@ -65,59 +81,43 @@ class Scorer:
     """
 
     def __init__(
-        self,
-        model: Any,
-        *,
-        temperature: float,
-        use_cache: bool = False,
-        autocast: torch.dtype | None = None,
-        fp32_head: bool = False,
-        value_head: nn.Module | None = None,
-        max_logits: int = MAX_LOGITS,
-        narrow: bool = False,
+        self, model: Any, options: ScorerOptions, value_head: nn.Module | None = None
     ) -> None:
-        """``model``: a transformers causal LM, adapters included where it carries any.
+        """``model``: a transformers causal LM with the adapters it carries.
 
-        autocast: dtype that layers compute in, None: that of their weights. fp32_head: logits are
-        computed in float32 all the same. narrow: the last layer computes what is read only, where
-        the model then says the same; not for layers that are compiled, or computed again for their
-        gradient. Raises ConfigError for ``fp32_head`` of a model whose logits only its own forward
-        pass gives.
+        Raises ConfigError for ``fp32_head`` if only the model's own forward pass gives its logits.
         """
         self._model = model
         self._decoder = model.get_decoder()
         self._head = model.get_output_embeddings()
-        self._temperature = temperature
-        self._use_cache = use_cache
-        self._autocast = autocast
-        self._fp32_head = fp32_head
+        self._options = options
         self._value_head = value_head
-        self._chunk = max(1, max_logits // model.config.get_text_config().vocab_size)
+        self._chunk = max(1, options.max_logits // model.config.get_text_config().vocab_size)
         self._reading = self._find_reading()
         if self._reading is None:
             name = type(model).__name__
-            if fp32_head:
+            if options.fp32_head:
                 raise ConfigError(
                     f"learner.fp32_head: the logits of {name} cannot be computed apart from the "
                     "rest of it; switch it off"
                 )
-            log.warning("%s gives the logits of all answers of a pass at once only", name)
+            log.warning("%s computes the logits of all answers of a pass at once", name)
         with self._precision():
-            narrow = narrow and self._reading is not None and says_the_same(model)
+            narrow = options.narrow and self._reading is not None and says_the_same(model)
         self._last_layer = LastLayer(self._decoder) if narrow else None
 
     @property
     def narrowed(self) -> tuple[nn.Module, ...]:
-        """Modules of the last layer that are computed only where they are read."""
+        """Modules of the last layer that compute only positions that are read."""
         return () if self._last_layer is None else self._last_layer.modules
 
     @property
     def decoder_and_head(self) -> bool:
-        """Whether they give the logits, by chunks; otherwise the model's own forward pass does."""
+        """Whether they give the logits, in chunks; if not, the model's own forward pass does."""
         return self._reading is not None
 
     def score(self, micro: MicroBatch, *, entropy: bool = False) -> Scores:
-        """Log-probs of the answer tokens; values and entropy with gradient where it is enabled."""
+        """Log-probs of the answer tokens, entropy and values, with gradient where it is enabled."""
         unread = 0
         with self._precision():
             if self._reading is not None:
@@ -127,7 +127,7 @@ class Scorer:
                 )
             else:
                 hidden, logits = self._narrowed(micro.input_ids, micro.positions)
-                reading = Reading(temperature=self._temperature)
+                reading = Reading(temperature=self._options.temperature)
                 logprobs, entropies = logprobs_of(logits, micro.token_ids, reading, entropy=entropy)
         return Scores(
             logprobs=logprobs,
@@ -148,9 +148,9 @@ class Scorer:
         return values
 
     def _precision(self) -> AbstractContextManager[Any]:
-        if self._autocast is None:
+        if self._options.autocast is None:
             return nullcontext()
-        return torch.autocast(self._model.device.type, dtype=self._autocast)
+        return torch.autocast(self._model.device.type, dtype=self._options.autocast)
 
     def _values(self, hidden: Tensor, last_prompt: Tensor) -> Tensor | None:
         if self._value_head is None:
@@ -159,11 +159,11 @@ class Scorer:
         return values.squeeze(-1)
 
     def _hidden(self, micro: MicroBatch, read: Tensor) -> tuple[Tensor, int]:
-        """Hidden states in front of the head [B * L, H], and positions that are left out of them.
+        """The decoder's last hidden states [B * L, H], and how many of them are not computed.
 
-        read: positions whose states are asked for; the others may be of no use.
+        read: positions whose states are needed; the others may hold anything.
         """
-        options: dict[str, Any] = {"use_cache": self._use_cache}
+        options: dict[str, Any] = {"use_cache": self._options.use_cache}
         if micro.packing is not None:
             options = {
                 "position_ids": micro.packing.position_ids,
@@ -191,7 +191,7 @@ class Scorer:
 
         hook = self._head.register_forward_pre_hook(narrow)
         try:
-            output = self._model(input_ids=input_ids, use_cache=self._use_cache)
+            output = self._model(input_ids=input_ids, use_cache=self._options.use_cache)
         finally:
             hook.remove()
         return seen[0], output.logits[0]
@@ -204,20 +204,20 @@ class Scorer:
             return recomputed_logprobs(
                 hidden, token_ids, self._whole_head(), reading, self._chunk, entropy=entropy
             )
-        weight = self._head.weight
+        weight, options = self._head.weight, self._options
         head = Head(
             weight=weight,
             bias=self._head.bias,
-            dtype=torch.float32 if self._fp32_head else self._autocast or weight.dtype,
+            dtype=torch.float32 if options.fp32_head else options.autocast or weight.dtype,
             reading=reading,
             chunk=self._chunk,
         )
         return chunked_logprobs(hidden, token_ids, head, entropy=entropy)
 
     def _whole_head(self) -> Callable[[Tensor], Tensor]:
-        """The head with all that is attached to it, such as an adapter."""
+        """The head together with its adapter."""
         head: nn.Module = self._head
-        if not self._fp32_head:
+        if not self._options.fp32_head:
             return head
         weights = {name: parameter.float() for name, parameter in head.named_parameters()}
 
@@ -230,12 +230,12 @@ class Scorer:
 
     @torch.no_grad()
     def can_pack(self) -> bool:
-        """Switch to attention that packs, if the model then says the same as before.
+        """Switch to packing attention if the model's outputs stay the same; whether they do.
 
         Tried on a few tokens: a model may cap or bias its attention, and a card may lack the
-        kernel. Where it differs or fails, the model keeps the attention it came with.
+        kernel. Where outputs differ or the kernel fails, the model keeps its own attention.
         """
-        # No sliding windows, no recurrent states: layers that look at all keys and values.
+        # Every layer must attend to all keys: no sliding windows, no recurrent states.
         layers = DynamicCache(config=self._model.config).layers
         plain = bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
         if not (self.decoder_and_head and plain):
@@ -248,7 +248,7 @@ class Scorer:
             self._model.set_attn_implementation(NAME)
             try:
                 same = same_up_to_rounding(self._ends(packed), expected)
-                problem = "" if same else "the model answers differently where they are packed"
+                problem = "" if same else "the model's outputs differ where they are packed"
             except (RuntimeError, TypeError, ValueError) as error:
                 problem = f"packing fails with {error!r}"
         if problem:
@@ -258,12 +258,11 @@ class Scorer:
 
     @torch.no_grad()
     def _find_reading(self) -> Reading | None:
-        """How the model makes logits of what its head gives, tried on a few tokens.
+        """How the model computes its logits from the head's outputs, tried on a few tokens.
 
-        Known numbers in the place of the head's outputs show what becomes of them, whatever they
-        are rounded to later: some models scale (Granite, Cohere) or cap them (Gemma). None where
-        that is not all, or where the head reads something else than the decoder's last hidden
-        states (MiniCPM scales those): the forward pass is the only description of such a model.
+        Replaces the head's output by known numbers and compares the logits with them, which shows
+        scaling (Granite, Cohere) and soft caps (Gemma). None if the model does anything else, e.g.
+        scales hidden states first (MiniCPM); such models use their own forward pass.
         """
         ids = torch.arange(4, device=self._model.device)[None]
         read: list[Tensor] = []
@@ -284,16 +283,16 @@ class Scorer:
             finally:
                 hook.remove()
         hidden = getattr(hidden, "last_hidden_state", None)
-        # The same operations on the same shapes: rounding gives no room for doubt.
+        # The same operations on the same shapes round alike, so the tolerance can be small.
         if hidden is None or not torch.allclose(read[0], hidden, rtol=1e-5, atol=1e-6):
             return None
         text_config = self._model.config.get_text_config()
         if logits.shape != marks[0].shape:
             return None
         reading = Reading(
-            scale=float(logits.flatten()[0]) / _SMALL,  # where a cap does not bend yet
+            scale=float(logits.flatten()[0]) / _SMALL,  # so small that a cap changes nothing
             softcap=getattr(text_config, "final_logit_softcapping", None),
         )
         if not torch.allclose(reading.logits(marks[0]), logits.float(), rtol=1e-5, atol=1e-6):
             return None
-        return dataclasses.replace(reading, temperature=self._temperature)
+        return dataclasses.replace(reading, temperature=self._options.temperature)

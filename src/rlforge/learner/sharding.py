@@ -21,7 +21,7 @@ from rlforge.learner.batching import MicroBatch
 from rlforge.learner.layers import decoder_layers
 from rlforge.learner.logprobs import Reading
 from rlforge.learner.ranks import Ranks
-from rlforge.learner.scorer import Scorer, Scores
+from rlforge.learner.scorer import Scorer, ScorerOptions, Scores
 
 
 class Whole(nn.Module):
@@ -80,20 +80,21 @@ def spread_model(
 
 
 class SpreadScorer(Scorer):
-    """The same scores by a model that it spreads over the ranks, which must make the same calls."""
+    """The same scores by a model spread over the ranks; every rank must make the same calls."""
 
     def __init__(
         self,
         model: Any,
+        options: ScorerOptions,
+        value_head: nn.Module | None = None,
         *,
         ranks: Ranks,
         device: torch.device,
         copies: Collection[str],
-        **options: Any,
     ) -> None:
-        """``options``: those of a plain scorer; the others are those of ``spread_model``."""
-        self._whole = spread_model(model, ranks, device, copies, options.get("autocast"))
-        super().__init__(model, **options)
+        """Spread ``model`` over ``ranks``; keyword arguments are those of ``spread_model``."""
+        self._whole = spread_model(model, ranks, device, copies, options.autocast)
+        super().__init__(model, options, value_head)
 
     def score(self, micro: MicroBatch, *, entropy: bool = False) -> Scores:
         plain = super().score

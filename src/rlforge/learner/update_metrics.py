@@ -140,17 +140,17 @@ def batch_metrics(batch: TrainBatch, selection: Selection, version: int) -> dict
 
 
 def logprob_metrics(
-    selection: Selection, steps: Sequence[Step], start: Tensor, behaviour: Tensor, version: int
+    selection: Selection, steps: Sequence[Step], proximal: Tensor, behaviour: Tensor, version: int
 ) -> dict[str, float]:
-    """How far learner (``start`` [N]) and engine (``behaviour`` [N]) disagree at lag 0."""
+    """Entropy, and |proximal - behaviour| log-prob [N] over the tokens at lag 0."""
     if not selection.tokens:
         return {}
     current = np.repeat(
         [steps[row.step].policy_version == version for row in selection.rows],
         [len(row.answer) for row in selection.rows],
     )
-    metrics = {"entropy": float(-start.mean())}
-    gap = (start - behaviour).abs().cpu().numpy()[current]
+    metrics = {"entropy": float(-proximal.mean())}
+    gap = (proximal - behaviour).abs().cpu().numpy()[current]
     if gap.size:
         metrics |= {"logprob_gap_mean": float(gap.mean()), "logprob_gap_max": float(gap.max())}
     return metrics

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.learner.batching import MicroBatch, Row
-from rlforge.learner.policy import Policy
+from rlforge.learner.policy import Policy, PolicySpec
 from rlforge.learner.ranks import Ranks
 from rlforge.models.shape import shape_from_config
 from rlforge.preflight.memory.learner import LearnerJob
@@ -107,21 +107,14 @@ class Case:
         lora = LoraConfig(rank=rank, alpha=rank, dropout=dropout)
         lora.target_modules += targets
         self.policy = Policy(
-            self.model,
+            PolicySpec(model=self.model, lora=lora, temperature=1.0, pad_token_id=0, seed=0),
             LearnerConfig(
                 train="full" if full else "lora",
                 micro_batch_tokens=2**30,
                 packing="off",
                 **learner,
             ),
-            lora,
-            temperature=1.0,
-            pad_token_id=0,
             device=torch.device("cpu"),
-            seed=0,
-            needs_values=False,
-            needs_reference=False,
-            initial_value_head=None,
             ranks=Ranks(),
         )
         self.policy.train()
