@@ -13,16 +13,7 @@ from rlforge.engines.policies import PolicyStore
 from rlforge.engines.requests import decoder
 from rlforge.engines.threaded import ThreadedEngine
 from rlforge.errors import ConfigError
-
-#: Padded prompt tokens of one forward pass. On a CPU more of them fall out of the cache: a
-#: 0.1M-parameter model reads 12,000 20-token prompts a second in batches of 64, 8,000 of 128.
-_CPU_BATCH_TOKENS = 1536
-_GPU_BATCH_TOKENS = 8192
-
-#: Prompt tokens of one step: on a CPU one batch, so that its answers leave while the next is read
-#: (256 games beside a tiny model of 8 layers get 12% more answers than with 8192).
-_CPU_STEP_TOKENS = _CPU_BATCH_TOKENS
-_GPU_STEP_TOKENS = _GPU_BATCH_TOKENS
+from rlforge.system.limits import PROMPT_TOKENS
 
 #: Steps that requests wait on a GPU, to be read together. A pass over a few prompts takes as long
 #: there as a step of all that runs: with one every n steps it costs 1/n of the time, and waiting
@@ -44,13 +35,16 @@ class TransformersEngine(ThreadedEngine):
         causal: Any = model
         _check_layers(causal)
         on_cpu = next(model.parameters()).device.type == "cpu"
+        # One batch a step: on a CPU its answers leave while the next is read (256 games beside a
+        # tiny model of 8 layers get 12% more answers than with 8192 tokens).
+        tokens = PROMPT_TOKENS["cpu" if on_cpu else "cuda"]
         core = BatchGenerator(
             PolicyStore(model.requires_grad_(False).eval(), config.max_loras),
             BatchLimits(
                 max_sequences=config.max_parallel_seq,
                 max_model_len=min(config.max_model_len, _positions(causal)),
-                step_prompt_tokens=_CPU_STEP_TOKENS if on_cpu else _GPU_STEP_TOKENS,
-                batch_prompt_tokens=_CPU_BATCH_TOKENS if on_cpu else _GPU_BATCH_TOKENS,
+                step_prompt_tokens=tokens,
+                batch_prompt_tokens=tokens,
                 patience_steps=0 if on_cpu else _GPU_PATIENCE_STEPS,
             ),
             decode=decoder(tokenizer),

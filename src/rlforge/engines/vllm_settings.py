@@ -11,6 +11,7 @@ from typing import Any
 
 from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError
+from rlforge.system.limits import VLLM_CPU_CACHE_GB, vllm_share
 
 #: The version whose adapters, sampling and log-probs the engine is written and tested for.
 VLLM_VERSION = "0.32.0"
@@ -20,16 +21,6 @@ _BUILDS = {"vllm": "cuda", "vllm-cpu": "cpu"}
 
 #: Adapter ranks that vLLM has kernels for.
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-
-#: Share of a GPU that an engine takes of what is its own, where no plan says more; the rest is room
-#: for activations.
-_GPU_SHARE = 0.9
-
-#: The same where it takes turns with the learner: of the whole card, beside the learner's context.
-_TURN_SHARE = 0.85
-
-#: GiB of the KV cache on a CPU, where vLLM would take most of the memory.
-_CPU_KV_CACHE_GB = 1.0
 
 
 def check_installed(device: str | None = None) -> None:
@@ -142,15 +133,12 @@ def vllm_arguments(
             # Each card computes its part of every layer (Shoeybi et al. 2019, Megatron-LM), in a
             # process that ends with the engine's.
             arguments |= {"tensor_parallel_size": int(gpus), "distributed_executor_backend": "mp"}
-        share = _GPU_SHARE * min(gpus, 1)
         if config.hardware.alternate:
-            share = _TURN_SHARE / engine.num_engines
             # Whatever it takes comes from an allocator that can give it back.
             arguments |= {"enable_sleep_mode": True, "sleep_mode_offload_cudagraph": True}
-        given = engine.vllm.gpu_memory_utilization
-        arguments["gpu_memory_utilization"] = share if given is None else given
+        arguments["gpu_memory_utilization"] = vllm_share(config, gpus)
     elif cache_gb is None:
-        cache_gb = _CPU_KV_CACHE_GB
+        cache_gb = VLLM_CPU_CACHE_GB
     if cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = int(cache_gb * 2**30)
     return arguments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlforge.config.schema import RunConfig
+from rlforge.config.schema import PolicyConfig
 
 #: Most logits that the learner holds at once (float32: 128 MiB).
 MAX_LOGITS = 2**25
@@ -22,7 +22,7 @@ VLLM_TURN_SHARE = 0.85
 VLLM_CPU_CACHE_GB = 1.0
 
 
-def vllm_share(config: RunConfig, gpus: float) -> float:
+def vllm_share(config: PolicyConfig, gpus: float) -> float:
     """Share of its GPU that a vLLM engine takes at its start.
 
     gpus: the engine's share of a GPU, or how many it has.

@@ -13,7 +13,6 @@ from peft import get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlforge.config.schema import LoraConfig
-from rlforge.engines import transformers as transformers_engine
 from rlforge.engines.cache import new_cache
 from rlforge.engines.policies import PolicyKey, PolicyStore
 from rlforge.models.shape import KNOWN, shape_from_config
@@ -89,13 +88,6 @@ def test_a_resident_version_holds_what_it_changes(model, dtype, tmp_path):
     job = make_job(shape=shape, bf16=dtype == torch.bfloat16, versions=1)
 
     assert memory.version_bytes(job) == sum(p.nbytes for p in own)
-
-
-def test_prompts_are_read_in_the_engines_own_batches():
-    assert memory.PROMPT_TOKENS == {
-        "cuda": transformers_engine._GPU_BATCH_TOKENS,
-        "cpu": transformers_engine._CPU_BATCH_TOKENS,
-    }
 
 
 def test_whole_models_are_versions_of_their_own_size():

@@ -10,7 +10,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlforge.config.schema import LoraConfig
-from rlforge.learner import scorer as forward
 from rlforge.models.shape import KNOWN
 from rlforge.preflight.memory import learner as memory
 from rlforge.preflight.memory.learner import LearnerJob, final_bytes, kept_bytes, pass_bytes
@@ -114,10 +113,6 @@ def test_gradients_and_optimizer_are_those_of_adamw(case):
     assert memory.optimizer_bytes(made.job) == sum(tensor.nbytes for tensor in moments)
 
 
-def test_the_chunk_of_logits_is_the_learners():
-    assert memory.MAX_LOGITS == forward.MAX_LOGITS
-
-
 @pytest.mark.parametrize("targets", [["q_proj"], ["q_proj", "lm_head"]])
 def test_the_head_needs_a_chunk_and_not_all_logits(targets):
     job = make_job(tokens=8192, answers=8192, lora=LoraConfig(target_modules=targets))
@@ -141,7 +136,7 @@ def of_rank(job: LearnerJob, rank: int) -> LearnerJob:
 
 
 def folded(job: LearnerJob) -> set[str]:
-    return {name for name in job.shape.linears if memory.folds(job, name)}
+    return {name for name in job.shape.linears if memory.merges(job, name)}
 
 
 SMOLLM2 = next(shape for shape in KNOWN if shape.name == "SmolLM2-135M")

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig
-from rlforge.engines import vllm_settings
 from rlforge.models.shape import KNOWN, known_shape
-from rlforge.preflight.memory import plan as plan_module
-from rlforge.preflight.memory.plan import GIB, Card, Plan, make_plan, place
+from rlforge.preflight.memory.plan import GIB, PROCESS_BYTES, Card, Plan, make_plan, place
 from rlforge.preflight.memory.remedies import (
     largest_pass,
     mend,
@@ -23,6 +21,7 @@ from rlforge.preflight.memory.remedies import (
     with_turns,
 )
 from rlforge.system.hardware import Machine, resolve_hardware
+from rlforge.system.limits import VLLM_SHARE
 
 QUICK_START = "+experiment=qwen3_1p7b_simpletak"
 PROFILES = ("gpu_12gb", "gpu_16gb", "gpu_24gb", "gpu_48gb", "gpu_80gb")
@@ -213,7 +212,7 @@ def part(need, name: str) -> int:
 def test_vllm_takes_its_share_of_the_card_and_fills_it_with_cache():
     made = plan(*VLLM, hardware=cuda(1, 1), gb=48)
 
-    assert made.engine.total == pytest.approx(plan_module.VLLM_SHARE * 48 * GIB, rel=1e-6)
+    assert made.engine.total == pytest.approx(VLLM_SHARE * 48 * GIB, rel=1e-6)
     assert made.sequences == part(made.engine, "KV cache") // made.sequence_bytes
     assert made.verdict == "fits"
 
@@ -246,12 +245,6 @@ def test_learner_and_vllm_divide_a_card_as_the_plan_proposes():
     assert left < 0.01 * 16 * GIB + 1
 
 
-def test_what_is_said_of_vllm_is_what_its_settings_say():
-    assert plan_module.VLLM_SHARE == vllm_settings._GPU_SHARE
-    assert plan_module.VLLM_TURN_SHARE == vllm_settings._TURN_SHARE
-    assert plan_module.VLLM_CPU_CACHE_GB == vllm_settings._CPU_KV_CACHE_GB
-
-
 # ---------------------------------------------------------------- in turns
 
 TURNS = "hardware.alternate=true"
@@ -261,7 +254,7 @@ CHECKPOINTS = "learner.gradient_checkpointing=true"
 def test_in_turns_a_card_holds_the_larger_of_the_two_and_what_the_other_keeps():
     made = plan(TURNS, CHECKPOINTS)
     (card,) = made.cards
-    process = plan_module.PROCESS_BYTES["cuda"]
+    process = PROCESS_BYTES["cuda"]
 
     assert made.learner_idle.total == made.engine_idle.total == process
     assert made.learning(card) == made.learner.total + process

@@ -1,4 +1,4 @@
-"""What an engine holds: weights, resident versions, keys and values, and its workspace."""
+"""Memory of an engine: weights, resident versions, KV cache and workspace."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ from rlforge.config.schema import LoraConfig
 from rlforge.models.shape import ModelShape
 from rlforge.types import value
 
-#: Padded prompt tokens that the transformers engine reads in one pass, on a GPU and on a CPU.
-PROMPT_TOKENS = {"cuda": 8192, "cpu": 1536}
-
 
 @value
 class EngineJob:
-    """An engine and how much it is asked to do at once.
+    """An engine and its greatest load.
 
-    lora: None when versions are whole models. versions: resident beside the base model. sequences
-    of ``length`` tokens: generated at the same time. prompt_tokens: read in one pass. paged: the
-    KV cache is divided into blocks that sequences take as they grow (vLLM), not one batch of
-    aligned rows. cards: among which layers and heads are divided; sizes are those of one card.
+    lora: None when versions are whole models. versions: resident besides the base model.
+    sequences: of ``length`` tokens, generated at the same time. prompt_tokens: read in one pass.
+    paged: the KV cache consists of blocks that sequences take as they grow (vLLM), not of aligned
+    rows. cards: among which layers and heads are divided; sizes are those of one card.
     """
 
     shape: ModelShape
@@ -44,9 +41,9 @@ def weight_bytes(job: EngineJob) -> int:
 def version_bytes(job: EngineJob) -> int:
     """All resident versions.
 
-    Whole models where all weights are trained. The transformers engine folds an adapter into
-    float32 weights, which makes a copy of the layers it changes, and holds it in float32 beside
-    bfloat16 ones; vLLM reserves room for each in the dtype of the model.
+    Whole models where all weights are trained. The transformers engine merges an adapter into a
+    copy of the float32 layers it changes, and keeps it in float32 beside bfloat16 ones; vLLM
+    reserves room for each in the dtype of the model.
     """
     shape, lora = job.shape, job.lora
     if lora is None:
@@ -62,7 +59,7 @@ def version_bytes(job: EngineJob) -> int:
 def token_bytes(job: EngineJob) -> int:
     """Keys and values of one token: 2 (K and V) x layers x their width x bytes.
 
-    Cards divide heads, and have one each where there are fewer.
+    Cards divide the heads; with fewer heads than cards each has one.
     """
     shape = job.shape
     width = shape.key // min(job.cards, shape.kv_heads)
@@ -70,11 +67,11 @@ def token_bytes(job: EngineJob) -> int:
 
 
 def sequence_bytes(job: EngineJob) -> int:
-    """One running sequence of full length, with the room that its cache takes while it grows.
+    """One running sequence of full length, with the spare room of its cache.
 
-    Aligned rows grow by a quarter (``rlforge.engines.cache``), so up to 5/4 of what they hold, one
-    layer at a time: its old room is beside the new one for a moment. Where several versions run,
-    each has room for up to an eighth more rows than it runs.
+    Aligned rows grow by a quarter (``rlforge.engines.cache``) and so take up to 5/4 of their
+    content. They grow one layer at a time, whose old and new room exist together for a moment.
+    With several versions each has room for up to an eighth more rows than it runs.
     """
     if job.paged:
         return token_bytes(job) * job.length
@@ -84,13 +81,13 @@ def sequence_bytes(job: EngineJob) -> int:
 
 
 def workspace_bytes(job: EngineJob) -> int:
-    """One pass over prompts without gradients, and the logits of the tokens drawn.
+    """One pass over prompts without gradients, and the logits of the sampled tokens.
 
     Per prompt token the stream and a float32 norm (12 H) and the feed-forward with the float32
-    copy of its product (10 F), or twice as much in float32's own products; per sequence drawn three
-    float32 rows of logits (as computed, tempered, sorted for ``top_p``). Prompts read in aligned
-    rows stand beside the cache until they join it, and attention under their mask copies keys and
-    values of one layer for every query head.
+    copy of its product (10 F), or 12 F if the model computes in float32; per sequence three
+    float32 rows of logits (as computed, over the temperature, sorted for ``top_p``). In aligned
+    rows, prompts also have their own keys and values until these join the cache, and attention
+    under their mask copies keys and values of one layer for every query head.
     """
     shape = job.shape
     per_token = 12 * shape.hidden + (10 if job.bf16 else 12) * shape.ffn

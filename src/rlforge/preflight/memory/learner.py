@@ -1,6 +1,6 @@
-"""What the learner holds: weights, states, and the tensors of one forward and backward pass.
+"""Memory of the learner: weights, states, and the tensors of one forward and backward pass.
 
-Bytes follow the learner's own operations one by one. Notation: n positions in a pass; H, F, V the
+Bytes are counted operation by operation. Notation: n positions in a pass; H, F, V the
 widths of hidden states, feed-forward and vocabulary; Q and K those of queries and keys; r the rank;
 a the bytes of a number in the layers' products (2 in bfloat16, else 4), s those of the residual
 stream. A bfloat16 model computes under autocast, which makes a copy of every float32 tensor that a
@@ -11,21 +11,19 @@ from __future__ import annotations
 
 from rlforge.config.schema import LoraConfig
 from rlforge.models.shape import ModelShape
+from rlforge.system.limits import MAX_LOGITS, merging_lora_pays
 from rlforge.types import value
-
-#: Most logits at once, as ``rlforge.learner.scorer`` has it.
-MAX_LOGITS = 2**25
 
 
 @value
 class LearnerJob:
-    """One forward and backward pass, and the weights behind it.
+    """One forward and backward pass and its model.
 
     tokens: positions computed; length: those of the longest row. answers: positions whose log-probs
     are taken. lora: None trains every weight. bf16: the model was loaded in bfloat16.
     layer_checkpoints and module_checkpoints: ``gradient_checkpointing`` and
-    ``activation_checkpointing``. reference: a frozen copy of the model is held beside it.
-    fp32_head, entropy: as configured. ranks: among which the weights are divided; 1: they are not.
+    ``activation_checkpointing``. reference: a frozen copy of the model is held too. fp32_head,
+    entropy: as configured. ranks: among which the weights are divided.
     """
 
     shape: ModelShape
@@ -48,14 +46,14 @@ class LearnerJob:
 
     @property
     def stream_bytes(self) -> int:
-        """Of a number in the residual stream: s, that of the weights that a pass sees."""
+        """Of a number in the residual stream: s, as of the weights in a pass."""
         return 2 if self.bf16 and not self.mixed else 4
 
     @property
     def mixed(self) -> bool:
-        """Whether layers compute in bfloat16 with weights that are float32, as all trained are.
+        """Whether layers compute in bfloat16 with float32 weights, which all trained weights are.
 
-        Divided over ranks they are gathered in bfloat16 (``rlforge.learner.sharding``).
+        Weights divided over ranks are gathered in bfloat16 (``rlforge.learner.sharding``).
         """
         return self.bf16 and self.lora is None and self.ranks == 1
 
@@ -69,10 +67,10 @@ def adapted(job: LearnerJob, *names: str) -> int:
 
 
 def weight_bytes(job: LearnerJob) -> int:
-    """The model as it is held: in the dtype it came in, or float32 where all of it is trained.
+    """The model in the dtype it was loaded in, or in float32 where all of it is trained.
 
-    Divided over ranks (FSDP2, ``rlforge.learner.sharding``) there is one part of everything, and
-    gathered whole: what lies outside the layers, the layer that runs, and the next one.
+    Divided over ranks (FSDP2, ``rlforge.learner.sharding``), a rank holds its part of everything
+    and gathers whole the weights outside the layers, the running layer and the next one.
     """
     shape, held = job.shape, 4 if job.lora is None else job.compute_bytes
     model = shape.parameters * held
@@ -84,7 +82,7 @@ def weight_bytes(job: LearnerJob) -> int:
 
 
 def trained_parameters(job: LearnerJob) -> int:
-    """What the optimizer moves: the adapter, or every weight."""
+    """Number of trained parameters: those of the adapter, or all."""
     if job.lora is None:
         return job.shape.parameters
     return job.shape.adapter_parameters(job.lora)
@@ -98,8 +96,8 @@ def adapter_bytes(job: LearnerJob) -> int:
 def gradient_bytes(job: LearnerJob) -> int:
     """One float32 number per trained parameter, kept over the passes of an update.
 
-    Of weights divided over ranks a part, and one layer's gradient before it is divided; an adapter
-    is whole on every rank.
+    Divided over ranks: a part of it, and one layer's gradient before it is divided; an adapter is
+    whole on every rank.
     """
     own = 4 * trained_parameters(job)
     if job.ranks == 1 or job.lora is not None:
@@ -118,25 +116,25 @@ def optimizer_bytes(job: LearnerJob) -> int:
 def _norm(job: LearnerJob, width: int, groups: int, input_bytes: int) -> int:
     """Per position: the input and 1 / rms (``rlforge.learner.kernels``).
 
-    A float32 gain behind a layer in bfloat16: the input in float32, and the gain's factor.
+    With a float32 gain after a layer in bfloat16: the input in float32, and the gain's factor.
     """
     mixed = job.mixed and input_bytes == 2
     return (4 + input_bytes if mixed else input_bytes) * width + 4 * groups
 
 
 def _inputs(job: LearnerJob, width: int, *names: str, is_kept: bool) -> int:
-    """Per position: what linear layers ``names`` keep of the input they share.
+    """Per position: bytes that linear layers ``names`` keep of their common input.
 
-    A frozen layer keeps nothing of it. Adapted ones share the tensor itself, which costs nothing
-    where something else keeps it (``is_kept``); so do trained ones, but under autocast each has a
+    A frozen layer keeps none. Adapted ones share the tensor itself, which costs nothing where
+    another operation keeps it (``is_kept``); so do trained ones, but under autocast each has a
     copy unless the input is bfloat16 already. Each adapter keeps r numbers, A x.
     """
     if job.lora is None:
         copies = 0 if is_kept else len(names) if job.mixed else 1
         return job.compute_bytes * width * copies
     count = adapted(job, *names)
-    low_rank = sum(job.lora.rank for name in names if adapted(job, name) and not folds(job, name))
-    dropped = count if job.lora.dropout > 0 else 0  # a tensor of its own behind each dropout
+    low_rank = sum(job.lora.rank for name in names if adapted(job, name) and not merges(job, name))
+    dropped = count if job.lora.dropout > 0 else 0  # each dropout makes a tensor of its own
     shared = 1 if count and not dropped and not is_kept else 0
     return job.compute_bytes * (width * (shared + 2 * dropped) + low_rank)
 
@@ -168,7 +166,7 @@ def feed_forward_bytes(job: LearnerJob, *, input_is_kept: bool = False) -> int:
 def layer_bytes(job: LearnerJob, *, input_is_kept: bool = False) -> int:
     """Per position, kept by one decoder layer without checkpointing.
 
-    input_is_kept: the residual stream is held in any case; its norm then keeps nothing new.
+    input_is_kept: the residual stream is kept anyway; its norm then keeps nothing new.
     """
     shape = job.shape
     norms = 2 * _norm(job, shape.hidden, 1, job.stream_bytes)
@@ -177,29 +175,27 @@ def layer_bytes(job: LearnerJob, *, input_is_kept: bool = False) -> int:
     return norms + attention_bytes(job) + feed_forward_bytes(job)
 
 
-def folds(job: LearnerJob, name: str) -> bool:
-    """Whether ``rlforge.learner.kernels`` makes W + s B A of this layer."""
-    return bool(adapted(job, name)) and _folds(job, *job.shape.linears[name])
-
-
-def _folds(job: LearnerJob, inputs: int, outputs: int) -> bool:
-    if job.lora is None or job.bf16 or job.lora.dropout > 0:
+def merges(job: LearnerJob, name: str) -> bool:
+    """Whether ``rlforge.learner.kernels`` computes W + s B A for the linear layer ``name``."""
+    if job.lora is None or job.bf16 or job.lora.dropout > 0 or not adapted(job, name):
         return False
-    return inputs * outputs <= 3 * job.lora.rank * (inputs + outputs)
+    head = (job.shape.hidden, job.shape.vocab)
+    inputs, outputs = head if name == "lm_head" else job.shape.linears[name]
+    return merging_lora_pays(inputs, outputs, job.lora.rank)
 
 
 def made_weights(job: LearnerJob) -> int:
-    """Bytes of weights that a pass makes for one layer and keeps, whatever the tokens.
+    """Bytes of weights that a pass makes for one layer and keeps, for any number of tokens.
 
-    Autocast holds a bfloat16 copy of each float32 weight, adapter or all; folded layers hold
-    their sum in float32.
+    Autocast keeps a bfloat16 copy of each float32 weight, adapter or all; layers with a merged
+    adapter keep the sum in float32.
     """
     linears = job.shape.linears
     if job.lora is None:
         return sum(2 * i * o for i, o in linears.values()) if job.mixed else 0
     if job.bf16:
         return sum(2 * job.lora.rank * (i + o) for n, (i, o) in linears.items() if adapted(job, n))
-    return sum(4 * i * o for name, (i, o) in linears.items() if folds(job, name))
+    return sum(4 * i * o for name, (i, o) in linears.items() if merges(job, name))
 
 
 def kept_bytes(job: LearnerJob) -> int:
@@ -207,8 +203,8 @@ def kept_bytes(job: LearnerJob) -> int:
 
     ``gradient_checkpointing`` keeps the input of each layer, ``activation_checkpointing`` the
     inputs of its two norms and two modules; both together the input of each layer and of its
-    attention. Nothing of the first layer's input needs a gradient when the embedding is frozen, so
-    its norm keeps nothing. A KV cache (``use_trainer_cache``) holds the tensors that attention
+    attention. With a frozen embedding the first layer's input needs no gradient, so its norm keeps
+    nothing. A KV cache (``use_trainer_cache``) holds the tensors that attention
     keeps anyway. The rotation's sines and cosines are shared by all layers.
     """
     shape, n = job.shape, job.tokens
@@ -225,11 +221,11 @@ def kept_bytes(job: LearnerJob) -> int:
     return kept + rotation * job.length
 
 
-# ---------------------------------------------------------------- while it runs
+# ---------------------------------------------------------------- workspace
 
 
 def final_bytes(job: LearnerJob) -> int:
-    """The last norm, and the hidden states of answer tokens in front of the head."""
+    """The last norm, and the hidden states of answer tokens that the head reads."""
     hidden = job.shape.hidden
     answers = job.answers * (hidden * job.stream_bytes + 16)
     return _norm(job, hidden, 1, job.stream_bytes) * job.tokens + answers
@@ -238,11 +234,11 @@ def final_bytes(job: LearnerJob) -> int:
 def logits_bytes(job: LearnerJob) -> int:
     """While one chunk of logits exists (``rlforge.learner.logprobs``).
 
-    Per logit 4 bytes and a second 4 inside log-sum-exp or, with entropy, 8 more; the gradient that
-    is handed on in a bytes fits into the same room. An adapted head runs itself: beside its outputs
-    stand their float32 copy and 4 more, which is what entropy needs as well. The models that have
-    all logits of a pass at once (``Scorer.decoder_and_head``) are not of ``shape.FAMILIES``: for
-    them there is no plan.
+    Per logit 4 bytes, and 4 more inside log-sum-exp or, with entropy, 8 more; the gradient of a
+    bytes per logit fits into the same room. An adapted head runs as a module: its outputs, their
+    float32 copy and 4 more bytes exist together, with or without entropy. Models whose logits of a
+    pass all exist at once (``not Scorer.decoder_and_head``) are not in ``shape.FAMILIES`` and have
+    no plan.
     """
     chunk = min(job.answers, max(1, MAX_LOGITS // job.shape.vocab))
     each = 12 if job.entropy else 8
@@ -252,16 +248,16 @@ def logits_bytes(job: LearnerJob) -> int:
 
 
 def head_bytes(job: LearnerJob) -> int:
-    """What the head takes beside its logits.
+    """Workspace of the head besides its logits.
 
-    Its weights cast to another dtype, and where they are trained their gradient, made in float32
-    beside the one that is kept. Of an adapter, its copy in bfloat16, or W + s B A where it folds.
+    Its weights cast to another dtype and, where they are trained, their gradient, made in float32
+    besides the one that is kept. For an adapter its copy in bfloat16, or W + s B A where it merges.
     """
     inputs, outputs = job.shape.hidden, job.shape.vocab
     held = 4 if job.lora is None else job.compute_bytes
     each = 0 if held == _head_number(job) else _head_number(job)
     each += 4 if job.lora is None else 0
-    if _folds(job, inputs, outputs) and adapted(job, "lm_head"):
+    if merges(job, "lm_head"):
         each += 4
     adapter = 0
     if job.lora is not None and adapted(job, "lm_head") and _head_number(job) == 2:
@@ -275,16 +271,16 @@ def _head_number(job: LearnerJob) -> int:
 
 
 def last_norm_workspace(job: LearnerJob) -> int:
-    """Gradients around the last norm: four float32 tensors [n, H] and what reaches the layers."""
+    """Gradients around the last norm: five float32 tensors [n, H], one of them for the layers."""
     return 20 * job.shape.hidden * job.tokens
 
 
 def layer_workspace(job: LearnerJob) -> int:
-    """Beside what one layer keeps while its gradient is computed: temporaries at down_proj.
+    """Temporaries while one layer's gradient is computed, at their peak in down_proj.
 
-    Adapter: gradients of the product by both ways (2 a F), and of the stream and the output.
+    Adapter: gradients of the product by both paths (2 a F), and of the stream and the output.
     All weights: gradients of the product and its factors (2 a F). Counted from the tensors alive
-    in the learner's own passes (tests/memory/test_learner.py measures them).
+    in the learner's passes (tests/preflight/memory/test_learner.py measures them).
     """
     shape = job.shape
     if job.lora is None:
@@ -297,7 +293,8 @@ def layer_workspace(job: LearnerJob) -> int:
 def attention_workspace(job: LearnerJob) -> int:
     """The same for an attention module: gradients of queries, keys, values, output and rotation.
 
-    Less than nothing of the stream: inputs of the modules behind it are no longer held.
+    Negative terms: by then the inputs of later modules are freed, so this module needs less than
+    the peak.
     """
     shape = job.shape
     if not job.bf16:
@@ -310,14 +307,14 @@ def attention_workspace(job: LearnerJob) -> int:
 
 
 def in_layer_bytes(job: LearnerJob) -> int:
-    """While the gradient of the last layer is computed: what is recomputed of it, and temporaries.
+    """While the last layer's gradient is computed: its recomputed tensors and temporaries.
 
-    With checkpoints a layer's own tensors exist again, those of one module at a time where both
-    kinds are on.
+    Checkpoints recompute the tensors of a layer, or of one module at a time with
+    ``activation_checkpointing``.
     """
     n, stream = job.tokens, job.stream_bytes * job.shape.hidden
     if job.module_checkpoints:
-        # A module's input, which is held, is what its linear layers keep; not where they cast it.
+        # Linear layers keep the module's input, which is held anyway, unless they cast it.
         held = not job.mixed
         attention = attention_bytes(job, input_is_kept=held) * n + attention_workspace(job)
         feed_forward = feed_forward_bytes(job, input_is_kept=held) * n + layer_workspace(job)
@@ -330,10 +327,9 @@ def in_layer_bytes(job: LearnerJob) -> int:
 
 
 def pass_bytes(job: LearnerJob) -> tuple[int, int]:
-    """(kept for the backward pass, most beside it) of one pass.
+    """(bytes kept for the backward pass, most bytes besides) of one pass.
 
-    Two moments can be the fullest: the head with everything kept, or the backward pass of the last
-    layer, when head and last norm are done.
+    The peak comes at the head, with everything kept, or in the backward pass of the last layer.
     """
     head = logits_bytes(job) + head_bytes(job)
     at_head = final_bytes(job) + max(head, last_norm_workspace(job))

@@ -1,4 +1,4 @@
-"""A run on its cards: what every process needs, and whether it fits."""
+"""The memory plan of a run: bytes per process and card, and whether they fit."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.models.shape import ModelShape
 from rlforge.preflight.memory import engine as engine_memory
 from rlforge.preflight.memory import learner as learner_memory
-from rlforge.preflight.memory.engine import PROMPT_TOKENS, EngineJob
+from rlforge.preflight.memory.engine import EngineJob
 from rlforge.preflight.memory.learner import LearnerJob
+from rlforge.system.limits import PROMPT_TOKENS, VLLM_CPU_CACHE_GB, VLLM_SHARE, vllm_share
 from rlforge.types import value
 
 GIB = 2**30
@@ -19,24 +20,19 @@ GIB = 2**30
 #: Share of a card that a plan may use: allocators lose some to fragments, drivers keep some.
 USABLE = 0.95
 
-#: Of a process beside tensors, in bytes. cuda: context, libraries and their workspace, a usual
+#: Bytes of a process without its tensors. cuda: context, libraries and their workspace, a usual
 #: figure that is not measured here. cpu: Python with torch, transformers and Ray, measured.
 PROCESS_BYTES = {"cuda": 640 * 2**20, "cpu": 420 * 2**20}
 
-#: What vLLM takes where nothing is said: of its share of a card that engines have for themselves,
-#: of the whole card where they have it in turns with the learner, tokens read in a step, and GiB of
-#: cache on a CPU. Beside a learner at work it takes what that leaves, and no more than alone.
-VLLM_SHARE = 0.9
-VLLM_TURN_SHARE = 0.85
+#: Tokens that vLLM reads in a step unless ``engine.vllm.max_num_batched_tokens`` is set.
 VLLM_STEP_TOKENS = 8192
-VLLM_CPU_CACHE_GB = 1.0
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
 
 @value
 class Part:
-    """A named share of a process's memory."""
+    """A named part of a process's memory."""
 
     name: str
     bytes: int
@@ -44,7 +40,7 @@ class Part:
 
 @value
 class Need:
-    """What one process needs at its fullest moment."""
+    """Memory of one process at its peak, part by part."""
 
     parts: tuple[Part, ...]
 
@@ -54,21 +50,21 @@ class Need:
         return sum(part.bytes for part in self.parts)
 
 
-#: What outlasts an engine's or learner's turn, and can wait on the host for the next one.
+#: Parts that outlast the turn of an engine or learner, and can wait on the host for the next one.
 LASTING = frozenset({"weights", "versions", "adapter", "AdamW states"})
 
 
 def _stored(need: Need, idle: Need) -> int:
-    """Bytes that wait on the host: what lasts, and is not kept on the card."""
+    """Bytes that wait on the host: lasting parts that are not kept on the card."""
     kept = {part.name for part in idle.parts}
     return sum(part.bytes for part in need.parts if part.name in LASTING - kept)
 
 
 @value
 class Card:
-    """One kind of card and what shares it. learners: ranks. count: cards alike.
+    """A kind of card, and how many learner ranks and engines share one.
 
-    capacity: bytes, usable or not.
+    count: cards of this kind. capacity: bytes of one, usable or not.
     """
 
     learners: int
@@ -86,12 +82,12 @@ class Card:
 class Plan:
     """A run's memory. least: an engine with one running sequence of full length.
 
-    learner_idle, engine_idle: what the one keeps while the other works, where they take turns
-    (``alternate``). sequences: full-length sequences that each engine has room for on its card, on
-    the fullest one. wanted: those it may have to run at once. shortage: bytes that a cache of fixed
+    learner_idle, engine_idle: held by the one while the other works, where they take turns
+    (``alternate``). sequences: full-length sequences that each engine has room for, on the fullest
+    card. wanted: sequences that it may have to run at once. shortage: bytes that a cache of fixed
     size lacks for one sequence. left: share of its card that each engine can have beside the
-    learner, at work or at rest. share: what each takes of its card ahead of its need, as vLLM does;
-    None for engines that do not.
+    learner, working or idle. share: share of its card that a vLLM engine reserves at its start;
+    None for engines that reserve nothing.
     """
 
     shape: ModelShape
@@ -110,7 +106,7 @@ class Plan:
     share: float | None
 
     def need(self, card: Card) -> int:
-        """The least that works on ``card``, in bytes."""
+        """Bytes on ``card`` at least, for the run to work."""
         if self.alternate:
             return max(self.learning(card), self.playing(card))
         return self.learner.total * card.learners + self.least.total * card.engines
@@ -120,14 +116,14 @@ class Plan:
         return self.learner.total * card.learners + self.engine_idle.total * card.engines
 
     def playing(self, card: Card) -> int:
-        """The least bytes on ``card`` while the engines have theirs."""
+        """Bytes on ``card`` at least, while the engines have their turn."""
         return self.learner_idle.total * card.learners + self.least.total * card.engines
 
     @property
     def gained_by_turns(self) -> int:
-        """Bytes of the learner's card that turns save, or would; 0 where it has it for itself.
+        """Bytes of the learner's card that turns save, or would; 0 where no engine shares it.
 
-        Of engines as they are: those of vLLM fill what they are given.
+        vLLM's engines count with what they reserve.
         """
         card = self.cards[0]
         together = self.learner.total * card.learners + self.least.total * card.engines
@@ -135,7 +131,7 @@ class Plan:
 
     @property
     def on_host(self) -> int:
-        """Bytes of host memory for what leaves the card in turns, at most at one time."""
+        """Bytes of host memory for the parts that leave the card in turns, at the peak."""
         card = self.cards[0]
         engines = _stored(self.engine, self.engine_idle) * card.engines
         return max(engines, _stored(self.learner, self.learner_idle)) if self.alternate else 0
@@ -158,7 +154,7 @@ def make_plan(
 ) -> Plan:
     """The plan of ``config`` on cards (or a machine) of ``capacity`` bytes.
 
-    hardware: with every ``auto`` and null decided. bf16: the model is loaded in bfloat16.
+    hardware: resolved, without ``auto`` or null. bf16: the model is loaded in bfloat16.
     """
     device = "cuda" if hardware.device == "cuda" else "cpu"
     process = Part(name="process", bytes=PROCESS_BYTES[device])
@@ -209,8 +205,8 @@ def make_plan(
 def learner_job(config: PolicyConfig, shape: ModelShape, *, bf16: bool) -> LearnerJob:
     """The longest pass that the configuration allows.
 
-    A step is as long as ``engine.max_model_len`` lets it grow, or ``learner.max_train_len``. Passes
-    are filled up to ``learner.micro_batch_tokens``, and a longer step goes alone.
+    Steps are ``engine.max_model_len`` tokens long, at most ``learner.max_train_len``. Passes are
+    filled up to ``learner.micro_batch_tokens``; a longer step has a pass of its own.
     """
     learner, length = config.learner, train_length(config)
     rows = learner.mini_batch_size or learner.micro_batch_tokens
@@ -234,7 +230,7 @@ def learner_job(config: PolicyConfig, shape: ModelShape, *, bf16: bool) -> Learn
 
 
 def train_length(config: PolicyConfig) -> int:
-    """Tokens of the longest step that is learned from."""
+    """Tokens of the longest step that is trained on."""
     longest, cut = config.engine.max_model_len, config.learner.max_train_len
     return longest if cut is None else min(longest, cut)
 
@@ -242,9 +238,9 @@ def train_length(config: PolicyConfig) -> int:
 def engine_job(
     config: PolicyConfig, shape: ModelShape, device: str, *, bf16: bool, gpus: float = 1.0
 ) -> EngineJob:
-    """One engine with all the sequences it may have to run; ``gpus``: cards that it divides."""
+    """One engine with all sequences it may run at once; ``gpus``: cards that divide the model."""
     engine, paged = config.engine, config.engine.name == "vllm"
-    read = max(PROMPT_TOKENS[device], engine.max_model_len)  # a longer prompt goes alone
+    read = max(PROMPT_TOKENS[device], engine.max_model_len)  # a longer prompt has its own pass
     if paged:
         read = engine.vllm.max_num_batched_tokens or VLLM_STEP_TOKENS
     return EngineJob(
@@ -261,10 +257,9 @@ def engine_job(
 
 
 def learner_need(job: LearnerJob, process: Part) -> Need:
-    """The learner at the fullest moment of its longest pass.
+    """The learner at the peak of its longest pass.
 
-    That may be one without logits: the workspace is what it needs beyond the room that they have at
-    another.
+    The peak may come when no logits exist; then the workspace is what exceeds their room.
     """
     kept, beside = learner_memory.pass_bytes(job)
     logits = learner_memory.logits_bytes(job)
@@ -296,9 +291,9 @@ def engine_need(job: EngineJob, process: Part) -> Need:
 
 
 def learner_idle(need: Need, device: str, *, offload: bool) -> Need:
-    """What the learner keeps in the engines' turn: weights and states, unless a GPU is rid of them.
+    """What the learner keeps in the engines' turn: weights and states, unless a GPU offloads them.
 
-    Gradients and activations are gone by then.
+    Gradients and activations are freed by then.
     """
     kept = {"process"}
     if device != "cuda" or not offload:
@@ -307,9 +302,9 @@ def learner_idle(need: Need, device: str, *, offload: bool) -> Need:
 
 
 def engine_idle(need: Need, device: str, *, paged: bool) -> Need:
-    """What an engine keeps asleep: on a GPU its process, on a CPU all but what sequences need.
+    """What an engine keeps while the learner works: on a GPU only its process.
 
-    Caches go with the sequences, but for the one that vLLM divides among them.
+    On a CPU weights and adapters stay too, and the cache that vLLM divides among sequences.
     """
     kept = {"process"}
     if device != "cuda":
@@ -320,43 +315,40 @@ def engine_idle(need: Need, device: str, *, paged: bool) -> Need:
 def engine_share(
     config: PolicyConfig, hardware: HardwareConfig, cards: tuple[Card, ...], left: float
 ) -> float:
-    """Share of its card that an engine of vLLM takes: what is said, or what fits.
+    """Share of its card that a vLLM engine takes: as configured, or what fits beside the learner.
 
-    left: of the fullest card, what the learner leaves each engine on it.
+    left: share of the fullest card that the learner leaves each engine on it.
     """
-    said = config.engine.vllm.gpu_memory_utilization
-    if said is not None:
-        return said
-    if config.hardware.alternate:
-        return VLLM_TURN_SHARE / config.engine.num_engines
-    if any(card.learners and card.engines for card in cards):
+    given = config.engine.vllm.gpu_memory_utilization is not None
+    together = any(card.learners and card.engines for card in cards)
+    if together and not given and not config.hardware.alternate:
         return min(VLLM_SHARE, math.floor(left * 100) / 100)
-    return VLLM_SHARE * min(hardware.engine_gpus, 1.0)
+    return vllm_share(config, hardware.engine_gpus)
 
 
 def reserved_need(
     config: PolicyConfig, job: EngineJob, process: Part, reserved: int | None
 ) -> Need:
-    """An engine of vLLM, which takes its memory at the start and divides it among sequences.
+    """A vLLM engine, which takes its memory at the start and divides it among sequences.
 
-    reserved: bytes of a GPU for everything together, of which the cache takes what is left, unless
-    its size is given; None on a CPU (``rlforge.engines.vllm_settings``).
+    reserved: bytes of a GPU for everything together, of which the cache takes the rest unless its
+    size is given; None on a CPU (``rlforge.engines.vllm_settings``).
     """
     none = dataclasses.replace(job, sequences=0)
     parts = [part for part in engine_need(none, process).parts if part.name != "KV cache"]
-    said = config.engine.vllm.kv_cache_gb
-    if said is None and reserved is not None:
+    given = config.engine.vllm.kv_cache_gb
+    if given is None and reserved is not None:
         cache = max(0, reserved - sum(part.bytes for part in parts))
     else:
-        cache = int((VLLM_CPU_CACHE_GB if said is None else said) * GIB)
+        cache = int((VLLM_CPU_CACHE_GB if given is None else given) * GIB)
     return Need(parts=(*parts, Part(name="KV cache", bytes=cache)))
 
 
 def place(hardware: HardwareConfig, learners: int, engines: int, capacity: int) -> tuple[Card, ...]:
-    """What shares a card: those of the learner's ranks, and those of the other engines.
+    """Which processes share a card: first the cards of the learner's ranks, then all others.
 
     On a CPU all share the machine. Fractions of a card are filled in order, the learner first, as
-    Ray packs them; from one card on, an engine or learner has cards of its own.
+    Ray packs them; an engine or learner that asks for one card or more has cards of its own.
     """
     if hardware.device != "cuda":
         return (Card(learners=learners, engines=engines, count=1, capacity=capacity),)

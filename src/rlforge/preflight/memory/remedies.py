@@ -1,10 +1,10 @@
-"""What buys memory: which key saves how much, and which changes make a run fit."""
+"""Ways to save memory: how much each key saves, and which changes make a run fit."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rlforge.config.schema import LearnerConfig, PolicyConfig
 from rlforge.preflight.memory.plan import Plan, train_length
@@ -18,7 +18,7 @@ Replan = Callable[[PolicyConfig], Plan]
 class Option:
     """A change of one key, and the bytes that it saves of the learner or of one full engine.
 
-    Of ``hardware.alternate`` it is what the card that they share has more room for.
+    ``hardware.alternate`` saves them on the card that engines and learner share.
     """
 
     key: str
@@ -39,13 +39,13 @@ def with_engine(config: PolicyConfig, **changes: object) -> PolicyConfig:
 
 
 def with_turns(config: PolicyConfig) -> PolicyConfig:
-    """``config`` with engines and learner taking turns, and nothing kept beside the other."""
+    """``config`` with engines and learner taking turns, the learner offloaded in between."""
     hardware = dataclasses.replace(config.hardware, alternate=True, offload_learner=True)
     return dataclasses.replace(config, hardware=hardware)
 
 
 def can_take_turns(config: PolicyConfig, plan: Plan) -> bool:
-    """Whether engines and the learner share one card of this machine, at the same time so far."""
+    """Whether engines and learner share one card of this machine at the same time."""
     alone = len(plan.cards) == plan.cards[0].count == plan.cards[0].learners == 1
     here = config.hardware.ray_address is None
     return alone and here and not plan.alternate and plan.gained_by_turns > 0
@@ -107,7 +107,7 @@ def largest_pass(config: PolicyConfig, fits: Callable[[PolicyConfig], bool]) -> 
 
 
 def _most(holds: Callable[[int], bool], limit: int) -> int:
-    """The largest number from 0 to ``limit`` that ``holds``, which larger ones only lose."""
+    """The largest number from 0 to ``limit`` for which ``holds``; it holds for all smaller ones."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -118,41 +118,49 @@ def _most(holds: Callable[[int], bool], limit: int) -> int:
 def mend(config: PolicyConfig, replan: Replan) -> tuple[str, ...]:
     """Overrides (``key=value``) with which the plan fits, the cheapest changes first; () if none.
 
-    The division of a card between learner and vLLM first, then checkpoints and turns, since they
-    change no result; then the length of answers.
+    First the division of a card between learner and vLLM, then offloading, checkpoints and turns,
+    which change no result; last the length of steps.
     """
-    changed, overrides = config, []
-    if (share := share_that_fits(changed, replan)) is not None:
-        return share
+    overrides: tuple[str, ...] = ()
+    for override, changed in _same_results(config, replan):
+        overrides += override
+        if (share := share_that_fits(changed, replan)) is not None:
+            return (*overrides, *share)
+    shorter = _shorter_steps(changed, replan)
+    return (*overrides, *shorter) if shorter else ()
+
+
+def _same_results(
+    config: PolicyConfig, replan: Replan
+) -> Iterator[tuple[tuple[str, ...], PolicyConfig]]:
+    """Overrides that change no result, none first, each with the configuration up to it."""
+    yield (), config
     if config.hardware.alternate and not config.hardware.offload_learner:
-        changed = with_turns(changed)
-        overrides.append("hardware.offload_learner=true")
-        if (share := share_that_fits(changed, replan)) is not None:
-            return (*overrides, *share)
+        config = with_turns(config)
+        yield ("hardware.offload_learner=true",), config
     if not config.learner.gradient_checkpointing:
-        changed = with_learner(changed, gradient_checkpointing=True)
-        overrides.append("learner.gradient_checkpointing=true")
-        if (share := share_that_fits(changed, replan)) is not None:
-            return (*overrides, *share)
-    if can_take_turns(changed, replan(changed)):
-        changed = with_turns(changed)
-        overrides.append("hardware.alternate=true")
-        if (share := share_that_fits(changed, replan)) is not None:
-            return (*overrides, *share)
-    for longest in (config.engine.max_model_len, 4096, 2048, 1024):
-        if longest > config.engine.max_model_len:
-            continue
-        shorter = with_engine(changed, max_model_len=longest)
+        config = with_learner(config, gradient_checkpointing=True)
+        yield ("learner.gradient_checkpointing=true",), config
+    if can_take_turns(config, replan(config)):
+        config = with_turns(config)
+        yield ("hardware.alternate=true",), config
+
+
+def _shorter_steps(config: PolicyConfig, replan: Replan) -> tuple[str, ...]:
+    """Overrides for the longest steps of at least 512 trained tokens that fit; () if none do."""
+    now = config.engine.max_model_len
+    for longest in (now, *(length for length in (4096, 2048, 1024) if length <= now)):
+        shorter = with_engine(config, max_model_len=longest)
         tokens = largest_pass(shorter, lambda c: share_that_fits(c, replan) is not None) // 64 * 64
         if tokens < 512:
             continue
-        texts = [f"engine.max_model_len={longest}"] if longest < config.engine.max_model_len else []
+        texts = [f"engine.max_model_len={longest}"] if longest < now else []
         if tokens < train_length(shorter):
             texts.append(f"learner.max_train_len={tokens}")
         if tokens < config.learner.micro_batch_tokens:
             texts.append(f"learner.micro_batch_tokens={tokens}")
         cut = with_learner(shorter, max_train_len=tokens, micro_batch_tokens=tokens)
-        return (*overrides, *texts, *(share_that_fits(cut, replan) or ()))
+        return (*texts, *(share_that_fits(cut, replan) or ()))
     return ()
 
 
