@@ -1,4 +1,4 @@
-"""From a request to pieces of text: prompt, version, tokens as they come, stop strings, the end."""
+"""From an OpenAI request to tokens, and from the engine's tokens to pieces of text."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from rlforge.serving.protocol import ChatRequest, CompletionRequest, Sampling
 from rlforge.serving.service import DeploymentService
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
-#: What a tokenizer puts where bytes are no character, or not yet one.
+#: The character that tokenizers put for bytes that are not, or not yet, a whole character.
 _UNFINISHED = "�"
 
 
 class BadRequestError(RlforgeError):
-    """A request that cannot be answered. param: which part of it; code: as OpenAI names it."""
+    """A request that cannot be answered. param: the part at fault; code: OpenAI's name for it."""
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
+    ) -> None:
         super().__init__(message)
-        self.param, self.code = param, code
-
-
-class UnknownModelError(BadRequestError):
-    """A request for a model that is not served."""
+        self.param, self.code, self.status = param, code, status
 
 
 @value
 class Limits:
-    """model_len: tokens of prompt and answer. vocab_size: of the model. default_max_tokens: of
-    answers whose request names no limit; temperature, top_p: where it names none.
+    """Limits of the model, and the sampling parameters of requests that name none.
+
+    model_len: tokens of prompt and answer together.
     """
 
     model_len: int
@@ -45,7 +44,7 @@ class Limits:
 
 @value
 class Asked:
-    """A request that can be answered. pinned: the version it names; None: the one of ``user``."""
+    """A checked request. pinned: the version that it names; None: the version of ``user``."""
 
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
@@ -64,9 +63,9 @@ class Piece:
 
 @value
 class End:
-    """The end of an answer. completion: None where a stop string came before the engine's end.
+    """The end of an answer. completion: None where a stop string ended it early.
 
-    text: the whole answer. tokens: generated until then.
+    text: the whole answer. tokens: number of tokens generated.
     """
 
     text: str
@@ -77,17 +76,24 @@ class End:
 
 
 class TextStream:
-    """Turns tokens into pieces of text whose concatenation is the text of all tokens.
+    """Turns tokens into pieces of text; their concatenation is the text of all tokens.
 
     decode: ids to text. stops: strings that end the text and are not part of it; text that may be
-    the beginning of one is held back.
+    the beginning of one is held back, as are characters whose bytes are incomplete.
+
+    Example:
+        >>> text = TextStream(lambda ids: bytes(ids).decode(errors="replace"), stops=("END",))
+        >>> [text.add(piece) for piece in (b"Hall", b"o E", b"-", "é".encode()[:1], b"\\xa9 END.")]
+        ['Hall', 'o ', 'E-', '', 'é ']
+        >>> text.stopped
+        True
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
         self._decode, self._stops = decode, tuple(stops)
         self._ids: list[int] = []
-        # Ids up to _read are in _text. Those from _prefix on are decoded again with new ones:
-        # the text of a token may depend on the one before it.
+        # Ids up to _read are in _text. New ids are decoded together with those from _prefix on,
+        # because the text of a token may depend on the token before it.
         self._prefix = self._read = 0
         self._text = ""
         self._sent = 0
@@ -95,7 +101,7 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """All that was handed out."""
+        """The text of all pieces so far."""
         return self._text[: self._sent]
 
     def add(self, ids: Sequence[int]) -> str:
@@ -107,7 +113,7 @@ class TextStream:
         return self._release(self._held_back())
 
     def finish(self, ids: Sequence[int]) -> str:
-        """The last piece; ``ids`` are all tokens of the answer, those added among them."""
+        """The last piece; ``ids`` are all tokens of the answer, including those added before."""
         self._ids.extend(ids[len(self._ids) :])
         self._take(self._fresh())
         return self._release(0)
@@ -121,7 +127,7 @@ class TextStream:
         self._prefix, self._read = self._read, len(self._ids)
 
     def _held_back(self) -> int:
-        """Characters at the end that may begin a stop string."""
+        """Number of characters at the end that may begin a stop string."""
         unsent = self._text[self._sent :]
         lengths = (
             length
@@ -194,9 +200,9 @@ class TokenStream:
 
 
 class Answering:
-    """Reads requests with ``tokenizer`` and has them answered by ``service``.
+    """Reads requests with ``tokenizer`` and passes them to ``service``.
 
-    model_name: what requests call the served model; ``NAME@deploy-3`` names one version of it.
+    model_name: the served model's name in requests; ``NAME@deploy-3`` names one version of it.
     """
 
     def __init__(
@@ -213,13 +219,13 @@ class Answering:
         self.model_name = model_name
 
     def models(self) -> dict[str, int]:
-        """Names that requests may use, with the time of their deployment."""
+        """Names of models that requests may use, with the time of their deployment."""
         served = self._service.served()
         names = {self.model_name: int(served[0].changed_at)}
         return names | {f"{self.model_name}@{d.uid}": int(d.changed_at) for d in served}
 
     def read(self, request: Sampling) -> Asked:
-        """Raises BadRequestError, UnknownModelError for a name that is not in ``models``."""
+        """Raises BadRequestError, with status 404 for a name that is not in ``models``."""
         limits = self._limits
         pinned = self._pinned(request.model)
         prompt = self._prompt(request)
@@ -229,7 +235,7 @@ class Answering:
             top_p=limits.top_p if top_p is None else top_p,
             max_tokens=request.limit() or limits.default_max_tokens,
             stop_token_ids=self._stop_token_ids,
-            # A request that is asked again, as its engine died, must draw the same tokens.
+            # A request that is repeated because its engine died must draw the same tokens.
             seed=secrets.randbits(63) if request.seed is None else request.seed,
         )
         where = "messages" if isinstance(request, ChatRequest) else "prompt"
@@ -265,7 +271,7 @@ class Answering:
         return [self._tokenizer.decode([token]) for token in completion.token_ids]
 
     async def pieces(self, asked: Asked, *, stream: bool) -> AsyncGenerator[Piece | End, None]:
-        """The answer as it comes, ``End`` last; without ``stream`` only that.
+        """The pieces of the answer as they are generated, if ``stream``; then its ``End``.
 
         Closing the iterator, or a stop string, cancels the request in the engine. Raises
         EngineError when there is no answer.
@@ -300,10 +306,11 @@ class Answering:
         for deployment in self._service.served():
             if name == f"{self.model_name}@{deployment.uid}":
                 return deployment.policy()
-        raise UnknownModelError(
+        raise BadRequestError(
             f"the model {name!r} is not served; there are {', '.join(self.models())}",
             param="model",
             code="model_not_found",
+            status=404,
         )
 
     def _prompt(self, request: Sampling) -> tuple[int, ...]:
@@ -327,7 +334,7 @@ class Answering:
             text = self._tokenizer.apply_chat_template(
                 conversation, tokenize=False, add_generation_prompt=True
             )
-        except Exception as error:  # templates refuse conversations with errors of their own
+        except Exception as error:  # templates raise errors of many kinds
             raise BadRequestError(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error

@@ -1,4 +1,4 @@
-"""The HTTP service: OpenAI's endpoints, outcomes, health, metrics, and the admin's calls."""
+"""The HTTP application: OpenAI's endpoints, outcomes, health, metrics and admin calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from rlforge.serving.answering import (
     BadRequestError,
     End,
     Piece,
-    UnknownModelError,
 )
 from rlforge.serving.guard import App, Guard
 from rlforge.serving.metrics import Metrics
@@ -47,11 +46,20 @@ from rlforge.types import PolicyRef
 
 log = logging.getLogger(__name__)
 
+_EXPLAINED = (
+    RequestValidationError,
+    BadRequestError,
+    DeploymentError,
+    EngineError,
+    TimeoutError,
+    HTTPException,
+    Exception,
+)
 _ANSWER_ID = re.compile(r"(?:chatcmpl|cmpl)-(deploy-\d+)-[0-9a-f]{24}")
 
 
 class Api:
-    """The endpoints over one service. ready: whether the engine answers."""
+    """The endpoints of one service. ready: whether the engine answers."""
 
     def __init__(
         self,
@@ -85,29 +93,33 @@ class Api:
         """``GET /v1/models/NAME``."""
         found = self._answering.models()
         if name not in found:
-            raise UnknownModelError(f"the model {name!r} is not served", code="model_not_found")
+            raise BadRequestError(
+                f"the model {name!r} is not served", code="model_not_found", status=404
+            )
         return JSONResponse(_model(name, found[name]))
 
-    async def outcome(self, told: OutcomeRequest) -> Response:
-        """``POST /v1/outcomes``: how the answer ``id`` did, for the trial under way."""
-        answer = _ANSWER_ID.fullmatch(told.id)
+    async def outcome(self, given: OutcomeRequest) -> Response:
+        """``POST /v1/outcomes``: the reward of the answer ``id``, for the trial under way."""
+        answer = _ANSWER_ID.fullmatch(given.id)
         if answer is None:
-            raise BadRequestError(f"{told.id!r} is no id of an answer of this service", param="id")
-        counted = await self._service.record_outcome(told.reward, uid=answer[1], key=told.id)
+            raise BadRequestError(
+                f"{given.id!r} is not the id of an answer of this service", param="id"
+            )
+        counted = await self._service.record_outcome(given.reward, uid=answer[1], key=given.id)
         self._metrics.outcomes.labels(str(counted).lower()).inc()
-        return JSONResponse({"id": told.id, "version": answer[1], "counted": counted})
+        return JSONResponse({"id": given.id, "version": answer[1], "counted": counted})
 
     # ------------------------------------------------------------ operation
 
     async def health(self) -> Response:
-        """``GET /health``: the process answers."""
+        """``GET /health``: the process runs."""
         return JSONResponse({"status": "ok"})
 
     async def readiness(self) -> Response:
-        """``GET /ready``: requests would be answered."""
+        """``GET /ready``: the engine answers."""
         if self._ready():
             return JSONResponse({"status": "ready", "version": self._service.current.uid})
-        return JSONResponse({"status": "the engine is not there"}, status_code=503)
+        return JSONResponse({"status": "the engine does not answer"}, status_code=503)
 
     async def metrics(self) -> Response:
         """``GET /metrics``, for Prometheus."""
@@ -117,7 +129,7 @@ class Api:
         )
 
     async def deploy(self, asked: DeployRequest) -> Response:
-        """``POST /admin/deploy``: answers when the deployment has ended."""
+        """``POST /admin/deploy``: responds when the deployment has ended."""
         source = await asyncio.to_thread(find_source, Path(asked.adapter), asked.checkpoint)
         deployment = await self._service.deploy(source)
         return JSONResponse(deployment.to_json(), status_code=200 if deployment.succeeded else 409)
@@ -127,7 +139,7 @@ class Api:
         return JSONResponse((await self._service.rollback()).to_json())
 
     async def deployments(self) -> Response:
-        """``GET /admin/deployments``: all of them, and the trial under way."""
+        """``GET /admin/deployments``: the current one, the trial under way, and all of them."""
         trial = self._service.trial
         about = None
         if trial is not None:
@@ -167,15 +179,14 @@ class Api:
     async def _whole(self, asked: Asked) -> End:
         async with asyncio.timeout(self._config.request_timeout_s):
             async with contextlib.aclosing(self._answering.pieces(asked, stream=False)) as pieces:
-                async for piece in pieces:
-                    if isinstance(piece, End):
-                        return piece
-        raise AssertionError("an answer has an end")
+                end = await anext(pieces)
+        assert isinstance(end, End)
+        return end
 
     async def _stream(
         self, kind: Literal["chat", "text"], asked: Sampling, ready: Asked
     ) -> Response:
-        """The status is that of the first piece: what fails before it fails as a whole."""
+        """Errors before the first piece have a status of their own; later ones end the stream."""
         started = time.perf_counter()
         deadline = asyncio.get_running_loop().time() + self._config.request_timeout_s
         counted = contextlib.ExitStack()
@@ -212,9 +223,9 @@ class Api:
         deadline: float,
         prompt: int | None,
     ) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of a stream; prompt: its tokens, where the usage is asked for.
+        """The chunks of a stream. prompt: number of its tokens, where usage is requested.
 
-        What fails now can only be said inside the stream, and ends it.
+        The status is sent already, so a failure is a chunk of the stream, the last one.
         """
         piece, is_first = first, True
         try:
@@ -259,7 +270,7 @@ def make_app(
     *,
     ready: Callable[[], bool] = lambda: True,
 ) -> App:
-    """The whole service as an ASGI application behind its guard."""
+    """The service as an ASGI application behind its guard."""
     api = Api(service, engine, answering, config, metrics, ready)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for method, path, endpoint in (
@@ -276,55 +287,44 @@ def make_app(
         ("GET", "/admin/deployments", api.deployments),
     ):
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
-    _explain_errors(app)
+    for error in _EXPLAINED:
+        app.add_exception_handler(error, _explain)
     return Guard(app, config, token, metrics.count_request)
 
 
-def _explain_errors(app: FastAPI) -> None:
-    """Every failure as OpenAI's clients read it, and none with a stack."""
-
-    def said(status: int, message: str, **facts: Any) -> JSONResponse:
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        return JSONResponse(error_body(message, kind, **facts), status_code=status)
-
-    @app.exception_handler(RequestValidationError)
-    async def _(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:])
-        return said(400, f"{where or 'body'}: {first['msg']}", param=where or None)
-
-    @app.exception_handler(BadRequestError)
-    async def _(_: Request, error: BadRequestError) -> Response:
-        status = 404 if isinstance(error, UnknownModelError) else 400
-        return said(status, str(error), param=error.param, code=error.code)
-
-    @app.exception_handler(DeploymentError)
-    async def _(_: Request, error: DeploymentError) -> Response:
-        return said(409, str(error), code="deployment")
-
-    @app.exception_handler(EngineError)
-    async def _(_: Request, error: EngineError) -> Response:
-        log.error("no answer: %s", error)
-        return said(503, str(error), code="engine")
-
-    @app.exception_handler(TimeoutError)
-    async def _(_: Request, error: TimeoutError) -> Response:
-        return said(504, "not answered within serve.request_timeout_s", code="timeout")
-
-    @app.exception_handler(HTTPException)
-    async def _(request: Request, error: HTTPException) -> Response:
-        answer = said(error.status_code, str(error.detail))
-        answer.headers.update(error.headers or {})
-        return answer
-
-    @app.exception_handler(Exception)
-    async def _(request: Request, error: Exception) -> Response:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return said(500, "the service failed; its log says why")
+def _explain(request: Request, error: Exception) -> Response:
+    """A failure in the form that OpenAI's clients read; tracebacks go to the log only."""
+    message, param, code = str(error), None, None
+    match error:
+        case RequestValidationError():
+            first = error.errors()[0]
+            param = ".".join(str(part) for part in first["loc"][1:]) or None
+            status, message = 400, f"{param or 'body'}: {first['msg']}"
+        case BadRequestError():
+            status, param, code = error.status, error.param, error.code
+        case DeploymentError():
+            status, code = 409, "deployment"
+        case EngineError():
+            log.error("no answer: %s", error)
+            status, code = 503, "engine"
+        case TimeoutError():
+            status, code = 504, "timeout"
+            message = "not answered within serve.request_timeout_s"
+        case HTTPException():
+            status, message = error.status_code, str(error.detail)
+        case _:
+            log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+            status, message = 500, "the service failed; its log says why"
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse(
+        error_body(message, kind, param=param, code=code),
+        status_code=status,
+        headers=getattr(error, "headers", None),
+    )
 
 
 async def _unless_disconnected(request: Request, work: Awaitable[End]) -> End:
-    """What ``work`` gives; it is cancelled when the client goes away meanwhile."""
+    """The result of ``work``, which is cancelled when the client disconnects first."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

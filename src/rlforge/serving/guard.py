@@ -1,4 +1,4 @@
-"""What a request must get past before it is read: whom it is from, how large it is, how slow."""
+"""Refuses requests without the token, from other sites, too large, or too slow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlforge.errors import ConfigError
 from rlforge.serving.protocol import error_body
 
 TOKEN_VARIABLE = "RLFORGE_SERVE_TOKEN"
-"""Environment variable with the token; without it the state folder's file ``token`` is used."""
+"""Environment variable with the token; it takes precedence over the file in the state folder."""
 
 _TOKEN_FILE = "token"
 _PUBLIC = ("/health", "/ready")
@@ -37,7 +37,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is an address or name of this machine only."""
+    """Whether ``host`` is a loopback address or ``localhost``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -45,9 +45,9 @@ def is_loopback(host: str) -> bool:
 
 
 def make_token(state_dir: Path) -> str:
-    """The service's token: from the environment, or from its file, made at the first start.
+    """The service's token: from the environment, or from its file, which the first start makes.
 
-    Raises ConfigError for a file that others can read, or that holds no token.
+    Raises ConfigError for a file that other users can read, or that is empty.
     """
     if given := os.environ.get(TOKEN_VARIABLE, "").strip():
         return given
@@ -63,7 +63,7 @@ def make_token(state_dir: Path) -> str:
 
 
 def read_token(state_dir: Path) -> str:
-    """The token of a service that was started before; ConfigError where there is none to read."""
+    """The token that ``make_token`` made; ConfigError where it cannot be read."""
     if given := os.environ.get(TOKEN_VARIABLE, "").strip():
         return given
     file = state_dir / _TOKEN_FILE
@@ -81,13 +81,13 @@ def read_token(state_dir: Path) -> str:
 
 
 class Guard:
-    """The outermost layer of the service: refuses what must not come in, and reads bodies.
+    """The outermost layer of the service: refuses unauthorised requests, and reads bodies.
 
-    Admin calls need the token, always; all but health and readiness need it where the service
+    Admin calls always need the token; all paths but health and readiness need it where the service
     listens beyond loopback, or ``serve.require_token`` is set. On loopback the ``Host`` header must
-    name this machine, so that no web page can reach it through a name of its own. Bodies are read
-    within ``serve.max_body_bytes`` and ``serve.body_timeout_s``.
-    count: told path, status and seconds of every request, refused ones among them.
+    name this machine, so that no web page can reach the service through a host name of its own (DNS
+    rebinding). Bodies are limited by ``serve.max_body_bytes`` and ``serve.body_timeout_s``.
+    count: called with path, status and seconds of every request, including refused ones.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class Guard:
         try:
             await self._let_in(scope, receive, noting)
         finally:
-            # Paths of no endpoint are whatever somebody made up.
+            # Clients choose all other paths: one label keeps the metric small.
             path = getattr(scope.get("route"), "path", "other")
             self._count(path, status, time.perf_counter() - started)
             if not 0 < status < 400:
-                # Headers and bodies may hold secrets; the path holds none of ours.
+                # Headers and bodies may hold secrets, so they are not logged.
                 log.warning("%s %r: %s", scope["method"], scope["path"], status or "no answer")
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -150,7 +150,7 @@ class Guard:
 
     def _refuse_form(self, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if kind != b"application/json":  # browsers ask before they send this one to strangers
+        if kind != b"application/json":  # browsers do not send it across sites unasked
             return 415, "unsupported_media_type", "the body must be application/json"
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._config.max_body_bytes:
@@ -168,7 +168,7 @@ class Guard:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        return 400, "incomplete_body", "the body ended before its end"
+                        return 400, "incomplete_body", "the connection ended before the body"
                     body += message.get("body", b"")
                     if len(body) > self._config.max_body_bytes:
                         return self._too_large()
@@ -180,7 +180,7 @@ class Guard:
 
 
 def _hostname(host: str) -> str:
-    """The name in a ``Host`` header, without port and brackets; empty for what is none."""
+    """The name in a ``Host`` header, without port and brackets; empty for an invalid header."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -188,7 +188,7 @@ def _hostname(host: str) -> str:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body once, then whatever comes: the end of the connection."""
+    """A channel that gives ``body`` first, then further messages, i.e. the disconnection."""
     left = [body]
 
     async def replayed() -> Message:

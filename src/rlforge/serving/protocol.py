@@ -1,7 +1,7 @@
-"""OpenAI's requests as far as they are understood, and its answers.
+"""The supported part of OpenAI's requests, and its answers.
 
-What is not understood is refused rather than ignored; parameters whose neutral value means "off"
-may be given with it.
+Unknown parameters are refused, not ignored. Unsupported parameters may be given with the value that
+switches them off.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ class TextPart(_Strict):
 
 
 class Message(_Strict):
-    """A turn of a conversation."""
+    """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
 
     def plain(self) -> dict[str, str]:
-        """As chat templates want it."""
+        """The message as chat templates take it."""
         content = self.content
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class StreamOptions(_Strict):
-    """What a stream ends with."""
+    """Whether a stream ends with token counts."""
 
     include_usage: bool = False
 
 
 class ResponseFormat(_Strict):
-    """Only plain text."""
+    """The format of the answer: plain text only."""
 
     type: Literal["text"]
 
 
 class Sampling(_Strict, ABC):
-    """What both kinds of request have."""
+    """The parameters of both kinds of request."""
 
     model: Text
     temperature: float | None = Field(None, ge=0, le=2)
@@ -77,16 +77,23 @@ class Sampling(_Strict, ABC):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def limit(self) -> int | None:
-        """Most tokens of the answer; None: the service's default."""
+        """Maximal number of tokens of the answer; None: the service's default."""
         return self.max_tokens
 
     @abstractmethod
     def wants_logprobs(self) -> bool:
-        """Whether log-probabilities of the tokens are asked for."""
+        """Whether the request asks for log-probabilities of the tokens."""
 
 
 class ChatRequest(Sampling):
-    """``POST /v1/chat/completions``."""
+    """``POST /v1/chat/completions``.
+
+    Example:
+        >>> body = '{"model": "tictactoe", "messages": [{"role": "user", "content": "Your move?"}]}'
+        >>> request = ChatRequest.model_validate_json(body)
+        >>> request.messages[0].plain(), request.limit()
+        ({'role': 'user', 'content': 'Your move?'}, None)
+    """
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -117,7 +124,7 @@ class CompletionRequest(Sampling):
 
 
 class OutcomeRequest(_Strict):
-    """``POST /v1/outcomes``: what came of the answer ``id``."""
+    """``POST /v1/outcomes``: the reward of the answer ``id``."""
 
     id: Text
     reward: FiniteFloat
@@ -132,9 +139,9 @@ class DeployRequest(_Strict):
 
 @value
 class Envelope:
-    """What all parts of one answer share. kind: ``chat`` or ``text``. model: as it was asked for.
+    """The fields that all parts of one answer share. model: the name in the request.
 
-    uid: the version that answers, which ``id`` holds, too, for outcomes to find it.
+    uid: of the version that answers; ``id`` contains it, so that outcomes find their version.
     """
 
     kind: Literal["chat", "text"]
@@ -159,7 +166,7 @@ class Envelope:
     ) -> dict[str, Any]:
         """A whole answer. completion: None where a stop string ended it early.
 
-        pieces: the text of each token, where log-probabilities were asked for.
+        pieces: the text of each token, where the request asks for log-probabilities.
         """
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish_reason, "logprobs": None}
         if self.kind == "chat":
@@ -171,7 +178,7 @@ class Envelope:
         return self._whole(False, [choice])
 
     def piece(self, text: str | None, *, first: bool, finish_reason: str | None) -> dict[str, Any]:
-        """A part of a streamed answer; text None in the last one."""
+        """A part of a streamed answer; ``text`` is None in the last one."""
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish_reason, "logprobs": None}
         if self.kind == "chat":
             role = {"role": "assistant"} if first else {}
@@ -181,7 +188,7 @@ class Envelope:
         return self._whole(True, [choice])
 
     def usage_piece(self, prompt_tokens: int, tokens: int) -> dict[str, Any]:
-        """What ``stream_options.include_usage`` asks for."""
+        """The chunk that ``stream_options.include_usage`` requests."""
         return self._whole(True, []) | {"usage": usage(prompt_tokens, tokens)}
 
     def _logprobs(self, completion: Completion, pieces: list[str]) -> dict[str, Any]:
@@ -217,5 +224,5 @@ def usage(prompt_tokens: int, tokens: int) -> dict[str, int]:
 def error_body(
     message: str, kind: str, *, param: str | None = None, code: str | None = None
 ) -> Any:
-    """An error as OpenAI's clients read it."""
+    """An error in the form that OpenAI's clients read."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
