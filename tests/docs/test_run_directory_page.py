@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from rlforge.buffer.batch_files import SCHEMA
-from rlforge.tracking.files import RunPaths
+from rlforge.tracking.files import RunFile, RunPaths
 from rlforge.types import EvalResult, GameRecord, Step
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "run_directory.md").read_text()
@@ -24,9 +24,9 @@ def words(text: str) -> set[str]:
 
 def test_every_file_of_the_run_is_listed() -> None:
     listed = PAGE.split("## metrics.jsonl")[0]
-    properties = [name for name, kind in vars(RunPaths).items() if isinstance(kind, property)]
-    assert len(properties) > 10
-    for name in properties:
+    names = [name for name, kind in vars(RunPaths).items() if isinstance(kind, RunFile)]
+    assert len(names) > 10
+    for name in names:
         assert getattr(RunPaths(root=Path("run")), name).name in listed
 
 

@@ -35,7 +35,7 @@ Form = Literal["table", "json"]
 class Codec(Generic[T]):
     """Turns values of the dataclass ``cls`` into dicts of plain data, and back.
 
-    Fields may be str, bool, int, float, ``Literal`` of strings, ``X | None``, ``tuple[X, ...]``,
+    Fields may be str, bool, int, float, ``Literal`` of strings, ``X | None``, tuples of one type,
     dataclasses, mappings from int, and mappings from str to anything; TypeError is raised for
     others. In a table a mapping from str is JSON text, a mapping from int is a list of pairs, and
     lone surrogates, which files cannot hold, are replaced.
@@ -226,7 +226,7 @@ def _kind(hint: Any) -> tuple[str, Any]:
         return "literal", None
     if origin in (Union, types.UnionType) and len(args) == 2 and args[1] is type(None):
         return "optional", args[0]
-    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+    if origin is tuple and len({*args} - {Ellipsis}) == 1:
         return "tuple", args[0]
     if origin is Mapping and args[0] is int:
         return "mapping", args[1]

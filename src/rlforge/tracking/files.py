@@ -1,8 +1,8 @@
 """The run directory: its paths, and how its JSON files are written and read.
 
-Every reader of a run starts at ``open_run``; every writer at ``create_run``. Files that change
-(``progress.json``, ``pool.json``, ``summary.json``) are replaced whole, so a reader in another
-process never sees half of one; files that grow (``*.jsonl``) get one whole line at a time.
+Readers of a run start at ``open_run``, writers at ``create_run``. Files that change
+(``progress.json``, ``pool.json``, ``summary.json``) are replaced in one step, so that a reader in
+another process never sees a part of one; files that grow (``*.jsonl``) get one line at a time.
 """
 
 from __future__ import annotations
@@ -21,100 +21,69 @@ from rlforge.system.values import json_ready
 from rlforge.types import value
 
 
+class RunFile:
+    """A file or folder of a run: as an attribute of ``RunPaths``, its path."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunPaths, owner: type[RunPaths]) -> Path:
+        return run.root / self.name
+
+
 @value
 class RunPaths:
-    """Where everything of one run lies, below ``root``."""
+    """Paths of everything in the run directory ``root``; ``docs/run_directory.md`` describes them.
+
+    Example:
+        >>> run = RunPaths(root=Path("runs/kuhn"))
+        >>> run.metrics.as_posix(), run.is_run()
+        ('runs/kuhn/metrics.jsonl', False)
+    """
 
     root: Path
 
-    @property
-    def config(self) -> Path:
-        """The resolved configuration, YAML."""
-        return self.root / "config.yaml"
-
-    @property
-    def command(self) -> Path:
-        """The command lines that started and resumed the run."""
-        return self.root / "command.txt"
-
-    @property
-    def graph(self) -> Path:
-        """The run graph, JSON."""
-        return self.root / "graph.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One object per learner update."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def windows(self) -> Path:
-        """One object per window of a continuous run."""
-        return self.root / "windows.jsonl"
-
-    @property
-    def comparison(self) -> Path:
-        """How the policy of a continuous run did before and after it, beside scripted traders."""
-        return self.root / "comparison.json"
-
-    @property
-    def evals(self) -> Path:
-        """One object per evaluation of one opponent in one environment."""
-        return self.root / "evals.jsonl"
-
-    @property
-    def ratings(self) -> Path:
-        """One object per pool snapshot: step and (mu, sigma) per policy."""
-        return self.root / "ratings.jsonl"
-
-    @property
-    def scalars(self) -> Path:
-        """One object per flush: the namespaced means that every sink gets."""
-        return self.root / "scalars.jsonl"
-
-    @property
-    def games(self) -> Path:
-        """Finished games, parquet."""
-        return self.root / "games"
-
-    @property
-    def checkpoints(self) -> Path:
-        """One folder per saved version."""
-        return self.root / "checkpoints"
-
-    @property
-    def pool(self) -> Path:
-        """Entries, ratings and match counts as last seen."""
-        return self.root / "pool.json"
-
-    @property
-    def summary(self) -> Path:
-        """What the run reached, versions, seeds, wall time; its ``status`` says how it ended."""
-        return self.root / "summary.json"
-
-    @property
-    def progress(self) -> Path:
-        """The live view that ``rlforge monitor`` reads."""
-        return self.root / "progress.json"
-
-    @property
-    def logs(self) -> Path:
-        """One file per actor."""
-        return self.root / "logs"
-
-    @property
-    def report(self) -> Path:
-        """Curves and tables, one HTML file."""
-        return self.root / "report.html"
+    #: The resolved configuration, YAML.
+    config = RunFile("config.yaml")
+    #: The command lines that started and resumed the run.
+    command = RunFile("command.txt")
+    #: The run graph, JSON.
+    graph = RunFile("graph.json")
+    #: One object per learner update.
+    metrics = RunFile("metrics.jsonl")
+    #: One object per window of a continuous run.
+    windows = RunFile("windows.jsonl")
+    #: Performance of a continuous run's policy and of scripted traders, before and after the run.
+    comparison = RunFile("comparison.json")
+    #: One object per evaluation of one opponent in one environment.
+    evals = RunFile("evals.jsonl")
+    #: One object per pool snapshot: step and (mu, sigma) per policy.
+    ratings = RunFile("ratings.jsonl")
+    #: One object per flush: the means that every sink receives.
+    scalars = RunFile("scalars.jsonl")
+    #: Finished games, parquet.
+    games = RunFile("games")
+    #: One folder per saved version.
+    checkpoints = RunFile("checkpoints")
+    #: The newest snapshot of the pool: entries, ratings and match counts.
+    pool = RunFile("pool.json")
+    #: Results, versions, seeds, wall time; its ``status`` says how the run ended.
+    summary = RunFile("summary.json")
+    #: The live view that ``rlforge monitor`` reads.
+    progress = RunFile("progress.json")
+    #: One file per actor.
+    logs = RunFile("logs")
+    #: Curves and tables, one HTML file.
+    report = RunFile("report.html")
 
     def is_run(self) -> bool:
-        """Whether anything that only a run writes is there."""
+        """Whether one of the files is there that only runs write."""
         marks = (self.config, self.progress, self.summary, self.metrics)
         return any(mark.is_file() for mark in marks)
 
 
 def create_run(run_dir: Path | str) -> RunPaths:
-    """Make the run directory with its folders; what is already there stays."""
+    """Make the run directory with its folders; existing files stay."""
     paths = RunPaths(root=Path(run_dir))
     for folder in (paths.root, paths.games, paths.checkpoints, paths.logs):
         folder.mkdir(parents=True, exist_ok=True)
@@ -163,7 +132,7 @@ def _suggest_runs(wanted: Path) -> str:
     """The end of a message: runs whose names look like ``wanted``, else the newest ones."""
     names: dict[str, None] = {}
     for folder in (Path("runs"), wanted.parent, wanted.parent.parent):
-        # "." and above hold whatever the user has: only folders that look like runs/ are searched.
+        # "." and ".." may be large and hold no runs: only named folders are searched.
         if folder.name not in ("", ".."):
             names.update(dict.fromkeys(_runs_below(folder)))
     if not names:
@@ -172,7 +141,10 @@ def _suggest_runs(wanted: Path) -> str:
 
 
 def open_log(name: str, run_dir: str) -> None:
-    """What every process of a run does first: its own log file, and tracebacks of hard crashes."""
+    """Log this process to ``logs/NAME.log``, and tracebacks of hard crashes beside it.
+
+    Every process of a run calls it first.
+    """
     logs = Path(run_dir) / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(logs / f"{name}.log")
@@ -195,10 +167,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Leave exactly ``rows`` in ``path``, an object a line; replaced in one step where it differs.
-
-    An unfinished last line goes, too.
-    """
+    """Make ``path`` hold exactly ``rows``, one object per line; an equal file is not rewritten."""
     text = "".join(f"{json.dumps(json_ready(row))}\n" for row in rows)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         atomic_write(path, text)
@@ -224,7 +193,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The objects in ``path``, in order; empty when the file is not there yet.
 
-    A last line without its newline is still being written, or was when a run died: it is left out.
+    A last line without newline is left out: it is being written, or its writer died.
 
     Raises:
         RlforgeError: a whole line is not an object.
@@ -245,16 +214,28 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 class JsonlFile:
-    """A file that grows by one JSON object per line, each on disk as soon as it is written."""
+    """A file of one JSON object per line; each reaches the file as soon as it is appended.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = JsonlFile(Path(folder) / "metrics.jsonl")
+        ...     for step in (1, 2, 3):
+        ...         file.append({"step": step})
+        ...     file.rewind(2)
+        ...     file.close()
+        ...     read_jsonl(file.path)
+        [{'step': 1}, {'step': 2}]
+    """
 
     def __init__(self, path: Path) -> None:
-        """Open for appending; the rest of a line that a crash cut short is removed."""
+        """Open for appending; a last line that a crash cut short is removed."""
         self.path = path
         write_jsonl(path, read_jsonl(path))
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def rewind(self, step: int) -> None:
-        """Delete the objects whose ``step`` is above ``step``, and go on after the others."""
+        """Delete the objects whose ``step`` is above ``step``; appending goes on after the rest."""
         self._file.close()
         write_jsonl(self.path, (row for row in read_jsonl(self.path) if row["step"] <= step))
         self._file = self.path.open("a", encoding="utf-8")
@@ -265,5 +246,5 @@ class JsonlFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file; closing twice is fine."""
+        """Close the file; closing again does nothing."""
         self._file.close()

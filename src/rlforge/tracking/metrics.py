@@ -1,4 +1,4 @@
-"""Named scalars on their way to the sinks: means over a moving window, or since the last flush."""
+"""Named scalars, averaged for the sinks; what training games count as; confidence intervals."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ from rlforge.types import GameRecord
 
 Outcome = Literal["win", "draw", "loss"]
 
-#: What a metric's name starts with says where it comes from.
+#: A metric's name starts with one of these, which say where it comes from.
 NAMESPACES = ("collection-", "evaluation-", "inference/", "learner/", "pool/")
 
 
 class Metrics:
-    """Takes every scalar and averages it.
+    """Averages named scalars.
 
-    ``collection-ENV/…`` values are noisy, one per game, turn or seat: their mean runs over the
-    last ``window`` values. Everything else is measured at a step: its mean is over what arrived
-    since the last ``drain``, so that a curve shows each stretch of the run once.
+    ``collection-ENV/…`` values come once per game, turn or seat and are noisy: means are over the
+    last ``window`` values. All others are measured at an update: means are over the values since
+    the last ``drain``, so that every value is in one point of a curve.
+
+    Example:
+        >>> metrics = Metrics(window=2)
+        >>> for loss in (3.0, 1.0):
+        ...     metrics.put("learner/loss", loss)
+        >>> metrics.drain(), metrics.drain()
+        ({'learner/loss': 2.0}, {})
     """
 
     def __init__(self, window: int) -> None:
@@ -56,7 +63,7 @@ class Metrics:
         }
 
     def drain(self) -> dict[str, float]:
-        """What the sinks get: a mean for each key that had a value since the last call."""
+        """The mean of each key that had a value since the last call."""
         drained = {}
         for key, values in self._fresh.items():
             shown = self._recent[key] if key.startswith("collection-") else values
@@ -66,7 +73,7 @@ class Metrics:
 
 
 def put_game(metrics: Metrics, record: GameRecord) -> None:
-    """Take one finished game into ``metrics``.
+    """Add one finished game to ``metrics``, as ``collection-ENV/…``.
 
     Per game: ``failed_rate``, ``game_length`` (turns), ``duration_s``, ``first_player_win_rate``.
     Per trained seat: ``reward`` (raw), ``win_rate``, ``draw_rate``, ``loss_rate`` and
@@ -117,10 +124,14 @@ def collection_rows(metrics: Metrics, games: Mapping[str, int]) -> tuple[Collect
 
 
 def outcome(rewards: Mapping[int, float], player_id: int) -> Outcome:
-    """How ``player_id`` fared.
+    """The result of ``player_id``.
 
-    Several players: a win is more than everybody else's reward, a draw a shared highest one.
-    One player: TextArena pays 0..1 for how much was solved, so 1 is a win and the rest a loss.
+    Several players: strictly the highest reward wins, a shared highest one is a draw. One player:
+    TextArena rewards the solved share (0..1), so 1 is a win and less is a loss.
+
+    Example:
+        >>> outcome({0: 1.0, 1: -1.0}, player_id=1)
+        'loss'
     """
     own = rewards[player_id]
     others = [reward for player, reward in rewards.items() if player != player_id]
@@ -135,9 +146,9 @@ def outcome(rewards: Mapping[int, float], player_id: int) -> Outcome:
 def wilson_interval(
     successes: int, trials: int, z: float = 1.959963984540054
 ) -> tuple[float, float]:
-    """Interval of a success probability (Wilson 1927); ``z`` 1.96 makes it a 95 % interval.
+    """Confidence interval of a success probability (Wilson 1927); ``z`` 1.96: 95 %.
 
-    No trials: (0, 1), nothing is known.
+    Without trials it is (0, 1).
     """
     if trials == 0:
         return (0.0, 1.0)

@@ -1,19 +1,21 @@
-"""``Progress``: everything that a display shows of a run, as one value that fits in a JSON file.
+"""``Progress``: all that a display shows of a run, as one value that is stored as JSON.
 
-The tracker makes it; ``rlforge train`` draws it directly, ``rlforge monitor`` reads it back from
+The tracker makes it; ``rlforge train`` draws it directly, ``rlforge monitor`` reads it from
 ``progress.json``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from rlforge.system.values import Codec
 from rlforge.types import EvalResult, value
 
-#: Evaluations per opponent behind the small curve of the display.
+#: Evaluations per opponent in the small curve of the display.
 HISTORY = 24
 #: Seconds over which the rates of a display are taken.
 RATE_SECONDS = 60.0
@@ -23,7 +25,7 @@ RunStatus = Literal["running", "done", "failed", "interrupted"]
 
 @value
 class WinRateRow:
-    """The latest evaluation against one opponent in one environment, and the way there.
+    """The latest evaluation against one opponent in one environment, and earlier win rates.
 
     step: updates behind the policy. ci95: of the win rate. start_step, start_win_rate: of the
     first evaluation. history: win rates of the last evaluations, oldest first.
@@ -43,7 +45,7 @@ class WinRateRow:
 
     @classmethod
     def after(cls, result: EvalResult, before: WinRateRow | None) -> WinRateRow:
-        """The row once ``result`` is known; ``before``: the row until then, None at first."""
+        """The row after ``result``; ``before``: the row before it, None for the first."""
         played = max(result.games, 1)
         history = before.history if before else ()
         return cls(
@@ -65,9 +67,8 @@ class WinRateRow:
 class CollectionRow:
     """Training games of one environment: means over the tracker's window.
 
-    games: finished since the process started. Rates are shares in 0..1 of trained seats (win,
-    draw, loss), of their turns (format, invalid, truncated) and of games (failed). None: no such
-    game yet.
+    games: finished since the process started. Rates are shares (0..1) of trained seats (win,
+    draw), of their turns (format, invalid, truncated) and of games (failed). None: no value yet.
     """
 
     env_id: str
@@ -85,7 +86,7 @@ class CollectionRow:
 
 @value
 class RatingRow:
-    """One policy of the pool: TrueSkill mean and deviation, rated games, still sampled or not."""
+    """One policy of the pool: TrueSkill mean and deviation, rated games, whether it is sampled."""
 
     uid: str
     mu: float
@@ -96,7 +97,7 @@ class RatingRow:
 
 @value
 class MatchRow:
-    """How many rated games two policies had against each other."""
+    """The number of rated games between two policies."""
 
     first: str
     second: str
@@ -128,9 +129,9 @@ class EngineRow:
 class Progress:
     """A run at one moment.
 
-    updated_at: Unix time of this view. elapsed_s: run time, earlier parts of a resumed run
-    included. games, tokens: finished training games and the tokens generated in them; the rates
-    are over the last minute or so. learner: metrics of the last update, its names.
+    updated_at: Unix time. elapsed_s: run time, including the earlier parts of a resumed run.
+    games, tokens: finished training games and the tokens generated in them; the rates are over the
+    last minute. learner: metrics of the last update, by their names in metrics.jsonl.
     shares: of wall time in which engines, learner and neither worked (``engine_share``,
     ``learner_share``, ``idle_share``). coverage: per environment, the share of action n-grams that
     are distinct. win_rates by env and opponent; ratings and matches: highest first.
@@ -160,29 +161,29 @@ class Progress:
 
     def to_json(self) -> dict[str, Any]:
         """A plain object for ``progress.json``."""
-        return dataclasses.asdict(self)
+        return _codec().encode(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Progress:
-        """The value behind ``to_json``."""
-        win_rates = tuple(
-            WinRateRow(**{**row, "ci95": tuple(row["ci95"]), "history": tuple(row["history"])})
-            for row in data["win_rates"]
-        )
-        return cls(
-            **{
-                **data,
-                "win_rates": win_rates,
-                "collection": tuple(CollectionRow(**row) for row in data["collection"]),
-                "ratings": tuple(RatingRow(**row) for row in data["ratings"]),
-                "matches": tuple(MatchRow(**row) for row in data["matches"]),
-                "engines": tuple(EngineRow(**row) for row in data["engines"]),
-            }
-        )
+        """The value that ``to_json`` made ``data`` from."""
+        return _codec().decode(data)
+
+
+@functools.cache
+def _codec() -> Codec[Progress]:
+    return Codec(Progress, form="json")
 
 
 class Pace:
-    """Watches rising counters (games, tokens) and the times of updates, all in run seconds."""
+    """Rates of rising counters (games, tokens) and the time between updates; ``now`` is run time.
+
+    Example:
+        >>> pace = Pace(now=0.0, counts={"games": 0})
+        >>> pace.update(now=10.0, counts={"games": 50})
+        {'games': 5.0}
+        >>> pace.seconds_for(updates=3, now=10.0)
+        30.0
+    """
 
     def __init__(self, now: float, counts: Mapping[str, float]) -> None:
         """Start at ``now`` with ``counts``; a resumed run starts where its earlier part ended."""
@@ -198,14 +199,14 @@ class Pace:
         return _growth(self._marks[0], (now, counts))
 
     def update(self, now: float, counts: Mapping[str, float]) -> dict[str, float]:
-        """Note an update; growth per second of each counter since the one before."""
+        """Note an update; growth per second of each counter since the update before."""
         growth = _growth(self._last_update, (now, counts))
         self._last_update = (now, dict(counts))
         self._update_times.append(now)
         return growth
 
     def seconds_for(self, updates: int, now: float) -> float | None:
-        """Seconds until ``updates`` more are done at the pace of the last ten; None before any."""
+        """Seconds for ``updates`` more at the pace of the last ten; None before the first."""
         if updates <= 0:
             return 0.0
         if len(self._update_times) < 2:

@@ -1,7 +1,7 @@
-"""The tracker hears of everything that happens in a run; nobody waits for it.
+"""The tracker records a run: games, evaluations, updates and snapshots of the pool.
 
-It turns games, evaluations, updates and pool snapshots into namespaced metrics (for the sinks), one
-line per update and evaluation (for readers of the run directory) and a ``Progress`` (for displays).
+It turns them into namespaced metrics (for the sinks), one line per update and evaluation (for
+readers of the run directory) and a ``Progress`` (for displays). Other actors do not wait for it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config.schema import TrackerConfig
+from rlforge.system.values import Codec
 from rlforge.tracking.files import JsonlFile, create_run, read_jsonl, write_json
 from rlforge.tracking.metrics import Metrics, collection_rows, put_game
 from rlforge.tracking.progress import (
@@ -32,12 +33,24 @@ from rlforge.types import EvalResult, GameRecord, UpdateResult
 #: Rows of a ``Progress`` that grow with the run are cut to this many.
 MOST_ROWS = 64
 
+_EVALS = Codec(EvalResult, form="json")
+
 
 class Tracker:
-    """One per run. Not thread-safe: an actor around it takes one call at a time.
+    """One per run. Not thread-safe: the actor around it takes one call at a time.
 
-    Writes metrics.jsonl, evals.jsonl, ratings.jsonl, pool.json, progress.json and summary.json of
-    the run directory contract; the means go to ``sinks`` every ``cfg.flush_every_s`` seconds.
+    Owns metrics.jsonl, evals.jsonl, ratings.jsonl, pool.json, progress.json and summary.json of the
+    run directory; means go to ``sinks`` every ``cfg.flush_every_s`` seconds.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tracker = Tracker(folder, TrackerConfig(), "kuhn", total_updates=10)
+        ...     update = UpdateResult(version=1, metrics={"loss": 0.5}, samples=64, tokens=640)
+        ...     tracker.log_learner(update, shares={"idle_share": 0.1})
+        ...     tracker.close({"status": "done"})
+        ...     [(row["step"], row["loss"]) for row in read_jsonl(tracker.paths.metrics)]
+        [(1, 0.5)]
     """
 
     def __init__(
@@ -51,10 +64,10 @@ class Tracker:
         about: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open the run directory for writing; counters go on after what is there already.
+        """Open the run directory for writing; counters continue from the files that are there.
 
-        sinks: None makes those of ``cfg``. about: seed, versions, command …: written to
-        summary.json now, and kept in it. clock: seconds, rising.
+        sinks: None makes those of ``cfg``. about: seed, versions, command …, for summary.json.
+        clock: a monotonic clock, in seconds.
         """
         self.paths = create_run(run_dir)
         self._cfg = cfg
@@ -75,21 +88,21 @@ class Tracker:
         self._matches: tuple[MatchRow, ...] = ()
         self._coverage: dict[str, float] = {}
         self._next_flush = clock() + cfg.flush_every_s
-        self._take_up()
+        self._restore_counters()
         self._write_summary({})
         self._publish()
 
     def resume(self, version: int) -> None:
-        """Go on after update ``version``: later lines of the run's files are dropped."""
+        """Continue after update ``version``: later lines of the tracker's files are dropped."""
         for file in (self._update_file, self._eval_file, self._rating_file):
             file.rewind(version)
         for sink in self._sinks:
             sink.rewind(version)
-        self._take_up()
+        self._restore_counters()
         self._publish()
 
-    def _take_up(self) -> None:
-        """Set the counters to what the run's files say."""
+    def _restore_counters(self) -> None:
+        """Set the counters to those of the last lines of metrics.jsonl and evals.jsonl."""
         self._games: Counter[str] = Counter()
         self._earlier_games = self._failed = self._tokens = self._samples = self._update = 0
         self._win_rates: dict[tuple[str, str], WinRateRow] = {}
@@ -99,15 +112,14 @@ class Tracker:
             self._earlier_games, self._failed = row["games"], row["failed_games"]
             self._tokens, self._samples = row["tokens"], row["samples_seen"]
         for row in read_jsonl(self.paths.evals):
-            fields = {field.name: row[field.name] for field in dataclasses.fields(EvalResult)}
-            self._remember_eval(EvalResult(**{**fields, "ci95": tuple(row["ci95"])}))
+            self._remember_eval(_EVALS.decode(row))
         self._begin = self._clock() - earlier_s
         self._pace = Pace(earlier_s, self._counts())
 
-    # ------------------------------------------------------------ what the run tells
+    # ------------------------------------------------------------ input
 
     def put(self, key: str, number: float) -> None:
-        """A scalar of your own, in an existing namespace: ``learner/my_metric``.
+        """A further scalar in an existing namespace: ``learner/my_metric``.
 
         Raises:
             ValueError: the key is in no namespace.
@@ -150,7 +162,7 @@ class Tracker:
         self._win_rates[key] = WinRateRow.after(result, self._win_rates.get(key))
 
     def log_inference(self, engine_name: str, stats: Mapping[str, float]) -> None:
-        """An engine at work: ``inference/ENGINE/…``.
+        """The load of an engine: ``inference/ENGINE/…``.
 
         stats: ``queued``, ``running`` (requests) and ``tok_s`` (tokens generated per second).
         """
@@ -168,8 +180,8 @@ class Tracker:
         """One update: a line of metrics.jsonl and ``learner/…``.
 
         shares: of wall time in which engines, learner and neither of them worked
-        (``engine_share``, ``learner_share``, ``idle_share``, each 0..1); more numbers may be among
-        them and are recorded, too.
+        (``engine_share``, ``learner_share``, ``idle_share``, each 0..1); further entries are
+        recorded as well.
         """
         now = self._elapsed()
         self._update = result.version
@@ -202,12 +214,12 @@ class Tracker:
         self.tick()
 
     def log_pool(self, snapshot: Mapping[str, Any]) -> None:
-        """The pool as it is now: pool.json, a line of ratings.jsonl and ``pool/…``.
+        """A snapshot of the pool: pool.json, a line of ratings.jsonl and ``pool/…``.
 
         snapshot: ``entries``, each with ``uid``, ``mu``, ``sigma``, ``games`` and ``active``;
         ``matches``, ``{uid: {uid: games}}``, symmetric; ``exploration``, whose ``envs`` hold per
         environment the ``coverage``, the share of n-grams that are distinct (0..1); ``current``,
-        the uid of the newest policy. More keys are kept in pool.json.
+        the uid of the newest policy. pool.json keeps further keys as well.
         """
         ratings = sorted(
             (
@@ -221,7 +233,7 @@ class Tracker:
         self._coverage = {
             env: counts["coverage"] for env, counts in snapshot["exploration"]["envs"].items()
         }
-        # Retired policies do not move any more: only those at play get a curve.
+        # Ratings of retired policies no longer change: only active ones get a curve.
         active = [row for row in ratings if row.active]
         for row in active:
             self._metrics.put(f"pool/{row.uid}/mu", row.mu)
@@ -242,7 +254,7 @@ class Tracker:
         self._publish()
         self.tick()
 
-    # ------------------------------------------------------------ what the run is told
+    # ------------------------------------------------------------ output
 
     def progress(self) -> Progress:
         """Everything the display shows, as of now."""
@@ -273,14 +285,14 @@ class Tracker:
         )
 
     def tick(self) -> None:
-        """Do what is due by the clock: the sinks' flush, and progress.json once a second."""
+        """Flush to the sinks, and write progress.json once a second, when due."""
         if self._clock() >= self._next_flush:
             self.flush()
         if self._clock() >= self._next_publish:
             self._publish()
 
     def flush(self) -> None:
-        """Hand the means since the last flush to the sinks."""
+        """Give the means since the last flush to the sinks."""
         self._next_flush = self._clock() + self._cfg.flush_every_s
         scalars = self._metrics.drain()
         if scalars:
@@ -288,10 +300,10 @@ class Tracker:
                 sink.write(self._update, scalars)
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """End the run: last flush, summary.json (``about``, what was reached, ``summary``).
+        """End the run: last flush, and summary.json (``about``, the counters, ``summary``).
 
         summary: its ``status`` (``done``, ``interrupted`` or ``failed``; ``done`` when missing)
-        ends the displays that are attached to the run. Closing again does nothing.
+        ends the displays of the run. Closing again does nothing.
         """
         if self._status != "running":
             return
@@ -323,9 +335,9 @@ class Tracker:
         write_json(self.paths.progress, self.progress().to_json())
 
     def _elapsed(self) -> float:
-        """Seconds of run time, earlier parts of a resumed run included."""
+        """Seconds of run time, including the earlier parts of a resumed run."""
         return self._clock() - self._begin
 
     def _counts(self) -> dict[str, int]:
-        """Training games finished and tokens generated in them, over the whole run."""
+        """Finished training games and the tokens generated in them, over the whole run."""
         return {"games": self._earlier_games + self._games.total(), "tokens": self._tokens}
