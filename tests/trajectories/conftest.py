@@ -16,7 +16,7 @@ MINUTE = 60.0
 
 
 def state(balance: float) -> dict[str, Any]:
-    """A game state with every part of the document's."""
+    """A game state with every part."""
     return {
         "portfolio": {"balance": balance, "positions": [], "lifetimePnL": 0.0},
         "markets": {"predictions": [{"id": "m1", "yes": 0.4}], "perpetuals": []},
@@ -62,7 +62,7 @@ class Make:
         return self(number, agent, **{**fields, **changes})
 
     def outcome(self, decision: Decision, reward: float = 0.25) -> DecisionOutcome:
-        """What came of ``decision``."""
+        """An outcome of ``decision``."""
         return DecisionOutcome(
             decision_id=decision.id,
             reward=reward,

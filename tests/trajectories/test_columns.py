@@ -1,4 +1,4 @@
-"""Decisions come back from their rows exactly, under the document's names."""
+"""Decisions are read back exactly from their rows, which have camelCase names."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_any_decision_comes_back_as_it_was(decision: Decision) -> None:
     assert there_and_back(decision) == decision
 
 
-def test_names_are_the_documents(make: Any) -> None:
+def test_rows_have_the_documented_column_names(make: Any) -> None:
     row = decision_row(make.whole(1))
     documented = ["id", "agentId", "windowId", "state", "action", "reward", "nextState"]
     assert list(row)[:9] == [*documented, "timestamp", "metadata"]
@@ -88,7 +88,7 @@ def test_names_are_the_documents(make: Any) -> None:
     assert list(outcome_row(make.outcome(make(1)), "a", "w")) == OUTCOMES.names
 
 
-def test_states_may_hold_what_games_hold(make: Any) -> None:
+def test_states_may_hold_numpy_scalars_and_mappings(make: Any) -> None:
     odd = {"n": np.float32(0.5), "k": np.int64(3), "inner": MappingProxyType({"a": (1, 2)})}
     assert there_and_back(make(1, state=odd)).state == {"n": 0.5, "k": 3, "inner": {"a": [1, 2]}}
 
@@ -103,11 +103,11 @@ def test_lone_surrogates_are_replaced_so_that_the_text_can_be_written(make: Any)
     [
         ({"id": ""}, "decision '' of agent 'agent-0': both need a name"),
         ({"agent_id": ""}, "both need a name"),
-        ({"window_id": "now"}, "window id 'now' is no time"),
-        ({"timestamp": math.nan}, "timestamp nan is no time"),
+        ({"window_id": "now"}, "window id 'now' is not a time"),
+        ({"timestamp": math.nan}, "timestamp nan is not a time"),
         ({"reward": math.nan}, "decision 'agent-0-000001': reward is nan"),
         ({"state": {"x": math.inf}}, "decision 'agent-0-000001': state is not JSON"),
-        ({"action": {"x": object()}}, "action is not JSON: a object has no place in it"),
+        ({"action": {"x": object()}}, "action is not JSON: a object cannot be stored"),
         ({"next_state": {1j: 2}}, "next_state is not JSON"),
         ({"metadata": Metadata(provider="m", confidence=math.nan)}, "metadata.confidence is nan"),
         (
@@ -116,7 +116,7 @@ def test_lone_surrogates_are_replaced_so_that_the_text_can_be_written(make: Any)
         ),
     ],
 )
-def test_what_cannot_be_kept_is_refused_by_name(
+def test_a_value_that_cannot_be_stored_is_refused_by_field(
     make: Any, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RlforgeError) as caught:

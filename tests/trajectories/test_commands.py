@@ -1,4 +1,4 @@
-"""``rlforge windows`` as a user meets it."""
+"""``rlforge windows`` on the command line."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_help_text_has_an_example_and_fits(windows: Rlforge, command: str)
     assert f"rlforge windows {command} " in out.split("Example")[1]
 
 
-def test_the_list_tells_why_a_window_is_not_ready(windows: Rlforge, run_dir: Path) -> None:
+def test_the_list_says_why_a_window_is_not_ready(windows: Rlforge, run_dir: Path) -> None:
     for where in (run_dir, run_dir / "store"):
         code, out, err = windows("list", where)
         words = " ".join(out.split())
@@ -76,7 +76,7 @@ def test_a_window_that_a_run_has_trained_on_is_not_open(windows: Rlforge, run_di
         assert "open" not in out
 
 
-def test_the_list_is_of_the_newest(windows: Rlforge, run_dir: Path) -> None:
+def test_the_list_shows_the_newest_windows(windows: Rlforge, run_dir: Path) -> None:
     code, out, _ = windows("list", run_dir, "--last", "1")
     assert code == 0
     assert "10:00" not in out
@@ -100,7 +100,9 @@ def test_one_window_with_its_agents(windows: Rlforge, run_dir: Path) -> None:
     assert "[red]agent" in out
 
 
-def test_slips_have_one_answer_each(windows: Rlforge, run_dir: Path, tmp_path: Path) -> None:
+def test_each_mistake_has_one_error_message(
+    windows: Rlforge, run_dir: Path, tmp_path: Path
+) -> None:
     for arguments, message in (
         (("show", run_dir, "2024-11-13-10:30"), "did you mean 2024-11-13-10:00"),
         (("show", run_dir, "x"), "no window x in "),

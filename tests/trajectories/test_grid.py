@@ -1,4 +1,4 @@
-"""Windows are fixed, side by side, and named by their start."""
+"""Windows are fixed, adjacent, and named by their start; the wall clock may jump."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ times = st.floats(-1e10, 1e11)
 lengths = st.integers(1, 7 * 24 * 3600).map(lambda seconds: seconds / 60)
 
 
-def test_ids_are_those_of_the_document() -> None:
+def test_ids_have_the_documented_form() -> None:
     grid = WindowGrid(60)
     moment = datetime(2024, 11, 13, 10, 59, 59, 999999, tzinfo=UTC).timestamp()
     assert grid.id_of(moment) == "2024-11-13-10:00"
@@ -28,7 +28,7 @@ def test_ids_are_those_of_the_document() -> None:
     assert (datetime.fromtimestamp(start, UTC).hour, end - start) == (10, 3600)
 
 
-def test_windows_that_start_between_minutes_say_so_and_stay_in_order() -> None:
+def test_ids_of_windows_that_start_between_minutes_have_seconds_and_sort() -> None:
     grid = WindowGrid(0.5)
     ids = [grid.id_of(second) for second in (0, 29.9, 30, 60)]
     assert ids == [
@@ -42,7 +42,7 @@ def test_windows_that_start_between_minutes_say_so_and_stay_in_order() -> None:
 
 @given(lengths, times)
 @example(1.0, -5e-324)
-def test_every_time_lies_in_the_window_it_is_given(minutes: float, moment: float) -> None:
+def test_every_time_lies_in_its_window(minutes: float, moment: float) -> None:
     grid = WindowGrid(minutes)
     start, end = grid.span(grid.id_of(moment))
     assert start <= moment < end
@@ -68,24 +68,24 @@ def test_the_newest_closed_window_is_over_and_the_next_is_not(
 
 
 @pytest.mark.parametrize("moment", [math.nan, math.inf, -math.inf, 1e18])
-def test_what_is_no_time_is_refused(moment: float) -> None:
-    with pytest.raises(RlforgeError, match="is no time of a calendar"):
+def test_a_number_outside_the_calendar_is_refused(moment: float) -> None:
+    with pytest.raises(RlforgeError, match="is not a time of the calendar"):
         WindowGrid(60).id_of(moment)
 
 
 @pytest.mark.parametrize(
     "text", ["", "last", "2024-11-13", "2024-11-13-10:0", "2024-11-13-10:00:00", "2024-13-13-10:00"]
 )
-def test_what_is_no_window_id_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_window_id_is_refused(text: str) -> None:
     with pytest.raises(RlforgeError, match="want a form like 2024-11-13-10:00"):
         window_start(text)
 
 
-def test_the_wall_clock_is_the_machines() -> None:
+def test_the_wall_clock_shows_the_machines_time() -> None:
     assert abs(WallClock().now() - time.time()) < 5
 
 
-def test_a_wall_clock_set_back_is_logged_once_and_believed(
+def test_a_wall_clock_set_back_is_logged_once_and_followed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     readings = iter([1000.0, 999.5, 400.0, 401.0, 2000.0, 1990.0])
@@ -98,7 +98,7 @@ def test_a_wall_clock_set_back_is_logged_once_and_believed(
     ]
 
 
-async def test_who_waits_goes_on_waiting_when_the_wall_clock_is_set_back(
+async def test_waiting_continues_when_the_wall_clock_is_set_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     readings = iter([10.0, 45.0, 5.0, 61.0])

@@ -1,4 +1,4 @@
-"""Datasets: the real ``datasets`` reads what is exported, and what is imported is checked."""
+"""The real ``datasets`` reads exports; imports are checked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def store(tmp_path: Path, decisions: list[Any]) -> Iterator[TrajectoryStore]:
         yield opened
 
 
-def test_datasets_loads_and_filters_as_in_the_document(
+def test_datasets_loads_and_filters_an_export(
     tmp_path: Path, store: TrajectoryStore, decisions: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
@@ -83,7 +83,7 @@ def test_chosen_windows_in_files_of_limited_size(
     assert all(f"| `{name}` |" in card for name in decision_row(store.decisions()[0]))
 
 
-def test_an_export_never_touches_what_is_there_nor_leaves_half(
+def test_an_export_overwrites_nothing_and_leaves_no_part_after_an_error(
     tmp_path: Path, store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "taken").mkdir()
@@ -115,11 +115,11 @@ def test_bad_rows_are_named_and_nothing_is_imported_unless_they_are_left_out(
     bad = {
         "state": ("{", "JSONDecodeError"),
         "action": ('{"amount": 1}', "action has no type"),
-        "windowId": ("first", "window id 'first' is no time"),
+        "windowId": ("first", "window id 'first' is not a time"),
         "agentId": (None, "no agentId"),
-        "timestamp": (float("nan"), "timestamp nan is no time"),
+        "timestamp": (float("nan"), "timestamp nan is not a time"),
         "reward": (float("inf"), "reward is inf"),
-        "nextState": ("[1]", "next_state is no JSON object"),
+        "nextState": ("[1]", "next_state is not a JSON object"),
     }
     rows = [good, *({**good, "id": f"x{key}", key: bad[key][0]} for key in bad), good]
     folder = rows_file(tmp_path / "in", rows)
@@ -131,14 +131,14 @@ def test_bad_rows_are_named_and_nothing_is_imported_unless_they_are_left_out(
         for number, (_, problem) in enumerate(bad.values(), start=2):
             assert f"rows.parquet row {number}: " in message
             assert problem in message.split(f"row {number}: ")[1].split("\n")[0]
-        assert "row 9: id agent-0-000001 is there twice" in message
+        assert "row 9: id agent-0-000001 occurs twice" in message
         assert store.count() == 0
         done = import_dataset(folder, store, skip_bad=True)
         assert (done.written, len(done.bad)) == (1, 8)
         assert store.decisions() == [make.whole(1)]
 
 
-def test_of_many_bad_rows_ten_are_named(tmp_path: Path, make: Any) -> None:
+def test_ten_of_many_bad_rows_are_named(tmp_path: Path, make: Any) -> None:
     rows = [{**decision_row(make.whole(n)), "action": "{}"} for n in range(12)]
     with (
         TrajectoryStore(tmp_path / "store") as store,
@@ -147,7 +147,7 @@ def test_of_many_bad_rows_ten_are_named(tmp_path: Path, make: Any) -> None:
         import_dataset(rows_file(tmp_path / "in", rows), store)
 
 
-def test_datasets_of_others_may_hold_structs_dates_and_fewer_columns(
+def test_imported_datasets_may_hold_structs_dates_and_fewer_columns(
     tmp_path: Path, make: Any
 ) -> None:
     moment = datetime(2024, 11, 13, 10, 30, tzinfo=UTC)
@@ -170,12 +170,12 @@ def test_datasets_of_others_may_hold_structs_dates_and_fewer_columns(
     assert (back[0].metadata.provider, back[0].complete) == ("", False)
 
 
-def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_dataset_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "a.parquet").write_bytes(b"PAR1 and no more")
     with TrajectoryStore(tmp_path / "store") as store:
         with pytest.raises(RlforgeError, match=r"empty holds no dataset"):
             import_dataset(tmp_path / "empty", store)
-        with pytest.raises(RlforgeError, match=r"a\.parquet does not read"):
+        with pytest.raises(RlforgeError, match=r"a\.parquet cannot be read"):
             import_dataset(tmp_path / "broken", store)

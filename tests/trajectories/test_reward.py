@@ -1,4 +1,4 @@
-"""The documented reward, term by term, against the document's own function."""
+"""The documented reward, term by term, against a plain function."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def result(
 
 
 def documented(outcome: Result) -> float:
-    """``computeReward`` as it stands in the document."""
+    """The formula of docs/trajectories.md."""
     speed = 1.0 if outcome.hold_time_minutes < 60 else 0.5
     return 0.5 * outcome.pnl / outcome.investment + 0.2 * speed + 0.3 * outcome.win_rate
 
@@ -39,7 +39,7 @@ def documented(outcome: Result) -> float:
         win=st.floats(0, 1),
     )
 )
-def test_defaults_are_the_documents(outcome: Result) -> None:
+def test_default_rewards_follow_the_documented_formula(outcome: Result) -> None:
     parts = DecisionReward(DecisionRewardConfig())(outcome)
     assert parts.total == pytest.approx(documented(outcome))
     assert parts.reward == min(max(parts.total, -1.0), 1.0)
@@ -52,7 +52,7 @@ def test_an_hour_is_not_fast() -> None:
     assert reward(result(hold=60)).speed == 0.5
 
 
-def test_nothing_invested_has_no_return_on_it() -> None:
+def test_uninvested_reward_replaces_the_return_on_nothing() -> None:
     parts = DecisionReward(DecisionRewardConfig())(result(pnl=0, investment=0))
     assert (parts.pnl, parts.reward) == (0.0, pytest.approx(0.2 + 0.3 * 0.6))
     strict = DecisionRewardConfig(uninvested_reward=-1.0)
@@ -88,7 +88,7 @@ def test_every_term_is_configurable() -> None:
         result(win=1.5),
     ],
 )
-def test_numbers_without_meaning_are_refused(outcome: Result) -> None:
+def test_invalid_results_are_refused(outcome: Result) -> None:
     with pytest.raises(RlforgeError, match="no reward"):
         DecisionReward(DecisionRewardConfig())(outcome)
 
@@ -105,7 +105,7 @@ def test_normalizations_against_numpy(given_rewards: list[float]) -> None:
     assert normalized("none") == given_rewards
     if spread:
         np.testing.assert_allclose(normalized("center"), array - array.mean(), atol=1e-9)
-        # Of exact sums: numpy's mean is rounded, and is all that is left of a reward beside it.
+        # Exact sums: the rounding error of numpy's mean is as large as a small difference to it.
         scores = (array - statistics.fmean(given_rewards)) / statistics.pstdev(given_rewards)
         np.testing.assert_allclose(normalized("zscore"), scores)
         scaled = np.interp(array, (array.min(), array.max()), (-1, 1))
@@ -113,14 +113,14 @@ def test_normalizations_against_numpy(given_rewards: list[float]) -> None:
 
 
 @pytest.mark.parametrize("how", ["center", "zscore", "minmax"])
-def test_equal_rewards_tell_nothing_apart(how: str) -> None:
+def test_equal_rewards_are_normalized_to_one_value(how: str) -> None:
     reward = DecisionReward(DecisionRewardConfig(normalize=how))
     assert reward.normalize([0.1 + 0.2, 0.3, 0.3]) == [0.0, 0.0, 0.0]
     assert reward.normalize([]) == []
 
 
 @given(rewards, st.floats(0, 1))
-def test_the_return_is_the_documents_sum(given_rewards: list[float], gamma: float) -> None:
+def test_the_return_is_the_discounted_sum(given_rewards: list[float], gamma: float) -> None:
     expected = sum(gamma**i * reward for i, reward in enumerate(given_rewards))
     assert discounted_return(given_rewards, gamma) == pytest.approx(expected, abs=1e-9)
 
@@ -147,6 +147,6 @@ def test_parts_are_averaged_for_the_log() -> None:
     assert mean_parts([]) == {}
 
 
-def test_values_that_cannot_be_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"decision_reward\.gamma=1\.5: must be between 0 and 1"):
         DecisionReward(DecisionRewardConfig(gamma=1.5))

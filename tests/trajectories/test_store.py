@@ -1,4 +1,4 @@
-"""What was acknowledged is there, whatever happens to the process or the disk."""
+"""Acknowledged rows survive kills of the process and failures of the disk."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def all_ids(reader: StoreReader) -> list[str]:
     return [decision.id for decision in reader.decisions()]
 
 
-def test_decisions_come_back_at_once_from_another_reader(tmp_path: Path, make: Any) -> None:
+def test_another_reader_sees_decisions_at_once(tmp_path: Path, make: Any) -> None:
     decisions = [make.whole(number) for number in range(4)] + [make(4)]
     with TrajectoryStore(tmp_path / "store") as store:
         reader = StoreReader(tmp_path / "store")
@@ -47,7 +47,7 @@ def test_decisions_come_back_at_once_from_another_reader(tmp_path: Path, make: A
     assert not list((tmp_path / "store" / "log").iterdir())
 
 
-def test_an_outcome_completes_its_decision_wherever_both_lie(tmp_path: Path, make: Any) -> None:
+def test_an_outcome_completes_its_decision_in_any_file_or_log(tmp_path: Path, make: Any) -> None:
     decisions = [make(number) for number in range(3)]
     outcomes = [make.outcome(decision, reward=0.1) for decision in decisions]
     with TrajectoryStore(tmp_path, StoreConfig()) as store:
@@ -63,7 +63,7 @@ def test_an_outcome_completes_its_decision_wherever_both_lie(tmp_path: Path, mak
     assert back == StoreReader(tmp_path).decisions()
 
 
-def test_what_is_there_already_is_passed_over(tmp_path: Path, make: Any) -> None:
+def test_repeated_decisions_and_outcomes_are_skipped(tmp_path: Path, make: Any) -> None:
     decisions = [make(number) for number in range(3)]
     with TrajectoryStore(tmp_path, TINY) as store:
         assert store.append(decisions[:2]) == 2
@@ -125,7 +125,7 @@ def test_queries_by_window_and_agent(tmp_path: Path, make: Any) -> None:
         assert times == sorted(times)
 
 
-def test_late_and_disordered_decisions_land_in_the_window_of_their_time(
+def test_late_and_unordered_decisions_belong_to_the_window_of_their_time(
     tmp_path: Path, make: Any
 ) -> None:
     decisions = [make.whole(number * 7) for number in range(40)]
@@ -139,7 +139,7 @@ def test_late_and_disordered_decisions_land_in_the_window_of_their_time(
     assert sum(map(len, windows.values())) == 40
 
 
-def test_the_newest_complete_decisions_cross_windows(tmp_path: Path, make: Any) -> None:
+def test_the_newest_complete_decisions_may_be_of_several_windows(tmp_path: Path, make: Any) -> None:
     decisions = [
         make.whole(number * 20) if number % 2 else make(number * 20) for number in range(12)
     ]
@@ -151,7 +151,7 @@ def test_the_newest_complete_decisions_cross_windows(tmp_path: Path, make: Any) 
         assert len(store.newest_complete(100, before=end)) == 5
 
 
-def test_activity_counts_what_the_decisions_say(tmp_path: Path, make: Any) -> None:
+def test_activity_agrees_with_the_decisions(tmp_path: Path, make: Any) -> None:
     from rlforge.trajectories.windows import activity_of
 
     decisions = [make.whole(n, f"a{n % 3}", reward=n / 10) for n in range(9)]
@@ -190,7 +190,7 @@ actions = st.lists(
 
 @settings(max_examples=12)
 @given(actions, st.sampled_from([1e-6, 0.01, 32.0]))
-def test_any_history_ends_as_a_plain_dictionary_would(
+def test_any_sequence_of_calls_ends_as_with_a_plain_dictionary(
     tmp_path_factory: pytest.TempPathFactory, history: list[Any], segment_mb: float
 ) -> None:
     root, make = tmp_path_factory.mktemp("store"), Make()
@@ -215,7 +215,7 @@ def test_any_history_ends_as_a_plain_dictionary_would(
     assert rewards == {make(n * 9, f"a{n % 2}").id: reward for n, reward in expected.items()}
 
 
-def test_many_threads_append_and_complete_at_once(tmp_path: Path, make: Any) -> None:
+def test_many_threads_append_and_complete_concurrently(tmp_path: Path, make: Any) -> None:
     with TrajectoryStore(tmp_path, StoreConfig(segment_mb=0.02)) as store:
 
         def live(agent: int) -> None:
@@ -251,9 +251,7 @@ for number in range(first, first + 100000):
 """
 
 
-def test_killed_at_any_moment_it_loses_nothing_that_was_acknowledged(
-    tmp_path: Path, make: Any
-) -> None:
+def test_a_kill_at_any_moment_loses_no_acknowledged_row(tmp_path: Path, make: Any) -> None:
     appended: set[str] = set()
     completed: set[str] = set()
     root = Path(__file__).resolve().parents[2]
@@ -350,7 +348,7 @@ def test_one_process_writes_at_a_time_and_many_read(tmp_path: Path, make: Any) -
         assert store.count() == 1
 
 
-def test_a_reader_looks_on_while_files_are_merged_under_it(tmp_path: Path, make: Any) -> None:
+def test_a_reader_may_read_while_its_files_are_merged(tmp_path: Path, make: Any) -> None:
     with TrajectoryStore(tmp_path, StoreConfig(segment_mb=1e-6, merge_files=2)) as store:
         reader = StoreReader(tmp_path)
         with ThreadPoolExecutor(1) as threads:
@@ -399,7 +397,7 @@ def test_a_damaged_file_is_named_once_and_the_rest_is_served(
     assert bad.exists()
 
 
-def test_a_file_damaged_after_it_was_looked_at_is_found_when_it_fails(
+def test_a_file_damaged_after_its_check_is_found_when_a_query_fails(
     tmp_path: Path, make: Any
 ) -> None:
     with TrajectoryStore(tmp_path) as store:
@@ -414,7 +412,7 @@ def test_a_file_damaged_after_it_was_looked_at_is_found_when_it_fails(
     assert reader.damaged == [bad]
 
 
-def test_a_damaged_log_keeps_what_reads_and_is_set_aside(
+def test_the_readable_rows_of_a_damaged_log_are_kept_and_the_log_is_set_aside(
     tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = TrajectoryStore(tmp_path)
@@ -455,7 +453,7 @@ def test_a_full_disk_is_one_clear_error_and_nothing_is_half_written(
     assert [d.complete for d in StoreReader(tmp_path).decisions()] == [True, False]
 
 
-def test_a_disk_too_full_to_compact_still_takes_and_serves(
+def test_a_disk_too_full_to_compact_still_appends_and_reads(
     tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = TrajectoryStore(tmp_path, TINY)
@@ -496,7 +494,7 @@ def test_files_of_an_earlier_version_lack_columns_and_are_read(tmp_path: Path, m
     assert len(parquets(tmp_path)) == 1
 
 
-def test_what_is_no_store_of_this_version_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_store_of_this_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"no trajectory store .*nowhere"):
         StoreReader(tmp_path / "nowhere")
     (tmp_path / "other").mkdir()
@@ -518,7 +516,7 @@ def test_what_is_no_store_of_this_version_is_refused(tmp_path: Path) -> None:
         StoreReader(tmp_path / "new")
 
 
-def test_a_store_whose_making_was_cut_short_is_made_again(tmp_path: Path, make: Any) -> None:
+def test_a_store_whose_creation_was_interrupted_is_created_again(tmp_path: Path, make: Any) -> None:
     (tmp_path / "log").mkdir()
     with TrajectoryStore(tmp_path) as store:
         assert store.append([make(1)]) == 1

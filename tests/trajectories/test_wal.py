@@ -1,4 +1,4 @@
-"""A log that is cut short or damaged anywhere gives back every whole frame."""
+"""A log that is cut or damaged anywhere returns every whole frame; threads share writes."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def test_rows_come_back_by_table(segment: Path, make: Any) -> None:
     assert (content.damaged, content.unfinished) == (0, 0)
 
 
-def test_cut_at_any_byte_it_keeps_all_whole_frames(
+def test_a_log_cut_at_any_byte_keeps_all_whole_frames(
     tmp_path: Path, segment: Path, frames: list[bytes]
 ) -> None:
     data = segment.read_bytes()
     ends = [len(data) - sum(map(len, frames[n:])) for n in range(len(frames) + 1)]
     known = [[], 2, 2, 4, 5]
     cut = tmp_path / "cut.log"
-    beside = {end + step for end in ends for step in (-1, 0, 1)}
-    for length in sorted({*range(0, len(data), 101), *beside} & {*range(len(data))}):
+    around = {end + step for end in ends for step in (-1, 0, 1)}
+    for length in sorted({*range(0, len(data), 101), *around} & {*range(len(data))}):
         cut.write_bytes(data[:length])
         content = read_segment(cut)
         whole = sum(length >= end for end in ends)
@@ -81,7 +81,9 @@ def test_cut_at_any_byte_it_keeps_all_whole_frames(
     assert read_segment(cut).unfinished == 1
 
 
-def test_a_damaged_frame_costs_only_itself(segment: Path, frames: list[bytes], make: Any) -> None:
+def test_a_damaged_frame_loses_only_its_own_rows(
+    segment: Path, frames: list[bytes], make: Any
+) -> None:
     data = bytearray(segment.read_bytes())
     middle = len(data) - len(frames[3]) - len(frames[2]) // 2
     for place in (middle, len(data) - len(frames[3]) - len(frames[2]) + 6):  # payload, then length
@@ -93,7 +95,7 @@ def test_a_damaged_frame_costs_only_itself(segment: Path, frames: list[bytes], m
         assert content.damaged == len(frames[2])
 
 
-def test_without_its_schema_nothing_can_be_read_and_all_counts_as_damaged(segment: Path) -> None:
+def test_without_its_schema_a_segment_counts_as_damaged(segment: Path) -> None:
     data = bytearray(segment.read_bytes())
     data[20] ^= 0xFF
     segment.write_bytes(data)
@@ -102,7 +104,7 @@ def test_without_its_schema_nothing_can_be_read_and_all_counts_as_damaged(segmen
     assert content.damaged > 0
 
 
-def test_a_disk_that_fills_up_leaves_what_was_there(
+def test_a_disk_that_fills_up_leaves_earlier_frames(
     tmp_path: Path, frames: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = SegmentWriter(tmp_path / "1.log")
@@ -126,7 +128,7 @@ def test_a_disk_that_fills_up_leaves_what_was_there(
     writer.close()
 
 
-def test_a_segment_that_cannot_be_begun_leaves_no_file(
+def test_a_segment_that_cannot_be_created_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> int:
@@ -138,7 +140,7 @@ def test_a_segment_that_cannot_be_begun_leaves_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_frames_that_wait_are_written_together() -> None:
+def test_queued_frames_are_written_together() -> None:
     begun, go_on = threading.Event(), threading.Event()
     written: list[list[bytes]] = []
 
@@ -159,7 +161,7 @@ def test_frames_that_wait_are_written_together() -> None:
     assert written == [[b"0"], [b"%d" % number for number in range(1, 9)]]
 
 
-def test_an_error_reaches_all_of_its_group_and_none_after() -> None:
+def test_an_error_reaches_all_frames_of_its_group_and_no_later_ones() -> None:
     calls = []
 
     def write(frames: Sequence[bytes]) -> None:
@@ -176,7 +178,7 @@ def test_an_error_reaches_all_of_its_group_and_none_after() -> None:
     assert calls == [[b"good", b"bad"], [b"good"]]
 
 
-def test_nothing_is_written_while_it_is_paused() -> None:
+def test_no_frame_is_written_while_paused() -> None:
     written = []
     commit = GroupCommit(written.append)
     with commit.paused():

@@ -1,4 +1,4 @@
-"""Windows of a store: what is trained on, and why not yet."""
+"""Windows of a store: which decisions are trained on, and why a window is not ready."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def store(tmp_path: Path, make: Any) -> Iterator[TrajectoryStore]:
         yield opened
 
 
-def test_a_training_window_is_the_documents(store: TrajectoryStore) -> None:
+def test_a_training_window_has_the_documented_fields(store: TrajectoryStore) -> None:
     window = Windows(store, WindowConfig()).get(TEN_ID)
     assert (window.id, window.start_time, window.end_time) == (TEN_ID, TEN, TEN + HOUR)
     assert window.agents == ("agent-0", "agent-1", "agent-2")
@@ -61,14 +61,14 @@ def test_a_window_is_open_until_its_end_and_grace_are_over(store: TrajectoryStor
     assert windows.due(TEN + HOUR + 60) == TEN_ID
 
 
-def test_late_decisions_count_once_they_come(store: TrajectoryStore, make: Any) -> None:
+def test_late_decisions_count_once_they_are_written(store: TrajectoryStore, make: Any) -> None:
     windows = Windows(store, WindowConfig())
     assert not windows.get(ELEVEN_ID).ready
     store.append([make.whole(n, "late") for n in range(60, 65)])
     assert windows.get(ELEVEN_ID).ready
 
 
-def test_a_clock_set_back_puts_decisions_where_their_time_is(
+def test_after_a_clock_is_set_back_decisions_belong_to_the_window_of_their_time(
     store: TrajectoryStore, make: Any
 ) -> None:
     """As an agent stamps them whose clock went from 11:05 back to 10:06."""
@@ -79,7 +79,7 @@ def test_a_clock_set_back_puts_decisions_where_their_time_is(
     assert held[TEN_ID][-2:] == ["back-000006", "back-000007"]
 
 
-def test_summaries_say_the_same_without_the_decisions(store: TrajectoryStore) -> None:
+def test_summaries_agree_with_the_windows(store: TrajectoryStore) -> None:
     windows = Windows(store, WindowConfig())
     assert windows.ids() == [TEN_ID, ELEVEN_ID]
     for summary in windows.summaries(windows.ids(), now=TEN + 1.5 * HOUR):
@@ -132,10 +132,10 @@ def test_windows_of_other_lengths(tmp_path: Path, make: Any) -> None:
     assert len(window.decisions) == 2
 
 
-def test_slips_are_named(store: TrajectoryStore) -> None:
+def test_invalid_settings_and_ids_are_named(store: TrajectoryStore) -> None:
     with pytest.raises(ConfigError, match=r"window\.mode=windows: no such choice; did you mean"):
         Windows(store, WindowConfig(mode="windows"))
-    with pytest.raises(RlforgeError, match="window id 'latest' is no time"):
+    with pytest.raises(RlforgeError, match="window id 'latest' is not a time"):
         Windows(store, WindowConfig()).get("latest")
 
 
@@ -147,7 +147,7 @@ def reasons(decisions: list[Any], left: float = 0.0, **config: Any) -> tuple[str
     return missing(activity_of(decisions, "w"), WindowConfig(**config), left)
 
 
-def test_the_documents_minimum_is_ready(make: Any) -> None:
+def test_the_default_minimum_is_ready(make: Any) -> None:
     assert reasons(window(make)) == ()
 
 
@@ -156,14 +156,14 @@ def test_too_few_agents(make: Any) -> None:
     assert reasons(window(make, agents=2), min_agents=2) == ()
 
 
-def test_an_agent_with_few_decisions_does_not_count_but_does_not_harm(make: Any) -> None:
+def test_an_agent_with_few_decisions_does_not_count_and_does_no_harm(make: Any) -> None:
     few = [*window(make), make.whole(0, "late")]
     assert reasons(few) == ()
     assert reasons(few, min_agents=4) == ("3 of 4 agents have 5 decisions and 5 actions",)
     assert reasons(few, min_agents=4, min_trajectories_per_agent=1, min_actions=1) == ()
 
 
-def test_doing_nothing_is_no_action(make: Any) -> None:
+def test_no_op_is_not_an_action(make: Any) -> None:
     idle = window(make, agents=2) + [
         make.whole(i, "idle", action={"type": "NO_OP"}) for i in range(9)
     ]

@@ -1,1 +1,1 @@
-"""Decisions of agents that live on: written as they happen, grouped by windows of time."""
+"""The store of market agents' decisions, and the windows of time in which they are trained on."""

@@ -1,7 +1,7 @@
-"""Decisions as rows of a table, under the document's names, and back.
+"""Decisions as rows of a table, with camelCase names, and back.
 
-States and actions are open: they are kept as JSON text. All else has a column or struct of its
-type. Floats keep 64 bits, so that what is read is what was written.
+States and actions are JSON text, because their fields vary. All other fields have a column or
+struct of their type. Floats keep 64 bits, so that values are read back exactly.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ SCHEMAS = {"decisions": DECISIONS, "outcomes": OUTCOMES}
 def decision_row(decision: Decision) -> dict[str, Any]:
     """``decision`` as a row of ``DECISIONS``.
 
-    Raises RlforgeError, naming decision and field, for what cannot be kept: a state that is not
-    JSON, a number that is not finite, an empty name, a window id that is no time.
+    Raises RlforgeError, naming decision and field, for a state that is not JSON, a number that is
+    not finite, an empty name, and a window id that is not a time.
     """
     who = f"decision {decision.id!r}"
     if not decision.id or not decision.agent_id:
@@ -101,8 +101,8 @@ def outcome_row(outcome: DecisionOutcome, agent_id: str, window_id: str) -> dict
 def to_decisions(table: pa.Table) -> list[Decision]:
     """The rows of a table of ``DECISIONS`` as they were written.
 
-    Columns that an older file lacks are null here and take the defaults of their fields. Texts that
-    are equal, as one decision's next state and the state of the next, become one object.
+    Columns that an older file lacks are null here and take the defaults of their fields. Equal JSON
+    texts, as the next state of one decision and the state of the following one, share one object.
     """
     parsed = _Parser()
     with _collector_paused():
@@ -110,7 +110,7 @@ def to_decisions(table: pa.Table) -> list[Decision]:
 
 
 class _Parser(dict[str, Any]):
-    """JSON text to what it says, each text once."""
+    """JSON text to its content, each text parsed once."""
 
     def __missing__(self, text: str) -> Any:
         self[text] = content = json.loads(text)
@@ -143,10 +143,10 @@ def to_decision(row: Mapping[str, Any], parser: _Parser | None = None) -> Decisi
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Thousands of states are a million small objects, none of them garbage.
+    """No garbage collection while the block runs.
 
-    The collector would walk them again and again while they are made, for as long as the parsing
-    itself takes.
+    Thousands of states are a million small objects, none of them garbage; the collector would walk
+    them repeatedly, which takes as long as parsing them.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -180,7 +180,7 @@ def _to_result(result: Mapping[str, Any] | None, stats: Mapping[str, Any] | None
 
 def _finite(who: str, field: str, number: float) -> float:
     if not math.isfinite(number):
-        raise RlforgeError(f"{who}: {field} is {number}, which is not kept")
+        raise RlforgeError(f"{who}: {field} is {number}, which cannot be stored")
     return number
 
 
@@ -196,7 +196,7 @@ def _plain(content: Any) -> Any:
         return dict(content)
     if hasattr(content, "item"):  # a numpy scalar
         return content.item()
-    raise TypeError(f"a {type(content).__name__} has no place in it")
+    raise TypeError(f"a {type(content).__name__} cannot be stored")
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain)

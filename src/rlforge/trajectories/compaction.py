@@ -17,21 +17,20 @@ from rlforge.trajectories.wal import read_segment
 
 log = logging.getLogger(__name__)
 
-#: Compressed bytes up to which files of one window are small enough to be merged: merging more
-#: would hold up whoever appends.
+#: Compressed bytes up to which files of one window are merged: merging more would delay writers.
 _MERGE_BYTES = 8 << 20
 #: Rows of a group, which a reader of one agent skips or decodes whole. Files sorted by agent with
 #: groups of 512 take it half the time that those of 2,048 do, and 4 % more room.
 _GROUP_ROWS = 512
-#: Columns in which values recur; the others are long texts of which no two are alike.
+#: Columns with repeated values; the others are long texts that differ.
 _DICTIONARY = ["agentId", "windowId", "metadata.provider", "completion.policyUid"]
 
 
 def compact_segment(layout: StoreLayout, number: int, compression: str) -> set[str]:
     """Move the rows of a closed segment into the folders of their windows; returns those windows.
 
-    May be repeated when it was interrupted: windows that have their rows are passed over. A
-    segment with damage in it is kept aside as ``NUMBER.damaged``. Raises OSError as the disk does.
+    May be repeated after an interruption: windows that have their rows are skipped. A segment with
+    damage in it is kept as ``NUMBER.damaged``. Raises OSError as the disk does.
     """
     path = layout.segment(number)
     content = read_segment(path)
@@ -56,13 +55,13 @@ def compact_segment(layout: StoreLayout, number: int, compression: str) -> set[s
 
 
 def merge_small(layout: StoreLayout, window_id: str, least: int, compression: str) -> None:
-    """Merge the newest files of a window where at least ``least`` of one kind are small.
+    """Merge the newest files of a window if at least ``least`` of one kind are small.
 
     Raises OSError as the disk does; the files are then as they were.
     """
     for kind in ("decisions", "outcomes"):
         files = _newest_small([f for f in layout.files(window_id) if f.kind == kind])
-        # A damaged file must stay what it is: named to whoever reads.
+        # A damaged file stays as it is: readers name it in a warning.
         if len(files) < least or any(file.damage() for file in files):
             continue
         tables = [pq.ParquetFile(file.path).read() for file in files]
@@ -74,7 +73,7 @@ def merge_small(layout: StoreLayout, window_id: str, least: int, compression: st
 
 
 def clean(layout: StoreLayout) -> None:
-    """Delete what an interrupted writer left: unfinished files, and files merged into others."""
+    """Delete leftovers of an interrupted writer: unfinished files, and files merged into others."""
     for window_id in layout.window_ids():
         for unfinished in layout.folder(window_id).glob(".*.tmp"):
             unfinished.unlink()

@@ -1,4 +1,4 @@
-"""Windows of time: fixed, side by side, without overlap."""
+"""Windows of time, fixed and without overlap, and the clock that stamps decisions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FORMS = ("%Y-%m-%d-%H:%M", "%Y-%m-%d-%H:%M:%S")
 
 @lru_cache(maxsize=4096)
 def window_start(window_id: str) -> float:
-    """When a window starts, in seconds since 1970 UTC, as its id says.
+    """When a window starts, in seconds since 1970 UTC, by its id.
 
-    Raises RlforgeError for what is no window id.
+    Raises RlforgeError unless ``window_id`` is a window's id.
     """
     for form in _FORMS:
         try:
@@ -28,15 +28,15 @@ def window_start(window_id: str) -> float:
             continue
         if _id_at(start) == window_id:
             return start.timestamp()
-    raise RlforgeError(f"window id {window_id!r} is no time; want a form like 2024-11-13-10:00")
+    raise RlforgeError(f"window id {window_id!r} is not a time; want a form like 2024-11-13-10:00")
 
 
 def calendar_date(timestamp: float) -> datetime:
-    """The date of a time in seconds since 1970 UTC. Raises RlforgeError where there is none."""
+    """The date of a time in seconds since 1970 UTC. Raises RlforgeError if there is none."""
     try:
         return datetime.fromtimestamp(timestamp, UTC)
     except (ValueError, OverflowError, OSError):
-        raise RlforgeError(f"timestamp {timestamp} is no time of a calendar") from None
+        raise RlforgeError(f"timestamp {timestamp} is not a time of the calendar") from None
 
 
 def _id_at(start: datetime) -> str:
@@ -46,15 +46,23 @@ def _id_at(start: datetime) -> str:
 
 
 class WindowGrid:
-    """Windows of ``minutes``, one after the other since 1970 UTC."""
+    """Windows of ``minutes`` each, one after the other since 1970 UTC.
+
+    Example:
+        >>> grid = WindowGrid(60)
+        >>> grid.id_of(1731495599.9)
+        '2024-11-13-10:00'
+        >>> grid.after("2024-11-13-10:00")
+        '2024-11-13-11:00'
+    """
 
     def __init__(self, minutes: float) -> None:
         self.seconds = round(minutes * 60)
 
     def id_of(self, timestamp: float) -> str:
-        """The window that holds ``timestamp``, whenever it becomes known.
+        """The window that holds ``timestamp``.
 
-        Raises RlforgeError for a time that no calendar has.
+        Raises RlforgeError for a time outside the calendar.
         """
         calendar_date(timestamp)
         return _id_at(calendar_date(timestamp // self.seconds * self.seconds))
@@ -69,24 +77,24 @@ class WindowGrid:
         return self.id_of(self.span(window_id)[1])
 
     def closed_by(self, now: float, grace_seconds: float = 0.0) -> str:
-        """The newest window that is over at ``now``, its time of grace included."""
+        """The newest window that is over at ``now``, ``grace_seconds`` included."""
         open_since, _ = self.span(self.id_of(now - grace_seconds))
         return self.id_of(open_since - self.seconds)
 
 
 log = logging.getLogger(__name__)
 
-#: Seconds between looks at a wall clock that is waited for: it may be set while one sleeps.
+#: Most seconds of one sleep: the clock may be set meanwhile.
 _LOOK_EVERY_S = 30.0
-#: Seconds by which a clock may step back without a word, as clocks that are slewed do.
+#: Steps back of at most so many seconds are not logged: a clock being adjusted makes them.
 _TOLERANCE_S = 1.0
 
 
 class WallClock:
-    """The machine's clock.
+    """The machine's clock, in seconds since 1970 UTC.
 
-    One that is set back is logged once for each jump, and believed: decisions from then on bear
-    the earlier time and belong to the window of it; who waits goes on waiting for the moment.
+    Each jump back is logged once. Later decisions then bear the earlier time and belong to its
+    window; a caller of ``wait_until`` keeps waiting for its moment.
     """
 
     def __init__(self, read: Callable[[], float] = time.time) -> None:
@@ -94,7 +102,7 @@ class WallClock:
         self._latest = -math.inf
 
     def now(self) -> float:
-        """The time, as the machine has it."""
+        """The time."""
         moment = self._read()
         if moment < self._latest - _TOLERANCE_S:
             log.warning(
@@ -106,7 +114,7 @@ class WallClock:
         return moment
 
     async def wait_until(self, moment: float) -> None:
-        """Sleep until then, looking up every half minute."""
-        # There is no event to wait for: nobody is told when the wall clock is set.
+        """Return once ``now()`` is ``moment`` or later."""
+        # Setting the clock raises no event that could be awaited.
         while (left := moment - self.now()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(min(left, _LOOK_EVERY_S))

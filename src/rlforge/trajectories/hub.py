@@ -1,8 +1,8 @@
 """Export and import in the layout of Hugging Face ``datasets``.
 
-``data/train-NNNNN-of-NNNNN.parquet`` and a ``README.md`` whose head tells ``load_dataset`` about
-them; the folder may be pushed to the hub as it is. Columns are those of the store, but for
-``timestamp``, which is a date with microseconds there.
+``data/train-NNNNN-of-NNNNN.parquet`` and a ``README.md`` whose head describes them to
+``load_dataset``; the folder may be pushed to the hub as it is. Columns are those of the store,
+except that ``timestamp`` is a date with microseconds.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ _SCHEMA = DECISIONS.set(DECISIONS.get_field_index("timestamp"), pa.field("timest
 #: Rows after which an exported file is full.
 _FILE_ROWS = 100_000
 _BATCH_ROWS = 1000
-#: Bad rows that a message names; of the others it gives the number.
+#: Bad rows that a message names; the others are counted.
 _NAMED = 10
 _NEEDED = ("id", "agentId", "windowId", "state", "action", "timestamp")
 
 _ABOUT = {
     "id": "unique, in the order of the agent's decisions",
-    "agentId": "who decided",
-    "windowId": "window of time that holds the decision, by its start in UTC",
-    "state": "what the agent saw, JSON text",
-    "action": "what it did, JSON text; its kind under `type`",
+    "agentId": "the agent",
+    "windowId": "window of time that holds the decision, named by its start in UTC",
+    "state": "the state that the agent saw, JSON text",
+    "action": "its action, JSON text; the kind under `type`",
     "reward": "reward; null until the outcome is known",
-    "nextState": "what it saw next, JSON text; null until the outcome is known",
-    "timestamp": "when it decided, of the wall or a simulated clock",
-    "metadata": "`provider` (who answered), `reasoning`, `confidence` (0 to 1)",
+    "nextState": "the next state, JSON text; null until the outcome is known",
+    "timestamp": "time of the decision, by the wall or a simulated clock",
+    "metadata": "`provider` (`scripted:NAME`, a model), `reasoning`, `confidence` (0 to 1)",
     "result": "`pnl`, `investment`, `holdTimeMinutes`; null until the outcome is known",
     "agentStats": "`winRate` of the agent so far",
-    "observation": "what a language model read",
-    "completion": "what it answered: text, token ids, log-probs and the version that drew them",
+    "observation": "the prompt of a language model",
+    "completion": "its answer: text, token ids, log-probs and the version that sampled them",
     "complete": "whether the outcome is known",
 }
 
 
 @value
 class Imported:
-    """What an import did: rows written, rows that the store held already, bad rows left out."""
+    """Numbers of rows written and rows that the store held already; the bad rows left out."""
 
     written: int
     known: int
@@ -67,8 +67,8 @@ def export_dataset(
 ) -> int:
     """Write the decisions of these windows (None: all) into a new ``folder``; returns how many.
 
-    Raises RlforgeError when the folder is there already or nothing is to be written. Whatever else
-    goes wrong, no half export is left.
+    Raises RlforgeError if the folder exists already or there is nothing to write. After any error,
+    no part of the export is left.
     """
     if folder.exists():
         raise RlforgeError(f"{folder} exists already; name a folder that does not")
@@ -84,9 +84,9 @@ def export_dataset(
 def import_dataset(folder: Path, store: TrajectoryStore, *, skip_bad: bool = False) -> Imported:
     """Append the rows of a dataset to ``store``. States and actions may be JSON text or structs.
 
-    Rows are checked before any is written. Raises RlforgeError that names the bad ones, by file and
-    number, unless ``skip_bad``; and where ``folder`` holds no readable parquet file. A row whose id
-    its window holds already is passed over, so an import may be repeated.
+    All rows are checked before any is written. Raises RlforgeError that names the bad ones by file
+    and number, unless ``skip_bad``; and if ``folder`` holds no readable parquet file. A row whose
+    id its window holds already is skipped, so an import may be repeated.
     """
     bad = [
         f"{where}: {problem}" for where, _, problem in _checked_rows(folder) if problem is not None
@@ -109,7 +109,7 @@ def import_dataset(folder: Path, store: TrajectoryStore, *, skip_bad: bool = Fal
 
 
 def _write_files(reader: StoreReader, folder: Path, window_ids: Collection[str] | None) -> int:
-    """Files of some ``_FILE_ROWS`` rows each, windows in order of time; returns all their rows."""
+    """Files of about ``_FILE_ROWS`` rows each, windows in order of time; returns the row count."""
     rows = 0
     sizes: list[int] = []
     writer = None
@@ -170,7 +170,7 @@ def _size_category(rows: int) -> str:
 
 
 def _checked_rows(folder: Path) -> Iterator[tuple[str, Decision | None, str | None]]:
-    """Where each row stands, and its decision or what is wrong with it."""
+    """The place of each row, and its decision or what is wrong with it."""
     paths = sorted((folder / "data").glob("*.parquet")) or sorted(folder.glob("*.parquet"))
     if not paths:
         raise RlforgeError(f"{folder} holds no dataset: no parquet file in it or in its data/")
@@ -185,12 +185,12 @@ def _checked_rows(folder: Path) -> Iterator[tuple[str, Decision | None, str | No
                     decision, problem = _checked(row)
                     if decision is not None:
                         key = decision.window_id, decision.id
-                        problem = f"id {decision.id} is there twice" if key in seen else None
+                        problem = f"id {decision.id} occurs twice" if key in seen else None
                         seen.add(key)
                     where = f"{path.relative_to(folder)} row {number}"
                     yield where, None if problem else decision, problem
         except (pa.ArrowException, OSError) as error:
-            raise RlforgeError(f"{path} does not read: {error}") from error
+            raise RlforgeError(f"{path} cannot be read: {error}") from error
 
 
 def _checked(row: Mapping[str, Any]) -> tuple[Decision | None, str | None]:
@@ -199,7 +199,7 @@ def _checked(row: Mapping[str, Any]) -> tuple[Decision | None, str | None]:
     if lacking:
         return None, f"no {', '.join(lacking)}"
     if not all(isinstance(row[name], str) for name in ("id", "agentId", "windowId")):
-        return None, "id, agentId and windowId are texts"
+        return None, "id, agentId and windowId must be texts"
     try:
         decision = to_decision({**row, "timestamp": _seconds(row["timestamp"])})
         if not isinstance(decision.action.get("type"), str):
@@ -207,8 +207,8 @@ def _checked(row: Mapping[str, Any]) -> tuple[Decision | None, str | None]:
         for name in ("state", "next_state"):
             content = getattr(decision, name)
             if not isinstance(content, dict) and not (content is None and name == "next_state"):
-                return None, f"{name} is no JSON object"
-        decision_row(decision)  # what could not be written is refused here
+                return None, f"{name} is not a JSON object"
+        decision_row(decision)  # refuses values that cannot be stored
     except (RlforgeError, ValueError, KeyError, TypeError, AttributeError) as error:
         return None, " ".join(f"{type(error).__name__}: {error}".split())
     return decision, None
@@ -220,5 +220,5 @@ def _seconds(timestamp: Any) -> float:
         return float(timestamp)
     date = datetime.fromisoformat(timestamp) if isinstance(timestamp, str) else timestamp
     if not isinstance(date, datetime):
-        raise RlforgeError(f"timestamp {timestamp!r} is no date")
+        raise RlforgeError(f"timestamp {timestamp!r} is not a date")
     return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()

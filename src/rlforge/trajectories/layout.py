@@ -1,4 +1,4 @@
-"""How a store lies on disk.
+"""The files of a store.
 
     store.json                                the version of the layout
     run.lock                                  held by the writer
@@ -6,9 +6,9 @@
     windows/WINDOW/KIND-FIRST-LAST-CRC.parquet
 
 FIRST and LAST are the numbers of the segments whose rows of that window and kind the file holds, so
-a merged file tells by its name which others it replaces, and a segment that was moved into parquet
-but not deleted yet is not read twice. CRC is the file's CRC-32: a damaged file is found by reading
-it. Nothing else says what belongs to the store, and each file appears whole, by a rename.
+the name of a merged file says which others it replaces, and a segment that was moved into parquet
+but not deleted yet is not read twice. CRC is the file's CRC-32, by which damage is found. There is
+no other index, and each file appears whole, by a rename.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DataFile:
         return self.first <= segment <= self.last
 
     def damage(self) -> str | None:
-        """What is wrong with its content, which is read; None: nothing.
+        """Read the file and say what is wrong with it; None: nothing.
 
         Raises FileNotFoundError when a merge has replaced it meanwhile.
         """
@@ -96,7 +96,7 @@ class StoreLayout:
         return self.log / f"{number:08d}.log"
 
     def segments(self) -> list[int]:
-        """Numbers of the segments there are, in order."""
+        """Numbers of the existing segments, in order."""
         if not self.log.is_dir():
             return []
         return sorted(int(path.stem) for path in self.log.iterdir() if _LOG.fullmatch(path.name))
@@ -167,7 +167,7 @@ def _listed(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def full_disk_explained(target: Path) -> Iterator[None]:
-    """Turn a full disk, met while ``target`` is written, into a StoreError; all else passes."""
+    """Turn the error of a full disk, while ``target`` is written, into a clear StoreError."""
     try:
         yield
     except Exception as error:

@@ -22,7 +22,7 @@ from rlforge.types import value
 
 log = logging.getLogger(__name__)
 
-#: Looks at the files before they are called unstable; each look but the first follows a merge.
+#: Times that the files are listed again because a merge replaced some, before a query fails.
 _LOOKS = 20
 
 _ROWS = """
@@ -45,7 +45,7 @@ _ACTIVITY = f"""
 
 @value
 class _View:
-    """What a query reads: rows in the log, and files, by table."""
+    """The data of a query, by table: rows in the log, and files."""
 
     log: Mapping[str, pa.Table]
     files: Mapping[str, Sequence[DataFile]]
@@ -54,10 +54,9 @@ class _View:
 class StoreReader:
     """The decisions in the folder ``root``, each joined with its outcome.
 
-    A file that is damaged is named once in a warning and left out; all else is served. Every query
-    sees the store as it is at that moment. Any number of readers may look on while one writes; one
-    reader may serve several threads. Raises StoreError where ``root`` is not a store of this
-    version.
+    A damaged file is named once in a warning and left out. Every query sees the store as it is at
+    that moment. Any number of readers may read while one process writes; one reader may serve
+    several threads. Raises StoreError unless ``root`` is a store of this version.
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -73,7 +72,7 @@ class StoreReader:
 
     def window_ids(self) -> list[str]:
         """Windows that hold decisions, in order of time."""
-        # The log first: what leaves it meanwhile has a folder by then.
+        # The log first: rows that leave it meanwhile have a folder by then.
         contents = [self._read_log(number) for number in self.layout.segments()]
         fresh = {
             window_id
@@ -84,7 +83,7 @@ class StoreReader:
         return sorted({*self.layout.window_ids(), *fresh})
 
     def count(self, window_id: str | None = None, agent_id: str | None = None) -> int:
-        """How many decisions there are, of one window, one agent, or both."""
+        """The number of decisions, of one window, one agent, or both."""
         table = self._query("SELECT count(*) AS n FROM decisions", _one(window_id), agent_id)
         return int(table["n"][0].as_py())
 
@@ -121,7 +120,7 @@ class StoreReader:
         return found[::-1]
 
     def activity(self, window_ids: Collection[str] | None = None) -> list[AgentActivity]:
-        """What each agent did in each of the windows; no state is read for it."""
+        """Counts of each agent in each of the windows; reads no states."""
         return [
             AgentActivity(
                 window_id=row["windowId"],
@@ -137,7 +136,7 @@ class StoreReader:
         ]
 
     def close(self) -> None:
-        """Give back memory."""
+        """Free the memory of the queries."""
         self._db.close()
 
     def _query(
@@ -168,8 +167,8 @@ class StoreReader:
         raise StoreError(f"{self.layout.root}: its files keep changing; try again")
 
     def _look(self, window_ids: Collection[str] | None) -> _View:
-        """What there is now. Raises FileNotFoundError when a merge came between."""
-        # The log first: a segment that is gone by the time it is opened is in the windows then.
+        """The current rows and files. Raises FileNotFoundError if a merge replaced some."""
+        # The log first: rows of a segment that is deleted meanwhile are in the windows by then.
         segments = [(number, self._read_log(number)) for number in self.layout.segments()]
         known = self.layout.window_ids()
         wanted = known if window_ids is None else [w for w in known if w in window_ids]
@@ -208,7 +207,7 @@ class StoreReader:
         return self._sound[file.path]
 
     def _changed(self, view: _View) -> bool:
-        """Whether any of its files has gone or was damaged since it was looked at."""
+        """Whether any of its files was deleted or damaged since it was listed."""
         files = [file for of_kind in view.files.values() for file in of_kind]
         for file in files:
             self._sound.pop(file.path, None)
@@ -223,7 +222,7 @@ def _one(window_id: str | None) -> tuple[str] | None:
 
 
 def _table(kind: str, view: _View) -> str:
-    """The rows of one table; its columns are the same whether files or log are empty."""
+    """SQL for the rows of one table; its columns do not depend on which parts are empty."""
     columns = ", ".join(f'"{name}"' for name in SCHEMAS[kind].names)
     fresh = f"SELECT {columns} FROM log_{kind}"
     if not view.files[kind]:

@@ -1,9 +1,7 @@
-"""What an agent did, and the window of time in which it did so.
+"""Decisions of market agents, their outcomes, and the windows of time that hold them.
 
-``Decision`` is the document's ``Trajectory``: one choice with the state before and after it, and
-what came of it. The names of the document (``agentId``, ``nextState``, …) appear where decisions
-leave Python, in ``rlforge.trajectories.columns``; states and actions keep them inside, because they
-are JSON from their birth.
+Fields have Python names here and camelCase names (``agentId``, ``nextState``, …) in files, see
+``rlforge.trajectories.columns``. States and actions are JSON throughout and use camelCase inside.
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ Json = Mapping[str, Any]
 
 @value
 class Metadata:
-    """How a decision came about.
+    """How a decision was made.
 
-    provider: who decided: ``scripted:NAME``, a model's name, or ``human``. reasoning: the agent's
-    own words. confidence: 0 to 1, as the agent said or as its probabilities say.
+    provider: ``scripted:NAME``, a model's name, or ``human``. reasoning: in the agent's words.
+    confidence: 0 to 1, as the agent said or from its probabilities.
     """
 
     provider: str
@@ -32,7 +30,7 @@ class Metadata:
 
 @value
 class Result:
-    """What came of a decision, known once its position is closed or the window ends.
+    """The financial outcome of a decision, known once its position is closed or the window ends.
 
     pnl, investment: in the market's currency. hold_time_minutes: of the market's clock.
     win_rate: share of the agent's settled decisions so far, this one included, with pnl > 0.
@@ -46,14 +44,14 @@ class Result:
 
 @value
 class Decision:
-    """One choice of one agent.
+    """One recorded action of one agent, with the state before and after it.
 
-    id: unique, and in the order of the agent's decisions. window_id: of the window that holds
+    id: unique, and ascending over the agent's decisions. window_id: of the window that holds
     ``timestamp`` (seconds since 1970 UTC, of the wall or the simulated clock).
-    state, next_state: ``GameState`` as JSON. action: ``Action`` as JSON, its kind under ``type``.
+    state, next_state: ``GameState`` as JSON. action: as JSON, its kind under ``type``.
     reward, next_state and result are None until the decision's outcome is known.
-    observation, completion: what a language model read and answered, with tokens, log-probs and
-    the version that drew them; empty and None for scripted traders and people.
+    observation, completion: a language model's prompt and answer, with tokens, log-probs and the
+    version that sampled them; empty and None for scripted traders and people.
     """
 
     id: str
@@ -71,13 +69,13 @@ class Decision:
 
     @property
     def complete(self) -> bool:
-        """Whether its outcome is known."""
+        """Whether the outcome is known."""
         return self.reward is not None and self.next_state is not None
 
 
 @value
 class DecisionOutcome:
-    """What completes a decision that was written before."""
+    """The outcome of a decision that was written before."""
 
     decision_id: str
     reward: float
@@ -87,11 +85,11 @@ class DecisionOutcome:
 
 @value
 class TrainingWindow:
-    """All that happened from ``start_time`` up to, not including, ``end_time`` (seconds UTC).
+    """The decisions from ``start_time`` up to, not including, ``end_time`` (seconds UTC).
 
     id: the start, as ``2024-11-13-10:00`` in UTC (with ``:SS`` where windows start between
     minutes). agents: sorted. decisions: in order of time. avg_reward: over those with a reward,
-    0 where there are none. ready: it may be trained on; otherwise ``reasons`` say what is missing.
+    0 if none has one. ready: it may be trained on; otherwise ``reasons`` say why not.
     """
 
     id: str
@@ -106,7 +104,7 @@ class TrainingWindow:
 
 @value
 class AgentActivity:
-    """What one agent did in one window.
+    """Counts of one agent's decisions in one window.
 
     actions: decisions with an action other than NO_OP. complete: those whose outcome is known.
     rewarded, reward_sum: number and sum of known rewards. newest: latest timestamp.

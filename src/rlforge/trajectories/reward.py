@@ -1,4 +1,4 @@
-"""The documented reward of a decision, its parts, and what is made of many of them.
+"""The reward of a decision and its parts, normalised rewards and returns.
 
 ``reward = 0.5 pnl / investment + 0.2 speed + 0.3 win rate``, each weight and term configurable.
 """
@@ -16,10 +16,11 @@ from rlforge.types import value
 
 @value
 class RewardParts:
-    """A reward and what it is made of.
+    """A reward and its parts.
 
-    pnl: profit and loss as a share of the investment. speed, consistency: as documented. These
-    three are before weighting. total: their weighted sum. reward: the total within its bounds.
+    pnl: profit and loss as a share of the investment. speed: ``fast_reward`` or ``slow_reward``.
+    consistency: the win rate. These three are before weighting. total: their weighted sum.
+    reward: the total, clipped to ``low`` … ``high``.
     """
 
     pnl: float
@@ -30,17 +31,26 @@ class RewardParts:
 
 
 class DecisionReward:
-    """``computeReward`` of the document. Raises ConfigError for values that cannot be."""
+    """The reward of a decision by its result. Raises ConfigError for invalid settings.
+
+    Example:
+        >>> reward = DecisionReward(DecisionRewardConfig())
+        >>> result = Result(pnl=10.0, investment=100.0, hold_time_minutes=30.0, win_rate=0.6)
+        >>> round(reward(result).reward, 3)  # 0.5 * 0.1 + 0.2 * 1 + 0.3 * 0.6
+        0.43
+        >>> DecisionReward(DecisionRewardConfig(normalize="center")).normalize([0.25, 0.5, 0.75])
+        [-0.25, 0.0, 0.25]
+    """
 
     def __init__(self, config: DecisionRewardConfig) -> None:
         check(config)
         self._config = config
 
     def __call__(self, result: Result) -> RewardParts:
-        """The reward of one decision by what came of it.
+        """The reward of one decision.
 
-        A decision that invested nothing has no return on it: its term is ``uninvested_reward``.
-        Raises RlforgeError for numbers from which no reward can be made.
+        Without an investment, ``uninvested_reward`` takes the place of pnl / investment.
+        Raises RlforgeError for a result that is not finite or outside its bounds.
         """
         config = self._config
         _check_result(result)
@@ -62,16 +72,16 @@ class DecisionReward:
         )
 
     def normalize(self, rewards: Sequence[float]) -> list[float]:
-        """The rewards of one window, in order, as ``decision_reward.normalize`` says.
+        """The rewards of one window, in order, normalised by ``decision_reward.normalize``.
 
-        Equal rewards tell nothing apart: ``center`` and ``zscore`` make them 0, ``minmax`` the
-        middle of its range.
+        Equal rewards become 0 with ``center`` and ``zscore``, the middle of the range with
+        ``minmax``.
         """
         config = self._config
         if config.normalize == "none" or not rewards:
             return list(rewards)
         least, most = min(rewards), max(rewards)
-        # Rounding alone can part equal rewards (0.1 + 0.2 and 0.3); it must not be blown up.
+        # Equal rewards may differ by rounding (0.1 + 0.2 and 0.3), which must not be scaled up.
         equal = most - least <= 1e-9 * max(1.0, abs(least), abs(most))
         if config.normalize == "minmax":
             if equal:
@@ -99,7 +109,12 @@ class DecisionReward:
 
 
 def discounted_return(rewards: Sequence[float], gamma: float) -> float:
-    """R(τ) = Σᵢ γⁱ rᵢ, the first reward undiscounted."""
+    """Σᵢ γⁱ rᵢ, the first reward undiscounted.
+
+    Example:
+        >>> discounted_return([1.0, 1.0], gamma=0.5)
+        1.5
+    """
     total = 0.0
     for reward in reversed(rewards):
         total = reward + gamma * total
@@ -107,7 +122,7 @@ def discounted_return(rewards: Sequence[float], gamma: float) -> float:
 
 
 def mean_parts(parts: Sequence[RewardParts]) -> dict[str, float]:
-    """Means for the log: ``reward``, ``reward_pnl``, ``reward_speed``, … and the clipped share."""
+    """Means for the log: ``reward``, ``reward_pnl``, ``reward_speed``, …, ``reward_clipped``."""
     if not parts:
         return {}
     count = len(parts)

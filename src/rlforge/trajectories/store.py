@@ -1,8 +1,8 @@
 """The trajectory store: every decision on disk before ``append`` returns.
 
 Decisions and outcomes are appended to a log and synced; full segments of the log move into parquet
-files by window (``layout``, ``compaction``). A process that is killed at any moment loses nothing
-that was acknowledged, and the next writer goes on where it stopped.
+files by window (``layout``, ``compaction``). A process that is killed loses no row whose ``append``
+has returned, and the next writer continues where it stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlforge.trajectories.reader import StoreReader
 from rlforge.trajectories.records import Decision, DecisionOutcome
 from rlforge.trajectories.wal import GroupCommit, SegmentWriter, rows_frame
 
-#: Ids kept in memory; beyond it, those of windows least lately written are read again if need be.
+#: Ids kept in memory. Beyond that, ids of the least recently written windows are read again.
 _MOST_IDS = 1_000_000
 _MOST_WINDOWS = 64
 
@@ -52,7 +52,7 @@ class WindowIds:
         return self._by_window[window_id]
 
     def add(self, rows: Iterable[_Row]) -> None:
-        """These are written now; their windows have been asked for with ``of``."""
+        """Add rows that are being written; ``of`` was called for their windows."""
         for row in rows:
             self._by_window[row["windowId"]].add(row["id"])
         while len(self._by_window) > _MOST_WINDOWS or (
@@ -61,13 +61,13 @@ class WindowIds:
             self._by_window.popitem(last=False)
 
     def remove(self, rows: Iterable[_Row]) -> None:
-        """These could not be written after all."""
+        """Remove rows that could not be written."""
         for row in rows:
             self._by_window.get(row["windowId"], set()).discard(row["id"])
 
 
 class OpenDecisions:
-    """Decisions whose outcome is not known yet, and where they lie."""
+    """Decisions whose outcome is not known yet, with their agent and window."""
 
     def __init__(self, reader: StoreReader) -> None:
         self._reader = reader
@@ -75,7 +75,7 @@ class OpenDecisions:
         self._taken: set[str] = set()
 
     def add(self, rows: Iterable[_Row]) -> None:
-        """Decisions that are written now; complete ones are passed over."""
+        """Add decisions that are being written; complete ones are skipped."""
         for row in rows:
             if not row["complete"]:
                 self._places[row["id"]] = row["agentId"], row["windowId"]
@@ -83,14 +83,14 @@ class OpenDecisions:
             self._places.popitem(last=False)
 
     def remove(self, rows: Iterable[_Row]) -> None:
-        """These could not be written after all."""
+        """Remove rows that could not be written."""
         for row in rows:
             self._places.pop(row["id"], None)
 
     def take(self, ids: Collection[str]) -> dict[str, _Place]:
         """Those of ``ids`` that are open, to be completed: ``done`` or ``give_back`` must follow.
 
-        Raises StoreError, and takes none, where one is not in the store.
+        Raises StoreError, and takes none, if one is not in the store.
         """
         sought = {one for one in ids if one not in self._places and one not in self._taken}
         complete = self._search(sought) if sought else set()
@@ -103,7 +103,7 @@ class OpenDecisions:
         return taken
 
     def done(self, taken: Mapping[str, _Place]) -> None:
-        """Their outcomes are written."""
+        """Their outcomes were written."""
         self._taken -= taken.keys()
 
     def give_back(self, taken: Mapping[str, _Place]) -> None:
@@ -116,7 +116,7 @@ class OpenDecisions:
         left, complete = set(sought), set()
         for window_id in reversed(self._reader.window_ids()):
             index = self._reader.index(window_id)
-            # The other open ones of the window will be asked for next.
+            # The other open decisions of the window are likely to be completed next.
             self.add(row for row in index if row["id"] not in self._taken)
             complete |= {row["id"] for row in index if row["complete"] and row["id"] in left}
             left -= {row["id"] for row in index}
@@ -131,16 +131,34 @@ log = logging.getLogger(__name__)
 
 
 def store_folder(config: StoreConfig, run_dir: Path) -> Path:
-    """Where the store of a run lies."""
+    """The folder of a run's store."""
     return run_dir / "store" if config.path is None else Path(config.path)
 
 
 class TrajectoryStore(StoreReader):
-    """The store in the folder ``root``, made if need be, open for writing as well.
+    """The store in the folder ``root``, created if missing, open for reading and writing.
 
-    One process writes at a time; its threads may append at once and share the syncs of the disk
-    (from an event loop: ``asyncio.to_thread``). Raises RunError naming the process that writes it
-    already, StoreError as ``StoreReader`` does, ConfigError for settings that cannot be.
+    One process writes at a time; its threads may append concurrently and share the syncs of the
+    disk (from an event loop: ``asyncio.to_thread``). Raises RunError naming the process that
+    writes to it already, StoreError as ``StoreReader`` does, ConfigError for invalid settings.
+
+    Example:
+        >>> import tempfile
+        >>> from rlforge.trajectories.records import Metadata
+        >>> decision = Decision(
+        ...     id="noise-1-000001",
+        ...     agent_id="noise-1",
+        ...     window_id="2024-11-13-10:00",
+        ...     state={"portfolio": {"balance": 1000.0}},
+        ...     action={"type": "NO_OP"},
+        ...     timestamp=1731492000.0,
+        ...     metadata=Metadata(provider="scripted:noise"),
+        ... )
+        >>> with tempfile.TemporaryDirectory() as folder, TrajectoryStore(folder) as store:
+        ...     written = store.append([decision]), store.append([decision])
+        ...     [stored] = store.decisions(agent_id="noise-1")
+        >>> written, stored == decision
+        ((1, 0), True)
     """
 
     def __init__(self, root: Path | str, config: StoreConfig | None = None) -> None:
@@ -171,9 +189,9 @@ class TrajectoryStore(StoreReader):
     def append(self, decisions: Sequence[Decision]) -> int:
         """Write decisions; they are on disk when this returns.
 
-        Returns how many were new: one whose id its window holds already is passed over, so that a
-        caller that was cut short may repeat itself. Raises RlforgeError, and writes none of them,
-        where one cannot be kept or the disk is full.
+        Returns how many were new: a decision whose id its window holds already is skipped, so that
+        a caller that was interrupted may repeat the call. Raises RlforgeError, and writes none of
+        them, if one cannot be stored or the disk is full.
         """
         rows = {decision.id: decision_row(decision) for decision in decisions}
         with self._state:
@@ -190,7 +208,7 @@ class TrajectoryStore(StoreReader):
             frame = rows_frame("decisions", fresh)
             self._ids.add(fresh)
             self._open.add(fresh)
-            # Entered under the lock: no outcome can come to stand before its decision.
+            # Queued under the lock, so that no outcome precedes its decision in the log.
             ticket = self._commit.enter(frame)
         try:
             self._commit.wait(ticket)
@@ -202,10 +220,10 @@ class TrajectoryStore(StoreReader):
         return len(fresh)
 
     def complete(self, outcomes: Sequence[DecisionOutcome]) -> int:
-        """Write what came of decisions written before; on disk when this returns.
+        """Write the outcomes of decisions written before; they are on disk when this returns.
 
-        Returns how many were new: the outcome of a complete decision is passed over. Raises as
-        ``append`` does, and StoreError where a decision is not in the store.
+        Returns how many were new: the outcome of a complete decision is skipped. Raises as
+        ``append`` does, and StoreError if a decision is not in the store.
         """
         by_id = {outcome.decision_id: outcome for outcome in outcomes}
         with self._state:
@@ -227,13 +245,13 @@ class TrajectoryStore(StoreReader):
         return len(rows)
 
     def compact(self) -> None:
-        """Move all that is in the log into parquet files now. Raises StoreError on a full disk."""
+        """Move all rows of the log into parquet files. Raises StoreError on a full disk."""
         with self._commit.paused(), full_disk_explained(self.layout.root):
             self._close_segment()
             self._compact_closed()
 
     def close(self) -> None:
-        """Compact, and let another process write. Closing twice is fine."""
+        """Compact, and let another process write. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -255,7 +273,7 @@ class TrajectoryStore(StoreReader):
         self.close()
 
     def _write(self, frames: Sequence[bytes]) -> None:
-        """Append to the log; only one thread is ever in here."""
+        """Append to the log; ``GroupCommit`` lets one thread at a time in here."""
         with full_disk_explained(self.layout.root):
             if self._segment is None:
                 self._segment = SegmentWriter(self.layout.segment(self._next))
@@ -263,7 +281,7 @@ class TrajectoryStore(StoreReader):
             try:
                 self._segment.write(frames)
             except OSError:
-                # After a failed sync nobody knows what a file holds: go on in another one.
+                # After a failed sync the content of the file is unknown: continue in another one.
                 self._close_segment()
                 raise
         if self._segment.size >= self._config.segment_mb * 2**20:
@@ -271,7 +289,7 @@ class TrajectoryStore(StoreReader):
             try:
                 self._compact_closed()
             except OSError as error:
-                # What was written is safe in the log, and is read from there: try again later.
+                # The rows are safe in the log and are read from there: try again later.
                 log.warning("%s: the log cannot be compacted now: %s", self.layout.root, error)
 
     def _close_segment(self) -> None:
@@ -287,7 +305,7 @@ class TrajectoryStore(StoreReader):
 
 
 def _prepare(root: Path) -> None:
-    """Make the folders of a new store; what is there already stays as it is."""
+    """Make the folders of a new store; an existing store is left as it is."""
     layout = StoreLayout(root=root)
     if root.exists() and (not root.is_dir() or (root / ABOUT).exists() or _strangers(root)):
         return
@@ -299,7 +317,7 @@ def _prepare(root: Path) -> None:
 
 
 def _strangers(root: Path) -> list[Path]:
-    """What no store has before its ``store.json``."""
+    """Files that a store without ``store.json`` cannot have: ``root`` is another folder."""
     own = ("log", "windows", RunLock.FILE)
     return [path for path in root.iterdir() if path.name not in own and path.suffix != ".tmp"]
 

@@ -1,8 +1,8 @@
 """The log of new decisions: segments of checksummed frames that only grow.
 
-A segment starts with the schemas of its tables; each further frame is a batch of rows. Whatever
-moment a writer is killed at, the frames that were synced before can be read, and the rest of an
-unfinished frame is told from them.
+A segment starts with the schemas of its tables; each further frame is a batch of rows. After a
+writer was killed, every frame synced before can be read, and an unfinished frame at the end is
+recognised as such.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlforge.types import value
 
 
 class _Ticket:
-    """One caller's frame, and what became of it."""
+    """One caller's frame, and whether it was written."""
 
     def __init__(self, frame: bytes) -> None:
         self.frame = frame
@@ -36,8 +36,14 @@ class GroupCommit:
     """Hands the frames of all waiting threads to ``write`` together.
 
     A disk takes as long to sync one decision as a thousand. While one thread writes, the others
-    queue up; the first of them to go on then writes for all that wait, in the order of their
-    ``enter``.
+    queue up; the first of them to continue then writes all queued frames, in order of ``enter``.
+
+    Example:
+        >>> commit = GroupCommit(print)
+        >>> tickets = [commit.enter(b"first"), commit.enter(b"second")]
+        >>> commit.wait(tickets[0])
+        [b'first', b'second']
+        >>> commit.wait(tickets[1])  # written already
     """
 
     def __init__(self, write: Callable[[Sequence[bytes]], None]) -> None:
@@ -47,7 +53,7 @@ class GroupCommit:
         self._queue: list[_Ticket] = []
 
     def enter(self, frame: bytes) -> _Ticket:
-        """A place in the queue; ``wait`` must follow."""
+        """Queue a frame; ``wait`` must follow."""
         ticket = _Ticket(frame)
         with self._queueing:
             self._queue.append(ticket)
@@ -63,7 +69,7 @@ class GroupCommit:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is written inside."""
+        """No frame is written while the block runs."""
         with self._writing:
             yield
 
@@ -72,7 +78,7 @@ class GroupCommit:
             tickets, self._queue = self._queue, []
         try:
             self._write([ticket.frame for ticket in tickets])
-        except BaseException as error:  # an interrupt, too: others wait for these tickets
+        except BaseException as error:  # interrupts too: other threads wait for these tickets
             for ticket in tickets:
                 ticket.error = error
         for ticket in tickets:
@@ -85,7 +91,7 @@ _HEAD = struct.Struct("<4sBII")
 #: Kinds of frames: a table's schema, and a batch of its rows.
 _SCHEMA_OF = {"decisions": 1, "outcomes": 2}
 _ROWS_OF = {"decisions": 3, "outcomes": 4}
-#: Most bytes of a frame: a damaged length must not be believed.
+#: Most bytes of a frame: a longer one has a damaged length field.
 _MOST = 1 << 31
 
 
@@ -120,7 +126,7 @@ class SegmentWriter:
     def write(self, frames: Sequence[bytes]) -> None:
         """Append ``frames``: all of them are on disk when this returns.
 
-        Raises OSError as the disk does; what was written of them is cut off again.
+        Raises OSError as the disk does; the part that was written is truncated.
         """
         data = memoryview(b"".join(frames))
         written = 0
@@ -141,10 +147,10 @@ class SegmentWriter:
 
 @value
 class SegmentContent:
-    """What a segment holds.
+    """The content of a segment.
 
-    tables: rows by table. damaged: bytes in the middle that do not read. unfinished: bytes at the
-    end of a write that was never acknowledged, or is going on just now.
+    tables: rows by table. damaged: unreadable bytes in the middle. unfinished: bytes at the end, of
+    a write that was never acknowledged or is under way.
     """
 
     tables: Mapping[str, pa.Table]

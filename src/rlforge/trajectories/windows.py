@@ -1,4 +1,4 @@
-"""The windows of a store: what each holds, and what is trained on next."""
+"""The windows of a store: their decisions, and whether they may be trained on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlforge.types import value
 
 
 def activity_of(decisions: Iterable[Decision], window_id: str) -> list[AgentActivity]:
-    """The activity in ``decisions``, taken as one window's, by agent."""
+    """The activity in ``decisions``, counted as one window, by agent."""
     by_agent: dict[str, list[Decision]] = {}
     for decision in decisions:
         by_agent.setdefault(decision.agent_id, []).append(decision)
@@ -35,14 +35,14 @@ def activity_of(decisions: Iterable[Decision], window_id: str) -> list[AgentActi
 
 
 def counts(agent: AgentActivity, config: WindowConfig) -> bool:
-    """Whether an agent has done enough in its window to count among ``window.min_agents``."""
+    """Whether an agent has enough decisions and actions to count among ``window.min_agents``."""
     return (
         agent.decisions >= config.min_trajectories_per_agent and agent.actions >= config.min_actions
     )
 
 
 def average_reward(activity: Sequence[AgentActivity]) -> float:
-    """Over all decisions with a reward; 0 where there are none."""
+    """The average over all decisions with a reward; 0 if none has one."""
     rewarded = sum(agent.rewarded for agent in activity)
     return math.fsum(agent.reward_sum for agent in activity) / rewarded if rewarded else 0.0
 
@@ -50,9 +50,9 @@ def average_reward(activity: Sequence[AgentActivity]) -> float:
 def missing(
     activity: Sequence[AgentActivity], config: WindowConfig, left_seconds: float = 0.0
 ) -> tuple[str, ...]:
-    """Why a window is not ready, one sentence each; empty: it is.
+    """Why a window is not ready for training, one sentence each; empty: it is ready.
 
-    left_seconds: how long it, or its time of grace, still lasts.
+    left_seconds: until the end of the window and its grace period.
     """
     reasons = []
     if left_seconds > 0:
@@ -73,7 +73,7 @@ def missing(
         share = "" if config.completeness == 1 else f"; {config.completeness:.0%} must be known"
         reasons.append(f"{open_ones} of {decisions} decisions have no known outcome{share}")
     average, threshold = average_reward(activity), config.avg_reward_threshold
-    # Sums of the same rewards in another order differ in the last digits.
+    # Sums of the same rewards in another order differ by rounding.
     if threshold is not None and average < threshold - 1e-9:
         reasons.append(f"average reward {number(average)} is below {threshold:g}")
     return tuple(reasons)
@@ -81,9 +81,9 @@ def missing(
 
 @value
 class WindowSummary:
-    """A window without its decisions: what a list of windows shows.
+    """A window without its decisions, for lists of windows.
 
-    Fields as in ``TrainingWindow``; activity: what each of its agents did.
+    Fields as in ``TrainingWindow``; activity: counts of each agent.
     """
 
     id: str
@@ -108,9 +108,19 @@ class WindowSummary:
 class Windows:
     """The windows of ``reader`` by the rules of ``config``.
 
-    now, wherever it is given, is the time by the clock that stamps the decisions: a window that
-    still lasts, or whose time of grace does, is not ready then. Without it, windows count as over.
-    Raises ConfigError for settings that cannot be.
+    now: the time by the clock that stamps the decisions. A window is not ready before its end and
+    ``window.grace_seconds``; without ``now``, windows count as over.
+    Raises ConfigError for invalid settings.
+
+    Example:
+        >>> import tempfile
+        >>> from rlforge.trajectories.store import TrajectoryStore
+        >>> with tempfile.TemporaryDirectory() as folder, TrajectoryStore(folder) as store:
+        ...     windows = Windows(store, WindowConfig(minutes=60))
+        ...     windows.get("2024-11-13-10:00").reasons
+        ('it has no decisions',)
+        >>> windows.due(1731495600.0)
+        '2024-11-13-10:00'
     """
 
     def __init__(self, reader: StoreReader, config: WindowConfig) -> None:
@@ -124,24 +134,24 @@ class Windows:
         return self._reader.window_ids()
 
     def due(self, now: float) -> str:
-        """The newest window that is over at ``now``, its time of grace included."""
+        """The newest window that is over at ``now``, ``window.grace_seconds`` included."""
         return self.grid.closed_by(now, self._config.grace_seconds)
 
     def due_at(self, window_id: str) -> float:
-        """When a window is over, its time of grace included."""
+        """When a window is over, ``window.grace_seconds`` included."""
         return self.grid.span(window_id)[1] + self._config.grace_seconds
 
     def get(self, window_id: str, now: float | None = None) -> TrainingWindow:
-        """One window; an empty one, with that as its reason, where it holds no decisions."""
+        """One window; without decisions it is empty and not ready."""
         start, end = self.grid.span(window_id)
         decisions = self._reader.decisions(window_id=window_id)
         return self._window(window_id, start, end, decisions, (), now)
 
     def batch(self, window_id: str, now: float | None = None) -> TrainingWindow:
-        """What is trained on once a window is over, as ``window.mode`` says.
+        """The decisions to train on after the end of a window, by ``window.mode``.
 
-        ``windowed``: the window. ``rolling``: the newest ``window.rolling_decisions`` complete
-        decisions before its end, from whichever windows; fewer are not ready.
+        ``windowed``: those of the window. ``rolling``: the newest ``window.rolling_decisions``
+        complete decisions before its end, from any window; fewer are not ready.
         """
         if self._config.mode == "windowed":
             return self.get(window_id, now)
