@@ -37,9 +37,8 @@ from rlforge.actors.engine import EngineActor
 from rlforge.actors.engine_client import RemoteEngine
 from rlforge.config.compose import compose
 from rlforge.config.schema import CollectorConfig, HardwareConfig, RunConfig
-from rlforge.engines.base import Engine
+from rlforge.engines.base import Answer, Engine
 from rlforge.engines.registry import make_engine
-from rlforge.engines.requests import Answer
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
 from rlforge.rollout.collector import Collector, Delivery
 from rlforge.rollout.lineup import train_envs

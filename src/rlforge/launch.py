@@ -287,7 +287,7 @@ def _prepared(
 
 def _check_policies(config: PolicyConfig) -> None:
     """Raise ConfigError for saved policies that the configuration names and nobody could play."""
-    from rlforge.engines.playable import check_playable
+    from rlforge.engines.registry import check_playable
 
     start = config.learner.initial_adapter
     version = PolicyRef(uid=step_name(0), kind="checkpoint", path_or_name=start)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from rlforge.engines.base import Answer
 from rlforge.engines.batching import BatchGenerator
-from rlforge.engines.requests import Answer
 from rlforge.types import Completion, PolicyRef
 
 from .conftest import VOCABULARY

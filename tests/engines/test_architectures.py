@@ -28,9 +28,8 @@ from transformers import (
 )
 
 from rlforge.config.schema import EngineConfig
-from rlforge.engines.attention import share_keys
 from rlforge.engines.batching import BatchGenerator, BatchLimits
-from rlforge.engines.cache import new_cache
+from rlforge.engines.cache import new_cache, share_keys
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.errors import ConfigError

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rlforge.engines.base import Answer
 from rlforge.engines.batching import BatchGenerator
-from rlforge.engines.requests import Answer
 from rlforge.errors import EngineError
 from rlforge.types import PolicyRef, SamplingParams
 
@@ -363,14 +363,3 @@ def test_cancelled_requests_leave_the_batch(
     assert set(answers) == {ids[2], ids[3], ids[4]}
     for answer in answers.values():
         assert_true_logprobs(base, completion_of(answer))
-
-
-def test_fail_all_answers_everything(make_core: Core, base_policy: PolicyRef) -> None:
-    core = make_core(max_sequences=1)
-    ids = [core.submit((1,), SamplingParams(max_tokens=5), base_policy) for _ in range(2)]
-    core.step()
-    ids.append(core.load(base_policy))
-    answers = core.fail_all(EngineError("closed"))
-    assert sorted(answer.id for answer in answers) == ids
-    assert all(str(answer.error) == "closed" for answer in answers)
-    assert not core.has_work

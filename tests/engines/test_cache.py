@@ -110,7 +110,7 @@ def test_a_batch_that_grows_by_single_rows_is_copied_now_and_then() -> None:
         other = Book.read([5], draw)
         join_rows(book.cache, other.cache, [0], [row], length=5, most_rows=64)
         rooms.add(book.cache.layers[0].keys.untyped_storage().data_ptr())
-        assert book.cache.layers[0].room_rows <= min(64, (row + 1) * 9 // 8)
+        assert book.cache.layers[0].buffer_rows <= min(64, (row + 1) * 9 // 8)
     assert len(rooms) < 16
 
 
@@ -120,10 +120,10 @@ def test_room_of_rows_that_left_is_given_back() -> None:
     book.grow(draw)
     keep_rows(book.cache, range(8))
     shrink(book.cache)
-    assert book.cache.layers[0].room_rows == 10
+    assert book.cache.layers[0].buffer_rows == 10
     keep_rows(book.cache, range(7))
     shrink(book.cache)
-    assert book.cache.layers[0].room_rows == 7
+    assert book.cache.layers[0].buffer_rows == 7
 
 
 class Shortage:

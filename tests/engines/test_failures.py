@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from rlforge.engines.base import Answer
 from rlforge.engines.cache import RowLayer
-from rlforge.engines.policies import PolicyKey
-from rlforge.engines.requests import Answer
 from rlforge.errors import EngineError
 from rlforge.types import PolicyRef, SamplingParams
 
@@ -56,7 +55,7 @@ def test_logits_that_are_no_numbers_end_their_own_requests_and_no_others(
     settings = [drawn, greedy, greedy, drawn, drawn]
     ids = [core.submit(p, s, base_policy) for p, s in zip(prompts, settings, strict=False)]
     assert core.step() == []
-    order = [g.id for g in core._groups[PolicyKey("", None)].running]
+    order = list(core.drawn(ids))
     ids += [core.submit(prompt, drawn, base_policy) for prompt in prompts[5:]]
 
     def spoil(_model: Any, _inputs: Any, output: Any) -> None:
@@ -137,7 +136,7 @@ def test_a_lack_of_memory_does_not(
     assert isinstance(answer.error, EngineError)
 
 
-@pytest.mark.parametrize("fails", ["reserve", "write", "copy", "_move"])
+@pytest.mark.parametrize("fails", ["reserve", "write", "copy", "resize"])
 def test_a_cache_that_fails_between_layers_ends_the_requests_that_needed_it_and_no_others(
     base: Any, make_core: Core, base_policy: PolicyRef, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaForCausalLM
 
-from rlforge.engines.policies import PolicyKey, PolicyStore, load_policy
+from rlforge.engines.policies import PolicyStore, load_policy
+from rlforge.engines.versions import PolicyKey
 from rlforge.errors import EngineError
 from rlforge.types import PolicyRef
 

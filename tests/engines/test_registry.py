@@ -1,17 +1,27 @@
-"""A configuration becomes the engine it names."""
+"""A configuration names its engine, and saved policies that it cannot play are refused before."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from rlforge.config.schema import EngineConfig, ModelConfig, RunConfig
-from rlforge.engines.registry import make_engine
-from rlforge.errors import ConfigError
+from rlforge.config.schema import LoraConfig as Trained
+from rlforge.engines.policies import load_policy
+from rlforge.engines.registry import check_playable, make_engine
+from rlforge.errors import ConfigError, PolicyLoadError
+from rlforge.league.names import parse_opponent
 from rlforge.types import PolicyRef, SamplingParams
+
+# PEFT looks at the base for a changed vocabulary.
+pytestmark = pytest.mark.filterwarnings("ignore:Could not find a config file:UserWarning")
 
 
 async def test_the_transformers_engine_answers_for_the_configured_model(
@@ -33,3 +43,107 @@ def test_an_unknown_engine_is_named_with_its_neighbours() -> None:
     config = RunConfig(engine=EngineConfig(name="transformer"))
     with pytest.raises(ConfigError, match="did you mean transformers"):
         make_engine(config)
+
+
+@pytest.fixture
+def config(base: Any, tmp_path: Path) -> RunConfig:
+    base.save_pretrained(tmp_path / "base")
+    lora = Trained(rank=5, target_modules=["q_proj"])
+    return RunConfig(
+        model=ModelConfig(kind="hf", name=str(tmp_path / "base"), lora=lora),
+        engine=EngineConfig(name="transformers"),
+    )
+
+
+@pytest.fixture
+def opponent(base: Any, tmp_path: Path) -> Callable[..., PolicyRef]:
+    def make(**lora: Any) -> PolicyRef:
+        settings = {"r": 4, "target_modules": ["q_proj"]} | lora
+        wrapped = get_peft_model(copy.deepcopy(base), LoraConfig(**settings))
+        wrapped.peft_config["default"].base_model_name_or_path = "base"
+        wrapped.save_pretrained(tmp_path / "opponent")
+        return parse_opponent(f"checkpoint:{tmp_path / 'opponent'}")
+
+    return make
+
+
+def _on_vllm(config: RunConfig) -> RunConfig:
+    return dataclasses.replace(config, engine=EngineConfig(name="vllm"))
+
+
+@pytest.mark.parametrize(
+    "lora", [{}, {"r": 64}, {"target_modules": ["v_proj", "down_proj"]}, {"use_dora": True}]
+)
+def test_the_transformers_engine_plays_adapters_of_any_rank_and_layers(
+    base: Any, config: RunConfig, opponent: Callable[..., PolicyRef], lora: dict[str, Any]
+) -> None:
+    policy = opponent(**lora)
+    check_playable([policy], config)
+    load_policy(base, policy.path_or_name or "", policy.uid)
+
+
+def test_what_it_plays_are_whole_models_of_the_same_tokens_too(
+    base: Any, config: RunConfig, tmp_path: Path
+) -> None:
+    base.save_pretrained(tmp_path / "full")
+    policy = parse_opponent(f"checkpoint:{tmp_path / 'full'}")
+    check_playable([policy], config)
+    with pytest.raises(ConfigError, match=r"full' cannot be played: .*use engine=transformers"):
+        check_playable([policy], _on_vllm(config))
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ({"r": 8}, None),  # the smallest room for model.lora.rank=5
+        ({"target_modules": ["v_proj", "down_proj"]}, None),
+        (
+            {"r": 9},
+            r"model\.lora\.rank=5 makes room for 8; raise model\.lora\.rank, or use",
+        ),
+        ({"rank_pattern": {"q_proj": 12}}, r"rank 12, and model\.lora\.rank=5 makes room for 8"),
+        (
+            {"use_dora": True},
+            r"of kind LORA, with use_dora; plain LORA is needed; use engine=transformers",
+        ),
+    ],
+)
+def test_vllm_plays_plain_adapters_up_to_the_rank_that_it_makes_room_for(
+    config: RunConfig,
+    opponent: Callable[..., PolicyRef],
+    lora: dict[str, Any],
+    message: str | None,
+) -> None:
+    policies = [opponent(**lora)]
+    if message is None:
+        check_playable(policies, _on_vllm(config))
+        return
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_playable(policies, _on_vllm(config))
+    assert str(caught.value).startswith(f"{policies[0].uid!r} cannot be played: ")
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_a_torn_opponent_is_refused_as_the_engine_would(
+    base: Any, config: RunConfig, opponent: Callable[..., PolicyRef], engine: str
+) -> None:
+    policy = opponent()
+    file = Path(policy.path_or_name or "") / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-5])
+    config = dataclasses.replace(config, engine=EngineConfig(name=engine))
+    with pytest.raises(ConfigError, match=r"opponent' cannot be played: .*truncated.*; name a ver"):
+        check_playable([policy], config)
+    with pytest.raises(PolicyLoadError):
+        load_policy(base, policy.path_or_name or "", policy.uid)
+
+
+def test_a_directory_without_weights_is_refused(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(ConfigError, match=r"run has neither adapter_config\.json nor config\.json"):
+        check_playable([parse_opponent(f"checkpoint:{tmp_path / 'run'}")], config)
+
+
+def test_others_than_saved_policies_are_not_looked_at() -> None:
+    config = RunConfig(model=ModelConfig(kind="hf", name="no/where"))
+    names = ("base", "random_legal", "openai:model")
+    check_playable([parse_opponent(name) for name in names], config)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from rlforge.engines.base import Answer
 from rlforge.engines.batching import BatchGenerator
-from rlforge.engines.requests import Answer
 from rlforge.engines.threaded import ThreadedEngine
 from rlforge.errors import EngineDeadError, EngineError
 from rlforge.types import PolicyRef, SamplingParams

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlforge.config.schema import EngineConfig
+from rlforge.engines.batching import BatchGenerator
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.errors import EngineError
 from rlforge.types import PolicyRef, SamplingParams
@@ -131,12 +132,11 @@ async def test_closing_fails_what_is_under_way_and_what_comes_after(
 async def test_a_dead_worker_fails_its_callers_with_the_cause(
     base: Any, tokenizer: Any, base_policy: PolicyRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = TransformersEngine(EngineConfig(), base, tokenizer)
-
-    def broken() -> None:
+    def broken(core: BatchGenerator) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(engine._core, "step", broken)
+    monkeypatch.setattr(BatchGenerator, "step", broken)
+    engine = TransformersEngine(EngineConfig(), base, tokenizer)
     with pytest.raises(EngineError, match="died: KeyError: 'a bug'"):
         await engine.generate([1], LONG, base_policy)
     with pytest.raises(EngineError, match="died"):

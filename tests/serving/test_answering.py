@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlforge.engines.requests import decoder
+from rlforge.engines.base import decoder
 from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.serving.answering import TextStream
 

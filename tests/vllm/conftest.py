@@ -142,3 +142,17 @@ def logprob_gap(model: Any, completion: Completion, temperature: float = 1.0) ->
     with torch.no_grad():
         scored = Scorer(model, ScorerOptions(temperature=temperature)).score(micro).logprobs
     return float((scored - torch.tensor(completion.logprobs)).abs().mean())
+
+
+def record_cached_tokens(engine: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows with each answer by the prompt tokens that it found in the cache."""
+    cached: list[int] = []
+    step = engine.llm.step
+
+    def recording() -> Any:
+        outputs = step()
+        cached.extend(output.num_cached_tokens for output in outputs if output.finished)
+        return outputs
+
+    monkeypatch.setattr(engine.llm, "step", recording)
+    return cached

@@ -18,7 +18,7 @@ from rlforge.engines.registry import make_engine
 from rlforge.errors import ConfigError, EngineError
 from rlforge.types import PolicyRef, SamplingParams
 
-from .conftest import VOCABULARY, logprob_gap
+from .conftest import VOCABULARY, logprob_gap, record_cached_tokens
 
 pytestmark = pytest.mark.vllm
 
@@ -66,13 +66,7 @@ async def test_logprobs_are_those_of_the_learner(
 async def test_versions_in_flight_together_answer_with_their_own_weights_and_cache(
     engine: Any, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    core, cached = engine._core, []
-    answer = core._answer
-    monkeypatch.setattr(
-        core,
-        "_answer",
-        lambda output: (cached.append(output.num_cached_tokens), answer(output))[1],
-    )
+    cached = record_cached_tokens(engine, monkeypatch)
 
     async def ask(index: int) -> tuple[float, float]:
         own, other = (index % 2, 1 - index % 2)
@@ -128,7 +122,7 @@ async def test_more_versions_than_places_are_all_answered(engine: Any, versions:
     for index, answer in enumerate(answers):
         assert logprob_gap(versions[index % 3][1], answer) < 1e-4
     assert len(engine.stats().resident) == 2
-    assert len(engine._core._llm.list_loras()) == 2
+    assert len(engine.llm.list_loras()) == 2
 
 
 async def test_a_version_that_vllm_refuses_sends_nobody_away(
@@ -141,7 +135,7 @@ async def test_a_version_that_vllm_refuses_sends_nobody_away(
     with pytest.raises(EngineError, match="LoRA rank 64 is greater"):
         await engine.load(large)
     assert engine.stats().resident == resident == ("step-1", "step-2")
-    assert len(engine._core._llm.list_loras()) == 2
+    assert len(engine.llm.list_loras()) == 2
     for policy, model in versions[:2]:
         answer = await engine.generate([5, 6], SamplingParams(max_tokens=20, seed=0), policy)
         assert logprob_gap(model, answer) < 1e-4
@@ -150,10 +144,10 @@ async def test_a_version_that_vllm_refuses_sends_nobody_away(
 async def test_two_hundred_swaps_keep_memory_flat_and_reuse_no_number(
     engine: Any, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    core, numbers, most = engine._core, [], 0
-    add = core._llm.add_lora
+    llm, numbers, most = engine.llm, [], 0
+    add = llm.add_lora
     monkeypatch.setattr(
-        core._llm,
+        llm,
         "add_lora",
         lambda request: (numbers.append(request.lora_int_id), add(request))[1],
     )
@@ -164,7 +158,7 @@ async def test_two_hundred_swaps_keep_memory_flat_and_reuse_no_number(
         for index in range(times):
             policy, model = versions[index % 3]
             await engine.load(policy)
-            most = max(most, len(core._llm.list_loras()))
+            most = max(most, len(llm.list_loras()))
             if index % 20 == 0:
                 completion = await engine.generate(
                     [index % 99, 3], SamplingParams(max_tokens=20), policy
@@ -203,7 +197,7 @@ async def test_only_the_named_tokens_end_an_answer(engine: Any, base_policy: Pol
             for seed in range(16)
         )
     )
-    end = engine._core._llm.model_config.hf_config.eos_token_id
+    end = engine.llm.model_config.hf_config.eos_token_id
     assert any(end in answer.token_ids[:-1] for answer in answers)
     assert {len(answer.token_ids) for answer in answers} == {100}
 
@@ -211,7 +205,7 @@ async def test_only_the_named_tokens_end_an_answer(engine: Any, base_policy: Pol
 async def test_text_leaves_special_tokens_out(engine: Any, base_policy: PolicyRef) -> None:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(engine._core._llm.model_config.tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(engine.llm.model_config.tokenizer)
     answers = await asyncio.gather(
         *(
             engine.generate([1], SamplingParams(max_tokens=60, seed=seed), base_policy)
@@ -342,7 +336,7 @@ async def test_a_cancelled_request_frees_its_place(
     assert engine.stats().running == engine.stats().queued == 0
     results = await asyncio.gather(*doomed, return_exceptions=True)
     assert all(isinstance(result, asyncio.CancelledError) for result in results)
-    assert engine._core._llm.get_num_unfinished_requests() == 0
+    assert engine.llm.get_num_unfinished_requests() == 0
 
 
 async def test_stats_count_tokens_as_they_come_and_spans_cover_the_work(

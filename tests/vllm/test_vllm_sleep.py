@@ -15,7 +15,7 @@ from rlforge.engines.registry import make_engine
 from rlforge.errors import EngineError
 from rlforge.types import PolicyRef, SamplingParams
 
-from .conftest import logprob_gap
+from .conftest import logprob_gap, record_cached_tokens
 
 pytestmark = pytest.mark.vllm
 
@@ -47,12 +47,12 @@ async def test_sleep_between_requests_changes_no_answer(
     late = [ask(index) for index in range(6, 12)]
     await falling_asleep
     await asyncio.sleep(0.1)
-    assert engine._core._llm.is_sleeping()
+    assert engine.llm.is_sleeping()
     assert all(task.done() for task in early)
     assert not any(task.done() for task in late)
     assert engine.stats().running == 0
     await engine.wake()
-    assert not engine._core._llm.is_sleeping()
+    assert not engine.llm.is_sleeping()
     for index, answer in enumerate(await asyncio.gather(*early, *late)):
         assert answer.token_ids == steady[index].token_ids
         assert logprob_gap(asked[index % 3][1], answer) < 1e-4
@@ -61,13 +61,7 @@ async def test_sleep_between_requests_changes_no_answer(
 async def test_cached_prompts_do_not_outlast_a_sleep(
     engine: Any, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    core, cached = engine._core, []
-    answer = core._answer
-    monkeypatch.setattr(
-        core,
-        "_answer",
-        lambda output: (cached.append(output.num_cached_tokens), answer(output))[1],
-    )
+    cached = record_cached_tokens(engine, monkeypatch)
     for seed, rests in enumerate((False, False, True, False)):
         if rests:
             await engine.sleep()

@@ -1,44 +1,57 @@
-"""The one protocol behind which every generator sits."""
+"""The protocols of engines, their requests and answers, and the check of a request."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
+from typing import Any, Protocol
 
 from rlforge.errors import EngineError
 from rlforge.system.utilisation import Span
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
-#: Told the token ids drawn since it was last told, in the event loop of whoever asks.
+#: Called in the caller's event loop with the token ids drawn since the last call.
 OnTokens = Callable[[Sequence[int]], None]
 
-#: Told of the end of what was asked: of the completion, or of the reason why there is none.
+#: Called once at the end of a request, with its completion or with the reason why there is none.
 OnEnd = Callable[[Completion | None, EngineError | None], None]
 
 
 @dataclass(slots=True, eq=False)
 class Caller:
-    """Who asked for something, and hears of it in ``loop``: of tokens as they come, and of the end.
+    """The callbacks of one request, which run in ``loop``: on new tokens, and at its end.
 
-    told: how many tokens it heard of. gone: it hears no more.
+    sent: how many tokens ``on_tokens`` has got. gone: no more callbacks are made.
     """
 
     loop: asyncio.AbstractEventLoop
     on_end: OnEnd
     on_tokens: OnTokens | None = None
-    told: int = 0
+    sent: int = 0
     gone: bool = False
 
 
-#: What ``generate`` is asked for, and who hears of it.
+#: The arguments of ``generate``, and its callbacks.
 Question = tuple[tuple[int, ...], SamplingParams, PolicyRef, Caller]
 
 
 @value
+class Answer:
+    """How request ``id`` ended: with a completion or an error.
+
+    Both are None for a policy that ``load`` made resident.
+    """
+
+    id: int
+    completion: Completion | None = None
+    error: EngineError | None = None
+
+
+@value
 class EngineStats:
-    """A look at an engine. tokens and busy_s count from its start; rates are the caller's work.
+    """Counters of an engine since its start, and its load now.
 
     queued: requests waiting for a place; running: sequences being generated now.
     busy_s: seconds in which the engine computed. resident: uids of the policies it holds.
@@ -56,8 +69,8 @@ class EngineStats:
 class Generator(Protocol):
     """Token ids in, token ids and their log-probabilities out.
 
-    Requests may arrive at any time and are answered as they finish; many policies may be asked
-    for at once. Failures of one request raise ``EngineError`` from that request alone.
+    Requests may arrive at any time, for many policies at once, and are answered as they finish. A
+    failed request raises ``EngineError`` to its own caller only.
     """
 
     async def generate(
@@ -68,7 +81,7 @@ class Generator(Protocol):
 
 
 class Engine(Generator, Protocol):
-    """A generator with a life of its own: policies to hold, work to report, an end."""
+    """A generator that holds policies, reports its work and can be closed."""
 
     async def generate(
         self,
@@ -77,10 +90,10 @@ class Engine(Generator, Protocol):
         policy: PolicyRef,
         on_tokens: OnTokens | None = None,
     ) -> Completion:
-        """As ``Generator.generate``; ``on_tokens`` hears of tokens while they are drawn.
+        """As ``Generator.generate``; ``on_tokens`` gets tokens while they are drawn.
 
-        The last ones come with the completion only, which holds them all. A request that is asked
-        again because its engine died begins anew; with ``params.seed`` it draws the same tokens.
+        The last tokens come with the completion only, which holds all of them. A request that is
+        repeated because its engine died starts over; with ``params.seed`` it draws the same tokens.
         """
         ...
 
@@ -89,7 +102,7 @@ class Engine(Generator, Protocol):
         ...
 
     def stats(self) -> EngineStats:
-        """Counters since the start."""
+        """Counters since the start, and the load now."""
         ...
 
     def take_busy_spans(self) -> list[Span]:
@@ -102,23 +115,81 @@ class Engine(Generator, Protocol):
 
 
 class LocalEngine(Engine, Protocol):
-    """An engine of this process: many requests at one call, and a device left for a while."""
+    """An engine of this process: takes many requests in one call, and can release its device."""
 
     def ask(self, questions: Iterable[Question]) -> None:
-        """As ``generate`` for each of them, without a wait: their callers are told."""
+        """As ``generate`` for each question, without waiting: callbacks deliver the answers."""
         ...
 
     def forget(self, callers: Iterable[Caller]) -> None:
-        """Takes requests that nobody waits for out of the batch; their callers hear no more."""
+        """Cancel the requests of ``callers``, which get no more callbacks."""
         ...
 
     async def sleep(self) -> None:
-        """Give the device's memory back until ``wake``.
+        """Release the device's memory until ``wake``.
 
-        What is being generated is finished first; all else that is asked for waits.
+        Running sequences are finished first; all other requests wait.
         """
         ...
 
     async def wake(self) -> None:
-        """Go on with what waits; nothing happens in an engine that is awake."""
+        """Continue with the requests that wait; an awake engine ignores it."""
         ...
+
+
+def check_request(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    policy: PolicyRef,
+    *,
+    max_model_len: int,
+    vocab_size: int,
+) -> int:
+    """The most tokens that the answer may have; EngineError for a request without an answer.
+
+    max_model_len: tokens of prompt and answer. vocab_size: ids at or above it are refused.
+
+    Example:
+        >>> policy = PolicyRef(uid="step-0", kind="checkpoint")
+        >>> params = SamplingParams(max_tokens=99)
+        >>> check_request([1, 2, 3], params, policy, max_model_len=64, vocab_size=50)
+        61
+    """
+    if policy.kind != "checkpoint":
+        raise EngineError(
+            f"policy {policy.uid!r} is of kind {policy.kind!r}; this engine answers for "
+            "checkpoints of its own model"
+        )
+    if not prompt:
+        raise EngineError(f"empty prompt for policy {policy.uid!r}")
+    if len(prompt) >= max_model_len:
+        raise EngineError(
+            f"prompt of {len(prompt)} tokens is {len(prompt) - max_model_len + 1} too long: "
+            f"engine.max_model_len {max_model_len} holds prompt and answer; raise it or shorten "
+            "the observation"
+        )
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        raise EngineError(
+            f"prompt holds token {max(prompt) if min(prompt) >= 0 else min(prompt)}; the model "
+            f"knows 0 to {vocab_size - 1}: was it encoded with another tokenizer?"
+        )
+    if params.max_tokens < 1:
+        raise EngineError(f"max_tokens is {params.max_tokens}; at least 1 is needed")
+    if params.temperature < 0:
+        raise EngineError(f"temperature is {params.temperature}; it must be 0 or more")
+    if not 0 < params.top_p <= 1:
+        raise EngineError(f"top_p is {params.top_p}; it must be above 0 and at most 1")
+    return min(params.max_tokens, max_model_len - len(prompt))
+
+
+def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Ids to text without special tokens. Short answers repeat, so their texts are cached."""
+
+    def decode(ids: Sequence[int]) -> str:
+        text: str = tokenizer.decode(
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    short = lru_cache(maxsize=4096)(decode)
+    return lambda ids: short(tuple(ids)) if len(ids) <= 3 else decode(ids)

@@ -1,30 +1,28 @@
-"""Continuous batching without threads: submit requests at any time, call ``step`` for answers.
+"""Continuous batching with transformers: the core of the embedded engine.
 
-A step first admits waiting requests (their prompts are read in batches of similar length and
-give their first token), then draws one more token for everything that runs. Each policy version
-has its own running batch; they take turns within a step.
+A step draws one more token for everything that runs, then admits waiting requests: their prompts
+are read in batches of similar length and give their first token. Each policy version has its own
+running batch; the batches take turns within a step.
 """
 
 from __future__ import annotations
 
-import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
 
-from rlforge.engines.base import EngineStats
+from rlforge.engines.base import Answer
+from rlforge.engines.core import StepGenerator
 from rlforge.engines.group import Generation, Group
-from rlforge.engines.policies import PolicyKey, PolicyStore
-from rlforge.engines.requests import Answer, check_request
-from rlforge.engines.waiting import WaitingRoom
+from rlforge.engines.policies import PolicyStore
+from rlforge.engines.versions import PolicyKey
 from rlforge.errors import EngineError
 from rlforge.models.devices import is_lost
 from rlforge.models.last_layer import says_the_same
-from rlforge.system.utilisation import Span, WorkLog
-from rlforge.types import Completion, PolicyRef, SamplingParams, value
+from rlforge.types import value
 
 
 @value
@@ -34,8 +32,8 @@ class BatchLimits:
     max_sequences: generated at the same time, over all policies. max_model_len: tokens of prompt
     and answer. step_prompt_tokens: prompt tokens read per step, so that long prompts do not hold
     up running answers. batch_prompt_tokens: padded prompt tokens of one forward pass.
-    patience_steps: how long requests wait while there is room for them, until they are an eighth
-    of what runs; 0 begins with them at once.
+    patience_steps: steps for which admissible requests are held back until they number at least an
+    eighth of the running ones, to be read together; 0 admits them at once.
     """
 
     max_sequences: int
@@ -45,11 +43,11 @@ class BatchLimits:
     patience_steps: int = 0
 
 
-class BatchGenerator:
-    """The engine's core: one thread calls it, nothing in it waits.
+class BatchGenerator(StepGenerator[Generation]):
+    """A ``StepGenerator`` over a base model and its adapters.
 
-    decode: token ids to text. vocab_size: ids at or above it are refused. seed: of the draws of
-    requests that bring none.
+    decode: token ids to text. vocab_size: ids at or above it are refused. pad_id: fills up shorter
+    prompts of a batch. seed: of the draws of requests that bring none.
     """
 
     def __init__(
@@ -62,66 +60,39 @@ class BatchGenerator:
         pad_id: int,
         seed: int,
     ) -> None:
+        super().__init__(
+            policies,
+            decode=decode,
+            max_model_len=limits.max_model_len,
+            vocab_size=vocab_size,
+            seed=seed,
+        )
         self._policies = policies
         self._narrow = says_the_same(policies.base)
         self._limits = limits
-        self._decode = decode
-        self._vocab_size = vocab_size
         self._pad_id = pad_id
         self._device = next(policies.base.parameters()).device
-        self._seeds = np.random.default_rng(seed)
-        self._next_id = 0
-        self._waiting: WaitingRoom[Generation] = WaitingRoom(policies)
         self._groups: dict[PolicyKey, Group] = {}
         self._stop_sets: dict[tuple[int, ...], frozenset[int]] = {}
-        self._requests = self._prompt_tokens = self._generated_tokens = self._ended = 0
-        # Steps in which somebody waited although there was room.
+        self._generated = 0
+        # Consecutive steps in which requests were held back although there was room.
         self._held_back = 0
-        self._busy_s = 0.0
-        self._work = WorkLog()
 
     # ------------------------------------------------------------ requests
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams, policy: PolicyRef) -> int:
-        """Queues a request and returns its id. Raises EngineError when it cannot be answered."""
-        limit = check_request(
-            prompt,
-            params,
-            policy,
-            max_model_len=self._limits.max_model_len,
-            vocab_size=self._vocab_size,
-        )
-        stop = self._stop_sets.get(params.stop_token_ids)
+    def _new_request(self, **fields: Any) -> Generation:
+        ids = fields["params"].stop_token_ids
+        stop = self._stop_sets.get(ids)
         if stop is None:
-            stop = self._stop_sets[params.stop_token_ids] = frozenset(params.stop_token_ids)
-        seed = params.seed
-        generation = Generation(
-            id=self._take_id(),
-            prompt=tuple(prompt),
-            params=params,
-            policy=policy,
-            seed=int(self._seeds.integers(2**63)) if seed is None else seed % 2**64,
-            limit=limit,
-            stop=stop,
-        )
-        self._waiting.add(PolicyKey.of(policy), generation)
-        return generation.id
+            stop = self._stop_sets[ids] = frozenset(ids)
+        return Generation(**fields, stop=stop)
 
-    def load(self, policy: PolicyRef) -> int:
-        """Queues the loading of ``policy`` and returns the id of its answer."""
-        ticket = self._take_id()
-        self._waiting.add_load(PolicyKey.of(policy), ticket)
-        return ticket
-
-    def cancel(self, ids: Iterable[int]) -> None:
-        """Forgets requests: they get no answer and take no more room."""
-        gone = set(ids)
-        self._waiting.cancel(gone)
+    def _drop(self, gone: set[int]) -> None:
         for group in self._groups.values():
             group.drop(gone)
 
     def drawn(self, ids: Collection[int]) -> Mapping[int, Sequence[int]]:
-        """Tokens so far of those of ``ids`` that are being generated."""
+        """Tokens so far of the running requests among ``ids``, in the order of their rows."""
         return {
             generation.id: generation.token_ids
             for group in self._groups.values()
@@ -129,51 +100,32 @@ class BatchGenerator:
             if generation.id in ids
         }
 
-    def _take_id(self) -> int:
-        self._next_id += 1
-        return self._next_id
-
     # ------------------------------------------------------------ state
-
-    @property
-    def has_work(self) -> bool:
-        """Whether ``step`` has something to do."""
-        return bool(self._groups) or self._waiting.has_work
 
     @property
     def progress(self) -> int:
         """Grows with every token read or generated, and with every request that ends."""
-        return self._prompt_tokens + self._generated_tokens + self._ended
+        return super().progress + self._prompt_tokens
 
-    def stats(self) -> EngineStats:
-        """Counters since the start; may be called from another thread."""
-        return EngineStats(
-            queued=len(self._waiting),
-            running=self._running(),
-            requests=self._requests,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
-            busy_s=self._busy_s,
-            resident=tuple(key.uid for key in self._policies.resident),
-        )
+    @property
+    def _generated_tokens(self) -> int:
+        return self._generated
 
-    def take_busy_spans(self) -> list[Span]:
-        """When it computed since the last call; may be called from another thread."""
-        return self._work.take()
+    def _generates(self) -> bool:
+        return bool(self._groups)
 
     def _running(self) -> int:
         return sum(len(group.running) for group in list(self._groups.values()))
 
     # ------------------------------------------------------------ stepping
 
-    def step(self) -> list[Answer]:
-        """One round: load, draw a token for all that run, read new prompts. Returns what ended.
+    def _compute(self) -> list[Answer]:
+        """Loads policies, draws a token for all that run, reads new prompts; returns what ended.
 
-        A policy that does not load, or a forward pass that fails, ends the requests that needed
-        it with EngineError and no others; so does a row of logits that are no numbers. Raises what
-        says that the device is lost: nothing can be computed any more.
+        A failing forward pass ends its own requests with EngineError and no others; so does a row
+        of logits that are NaN or infinite. An error that says that the device is lost is raised:
+        nothing can be computed any more.
         """
-        started = time.time()
         answers = self._waiting.place_policies(list(self._groups))
         admitted = self._admit()
         with torch.inference_mode():
@@ -191,35 +143,20 @@ class BatchGenerator:
                     answers += self._run(batch, partial(group.prefill, batch))
                     self._prompt_tokens += sum(len(g.prompt) for g in batch)
         self._groups = {key: group for key, group in self._groups.items() if group.running}
-        ended = time.time()
-        self._ended += len(answers)
-        self._busy_s += ended - started
-        self._work.add((started, ended))
         return answers
 
-    def drain(self) -> None:
-        """Begins no request until ``wake``; what runs goes on."""
-        self._waiting.close()
-
     def sleep(self) -> None:
-        """Puts all weights on the host, once nothing runs; caches went with what ran."""
+        """Moves all weights to the host; the caches of finished requests are already freed."""
         self._policies.move_to(torch.device("cpu"))
 
     def wake(self) -> None:
-        """Puts the weights back where they were, and begins requests again."""
+        """Moves the weights back, and begins requests again."""
         self._policies.move_to(self._device)
         self._waiting.open()
 
     def close(self) -> None:
         """Forgets models and caches."""
         self._groups = {}
-
-    def fail_all(self, error: EngineError) -> list[Answer]:
-        """Ends every request, waiting or running, with ``error``."""
-        ids = self._waiting.clear()
-        ids += [g.id for group in self._groups.values() for g in group.running]
-        self._groups = {}
-        return [Answer(id=i, error=error) for i in ids]
 
     def _admit(self) -> dict[PolicyKey, list[Generation]]:
         """Takes waiting requests, oldest first, while there is room for them in this step."""
@@ -252,36 +189,28 @@ class BatchGenerator:
     def _run(
         self, generations: Sequence[Generation], forward: Callable[[], list[Generation]]
     ) -> list[Answer]:
-        """Answers of a forward pass; when it fails, ``generations`` end with its error."""
+        """The answers of a forward pass; if it fails, ``generations`` end with its error."""
         try:
             ended = forward()
-        except Exception as error:  # whatever a model raises; its requests end here, with it
+        except Exception as error:  # a model may raise anything; its requests end with it
             if is_lost(error):
                 raise
-            # Whoever keeps the error must not keep keys, values and logits alive with it.
+            # A caller that keeps the error must not keep keys, values and logits alive with it.
             traceback.clear_frames(error.__traceback__)
             for group in self._groups.values():
                 group.drop({g.id for g in generations})
             reason = f"generation failed: {type(error).__name__}: {error}"
             return [Answer(id=g.id, error=_caused(EngineError(reason), error)) for g in generations]
-        self._generated_tokens += len(generations)
+        self._generated += len(generations)
         return [self._answer(generation) for generation in ended]
 
     def _answer(self, generation: Generation) -> Answer:
         if generation.finish_reason == "error":
             return Answer(id=generation.id, error=EngineError(_no_numbers(generation)))
         assert generation.finish_reason is not None
-        self._requests += 1
-        completion = Completion(
-            text=self._decode(generation.token_ids),
-            prompt_token_ids=generation.prompt,
-            token_ids=tuple(generation.token_ids),
-            logprobs=tuple(generation.logprobs),
-            finish_reason=generation.finish_reason,
-            policy_uid=generation.policy.uid,
-            policy_version=generation.policy.version,
+        return self._completed(
+            generation, generation.token_ids, generation.logprobs, generation.finish_reason
         )
-        return Answer(id=generation.id, completion=completion)
 
 
 def _no_numbers(generation: Generation) -> str:

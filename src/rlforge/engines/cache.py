@@ -1,12 +1,17 @@
-"""Keys and values of running sequences: rows that join, leave and grow.
+"""Keys and values of running sequences, and the attention of one new token over them.
 
-Sequences of one batch are aligned at their ends: shorter ones have unused positions on their
-left, which the attention mask hides. Distances within a sequence are then true distances, so
+Sequences of one batch are aligned at their ends: shorter ones have unused positions on their left,
+which the attention mask hides. Distances within a sequence are then true distances, so
 sliding-window layers see the window they were trained with.
 
-Each layer holds a room larger than what is in use, and shows a window of it: the first rows, and
-the positions up to the token read last. What joins is written into the room, in the place of rows
-that left, so that all rows are copied only when the room is too small.
+Each layer has a buffer larger than the part in use, and shows a window of it: the first rows, and
+the positions up to the token read last. New rows are written into the buffer, in the places of rows
+that left, so that all rows are copied only when the buffer is too small.
+
+Grouped-query attention (Ainslie et al. 2023, "GQA") lets several query heads read the same keys and
+values. Under a mask transformers repeats these for every head. A new token is one query position,
+so the heads of a group can take the place of query positions: they see the same keys and the same
+mask, and nothing is repeated (``grouped_attention``).
 """
 
 from __future__ import annotations
@@ -15,22 +20,30 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+#: The name of ``grouped_attention`` in transformers' registries.
+_GROUPED = "rlforge_grouped"
 
 
 class RowLayer(DynamicLayer):  # type: ignore[misc]
-    """One layer's keys and values, [rows, heads, length, head_dim] each: a window of its room.
+    """One layer's keys and values, [rows, heads, length, head_dim] each: a window of its buffer.
 
-    The stock layer copies everything for every token; this one writes into spare room, and makes
-    a new one, longer by a quarter, when that is used up. Nothing is cut off behind a sliding
-    window: the model's mask hides what is out of the window, and rows stay aligned.
+    transformers' own layer copies everything for every token; this one writes into spare positions,
+    and makes a new buffer, longer by a quarter, when they are used up. Positions out of a sliding
+    window are kept: the model's mask hides them, and rows stay aligned.
     """
 
     keys: Tensor
     values: Tensor
-    _rooms: tuple[Tensor, Tensor]
-    #: The position in the room behind the token read last.
+    #: Keys and values with their spare rows and positions.
+    buffers: tuple[Tensor, Tensor]
+    #: The position in the buffer after the token read last.
     _stop: int
 
     def update(
@@ -39,51 +52,51 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
         new = key_states.shape[-2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self._rooms, self._stop = (key_states, value_states), new
+            self.buffers, self._stop = (key_states, value_states), new
             self.show(key_states.shape[0], new)
             return self.keys, self.values
         rows, length = self.keys.shape[0], self.keys.shape[-2]
-        if self._stop + new > self._rooms[0].shape[-2]:
-            self._move(self.room_rows, length, spare=new)
-        for room, states in zip(self._rooms, (key_states, value_states), strict=True):
-            room[:rows, :, self._stop : self._stop + new] = states
+        if self._stop + new > self.buffers[0].shape[-2]:
+            self.resize(self.buffer_rows, length, spare=new)
+        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer[:rows, :, self._stop : self._stop + new] = states
         self._stop += new
         self.show(rows, length + new)
         return self.keys, self.values
 
     @property
-    def room_rows(self) -> int:
-        """Rows that there is room for."""
-        return int(self._rooms[0].shape[0])
+    def buffer_rows(self) -> int:
+        """Rows of the buffer."""
+        return int(self.buffers[0].shape[0])
 
     def show(self, rows: int, length: int) -> None:
-        """Makes the first ``rows`` and the last ``length`` positions what is in use."""
+        """Puts the first ``rows`` and the last ``length`` positions in use."""
         window = slice(self._stop - length, self._stop)
-        self.keys, self.values = (room[:rows, :, window] for room in self._rooms)
+        self.keys, self.values = (buffer[:rows, :, window] for buffer in self.buffers)
 
     def reserve(self, rows: int, length: int, most_rows: int) -> None:
-        """Makes room for ``rows`` of ``length``; what is in use stays as it is.
+        """Grows the buffer to ``rows`` of ``length``; the part in use stays as it is.
 
-        New rooms have an eighth more rows, up to ``most_rows``, so that a batch which grows row
+        New buffers have an eighth more rows, up to ``most_rows``, so that a batch which grows row
         by row is seldom copied.
         """
         used_rows, used = self.keys.shape[0], self.keys.shape[-2]
-        if rows > self.room_rows or length > self._stop:
-            spacious = max(rows, self.room_rows, min(rows + rows // 8, most_rows))
-            self._move(spacious, max(length, used))
+        if rows > self.buffer_rows or length > self._stop:
+            spacious = max(rows, self.buffer_rows, min(rows + rows // 8, most_rows))
+            self.resize(spacious, max(length, used))
         # Hidden positions are multiplied by weight zero and must be finite.
-        for room in self._rooms:
-            room[:used_rows, :, self._stop - max(length, used) : self._stop - used] = 0
+        for buffer in self.buffers:
+            buffer[:used_rows, :, self._stop - max(length, used) : self._stop - used] = 0
 
     def write(self, rows: Tensor, keys: Tensor, values: Tensor, window: int) -> None:
-        """Puts ``keys`` and ``values`` into ``rows`` of the room, ends aligned.
+        """Puts ``keys`` and ``values`` into ``rows`` of the buffer, ends aligned.
 
         window: positions that will be in use; those before the new ones become zero.
         """
         start, middle = self._stop - window, self._stop - keys.shape[-2]
-        for room, new in zip(self._rooms, (keys, values), strict=True):
-            room[:, :, start:middle].index_fill_(0, rows, 0)
-            room[:, :, middle : self._stop].index_copy_(0, rows, new)
+        for buffer, new in zip(self.buffers, (keys, values), strict=True):
+            buffer[:, :, start:middle].index_fill_(0, rows, 0)
+            buffer[:, :, middle : self._stop].index_copy_(0, rows, new)
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
         """Copies rows in use over others."""
@@ -91,24 +104,24 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
             held.index_copy_(0, targets, held[sources])
 
     def shrink(self) -> None:
-        """Takes a smaller room when more than a fifth of the rows is not in use."""
+        """Takes a smaller buffer when more than a fifth of the rows is not in use."""
         rows = self.keys.shape[0]
-        if self.room_rows > rows + rows // 4:
-            self._move(rows, self.keys.shape[-2])
+        if self.buffer_rows > rows + rows // 4:
+            self.resize(rows, self.keys.shape[-2])
 
-    def _move(self, rows: int, stop: int, spare: int = 0) -> None:
-        """Copies what is in use to a new room, where it ends at ``stop``.
+    def resize(self, rows: int, stop: int, spare: int = 0) -> None:
+        """Copies the part in use to a new buffer, where it ends at ``stop``.
 
-        It has space for ``spare`` positions after that, and for a quarter more.
+        The buffer has ``spare`` positions after that, and a quarter more.
         """
         used_rows, used = self.keys.shape[0], self.keys.shape[-2]
         length = (stop + spare) + (stop + spare) // 4 + 16
-        rooms = []
+        buffers = []
         for held in (self.keys, self.values):
-            room = held.new_empty((rows, held.shape[1], length, held.shape[3]))
-            room[:used_rows, :, stop - used : stop] = held
-            rooms.append(room)
-        self._rooms, self._stop = (rooms[0], rooms[1]), stop
+            buffer = held.new_empty((rows, held.shape[1], length, held.shape[3]))
+            buffer[:used_rows, :, stop - used : stop] = held
+            buffers.append(buffer)
+        self.buffers, self._stop = (buffers[0], buffers[1]), stop
         self.show(used_rows, used)
 
 
@@ -134,15 +147,15 @@ def join_rows(
 ) -> None:
     """Puts the rows ``taken`` of ``other``, their last ``length`` positions, at ``places``.
 
-    These are rows of ``cache`` that nobody needs, or follow its last one. most_rows: that there
-    ever will be. What others need is whole at every moment, also after a failure on the way.
+    The places are unused rows of ``cache``, or follow its last one. most_rows: that the batch can
+    ever have. Rows in use are intact at every moment, also after a failure half-way.
     """
     layers = list(zip(cache.layers, other.layers, strict=True))
     rows = max(layers[0][0].keys.shape[0], max(places) + 1)
     window = max(cache.get_seq_length(), length)
     for mine, _ in layers:
         mine.reserve(rows, window, most_rows)
-    # Made once: to a GPU each is a copy that waits for what it computes.
+    # Made once: each copy to a GPU waits for the computation under way.
     sources, targets = (_index(cache, numbers) for numbers in (taken, places))
     for mine, theirs in layers:
         new = (held[:, :, -length:][sources] for held in (theirs.keys, theirs.values))
@@ -154,8 +167,8 @@ def join_rows(
 def keep_rows(cache: Cache, rows: Sequence[int]) -> list[int]:
     """Keeps ``rows`` and drops all others; returns the new order, as indices of old rows.
 
-    Only rows behind the first ``len(rows)`` move. What is kept is whole at every moment, also after
-    a failure on the way.
+    Only rows after the first ``len(rows)`` move. Kept rows are intact at every moment, also after a
+    failure half-way.
     """
     count, kept = len(rows), set(rows)
     holes = [row for row in range(count) if row not in kept]
@@ -173,10 +186,56 @@ def keep_rows(cache: Cache, rows: Sequence[int]) -> list[int]:
 
 
 def shrink(cache: Cache) -> None:
-    """Gives back the room of rows that are no longer in use, once that is much."""
+    """Frees the rows that are no longer in use, once they are more than a fifth."""
     for layer in cache.layers:
         layer.shrink()
 
 
 def _index(cache: Cache, rows: Sequence[int]) -> Tensor:
     return torch.as_tensor(rows, device=cache.layers[0].keys.device)
+
+
+def share_keys(model: Any) -> None:
+    """Makes ``model`` use ``grouped_attention`` if it uses torch's own attention ("sdpa").
+
+    Answers stay the same. Models with another attention keep it.
+    """
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(_GROUPED)
+
+
+def grouped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: query [B, H, T, D], key and value [B, G, L, D].
+
+    attention_mask: [B, 1, T, L], true (or 0) where a key is seen; None to see all. Returns
+    [B, T, H, D]. Several new tokens, masks per head and position biases go to transformers' own
+    function.
+    """
+    batch, heads, positions, _ = query.shape
+    groups = key.shape[1]
+    per_head = attention_mask is not None and attention_mask.shape[1] > 1
+    if positions > 1 or heads == groups or per_head or options.get("position_bias") is not None:
+        result: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, **options
+        )
+        return result
+    out = scaled_dot_product_attention(
+        query.view(batch, groups, heads // groups, -1),
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=options.get("dropout", 0.0),
+        scale=options.get("scaling"),
+    )
+    return out.reshape(batch, 1, heads, out.shape[-1]), None
+
+
+AttentionInterface.register(_GROUPED, grouped_attention)
+AttentionMaskInterface.register(_GROUPED, sdpa_mask)

@@ -14,25 +14,16 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from rlforge.engines.cache import join_rows, keep_rows, new_cache, shrink, trim
+from rlforge.engines.core import EngineRequest
 from rlforge.engines.sampling import sample, uniforms
 from rlforge.models.last_layer import LastLayer
-from rlforge.types import FinishReason, PolicyRef, SamplingParams
+from rlforge.types import FinishReason
 
 
-@dataclass(slots=True, eq=False)
-class Generation:
-    """A request under way: what was asked, and the answer so far.
+@dataclass(slots=True, eq=False, kw_only=True)
+class Generation(EngineRequest):
+    """A running request and its answer so far; it is over when ``finish_reason`` is set."""
 
-    seed: of its draws, 64 bits. limit: most tokens of the answer, from max_tokens and the room
-    that the model's length leaves. It is over when ``finish_reason`` is set.
-    """
-
-    id: int
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    policy: PolicyRef
-    seed: int
-    limit: int
     stop: frozenset[int]
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -44,7 +35,7 @@ class Generation:
         return len(self.prompt) + len(self.token_ids)
 
     def append(self, token: int, logprob: float) -> None:
-        """Takes the next token, and ends the answer where it must end; NaN ends it in an error."""
+        """Appends a token; a stop token, the limit or a NaN (an error) ends the answer."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         if math.isnan(logprob):
@@ -56,11 +47,11 @@ class Generation:
 
 
 class Group:
-    """The running batch of one policy: generations join after their prefill, leave when done.
+    """The running batch of one policy: generations join after their prefill and leave when done.
 
     Rows of generations that ended or were dropped stay in the cache until others take their
-    places, or they are more than an eighth of it. max_rows: of the whole engine. narrow: of prompts
-    the last layer computes their ends only (``rlforge.models.last_layer``).
+    places, or until they are more than an eighth of it. max_rows: of the whole engine. narrow: the
+    last layer computes only the last position of each prompt (``rlforge.models.last_layer``).
     """
 
     def __init__(self, model: Any, pad_id: int, max_rows: int, *, narrow: bool) -> None:
@@ -78,19 +69,19 @@ class Group:
         return [row for row in self._rows if row is not None]
 
     def drop(self, ids: set[int]) -> None:
-        """Forgets generations whose caller no longer waits."""
+        """Forgets cancelled generations."""
         self._rows = [None if row is None or row.id in ids else row for row in self._rows]
 
     def prefill(self, joining: Sequence[Generation]) -> list[Generation]:
         """Reads the prompts of ``joining`` as one batch and draws the first token of each.
 
-        Returns those that are over after it; the others run on.
+        Returns those that are over after it; the others keep running.
         """
         width = max(len(g.prompt) for g in joining)
         ids = np.full((len(joining), width), self._pad_id, dtype=np.int64)
         for row, generation in zip(ids, joining, strict=True):
             row[width - len(generation.prompt) :] = generation.prompt
-        # Answers of one token need no keys and values afterwards.
+        # Answers of one token need no cache.
         cache = new_cache() if any(g.limit > 1 for g in joining) else None
         self._draw(joining, ids, [len(g.prompt) for g in joining], cache)
         kept = [i for i, g in enumerate(joining) if g.finish_reason is None]
@@ -104,7 +95,7 @@ class Group:
         if self._cache is None:
             return []
         running = self.running
-        # Rows that ended repeat their last token; nothing of theirs is read.
+        # Rows that ended get the padding token; their output is ignored.
         ids = np.full((len(self._rows), 1), self._pad_id, dtype=np.int64)
         alive = [i for i, row in enumerate(self._rows) if row is not None]
         ids[alive, 0] = [g.token_ids[-1] for g in running]
@@ -150,7 +141,7 @@ class Group:
         self._append([row for _, row in drawn], logits)
 
     def _only_ends_of(self, ids: np.ndarray[Any, Any]) -> AbstractContextManager[Any]:
-        """In the block the last layer computes what the last token of each row needs."""
+        """In the block, the last layer computes only the last position of each row."""
         if self._last_layer is None or ids.shape[1] == 1:
             return nullcontext()
         ends = torch.arange(1, len(ids) + 1, device=self._device) * ids.shape[1] - 1
@@ -174,7 +165,7 @@ class Group:
         return torch.tensor(values, dtype=torch.float32, device=self._device)
 
     def _join(self, joining: Sequence[Generation], kept: Sequence[int], cache: Cache) -> None:
-        """Takes in ``kept`` of ``joining``, whose keys and values are in ``cache``."""
+        """Adds ``kept`` of ``joining``, whose keys and values are in ``cache``."""
         if self._cache is None or not self.running:
             self._cache = cache
             self._rows = [g if g.finish_reason is None else None for g in joining]
@@ -189,7 +180,7 @@ class Group:
             self._rows[place] = joining[i]
 
     def _compact(self) -> None:
-        """Drops the positions that no row needs, and rows that ended once they are many."""
+        """Drops positions that no row needs, and ended rows once they are more than an eighth."""
         running = self.running
         if not running or self._cache is None:
             self._rows, self._cache = [], None

@@ -1,58 +1,35 @@
-"""The policy versions that an engine holds at once.
+"""The models of the policy versions that the transformers engine holds.
 
-Each is the base model with an adapter, or a model of its own when the checkpoint has full
-weights. Versions share every parameter that training leaves alone with the base.
+Each is the base model with an adapter, or a separate model when the checkpoint has full weights.
+Versions share every parameter that their adapter does not change with the base.
 """
 
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from rlforge.engines.attention import share_keys
+from rlforge.engines.cache import share_keys
+from rlforge.engines.versions import PolicyKey, Versions
 from rlforge.errors import ConfigError, EngineError, PolicyLoadError
 from rlforge.models.devices import give_back, is_lost, move
 from rlforge.models.files import ADAPTER_WEIGHTS, no_progress_bars
 from rlforge.models.fit import adapter_misfit, adapter_shapes, kind_of_weights, read_shapes
-from rlforge.types import PolicyRef
 
 
-class PolicyKey(NamedTuple):
-    """Which weights answer. All policies without a path share one key: the base model's."""
+class PolicyStore(Versions[nn.Module]):
+    """Loads, holds and forgets the models of policy versions.
 
-    uid: str
-    path: str | None
-
-    @classmethod
-    def of(cls, policy: PolicyRef) -> PolicyKey:
-        """The key of the weights behind ``policy``."""
-        if policy.path_or_name is None:
-            return _BASE
-        return cls(policy.uid, policy.path_or_name)
-
-
-_BASE = PolicyKey("", None)
-
-
-class PolicyStore:
-    """Loads, holds and forgets policy versions: at most ``capacity`` beside the base model.
-
-    The base model answers for every policy without a path and is never evicted. A version is
-    known by uid and path together: the same path under a new uid is read again, and the same uid
-    with another path never gets the old weights.
-
-    In float32 the adapter is folded into the weights it changes, which makes generation as cheap
-    as with the base. In bfloat16 it stays beside them: folding would round small updates away
+    In float32 the adapter is merged into the weights that it changes, which makes generation as
+    cheap as with the base. In bfloat16 it stays separate: merging would round small updates away
     (a weight of 0.02 has a spacing of 1e-4), and the learner, which keeps adapters in float32,
-    would train a policy that nobody plays.
+    would train another policy than the one that plays.
 
-    All compute attention as in ``rlforge.engines.attention``, the base model from here on, too.
+    All models, the base included, use ``rlforge.engines.cache.grouped_attention``.
     """
 
     def __init__(self, base: nn.Module, capacity: int) -> None:
@@ -60,48 +37,23 @@ class PolicyStore:
             raise EngineError(
                 f"engine.max_loras is {capacity}; at least 1 version must be resident"
             )
+        super().__init__(capacity)
         share_keys(base)
         self.base = base
-        self.capacity = capacity
-        self._models: OrderedDict[PolicyKey, nn.Module] = OrderedDict()
-
-    @property
-    def resident(self) -> tuple[PolicyKey, ...]:
-        """What is held beside the base model, least recently used first."""
-        return tuple(self._models)
-
-    def is_resident(self, key: PolicyKey) -> bool:
-        """Whether ``key`` can answer now."""
-        return key.path is None or key in self._models
 
     def use(self, key: PolicyKey) -> nn.Module:
-        """The model of a resident policy, which becomes the most recently used one."""
-        if key.path is None:
-            return self.base
-        self._models.move_to_end(key)
-        return self._models[key]
+        """The model of a resident policy, now the most recently used one."""
+        held = super().use(key)
+        return self.base if held is None else held
 
-    def load(self, key: PolicyKey, busy: Collection[PolicyKey]) -> bool:
-        """Makes ``key`` resident, in place of the least recently used one that is not busy.
-
-        Returns False when all places are busy. Raises EngineError when the policy cannot load;
-        nothing is evicted then.
-        """
-        if key.path is None or key in self._models:
-            return True
-        victim = None
-        if len(self._models) >= self.capacity:
-            victim = next((held for held in self._models if held not in busy), None)
-            if victim is None:
-                return False
-        self._models[key] = load_policy(self.base, key.path, key.uid)
+    def _replace(self, victim: PolicyKey | None, key: PolicyKey, path: str) -> None:
+        self._held[key] = load_policy(self.base, path, key.uid)
         if victim is not None:
-            del self._models[victim]
-        return True
+            del self._held[victim]
 
     def move_to(self, device: torch.device) -> None:
-        """Moves all weights, and gives back the memory that they leave behind."""
-        models = (self.base, *self._models.values())
+        """Moves all weights, and frees the memory that they used."""
+        models = (self.base, *self._held.values())
         origin = next(self.base.parameters()).device
         move((t for m in models for t in (*m.parameters(), *m.buffers())), device)
         give_back(origin)
@@ -110,8 +62,8 @@ class PolicyStore:
 def load_policy(base: nn.Module, path: str, uid: str) -> nn.Module:
     """The model of a checkpoint directory: a PEFT adapter over ``base``, or full weights.
 
-    ``base`` is left as it is. Raises PolicyLoadError naming ``path`` when there is nothing to load
-    or it does not fit the base model, and what says that the device is lost.
+    ``base`` is not changed. Raises PolicyLoadError naming ``path`` when there is nothing to load or
+    it does not fit the base model; errors that say that the device is lost pass through.
     """
     try:
         kind = kind_of_weights(Path(path))
@@ -125,11 +77,11 @@ def _with_adapter(base: nn.Module, path: str, uid: str) -> nn.Module:
 
     try:
         saved = read_shapes(Path(path) / ADAPTER_WEIGHTS)
-        # PEFT draws first weights from the global generator before it reads the saved ones. Its
-        # low_cpu_mem_usage would spare that, but rounds adapters to the dtype of the base.
+        # PEFT draws initial weights from the global generator before it reads the saved ones. Its
+        # low_cpu_mem_usage avoids that, but rounds adapters to the dtype of the base.
         with torch.random.fork_rng(devices=[]):
             wrapped: Any = PeftModel.from_pretrained(_alias(base), path)
-    except Exception as error:  # PEFT, safetensors and torch each have their own kinds
+    except Exception as error:  # PEFT, safetensors and torch each raise their own
         if is_lost(error):
             raise
         raise _does_not_load(uid, path, error) from error
@@ -137,7 +89,7 @@ def _with_adapter(base: nn.Module, path: str, uid: str) -> nn.Module:
     if (problem := adapter_misfit(saved, adapter_shapes(wrapped))) is not None:
         raise _does_not_load(uid, path, problem)
     if next(base.parameters()).dtype == torch.float32:
-        # safe_merge works on a clone of each weight, so the base keeps its own.
+        # safe_merge works on a clone of each weight; the base keeps its own.
         model: nn.Module = wrapped.merge_and_unload(safe_merge=True)
     else:
         model = wrapped.get_base_model()
@@ -153,7 +105,7 @@ def _full_model(base: nn.Module, path: str, uid: str) -> nn.Module:
             model: Any = AutoModelForCausalLM.from_pretrained(
                 path, dtype=parameter.dtype, local_files_only=True
             )
-    except Exception as error:  # transformers and safetensors each have their own kinds
+    except Exception as error:  # transformers and safetensors each raise their own
         if is_lost(error):
             raise
         raise _does_not_load(uid, path, error) from error
@@ -179,9 +131,9 @@ def _does_not_load(uid: str, path: str, error: Exception | str) -> PolicyLoadErr
 def _alias(base: nn.Module) -> nn.Module:
     """A copy of the module tree whose parameters share their storage with ``base``.
 
-    The Parameter objects are new, so that folding an adapter in replaces a weight of the copy
-    only. A tied output layer gets its own object for the same reason: an adapter on it must not
-    change the input embedding.
+    The Parameter objects are new, so that merging an adapter replaces a weight of the copy only. A
+    tied output layer gets its own object for the same reason: an adapter on it must not change the
+    input embedding.
     """
     memo: dict[int, Any] = {
         id(p): nn.Parameter(p.data, requires_grad=False) for p in base.parameters()

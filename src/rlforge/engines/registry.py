@@ -1,12 +1,58 @@
-"""Which engine a configuration asks for. A new engine is a class and one line here."""
+"""The engine that a configuration names, and the saved policies that it can play.
+
+A new engine is a class and one line in ``_ENGINES``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from rlforge.config.schema import PolicyConfig
 from rlforge.engines.base import LocalEngine
+from rlforge.engines.vllm_settings import lora_rank
 from rlforge.errors import ConfigError, nearest
+from rlforge.models.fit import (
+    check_adapter_fits,
+    check_lora,
+    check_model_fits,
+    kind_of_weights,
+)
+from rlforge.models.load import resolve_model
+from rlforge.types import PolicyRef
+
+
+def check_playable(policies: Iterable[PolicyRef], config: PolicyConfig) -> None:
+    """Raise ConfigError for the first of ``policies`` whose files the engine cannot play.
+
+    ``engine=transformers`` plays adapters of any rank over the configured model, and full weights
+    of any model with the same vocabulary; ``engine=vllm`` plays adapters up to the rank that it
+    makes room for, which follows from ``model.lora.rank``. Only saved policies are checked. The
+    message names the policy, its directory and the mend.
+
+    Example:
+        >>> check_playable([PolicyRef(uid="random_legal", kind="scripted")], PolicyConfig())
+    """
+    for policy in policies:
+        if policy.kind != "checkpoint" or policy.path_or_name is None:
+            continue
+        try:
+            _check(Path(policy.path_or_name), config)
+        except ConfigError as error:
+            raise ConfigError(f"{policy.uid!r} cannot be played: {error}") from None
+
+
+def _check(path: Path, config: PolicyConfig) -> None:
+    mend = "name a version saved over this model, such as RUN/checkpoints/step-40"
+    try:
+        if kind_of_weights(path) == "adapter":
+            check_adapter_fits(path, config.model, resolve_model(config.model))
+        else:
+            check_model_fits(path, config.model)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {mend}") from None
+    if config.engine.name == "vllm":
+        check_lora(path, config.model, lora_rank(config.model.lora.rank), vllm=True)
 
 
 def make_engine(
@@ -14,8 +60,8 @@ def make_engine(
 ) -> LocalEngine:
     """The engine ``engine.name`` on ``device`` (auto, cpu or cuda), with its model loaded.
 
-    threads: OpenMP threads of this process; None leaves them. gpus: its share of a GPU, where
-    the engine takes memory ahead of its need. Raises ConfigError for an unknown engine, a model
+    threads: OpenMP threads of this process; None leaves them. gpus: its share of a GPU, for an
+    engine that reserves memory when it starts. Raises ConfigError for an unknown engine, a model
     that does not load and a device that is not there.
     """
     name = config.engine.name
@@ -47,7 +93,7 @@ def _vllm(config: PolicyConfig, device: str, threads: int | None, gpus: float) -
     from rlforge.engines.vllm import VllmEngine
     from rlforge.models.devices import named_device
 
-    # vLLM's sleep cannot be had with the allocator of ``resolve_device``.
+    # vLLM cannot sleep with the allocator settings of ``resolve_device``.
     place = named_device(device).type
     return VllmEngine(config, device=place, threads=threads, gpus=gpus)
 

@@ -1,7 +1,4 @@
-"""A generator in a thread of its own, behind the engine protocol, and a watch over it.
-
-awake ─ sleep() ─▶ draining ─ nothing runs ─▶ asleep ─ wake() ─▶ awake
-"""
+"""Runs a ``StepGenerator`` in a thread, behind the engine protocol, with a watch over it."""
 
 from __future__ import annotations
 
@@ -13,108 +10,82 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
 from functools import partial
-from typing import Literal, Protocol
+from typing import Any
 
 from rlforge.engines.base import Caller, EngineStats, OnTokens, Question
-from rlforge.engines.requests import Answer
+from rlforge.engines.core import StepGenerator
 from rlforge.errors import EngineDeadError, EngineError
 from rlforge.system.utilisation import Span
-from rlforge.types import Completion, PolicyRef, SamplingParams
+from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
 log = logging.getLogger(__name__)
 
-
-class StepGenerator(Protocol):
-    """Continuous batching without threads: submit at any time, call ``step`` for answers.
-
-    One thread makes all calls but ``stats`` and ``take_busy_spans``. What ``step`` raises ends
-    the engine.
-    """
-
-    def submit(self, prompt: Sequence[int], params: SamplingParams, policy: PolicyRef) -> int:
-        """Queues a request and returns its id; EngineError when it cannot be answered."""
-        ...
-
-    def load(self, policy: PolicyRef) -> int:
-        """Queues the loading of ``policy`` and returns the id of its answer."""
-        ...
-
-    def cancel(self, ids: Iterable[int]) -> None:
-        """Forgets requests: they get no answer and take no more room."""
-        ...
-
-    def drawn(self, ids: Collection[int]) -> Mapping[int, Sequence[int]]:
-        """Tokens so far of those of ``ids`` that are being generated."""
-        ...
-
-    @property
-    def has_work(self) -> bool:
-        """Whether ``step`` has something to do."""
-        ...
-
-    @property
-    def progress(self) -> int:
-        """Grows with every token read or generated, and with every request that ends."""
-        ...
-
-    def step(self) -> list[Answer]:
-        """One round of computing; returns what ended."""
-        ...
-
-    def drain(self) -> None:
-        """Begins no request until ``wake``; those under way go on, and count as work."""
-        ...
-
-    def sleep(self) -> None:
-        """Gives the device's memory back; called after ``drain``, without work."""
-        ...
-
-    def wake(self) -> None:
-        """Undoes ``drain`` and ``sleep``."""
-        ...
-
-    def stats(self) -> EngineStats:
-        """Counters since the start."""
-        ...
-
-    def take_busy_spans(self) -> list[Span]:
-        """When it computed since the last call."""
-        ...
-
-    def close(self) -> None:
-        """Gives back what it holds; called once, after the last step."""
-        ...
-
-
 _Future = asyncio.Future[Completion | None]
-#: A caller and the submission that the worker makes for it, which returns the request's id.
+#: The submission that the worker makes, which returns the request's id; and its caller.
 _Call = tuple[Callable[[], int], Caller]
 _Result = tuple[Caller, Completion | None, EngineError | None]
 _StreamUpdate = tuple[Caller, Sequence[int]]
 
 
+class _State(Enum):
+    AWAKE = auto()
+    DRAINING = auto()
+    ASLEEP = auto()
+
+
+@value
+class _Orders:
+    """One round's orders to the worker: new requests, and whether to sleep.
+
+    cancelled: some callers are gone since the last round.
+    """
+
+    calls: list[_Call]
+    cancelled: bool
+    rest: bool
+
+
 class ThreadedEngine:
     """Runs ``core`` in one worker thread (see ``rlforge.engines.base``).
 
-    Its coroutines are called from any event loop, also from several; a cancelled ``generate`` or
-    ``load`` takes its request out of the batch. stuck_after_s: seconds without progress on work
-    under way, or on the way to sleep and back, after which the engine counts as dead.
+    Coroutines may be called from any event loop, also from several. Cancelling ``generate`` or
+    ``load`` cancels the request. stuck_after_s: seconds without progress, on running requests or on
+    a change of state, after which the engine counts as dead.
+
+    States of the core, which the worker changes::
+
+        AWAKE ── sleep() ──▶ DRAINING ── nothing runs ──▶ ASLEEP
+          ▲                      │                          │
+          └──────── wake() ──────┴──────────────────────────┘
+
+    Who may use which field::
+
+        _inbox, _cancelled, _end, _rest, _turn_callers   any thread, under the lock ``_changed``
+        _state, _pending, _streams                       the worker only, without a lock
+        _core                                            the worker; ``stats`` and
+                                                         ``take_busy_spans`` any thread
+        _seen                                            written by the worker, read by the watch
+        a Caller's gone                                  set under ``_changed`` or in its own loop
+
+    After the worker has ended, or when the watch finds it stuck, ``_fail_all`` reads ``_pending``.
+    Once ``_end`` is set it stays, so it may then be read without the lock.
     """
 
-    def __init__(self, core: StepGenerator, *, stuck_after_s: float) -> None:
+    def __init__(self, core: StepGenerator[Any], *, stuck_after_s: float) -> None:
         self._core = core
         self._stuck_after_s = stuck_after_s
         self._changed = threading.Condition()
         self._inbox: list[_Call] = []
-        self._someone_left = False
+        self._cancelled = False
         self._end: EngineError | None = None
-        self._pending: dict[int, Caller] = {}
-        # Whether it is to sleep, who waits until it does (or is awake again), and how far it is.
+        # Whether the engine is to sleep, and who waits until it does, or is awake again.
         self._rest = False
         self._turn_callers: list[Caller] = []
-        self._state: Literal["awake", "draining", "asleep"] = "awake"
+        self._state = _State.AWAKE
+        self._pending: dict[int, Caller] = {}
         self._streams: dict[int, Caller] = {}
         # Progress so far and when it last grew; None while there is nothing to do.
         self._seen: tuple[int, float] | None = None
@@ -135,7 +106,7 @@ class ThreadedEngine:
     ) -> Completion:
         """Continue ``prompt_token_ids`` with ``policy``, which is loaded if it is not resident.
 
-        on_tokens: told of tokens after each step; those of the last step come with the completion.
+        on_tokens: gets new tokens after each step; those of the last step come with the completion.
         Raises EngineError for a prompt without room for an answer, a policy that does not load, a
         failed computation, and when the engine closes; EngineDeadError when it cannot go on.
         """
@@ -146,7 +117,7 @@ class ThreadedEngine:
         return completion
 
     def ask(self, questions: Iterable[Question]) -> None:
-        """As ``generate`` for each of them, without a wait: their callers are told."""
+        """As ``generate`` for each question, without waiting: callbacks deliver the answers."""
         submit = self._core.submit
         self._put(
             [
@@ -156,10 +127,10 @@ class ThreadedEngine:
         )
 
     def forget(self, callers: Iterable[Caller]) -> None:
-        """Takes requests that nobody waits for out of the batch; their callers hear no more."""
+        """Cancel the requests of ``callers``, which get no more callbacks."""
         with self._changed:
             for caller in callers:
-                caller.gone = self._someone_left = True
+                caller.gone = self._cancelled = True
 
     async def load(self, policy: PolicyRef) -> None:
         """Make ``policy`` resident ahead of its first request. Raises EngineError as above."""
@@ -168,14 +139,14 @@ class ThreadedEngine:
         await self._unless_cancelled(future, caller)
 
     async def sleep(self) -> None:
-        """Finish what is being generated, then give memory back; what else is asked for waits.
+        """Finish running requests, then release the device's memory; all other requests wait.
 
         Raises EngineError as above. A ``wake`` meanwhile ends the wait.
         """
         await self._take_turn(rest=True)
 
     async def wake(self) -> None:
-        """Go on with what waits. Raises EngineError as above."""
+        """Continue with the requests that wait. Raises EngineError as above."""
         await self._take_turn(rest=False)
 
     async def _take_turn(self, *, rest: bool) -> None:
@@ -190,7 +161,7 @@ class ThreadedEngine:
         await future
 
     def stats(self) -> EngineStats:
-        """Counters since the start."""
+        """Counters since the start, and the load now."""
         return self._core.stats()
 
     def take_busy_spans(self) -> list[Span]:
@@ -200,7 +171,7 @@ class ThreadedEngine:
     async def close(self) -> None:
         """Stop; requests under way fail with ``EngineError``."""
         self._stop(EngineError("the engine is closed"))
-        # A worker that is stuck in a step never ends; it is left behind.
+        # A worker that is stuck in a step never ends; it is abandoned.
         await asyncio.to_thread(self._over.wait)
 
     def _put(self, calls: Sequence[_Call]) -> None:
@@ -250,77 +221,96 @@ class ThreadedEngine:
         _deliver([(caller, None, kind(reason)) for caller in callers], [])
 
     def _round(self) -> bool:
-        """Takes what came in and makes one step; False when the engine is to stop."""
+        """Carries out what was ordered and makes one step; False when the engine is to stop."""
         self._note_progress()
+        orders = self._take_inbox()
+        if orders is None:
+            return False
+        results = self._submit(orders.calls)
+        if orders.cancelled:
+            self._drop_cancelled()
+        self._advance_sleep(orders.rest)
+        if self._state is not _State.ASLEEP:
+            results += self._step_once()
+        _deliver(results, self._new_tokens() if self._streams else [])
+        return True
+
+    def _take_inbox(self) -> _Orders | None:
+        """Waits until there is something to do; None when the engine is to stop."""
         with self._changed:
             self._changed.wait_for(self._is_called)
             if self._end is not None:
-                return False
-            rest = self._rest
-            inbox: list[_Call] = []
-            if not rest:
-                inbox, self._inbox = self._inbox, []
-            someone_left, self._someone_left = self._someone_left, False
-        done: list[_Result] = []
-        for submit, caller in inbox:
-            if caller.gone:  # while the engine slept
+                return None
+            calls: list[_Call] = []
+            if not self._rest:
+                calls, self._inbox = self._inbox, []
+            cancelled, self._cancelled = self._cancelled, False
+            return _Orders(calls=calls, cancelled=cancelled, rest=self._rest)
+
+    def _is_called(self) -> bool:
+        """Whether there is something to do; until a change of state is over there is."""
+        work = self._state is _State.AWAKE and (self._inbox or self._core.has_work)
+        return bool(self._end or self._turn_callers or work)
+
+    def _submit(self, calls: Sequence[_Call]) -> list[_Result]:
+        """Submits requests and loads to the core; returns those that it refuses."""
+        refused: list[_Result] = []
+        for submit, caller in calls:
+            if caller.gone:  # cancelled while the engine slept
                 continue
             try:
                 number = submit()
             except EngineError as error:
-                done.append((caller, None, error))
+                refused.append((caller, None, error))
                 continue
             self._pending[number] = caller
             if caller.on_tokens is not None:
                 self._streams[number] = caller
-        if someone_left:
-            gone = [i for i, caller in self._pending.items() if caller.gone]
-            self._core.cancel(gone)
-            for i in gone:
-                del self._pending[i]
-                self._streams.pop(i, None)
-        self._turn(rest)
-        if self._state != "asleep":
-            for answer in self._core.step():
-                done.append((self._pending.pop(answer.id), answer.completion, answer.error))
-                self._streams.pop(answer.id, None)
-        _deliver(done, self._take_news() if self._streams else [])
-        return True
+        return refused
 
-    def _is_called(self) -> bool:
-        """Whether there is something to do. Until a change of turns is over, its callers call."""
-        work = self._state == "awake" and (self._inbox or self._core.has_work)
-        return bool(self._end or self._turn_callers or work)
+    def _drop_cancelled(self) -> None:
+        gone = [i for i, caller in self._pending.items() if caller.gone]
+        self._core.cancel(gone)
+        for i in gone:
+            del self._pending[i]
+            self._streams.pop(i, None)
 
-    def _turn(self, rest: bool) -> None:
-        """One step on the way to sleep, or all of the way back."""
-        if rest and self._state == "awake":
+    def _advance_sleep(self, rest: bool) -> None:
+        """The transitions that are possible now; answers ``sleep`` and ``wake`` at their ends."""
+        if rest and self._state is _State.AWAKE:
             self._core.drain()
-            self._state = "draining"
-        if rest and self._state == "draining" and not self._core.has_work:
+            self._state = _State.DRAINING
+        if rest and self._state is _State.DRAINING and not self._core.has_work:
             self._seen = (self._core.progress, time.monotonic())
             self._core.sleep()
-            self._state = "asleep"
-        if not rest and self._state != "awake":
+            self._state = _State.ASLEEP
+        if not rest and self._state is not _State.AWAKE:
             self._seen = (self._core.progress, time.monotonic())
             self._core.wake()
-            self._state = "awake"
+            self._state = _State.AWAKE
         self._note_progress()
         with self._changed:
-            if self._rest != rest or self._state == "draining":
+            if self._rest != rest or self._state is _State.DRAINING:
                 return
             callers, self._turn_callers = self._turn_callers, []
         _deliver([(caller, None, None) for caller in callers], [])
 
-    def _take_news(self) -> list[_StreamUpdate]:
-        """Tokens that streams do not have yet."""
-        news: list[_StreamUpdate] = []
+    def _step_once(self) -> list[_Result]:
+        results: list[_Result] = []
+        for answer in self._core.step():
+            results.append((self._pending.pop(answer.id), answer.completion, answer.error))
+            self._streams.pop(answer.id, None)
+        return results
+
+    def _new_tokens(self) -> list[_StreamUpdate]:
+        """Tokens that streams have not got yet."""
+        updates: list[_StreamUpdate] = []
         for number, tokens in self._core.drawn(self._streams).items():
             caller = self._streams[number]
-            if len(tokens) > caller.told:
-                news.append((caller, tuple(tokens[caller.told :])))
-                caller.told = len(tokens)
-        return news
+            if len(tokens) > caller.sent:
+                updates.append((caller, tuple(tokens[caller.sent :])))
+                caller.sent = len(tokens)
+        return updates
 
     # ------------------------------------------------------------ the watch
 
@@ -331,7 +321,7 @@ class ThreadedEngine:
             self._seen = (self._core.progress, time.monotonic())
 
     def _watch_worker(self) -> None:
-        """Declares the engine dead when work is under way and nothing comes of it."""
+        """Declares the engine dead when it has work and makes no progress."""
         while not self._over.wait(self._stuck_after_s / 4):
             seen = self._seen
             if seen is None or time.monotonic() - seen[1] <= self._stuck_after_s:
@@ -349,24 +339,24 @@ class ThreadedEngine:
             self._over.set()
 
 
-def _deliver(results: Iterable[_Result], news: Iterable[_StreamUpdate]) -> None:
-    """Hands both to the loops that wait for them: one wake-up per loop, not per request."""
+def _deliver(results: Iterable[_Result], updates: Iterable[_StreamUpdate]) -> None:
+    """Passes both to the callers' event loops: one wake-up per loop, not per request."""
     by_loop: dict[asyncio.AbstractEventLoop, tuple[list[_Result], list[_StreamUpdate]]] = (
         defaultdict(lambda: ([], []))
     )
     for result in results:
         by_loop[result[0].loop][0].append(result)
-    for piece in news:
-        by_loop[piece[0].loop][1].append(piece)
+    for update in updates:
+        by_loop[update[0].loop][1].append(update)
     for loop, batch in by_loop.items():
-        # A loop that closed meanwhile has no callers left.
+        # A loop that is closed by now has no callers left.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_tell, *batch)
+            loop.call_soon_threadsafe(_call_back, *batch)
 
 
-def _tell(results: list[_Result], news: list[_StreamUpdate]) -> None:
-    for caller, tokens in news:
-        if not caller.gone and caller.on_tokens is not None:  # nor left meanwhile
+def _call_back(results: list[_Result], updates: list[_StreamUpdate]) -> None:
+    for caller, tokens in updates:
+        if not caller.gone and caller.on_tokens is not None:
             caller.on_tokens(tokens)
     for caller, completion, error in results:
         if not caller.gone:
@@ -375,16 +365,16 @@ def _tell(results: list[_Result], news: list[_StreamUpdate]) -> None:
 
 
 def _future_caller(on_tokens: OnTokens | None = None) -> tuple[_Future, Caller]:
-    """A caller of this event loop, and the future that what it is told ends."""
+    """A caller in this event loop, and the future that its end sets."""
     loop = asyncio.get_running_loop()
     future: _Future = loop.create_future()
 
-    def settle(completion: Completion | None, error: EngineError | None) -> None:
-        if future.done():  # cancelled while the answer was under way
+    def finish(completion: Completion | None, error: EngineError | None) -> None:
+        if future.done():  # cancelled before the answer arrived
             return
         if error is not None:
             future.set_exception(error)
         else:
             future.set_result(completion)
 
-    return future, Caller(loop, settle, on_tokens)
+    return future, Caller(loop, finish, on_tokens)

@@ -8,25 +8,26 @@ from typing import Any
 from torch import nn
 
 from rlforge.config.schema import EngineConfig
+from rlforge.engines.base import decoder
 from rlforge.engines.batching import BatchGenerator, BatchLimits
 from rlforge.engines.policies import PolicyStore
-from rlforge.engines.requests import decoder
 from rlforge.engines.threaded import ThreadedEngine
 from rlforge.errors import ConfigError
 from rlforge.system.limits import PROMPT_TOKENS
 
-#: Steps that requests wait on a GPU, to be read together. A pass over a few prompts takes as long
-#: there as a step of all that runs: with one every n steps it costs 1/n of the time, and waiting
-#: n/2 steps as great a part of an answer's length. For 128 tokens the best n is 16.
+#: Steps for which requests wait on a GPU, to be read together. A prefill costs about one decode
+#: step, however many prompts it reads. One prefill in n steps costs 1/n of the time; requests wait
+#: n/2 steps, which is n/(2L) of an answer of L tokens. The sum is least at n = √(2L), 16 at
+#: L = 128.
 _GPU_PATIENCE_STEPS = 16
 
 
 class TransformersEngine(ThreadedEngine):
     """Continuous batching over a base model and its adapters (see ``rlforge.engines.base``).
 
-    model: the base model, on its device, in the dtype it is to run in; its weights stay
-    as they are. tokenizer: turns answers into text, without special tokens. seed: of the draws of
-    requests that bring no seed.
+    model: the base model, on its device, in the dtype to run in; its weights are not changed.
+    tokenizer: turns answers into text, without special tokens. seed: of the draws of requests that
+    bring none.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ def _positions(model: Any) -> int:
 
 
 def _check_layers(model: Any) -> None:
-    """Raises ConfigError for models whose layers keep something else than keys and values."""
+    """Raises ConfigError for models whose layers cache anything but keys and values."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if model.config.is_encoder_decoder:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from rlforge.config.compose import from_yaml
 from rlforge.config.schema import HardwareConfig, RunConfig
-from rlforge.engines.playable import check_playable
-from rlforge.engines.registry import make_engine
+from rlforge.engines.registry import check_playable, make_engine
 from rlforge.errors import CheckpointError
 from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent

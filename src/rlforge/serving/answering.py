@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Self
 
-from rlforge.engines.requests import check_request, decoder
+from rlforge.engines.base import check_request, decoder
 from rlforge.errors import EngineError, RlforgeError
 from rlforge.serving.protocol import ChatRequest, CompletionRequest, Sampling
 from rlforge.serving.service import DeploymentService

@@ -14,7 +14,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlforge.config.schema import LoraConfig
 from rlforge.engines.cache import new_cache
-from rlforge.engines.policies import PolicyKey, PolicyStore
+from rlforge.engines.policies import PolicyStore
+from rlforge.engines.versions import PolicyKey
 from rlforge.models.shape import KNOWN, shape_from_config
 from rlforge.preflight.memory import engine as memory
 from rlforge.preflight.memory.engine import EngineJob
@@ -66,7 +67,9 @@ def test_a_cache_that_grows_stays_within_its_room(model, dtype):
         for width in [64, *[1] * (length - 64)]:
             ids = torch.ones(1, width, dtype=torch.long)
             model(input_ids=ids, past_key_values=cache, use_cache=True)
-    held = sum(room.untyped_storage().nbytes() for layer in cache.layers for room in layer._rooms)
+    held = sum(
+        buffer.untyped_storage().nbytes() for layer in cache.layers for buffer in layer.buffers
+    )
     shape = shape_from_config("some", model.config.to_dict())
     job = make_job(shape=shape, bf16=dtype == torch.bfloat16, length=length)
 

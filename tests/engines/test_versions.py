@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from peft import LoraConfig
 from safetensors.torch import save_file
 
-from rlforge.engines.adapters import Adapter, AdapterTable
-from rlforge.engines.policies import PolicyKey
+from rlforge.engines.versions import Adapter, AdapterTable, PolicyKey
 from rlforge.errors import EngineError
 
 BASE = PolicyKey("", None)

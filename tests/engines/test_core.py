@@ -6,56 +6,48 @@ from collections.abc import Collection
 
 import pytest
 
-from rlforge.engines.policies import PolicyKey
-from rlforge.engines.waiting import WaitingRoom
+from rlforge.engines.core import EngineRequest, WaitingRoom
+from rlforge.engines.versions import PolicyKey, Versions
 from rlforge.errors import EngineError
-from rlforge.types import value
+from rlforge.types import PolicyRef, SamplingParams
 
 A, B, C = (PolicyKey(uid, f"/{uid}") for uid in "abc")
 
 
-@value
-class Request:
-    id: int
-    prompt: tuple[int, ...] = (1, 2)
+def _request(number: int) -> EngineRequest:
+    return EngineRequest(
+        id=number,
+        prompt=(1, 2),
+        params=SamplingParams(),
+        policy=PolicyRef(uid="any", kind="checkpoint"),
+        seed=0,
+        limit=1,
+    )
 
 
-class Places:
+class Places(Versions[str]):
     """Room for some versions; loading ``broken`` fails."""
 
     def __init__(self, capacity: int, broken: Collection[PolicyKey] = ()) -> None:
-        self._capacity, self._broken = capacity, broken
-        self.resident: list[PolicyKey] = []
+        super().__init__(capacity)
+        self._broken = broken
 
-    def is_resident(self, key: PolicyKey) -> bool:
-        return key in self.resident
-
-    def load(self, key: PolicyKey, busy: Collection[PolicyKey]) -> bool:
+    def _replace(self, victim: PolicyKey | None, key: PolicyKey, path: str) -> None:
         if key in self._broken:
             raise EngineError(f"{key.uid} is broken")
-        if key in self.resident:
-            return True
-        if len(self.resident) == self._capacity:
-            idle = [held for held in self.resident if held not in busy]
-            if not idle:
-                return False
-            self.resident.remove(idle[0])
-        self.resident.append(key)
-        return True
-
-    def use(self, key: PolicyKey) -> None:
-        self.resident.remove(key)
-        self.resident.append(key)
+        if victim is not None:
+            del self._held[victim]
+        self._held[key] = path
 
 
-def _room(capacity: int, *asked: tuple[PolicyKey, int]) -> WaitingRoom[Request]:
-    room: WaitingRoom[Request] = WaitingRoom(Places(capacity))
+def _room(capacity: int, *asked: tuple[PolicyKey, int]) -> WaitingRoom[EngineRequest]:
+    room: WaitingRoom[EngineRequest] = WaitingRoom(Places(capacity))
     for key, number in asked:
-        room.add(key, Request(id=number))
+        room.add(key, _request(number))
     return room
 
 
-def _ids(admitted: list[tuple[PolicyKey, Request]]) -> list[int]:
+def _ids(admitted: list[tuple[PolicyKey, EngineRequest]]) -> list[int]:
     return [request.id for _, request in admitted]
 
 
@@ -78,8 +70,8 @@ def test_a_version_without_a_place_waits_until_the_oldest_running_one_is_done() 
     room = _room(2, (A, 1), (B, 2), (C, 3))
     room.place_policies([])
     assert _ids(room.admit(10, 1000)) == [1, 2]
-    room.add(A, Request(id=4))
-    room.add(B, Request(id=5))
+    room.add(A, _request(4))
+    room.add(B, _request(5))
     room.place_policies([A, B])
     # A is to leave for C, so it takes nobody new; B goes on.
     assert _ids(room.admit(10, 1000)) == [5]
@@ -100,17 +92,17 @@ def test_a_load_is_answered_once_its_version_is_there() -> None:
 
 def test_a_version_asked_for_ahead_of_its_requests_outlives_the_next_one_to_load() -> None:
     places = Places(2)
-    room: WaitingRoom[Request] = WaitingRoom(places)
+    room: WaitingRoom[EngineRequest] = WaitingRoom(places)
     for ticket, key in enumerate((A, B, A, C)):
         room.add_load(key, ticket)
         assert [answer.id for answer in room.place_policies([])] == [ticket]
-    assert places.resident == [A, C]
+    assert places.resident == (A, C)
 
 
 def test_a_version_that_does_not_load_ends_those_who_wait_for_it_and_nobody_else() -> None:
-    room: WaitingRoom[Request] = WaitingRoom(Places(2, broken=[A]))
+    room: WaitingRoom[EngineRequest] = WaitingRoom(Places(2, broken=[A]))
     for key, number in ((A, 1), (B, 2), (A, 3)):
-        room.add(key, Request(id=number))
+        room.add(key, _request(number))
     room.add_load(A, 4)
     ended = room.place_policies([])
     assert [answer.id for answer in ended] == [1, 3, 4]
@@ -120,23 +112,24 @@ def test_a_version_that_does_not_load_ends_those_who_wait_for_it_and_nobody_else
     assert _ids(room.admit(10, 1000)) == [2]
 
 
-def test_who_cancels_is_forgotten() -> None:
+def test_cancelled_requests_and_loads_are_forgotten() -> None:
     room = _room(2, (A, 1), (A, 2), (B, 3))
     room.add_load(C, 4)
     room.cancel({1, 3, 4})
     assert room.place_policies([]) == []
     assert _ids(room.admit(10, 1000)) == [2]
     assert not room.has_work
-    room.add(A, Request(id=5))
+    room.add(A, _request(5))
     room.add_load(B, 6)
-    assert sorted(room.clear()) == [5, 6]
+    assert room.has_work
+    room.cancel({5, 6})
     assert not room.has_work
 
 
 def test_a_closed_room_takes_requests_in_and_lets_none_through() -> None:
     room = _room(1, (A, 1))
     room.close()
-    room.add(A, Request(id=2))
+    room.add(A, _request(2))
     room.add_load(B, 3)
     assert not room.has_work
     assert room.place_policies([]) == []

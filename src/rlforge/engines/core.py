@@ -1,0 +1,320 @@
+"""The core of an engine: requests that wait for their policy version, and the steps that answer.
+
+``StepGenerator`` is continuous batching without threads. Its subclasses compute:
+``batching.BatchGenerator`` with transformers, ``vllm.VllmGenerator`` with vLLM.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+
+from rlforge.engines.base import Answer, EngineStats, check_request
+from rlforge.engines.versions import PolicyKey, Versions
+from rlforge.errors import EngineError
+from rlforge.system.utilisation import Span, WorkLog
+from rlforge.types import Completion, FinishReason, PolicyRef, SamplingParams
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class EngineRequest:
+    """A request of ``generate``. ids grow in order of arrival.
+
+    seed: of its draws. limit: most tokens of the answer, from max_tokens and the room that the
+    model's length leaves.
+    """
+
+    id: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    policy: PolicyRef
+    seed: int
+    limit: int
+
+
+R = TypeVar("R", bound=EngineRequest)
+
+
+class WaitingRoom(Generic[R]):
+    """Waiting requests and loads by policy version; first come, first served.
+
+    One thread calls its methods; any thread may call ``len`` (the number of waiting requests).
+    While the room is closed, requests can be added but are not admitted.
+    """
+
+    def __init__(self, versions: Versions[Any]) -> None:
+        self._versions = versions
+        self._requests: dict[PolicyKey, deque[R]] = {}
+        self._loads: dict[PolicyKey, list[int]] = {}
+        self._leaving: set[PolicyKey] = set()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in list(self._requests.values()))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request or a load waits that may be admitted."""
+        return not self._closed and bool(self._requests or self._loads)
+
+    def close(self) -> None:
+        """Admits nothing until ``open``."""
+        self._closed = True
+
+    def open(self) -> None:
+        """Admits requests again."""
+        self._closed = False
+
+    def add(self, key: PolicyKey, request: R) -> None:
+        """``request`` waits for ``key``."""
+        self._requests.setdefault(key, deque()).append(request)
+
+    def add_load(self, key: PolicyKey, ticket: int) -> None:
+        """``ticket`` is answered once ``key`` is resident."""
+        self._loads.setdefault(key, []).append(ticket)
+
+    def cancel(self, gone: Collection[int]) -> None:
+        """Forgets requests and loads by id."""
+        queues = {k: deque(r for r in q if r.id not in gone) for k, q in self._requests.items()}
+        self._requests = {key: queue for key, queue in queues.items() if queue}
+        loads = {k: [i for i in ids if i not in gone] for k, ids in self._loads.items()}
+        self._loads = {key: ids for key, ids in loads.items() if ids}
+
+    def place_policies(self, running: Sequence[PolicyKey]) -> list[Answer]:
+        """Makes the policies of waiting requests and loads resident, in order of arrival.
+
+        Where every place is in use, the least recently used version gets no new requests until its
+        ``running`` ones are done; then it is replaced. So no policy waits for ever. Returns the
+        loads that are done, and the requests that end because their policy does not load.
+        """
+        if self._closed:
+            return []
+        asked = {key: tickets[0] for key, tickets in self._loads.items()}
+        for key, queue in self._requests.items():
+            asked[key] = min(queue[0].id, asked.get(key, queue[0].id))
+        busy = set(running)
+        leaving: list[PolicyKey] = []
+        answers: list[Answer] = []
+        for key in sorted(asked, key=lambda k: asked[k]):
+            try:
+                if not self._versions.load(key, busy):
+                    in_use = [k for k in self._versions.resident if k in running]
+                    leaving += [k for k in in_use if k not in leaving][:1]
+                    continue
+            except EngineError as error:
+                failed = [r.id for r in self._requests.pop(key, ())] + self._loads.pop(key, [])
+                answers += [Answer(id=i, error=error) for i in failed]
+                continue
+            busy.add(key)
+            if tickets := self._loads.pop(key, []):
+                self._versions.use(key)  # the next load must not replace it
+                answers += [Answer(id=ticket) for ticket in tickets]
+        self._leaving = set(leaving)
+        return answers
+
+    def admit(self, room: int, prompt_tokens: int) -> list[tuple[PolicyKey, R]]:
+        """Takes requests of resident policies, oldest first.
+
+        At most ``room`` of them, and none after the one that brings the tokens of all their prompts
+        to ``prompt_tokens``.
+        """
+        if self._closed:
+            return []
+        ready = {
+            key: queue
+            for key, queue in self._requests.items()
+            if key not in self._leaving and self._versions.is_resident(key)
+        }
+        admitted: list[tuple[PolicyKey, R]] = []
+        while ready and room > 0 and prompt_tokens > 0:
+            key = min(ready, key=lambda k: ready[k][0].id)
+            request = ready[key].popleft()
+            admitted.append((key, request))
+            room -= 1
+            prompt_tokens -= len(request.prompt)
+            if not ready[key]:
+                del ready[key], self._requests[key]
+        return admitted
+
+
+class StepGenerator(ABC, Generic[R]):
+    """Continuous batching without threads: submit at any time, call ``step`` for answers.
+
+    One thread makes all calls but ``stats`` and ``take_busy_spans``, which any thread may make.
+
+    decode: token ids to text. max_model_len: tokens of prompt and answer. vocab_size: ids at or
+    above it are refused. seed: of the draws of requests that bring none.
+    """
+
+    #: Seeds of requests are taken modulo this.
+    seed_range: ClassVar[int] = 2**64
+
+    def __init__(
+        self,
+        versions: Versions[Any],
+        *,
+        decode: Callable[[Sequence[int]], str],
+        max_model_len: int,
+        vocab_size: int,
+        seed: int,
+    ) -> None:
+        self._versions = versions
+        self._waiting: WaitingRoom[R] = WaitingRoom(versions)
+        self._decode, self._max_model_len, self._vocab_size = decode, max_model_len, vocab_size
+        self._seeds = np.random.default_rng(seed)
+        self._ids = itertools.count(1)
+        self._requests = self._prompt_tokens = self._ended = 0
+        self._busy_s, self._work = 0.0, WorkLog()
+
+    # ------------------------------------------------------------ requests
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams, policy: PolicyRef) -> int:
+        """Queues a request and returns its id. Raises EngineError when it cannot be answered."""
+        limit = check_request(
+            prompt,
+            params,
+            policy,
+            max_model_len=self._max_model_len,
+            vocab_size=self._vocab_size,
+        )
+        given = params.seed
+        seed = int(self._seeds.integers(2**63)) if given is None else given % self.seed_range
+        request = self._new_request(
+            id=next(self._ids),
+            prompt=tuple(prompt),
+            params=params,
+            policy=policy,
+            seed=seed,
+            limit=limit,
+        )
+        self._waiting.add(PolicyKey.of(policy), request)
+        return request.id
+
+    def load(self, policy: PolicyRef) -> int:
+        """Queues the loading of ``policy`` and returns the id of its answer."""
+        ticket = next(self._ids)
+        self._waiting.add_load(PolicyKey.of(policy), ticket)
+        return ticket
+
+    def cancel(self, ids: Iterable[int]) -> None:
+        """Forgets requests: they get no answer and take no more room."""
+        gone = set(ids)
+        self._waiting.cancel(gone)
+        self._drop(gone)
+
+    @abstractmethod
+    def drawn(self, ids: Collection[int]) -> Mapping[int, Sequence[int]]:
+        """Tokens so far of the running requests among ``ids``."""
+
+    # ------------------------------------------------------------ state
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has something to do."""
+        return self._generates() or self._waiting.has_work
+
+    @property
+    def progress(self) -> int:
+        """Grows with every token generated and with every request that ends."""
+        return self._ended + self._generated_tokens
+
+    def stats(self) -> EngineStats:
+        """Counters since the start, and the load now."""
+        return EngineStats(
+            queued=len(self._waiting),
+            running=self._running(),
+            requests=self._requests,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            busy_s=self._busy_s,
+            resident=tuple(key.uid for key in self._versions.resident),
+        )
+
+    def take_busy_spans(self) -> list[Span]:
+        """When it computed since the last call."""
+        return self._work.take()
+
+    # ------------------------------------------------------------ stepping
+
+    def step(self) -> list[Answer]:
+        """One round: load policies, begin requests, draw a token for all that run.
+
+        Returns what ended. A policy that does not load ends its requests with EngineError. An
+        exception means that the engine cannot go on.
+        """
+        started = time.time()
+        answers = self._compute()
+        ended = time.time()
+        self._ended += len(answers)
+        self._busy_s += ended - started
+        self._work.add((started, ended))
+        return answers
+
+    def drain(self) -> None:
+        """Begins no request until ``wake``; running ones go on, and count as work."""
+        self._waiting.close()
+
+    @abstractmethod
+    def sleep(self) -> None:
+        """Releases the device's memory; called after ``drain``, without work."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Undoes ``drain`` and ``sleep``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Releases all it holds; called once, after the last step."""
+
+    # ------------------------------------------------------------ for subclasses
+
+    @abstractmethod
+    def _new_request(self, **fields: Any) -> R:
+        """A request with the fields of ``EngineRequest``."""
+
+    @abstractmethod
+    def _drop(self, gone: set[int]) -> None:
+        """Forgets running requests."""
+
+    @abstractmethod
+    def _generates(self) -> bool:
+        """Whether requests are running."""
+
+    @abstractmethod
+    def _running(self) -> int:
+        """How many requests are running."""
+
+    @property
+    @abstractmethod
+    def _generated_tokens(self) -> int:
+        """Tokens generated since the start."""
+
+    @abstractmethod
+    def _compute(self) -> list[Answer]:
+        """As ``step``, without the accounting."""
+
+    def _completed(
+        self,
+        request: EngineRequest,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        finish_reason: FinishReason,
+    ) -> Answer:
+        self._requests += 1
+        completion = Completion(
+            text=self._decode(token_ids),
+            prompt_token_ids=request.prompt,
+            token_ids=tuple(token_ids),
+            logprobs=tuple(logprobs),
+            finish_reason=finish_reason,
+            policy_uid=request.policy.uid,
+            policy_version=request.policy.version,
+        )
+        return Answer(id=request.id, completion=completion)
