@@ -1,9 +1,8 @@
-"""The service's memory: deployments, who is live, and outcomes of trials, in SQLite.
+"""The state of a service in SQLite: deployments, which of them are served, outcomes of trials.
 
-Every change is one transaction that is on the disk before it counts (write-ahead log,
-``synchronous=FULL``). The table ``live`` is a stack: its top is served, what is below was served
-before it. Only a verified version is pushed, so that the top is the last verified version whatever
-happens to the process.
+Every change is one transaction, on disk when the call returns (write-ahead log,
+``synchronous=FULL``). The table ``live`` is a stack: the top is served, the others were served
+before it. Only verified versions are pushed, so the top is always the last verified version.
 """
 
 from __future__ import annotations
@@ -41,11 +40,19 @@ CREATE TABLE IF NOT EXISTS outcomes (
 """
 
 
+_HISTORY = "SELECT * FROM deployments ORDER BY number"
+_MAKE_LIVE = "UPDATE deployments SET phase = 'live', changed_at = ? WHERE number = ?"
+
+
 class Journal:
-    """The state in ``folder``, which exists and is locked by the caller; any thread may call."""
+    """The state in ``folder``, which the caller has locked; any thread may call.
+
+    database: the open file; changes to it go through the methods.
+    Methods that write raise DeploymentError when the file cannot be written.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._file = folder / FILE
         self._lock = threading.Lock()
         self.database = _open(folder)
 
@@ -59,7 +66,7 @@ class Journal:
         updates: int = 0,
         phase: Phase = "verifying",
     ) -> Deployment:
-        """Write down a new deployment; the first has number 0."""
+        """Add a deployment; the first one has number 0."""
         now = time.time()
         with self._transaction() as database:
             (number,) = database.execute(
@@ -80,7 +87,7 @@ class Journal:
         checks: Sequence[Check] | None = None,
         reason: str | None = None,
     ) -> Deployment:
-        """Write down that a deployment is in ``phase``, and what became known."""
+        """Set the phase of a deployment, and those of the other facts that are given."""
         with self._transaction() as database:
             database.execute(
                 "UPDATE deployments SET phase = ?, changed_at = ?, path = COALESCE(?, path), "
@@ -90,18 +97,15 @@ class Journal:
         return self.deployment(number)
 
     def promote(self, number: int) -> Deployment:
-        """A verified version is live from now on; the one before it becomes a former one."""
+        """Make a verified version live; the live one becomes a former one."""
         with self._transaction() as database:
             database.execute("UPDATE deployments SET phase = 'former' WHERE phase = 'live'")
-            database.execute(
-                "UPDATE deployments SET phase = 'live', changed_at = ? WHERE number = ?",
-                (time.time(), number),
-            )
+            database.execute(_MAKE_LIVE, (time.time(), number))
             database.execute("INSERT INTO live (number) VALUES (?)", (number,))
         return self.deployment(number)
 
     def go_back_to(self, number: int, reason: str) -> Deployment:
-        """The former version ``number`` is live again; those after it are rolled back."""
+        """Make the former version ``number`` live again; those above it are rolled back."""
         now = time.time()
         with self._transaction() as database:
             (place,) = database.execute(
@@ -113,14 +117,11 @@ class Journal:
                 (reason, now, place),
             )
             database.execute("DELETE FROM live WHERE place > ?", (place,))
-            database.execute(
-                "UPDATE deployments SET phase = 'live', changed_at = ? WHERE number = ?",
-                (now, number),
-            )
+            database.execute(_MAKE_LIVE, (now, number))
         return self.deployment(number)
 
     def forget_former(self, keep: int) -> None:
-        """Only the ``keep`` former versions served last, and the base, can be gone back to."""
+        """Keep only the newest ``keep`` former versions, and the base, to roll back to."""
         kept = [d.number for d in self.live()[: keep + 1]]
         marks = ",".join("?" * len(kept))
         with self._transaction() as database:
@@ -129,38 +130,38 @@ class Journal:
             )
 
     def interrupt(self) -> list[Deployment]:
-        """Close what a process left under way when it ended; returns those deployments."""
-        found = [d for d in self.history() if d.phase in UNDER_WAY]
+        """End the deployments that an earlier process left under way; returns them."""
         return [
             self.advance(d.number, "interrupted", reason=f"the service ended while {d.phase}")
-            for d in found
+            for d in self.history()
+            if d.phase in UNDER_WAY
         ]
 
     def deployment(self, number: int) -> Deployment:
-        """One deployment. Raises DeploymentError for a number that was never given."""
-        found = [d for d in self.history() if d.number == number]
+        """One deployment. Raises DeploymentError for an unknown number."""
+        found = self._read("SELECT * FROM deployments WHERE number = ?", number)
         if not found:
-            raise DeploymentError(f"{self._folder / FILE} knows no deployment {number}")
+            raise DeploymentError(f"{self._file} knows no deployment {number}")
         return found[0]
 
     def history(self) -> list[Deployment]:
         """All deployments, oldest first."""
-        with self._lock:
-            rows = self.database.execute("SELECT * FROM deployments ORDER BY number").fetchall()
-        return [_deployment(row) for row in rows]
+        return self._read(_HISTORY)
 
     def live(self) -> list[Deployment]:
-        """What is served, then what was served before it, and so on."""
+        """The version that is served, then the former ones, newest first."""
+        return self._read(
+            "SELECT d.* FROM live JOIN deployments d USING (number) ORDER BY place DESC"
+        )
+
+    def _read(self, query: str, *values: int) -> list[Deployment]:
         with self._lock:
-            rows = self.database.execute(
-                "SELECT d.* FROM live JOIN deployments d USING (number) ORDER BY place DESC"
-            ).fetchall()
-        return [_deployment(row) for row in rows]
+            return [_deployment(row) for row in self.database.execute(query, values)]
 
     # ------------------------------------------------------------ outcomes
 
     def add_outcome(self, trial: int, arm: Arm, reward: float, key: str | None) -> bool:
-        """Write down an outcome; False where one with this ``key`` is there already."""
+        """Add an outcome; False where one with this ``key`` exists."""
         with self._transaction() as database:
             added = database.execute(
                 "INSERT INTO outcomes (trial, arm, reward, key, at) VALUES (?, ?, ?, ?, ?) "
@@ -180,16 +181,16 @@ class Journal:
     # ------------------------------------------------------------ the file
 
     def back_up(self) -> None:
-        """Keep a copy, for the day when the file is damaged; a full disk leaves the old one."""
+        """Copy the file, to be used when it is damaged; after a failure the older copy stays."""
         try:
             with (
-                atomic_path(self._folder / BACKUP, durable=True) as work,
+                atomic_path(self._file.with_name(BACKUP), durable=True) as work,
                 self._lock,
                 contextlib.closing(sqlite3.connect(work)) as copy,
             ):
                 self.database.backup(copy)
         except (OSError, sqlite3.Error) as error:
-            log.warning("no copy of %s was made: %s", self._folder / FILE, error)
+            log.warning("no copy of %s was made: %s", self._file, error)
 
     def close(self) -> None:
         """Close the file."""
@@ -198,23 +199,21 @@ class Journal:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, on disk at the end. Raises DeploymentError when it cannot be written."""
+        """A transaction that is on disk at the end; nothing of it after an error."""
         with self._lock:
             try:
                 self.database.execute("BEGIN IMMEDIATE")
                 yield self.database
                 self.database.execute("COMMIT")
             except sqlite3.Error as error:
-                raise DeploymentError(
-                    f"{self._folder / FILE} cannot be written: {error}"
-                ) from error
+                raise DeploymentError(f"{self._file} cannot be written: {error}") from error
             finally:
                 if self.database.in_transaction:
                     self.database.execute("ROLLBACK")
 
 
 def read_history(folder: Path) -> list[Deployment]:
-    """The deployments of a service, running or not; empty where none ever ran.
+    """The deployments of a service, running or not; empty where no service ever ran.
 
     Raises DeploymentError when the file cannot be read.
     """
@@ -222,7 +221,7 @@ def read_history(folder: Path) -> list[Deployment]:
         return []
     try:
         with contextlib.closing(_connect(folder / FILE)) as database:
-            rows = database.execute("SELECT * FROM deployments ORDER BY number").fetchall()
+            rows = database.execute(_HISTORY).fetchall()
     except sqlite3.Error as error:
         raise DeploymentError(
             f"{folder / FILE} cannot be read: {error}; rlforge serve restores its copy"
@@ -231,7 +230,7 @@ def read_history(folder: Path) -> list[Deployment]:
 
 
 def _open(folder: Path) -> sqlite3.Connection:
-    """The database; where its file is damaged, it is set aside and the copy takes its place."""
+    """Open the database. A damaged file is renamed, and its copy takes its place."""
     file, backup = folder / FILE, folder / BACKUP
     try:
         if backup.is_file() and not (file.is_file() and file.stat().st_size):
@@ -242,12 +241,14 @@ def _open(folder: Path) -> sqlite3.Connection:
     except sqlite3.DatabaseError as error:
         if not backup.is_file():
             raise DeploymentError(
-                f"{file} is damaged ({error}), and there is no copy of it; move it away to begin "
-                "anew"
+                f"{file} is damaged ({error}), and there is no copy of it; move it away to start "
+                "without a history"
             ) from error
         aside = file.with_name(f"{FILE}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
-        log.error("%s is damaged: %s; it is now %s, and its copy is used", file, error, aside.name)
-        if file.exists():
+        log.error(
+            "%s is damaged: %s; it is renamed to %s, and its copy is used", file, error, aside.name
+        )
+        with contextlib.suppress(FileNotFoundError):
             file.replace(aside)
         for suffix in ("-wal", "-shm"):
             file.with_name(FILE + suffix).unlink(missing_ok=True)
