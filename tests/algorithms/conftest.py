@@ -18,7 +18,7 @@ def _double_precision():
 
 
 def make_inputs(logprobs, **fields) -> LossInputs:
-    """Loss inputs around ``logprobs`` (nested lists or a tensor), on-policy unless told."""
+    """Loss inputs around ``logprobs`` (nested lists or a tensor), on-policy by default."""
     tensors = {
         name: field if isinstance(field, torch.Tensor) else torch.tensor(field)
         for name, field in fields.items()

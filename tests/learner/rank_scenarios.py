@@ -126,7 +126,7 @@ def play(
         options["lora"] = LoraConfig(rank=4, alpha=8, target_modules=targets)
     if ranks.size == 1:
         options.pop("shard_weights", None)
-    kernel = broken_kernel if options.pop("no_kernel", False) else attention._one_by_one
+    kernel = broken_kernel if options.pop("no_kernel", False) else attention.segment_attention
     if warm:
         first = parts.learner(seed=3)
         parts.randomise_adapter(first._policy._model, seed=5)
@@ -139,7 +139,7 @@ def play(
         model = parts.model(tie_word_embeddings=tied)
         if scaled or alone:
             model = granite_model(parts) if scaled else minicpm_model(parts)
-        with mock.patch.object(attention, "_one_by_one", kernel):
+        with mock.patch.object(attention, "segment_attention", kernel):
             learner = parts.learner(
                 model,
                 make_algorithm(algorithm, 8),
@@ -164,7 +164,7 @@ def play(
             if ranks.rank == 0:
                 state.mkdir()
             learner.save_state(state if ranks.rank == 0 else None)
-            ranks.add_up({})  # nobody reads before it is written
+            ranks.add_up({})  # a barrier: all ranks wait until it is written
             learner = new()
             learner.load_state(resume_from or state)
     saved = folder / "saved"

@@ -243,7 +243,7 @@ def test_every_version_of_the_kernel_is_called_for_what_segments_give(monkeypatc
     micro = collate(rows, 0, CPU, build(rows))
     parts = [torch.randn(micro.input_ids.numel(), heads, 8) for heads in (4, 2, 2)]
     gradients = []
-    for attend_all in (attention._varlen, attention._one_by_one):
+    for attend_all in (attention.varlen_attention, attention.segment_attention):
         copies = [part.clone().requires_grad_() for part in parts]
         output = attend_all(*copies, micro.packing, None, True)
         output.square().sum().backward()
@@ -280,7 +280,7 @@ def test_the_gradient_of_a_beginning_that_hundreds_share_is_as_good_as_one_numbe
     errors = []
     for dtype in (torch.bfloat16, torch.float64):
         query, key, value = (part.to(dtype, copy=True).requires_grad_() for part in given)
-        output = attention._varlen(query, key, value, micro.packing, None, True)
+        output = attention.varlen_attention(query, key, value, micro.packing, None, True)
         with OneByOne():
             (output * weight).sum().backward()
         errors.append([part.grad[:12].double() for part in (key, value)])
@@ -290,7 +290,7 @@ def test_the_gradient_of_a_beginning_that_hundreds_share_is_as_good_as_one_numbe
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("build", [whole, segments])
-def test_the_kernel_gives_what_segments_give_one_by_one(build):
+def test_the_kernel_gives_what_segments_givesegment_attention(build):
     torch.manual_seed(0)
     device = torch.device("cuda")
     rows = [Row(step=0, prompt=(1,) * n + (n,), answer=()) for n in (44, 103, 103, 169)]
@@ -299,8 +299,8 @@ def test_the_kernel_gives_what_segments_give_one_by_one(build):
         torch.randn(micro.input_ids.numel(), heads, 64, device=device, dtype=torch.bfloat16)
         for heads in (8, 2, 2)
     )
-    ours = attention._varlen(query, key, value, micro.packing, None, True)
-    wanted = attention._one_by_one(
+    ours = attention.varlen_attention(query, key, value, micro.packing, None, True)
+    wanted = attention.segment_attention(
         query.float(), key.float(), value.float(), micro.packing, None, True
     )
     torch.testing.assert_close(ours.float(), wanted, rtol=2e-2, atol=2e-2)

@@ -99,7 +99,7 @@ def test_the_loss_sees_answer_tokens_only_and_all_of_them(parts):
 
 
 def test_the_prompt_and_the_padding_token_do_not_matter_to_each_other(parts):
-    """The same step alone and beside a longer one gives the same log-probs."""
+    """The same step alone and batched with a longer one gives the same log-probs."""
     short, long = parts.step(token_ids=(8,), logprobs=(-1.0,)), parts.random_steps(1, seed=3)[0]
     seen = []
     for steps in ([short], [short, dataclasses.replace(long, prompt_token_ids=(3,) * 20)]):

@@ -43,7 +43,7 @@ def test_shared_tokens_padding_and_prompts_in_the_head_cost_nothing(parts):
 
 
 def test_positions_that_the_last_layer_leaves_out_cost_only_its_keys_and_values(parts):
-    """Torch's own count of a pass that leaves them out, beside one that does not."""
+    """Torch's own counts of passes with and without them."""
     model = parts.model(hidden_size=64, intermediate_size=160, num_attention_heads=4)
     model.set_attn_implementation("eager")
     row = Row(step=0, prompt=(1,) * 44, answer=(2,) * 4)

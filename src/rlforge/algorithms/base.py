@@ -1,7 +1,7 @@
 """The interface between learner and algorithm.
 
 Shapes: B sequences in a micro-batch, T answer tokens (padded). Sums over the micro-batches of one
-optimizer step are the batch's loss, gradient and metrics, whatever the size of the micro-batches:
+optimizer step are the batch's loss, gradient and metrics, for micro-batches of any size:
 every mean divides by the totals of the whole optimizer step, which ``LossInputs`` carries.
 """
 

@@ -1,9 +1,9 @@
-"""Causal attention of packed sequences, under the name by which transformers models find it.
+"""Causal attention of packed sequences, registered with transformers as ``rlforge_causal``.
 
-Segments of any lengths stand one behind the other in a single row: nothing is padded. Each attends
-to itself and to those that it goes on from: sequences that begin alike have the same beginning. On
-GPUs in half precision that is torch's variable-length kernel; elsewhere each segment is computed
-for itself, which shows that both mean the same.
+Segments of any lengths are concatenated in a single row without padding. Each attends to itself and
+to the segments it continues: sequences that share a prefix share its segment. On GPUs in half
+precision torch's variable-length kernel computes it; elsewhere each segment is computed by itself,
+and tests hold the two together.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from transformers import AttentionInterface
 
 from rlforge.learner.batching import Packing
 
-#: What some models ask their attention for, and this one cannot do.
+#: Arguments of some models' attention that this one does not support.
 _UNKNOWN = ("softcap", "s_aux", "sliding_window", "position_bias")
 
-#: Without a mask function of that name, transformers builds no masks.
+#: transformers builds no masks for it, because it has no mask function of that name.
 NAME = "rlforge_causal"
 
 
@@ -42,8 +42,8 @@ def causal_attention(
 ) -> tuple[Tensor, None]:
     """Attention [B, Q, H, D] of query [B, H, Q, D] to key and value [B, G, Q, D].
 
-    packing: where the segments are, with B = 1. The signature is that of transformers' attention
-    functions. Raises ValueError for what a model wants beyond that.
+    packing: the segments, with B = 1; None: padded rows. The signature is that of transformers'
+    attention functions. Raises ValueError for arguments that are not supported.
     """
     if unknown := [name for name in _UNKNOWN if others.get(name) is not None]:
         raise ValueError(f"{type(module).__name__} wants attention with {', '.join(unknown)}")
@@ -58,7 +58,7 @@ def causal_attention(
         )
         return output.transpose(1, 2), None
     if dropout:
-        raise ValueError("packed sequences know no attention dropout")
+        raise ValueError("packed sequences have no attention dropout")
     return _packed(query, key, value, packing, scaling, gqa), None
 
 
@@ -66,24 +66,24 @@ def causal_attention(
 def _packed(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float | None, gqa: bool
 ) -> Tensor:
-    """[1, S, H, D]. Never compiled: that would be done anew for the lengths of every pass."""
+    """[1, S, H, D]. Not compiled: every pass has other lengths and would compile again."""
     kernel = query.is_cuda and value.dtype in (torch.bfloat16, torch.float16)
-    attend = _varlen if kernel else _one_by_one
+    attend = varlen_attention if kernel else segment_attention
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
     return attend(q, k, v, packing, scale, gqa)[None]
 
 
-def _varlen(
+def varlen_attention(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float | None, gqa: bool
 ) -> Tensor:
     """[S, H, D] from query [S, H, D], key and value [S, G, D], by torch's kernel.
 
-    It lets the last query of a segment stand at its last key, so that what comes before the
-    segment's own tokens is seen by all of them.
+    The kernel aligns the last query of a segment with its last key, so every token of the segment
+    attends to all keys before the segment.
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    # The kernel groups heads by itself; torch's newer versions want to hear that it is meant.
+    # The kernel groups heads by itself; newer versions of torch require the argument.
     grouped: dict[str, Any] = {"enable_gqa": gqa} if _asks_for_groups(varlen_attn) else {}
     query, key = query.to(value.dtype), key.to(value.dtype)
     if packing.keys is not None:
@@ -106,8 +106,8 @@ def _varlen(
 class _Gathered(torch.autograd.Function):
     """``index_select`` of rows, whose gradient is summed in float32 at least.
 
-    A beginning is shared by hundreds of sequences: their gradients added up one by one in bfloat16
-    would be wrong by percents.
+    Hundreds of sequences may share a prefix: adding up their gradients in bfloat16 would be wrong
+    by percents.
     """
 
     @staticmethod
@@ -119,7 +119,7 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """The sum [S, G, D] over all places that a row was taken to."""
+        """Sum [S, G, D] of the gradients of each row's copies."""
         (index,) = ctx.saved_tensors
         wide = torch.promote_types(gradient.dtype, torch.float32)
         total = gradient.new_zeros(ctx.count, *gradient.shape[1:], dtype=wide)
@@ -138,10 +138,10 @@ def _asks_for_groups(kernel: Callable[..., Any]) -> bool:
     return "enable_gqa" in inspect.signature(kernel).parameters
 
 
-def _one_by_one(
+def segment_attention(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float | None, gqa: bool
 ) -> Tensor:
-    """The same, segment by segment."""
+    """The same as ``varlen_attention``, segment by segment."""
     queries, keys, values = (
         torch.split(part.transpose(0, 1)[None], list(packing.lengths), dim=2)
         for part in (query, key, value)

@@ -6,7 +6,7 @@ write the tensor five times and keep it in float32 for the backward pass. Fused,
 
 LoRA: PEFT computes W x + s B (A x). Per token, with i inputs, o outputs and rank r, the adapter
 takes 6 r (i + o) operations forward and backward, and the gradient of a merged weight 2 i o; making
-W + s B A takes 2 r i o once per pass, whatever the number of tokens. So small layers compute one
+W + s B A takes 2 r i o once per pass, for any number of tokens. So small layers compute one
 product with W + s B A. In all others the product with B is added in place onto W x, instead of
 written, scaled and added in three passes over all outputs.
 """
@@ -25,9 +25,10 @@ from rlforge.system.limits import merging_lora_pays
 
 
 def fuse_norms(model: nn.Module) -> int:
-    """Let the RMSNorms of ``model`` compute in one step; returns how many there are.
+    """Fuse the RMSNorms of ``model``; returns how many there are.
 
-    They are known by what they do: a norm that adds one to its weight stays as it is.
+    A module counts as RMSNorm if its outputs are those of one: a norm that adds one to its weight
+    stays as it is.
     """
     norms = [module for module in model.modules() if _is_rms_norm(module)]
     for norm in norms:
@@ -48,7 +49,7 @@ def _is_rms_norm(module: nn.Module) -> bool:
         return False
     if len(inspect.signature(module.forward).parameters) != 1:
         return False
-    # As small as the root of epsilon, too, where it is seen.
+    # Also inputs of size sqrt(epsilon), at which epsilon matters.
     size = torch.tensor([1.0, epsilon**0.5])[:, None]
     probe = torch.randn(2, weight.numel(), generator=torch.Generator().manual_seed(0)) * size
     probe = probe.to(weight.device)
@@ -60,10 +61,10 @@ def _is_rms_norm(module: nn.Module) -> bool:
 def _rms_norm_forward(norm: Any, x: Tensor) -> Tensor:
     epsilon = _epsilon(norm)
     if x.dtype != norm.weight.dtype or epsilon is None:
-        # Trained in float32 behind a layer in bfloat16: the model's own way of mixing them.
+        # A float32 weight after a layer in bfloat16: the model itself decides how to mix them.
         result: Tensor = type(norm).forward(norm, x)
         return result
-    # Autocast would make a float32 tensor of it, or a sum in bfloat16.
+    # Autocast would make the output float32, or sum in bfloat16.
     with torch.autocast(x.device.type, enabled=False):
         normed: Tensor = (
             rms_norm(x, norm.weight.shape, norm.weight, epsilon)
@@ -102,9 +103,17 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def merge_small_lora(model: nn.Module) -> int:
-    """Let the LoRA layers of ``model`` that gain by it compute folded; returns how many there are.
+    """Let LoRA layers of ``model`` compute with W + s B A where that is faster; returns how many.
 
     Weights, gradients and saved files are those of PEFT's own layers, up to rounding.
+
+    Example:
+        >>> from peft import LoraConfig, get_peft_model
+        >>> model = get_peft_model(
+        ...     nn.Sequential(nn.Linear(8, 8)), LoraConfig(r=4, target_modules=["0"])
+        ... )
+        >>> merge_small_lora(model)  # 8 * 8 <= 3 * 4 * (8 + 8)
+        1
     """
     from peft.tuners.lora import Linear
 
@@ -115,7 +124,7 @@ def merge_small_lora(model: nn.Module) -> int:
 
 
 def fuse_lora_add(model: nn.Module) -> int:
-    """Let the other LoRA layers around linear ones add their product in place; returns how many.
+    """Let other LoRA layers around linear ones add their product in place; returns how many.
 
     Weights, gradients and saved files are those of PEFT's own layers, up to rounding: under
     autocast the sum is rounded once instead of three times.
@@ -161,10 +170,10 @@ def _fused_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         result: Tensor = type(layer).forward(layer, x, *args, **kwargs)
         return result
     (name,) = layer.lora_A
-    # Rows, so that the sum is no view of another tensor: the gradient of a view is copied.
+    # Flattened first, because the gradient of a view is copied: the sum must not be a view.
     rows = x.flatten(0, -2)
     total: Tensor = layer.base_layer(rows)
     low = layer.lora_A[name](layer.lora_dropout[name](rows))
-    # Autocast does not know operations in place.
+    # Autocast does not cast for in-place operations.
     up = layer.lora_B[name].weight.to(total.dtype)
     return total.addmm_(low, up.t(), alpha=layer.scaling[name]).view(*x.shape[:-1], -1)

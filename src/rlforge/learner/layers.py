@@ -26,7 +26,7 @@ from rlforge.errors import ConfigError
 
 
 def decoder_layers(model: nn.Module, key: str) -> list[Any]:
-    """The decoder layers of ``model``; ConfigError naming the ``learner`` key without any."""
+    """The decoder layers of ``model``; ConfigError naming ``learner.KEY`` where it has none."""
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(
@@ -70,7 +70,7 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def check_compiling(config: LearnerConfig, device: str | None) -> None:
     """Raise ConfigError where ``learner.compile`` cannot work on ``device`` of this machine.
 
-    device: cpu or cuda; None: it is another machine's.
+    device: cpu or cuda; None: the learner runs on another machine.
     """
     if not config.compile:
         return
@@ -85,7 +85,7 @@ def check_compiling(config: LearnerConfig, device: str | None) -> None:
         )
     if config.activation_checkpointing:
         raise ConfigError(
-            "learner.compile: modules of a compiled layer are not recomputed one by one; use "
+            "learner.compile: modules of a compiled layer cannot be recomputed one by one; use "
             "learner.gradient_checkpointing instead of learner.activation_checkpointing"
         )
     compiler = os.environ.get("CXX", "g++")

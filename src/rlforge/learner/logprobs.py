@@ -1,9 +1,9 @@
-"""Log-probabilities from hidden states, a few positions at a time.
+"""Log-probabilities from hidden states, one chunk of positions at a time.
 
-With a vocabulary of 150,000 words the logits of one long answer outweigh the model that made them,
-and autograd keeps several copies. Here only one chunk of them exists at any time, forward and
+With a vocabulary of 150,000 tokens the logits of one long answer take more memory than the model,
+and autograd keeps several copies. Here only one chunk of logits exists at any time, forward and
 backward: the normaliser of every position is kept, the logits are computed again for the gradient,
-and the gradient is written over them. A head that is no plain matrix runs itself, by chunks, too.
+and the gradient overwrites them. A head that is not a plain linear layer is called chunk by chunk.
 
 With logits z, temperature T, l = z / T, log p = l - log sum exp l and entropy H = -sum p log p:
 
@@ -27,9 +27,13 @@ from rlforge.types import value
 
 @value
 class Reading:
-    """How the head's outputs y become logits: cap tanh(scale y / cap), scale y where cap is None.
+    """How the head's outputs y become logits: cap tanh(scale y / cap), or scale y without a cap.
 
-    temperature divides the logits afterwards. Both happen in float32.
+    The temperature divides the logits afterwards. All of it in float32.
+
+    Example:
+        >>> Reading(scale=2.0, temperature=4.0).logits(torch.tensor([1.0, 6.0]))
+        tensor([0.5000, 3.0000])
     """
 
     scale: float = 1.0
@@ -54,10 +58,10 @@ class Reading:
 
 @value
 class Head:
-    """A plain output layer: outputs x W' + b, and how they are read.
+    """A plain output layer: outputs x W' + b, which ``reading`` turns into logits.
 
-    weight [V, H], bias [V] or None. dtype: that the product is computed in. chunk: positions whose
-    logits exist at the same time.
+    weight [V, H], bias [V] or None. dtype: of the product. chunk: positions whose logits exist at
+    the same time.
     """
 
     weight: Tensor
@@ -80,9 +84,19 @@ class Head:
 def chunked_logprobs(
     hidden: Tensor, token_ids: Tensor, head: Head, *, entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs [N] of ``token_ids`` [N] after ``hidden`` [N, H]; entropies [N] if asked for.
+    """Log-probs [N] of ``token_ids`` [N] given ``hidden`` [N, H]; entropies [N] if asked for.
 
-    Gradients reach ``hidden`` and, where they are trained, weight and bias of ``head``.
+    Gradients flow to ``hidden`` and, where they are trained, weight and bias of ``head``.
+
+    Example:
+        >>> uniform = Head(
+        ...     weight=torch.zeros(4, 2), bias=None, dtype=torch.float32, reading=Reading(), chunk=8
+        ... )
+        >>> logprobs, entropies = chunked_logprobs(
+        ...     torch.ones(1, 2), torch.tensor([3]), uniform, entropy=True
+        ... )
+        >>> logprobs, entropies  # -log 4 and log 4
+        (tensor([-1.3863]), tensor([1.3863]))
     """
     logprobs, entropies = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, head.bias, token_ids, head, entropy
@@ -99,9 +113,9 @@ def recomputed_logprobs(
     *,
     entropy: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The same for any ``head`` from [n, H] to outputs [n, V], run once more for the gradient.
+    """The same for any ``head`` from [n, H] to outputs [n, V], run again in the backward pass.
 
-    Gradients reach ``hidden`` and whatever ``head`` is made of. chunk: positions whose logits exist
+    Gradients flow to ``hidden`` and the parameters of ``head``. chunk: positions whose logits exist
     at the same time.
     """
 
@@ -202,12 +216,12 @@ class _Logprobs(torch.autograd.Function):
     def forward(
         ctx: Any, outputs: Tensor, token_ids: Tensor, reading: Reading, entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        # Of the outputs nothing is overwritten: whatever made them may need them.
+        # A copy: the head may need its outputs in the backward pass.
         logits = reading.logits(outputs.to(torch.float32, copy=True))
         slope = reading.cap_slope(logits) if ctx.needs_input_grad[0] else None
         normalisers = logits.logsumexp(-1)
         logs = logits.sub_(normalisers[:, None])
-        # A copy, because FSDP wants no views from a pass.
+        # A copy, because FSDP needs a pass to return no views.
         logprobs = logs.gather(-1, token_ids[:, None]).squeeze(-1).clone()
         entropies = _entropy(logs) if entropy else logprobs.new_empty(0)
         ctx.reading, ctx.entropy, ctx.dtype = reading, entropy, outputs.dtype
@@ -244,10 +258,10 @@ def _gradient(
     of_logprobs: Tensor,
     of_entropies: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """By the head's outputs [n, V], written over the log-probs ``logs`` of all words.
+    """Gradient of the loss by the head's outputs [n, V], overwriting ``logs``, all log-probs.
 
-    slope: of the cap. of_logprobs [n]: the loss by the log-probs of the tokens. of_entropies: the
-    entropies [n] and the loss by them.
+    slope: of the cap. of_logprobs [n]: gradient by the log-probs of the tokens. of_entropies: the
+    entropies [n] and the gradient by them.
     """
     wanted = of_logprobs[:, None]
     if of_entropies is not None:

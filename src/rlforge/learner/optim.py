@@ -47,7 +47,7 @@ def make_optimizer(
 ) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019) over the policy and, with its own rate, the value head.
 
-    Weight decay acts on matrices only: shrinking norm gains and biases regularises nothing.
+    Weight decay acts on matrices only, not on norm gains and biases.
     ``initial_lr`` of each group is its rate before the schedule.
     """
     parameters = list(policy)
@@ -78,7 +78,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 
 def steps_per_pass(config: LearnerConfig, rows: int) -> int:
-    """Optimizer steps of one pass over ``rows`` rows."""
+    """Optimizer steps of one epoch over ``rows`` rows."""
     if config.gradient_accumulation_steps is None:
         return config.optimizer_steps
     together = config.gradient_accumulation_steps * (config.mini_batch_size or 1)

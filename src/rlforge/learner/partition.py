@@ -15,14 +15,14 @@ from itertools import groupby, pairwise
 from rlforge.learner.batching import Layout, Row, Segment
 from rlforge.types import value
 
-#: Shared tokens per row that take as much memory as one computed token: attention keeps a copy of
-#: their keys and values for each row, a computed token everything that its layers need.
+#: Shared tokens of a row that take as much memory as one computed token: of a shared token each row
+#: keeps a copy of keys and values, of a computed token all activations of its layers.
 SHARED_PER_TOKEN = 16
 
 
 @value
 class Share:
-    """One micro-batch of a rank. counts: False where it only keeps the ranks in step."""
+    """One micro-batch of a rank. counts: False for one that only fills up its number of passes."""
 
     rows: list[Row]
     counts: bool
@@ -32,12 +32,16 @@ def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
     """Indexes of ``costs`` dealt to ``parts`` lists whose sums are close; each is ascending.
 
     Longest processing time first (Graham 1969, "Bounds on multiprocessing timing anomalies"): the
-    dearest goes to whoever has least. The largest sum is at most 4/3 - 1/(3 parts) times the
-    smallest possible, and beyond the mean by less than the dearest cost. Some lists are empty
-    where there are fewer costs than parts. Equal input gives equal output, on any machine.
+    largest cost goes to the list with the smallest sum. The largest sum is at most
+    4/3 - 1/(3 parts) times the smallest possible, and exceeds the mean by less than the largest
+    cost. With fewer costs than parts some lists are empty. The result is the same on any machine.
+
+    Example:
+        >>> balanced([5, 4, 3, 3], parts=2)
+        [[0, 3], [1, 2]]
     """
     dealt: list[list[int]] = [[] for _ in range(parts)]
-    # Beside the sum stands the count, so that what costs nothing is spread as well.
+    # Counts break ties, so that costs of 0 are spread as well.
     loads = [(0, 0, part) for part in range(parts)]
     for index in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
         load, count, part = loads[0]
@@ -47,10 +51,10 @@ def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def deal(rows: Sequence[Row], parts: int, layout: Layout) -> list[list[Row]]:
-    """``rows`` dealt to ``parts`` ranks, balanced by the tokens they make each read.
+    """``rows`` dealt to ``parts`` ranks, balanced by the tokens that each must compute.
 
-    Where beginnings are shared, neighbours in the order of their prompts stay together: each
-    further rank reads such a beginning again.
+    With shared prefixes rows are sorted by prompt and cut into contiguous parts, because each rank
+    computes the prefixes of its rows again.
     """
     if layout != "shared":
         lengths = [row.input_length for row in rows]
@@ -58,7 +62,7 @@ def deal(rows: Sequence[Row], parts: int, layout: Layout) -> list[list[Row]]:
     ordered = in_order(rows)
     lengths, shared = [row.input_length for row in ordered], shared_with_previous(ordered)
     least, most = max(lengths, default=0), sum(lengths)
-    while least < most:  # the smallest load with which the ranks suffice
+    while least < most:  # bisects the smallest load for which the ranks suffice
         middle = (least + most) // 2
         if len(_filled(lengths, shared, middle)) < parts:
             most = middle
@@ -76,11 +80,11 @@ def shares(
     *,
     in_step: bool,
 ) -> Iterator[Share]:
-    """The micro-batches that ``rank`` computes of its part of what was ``dealt``.
+    """The micro-batches that ``rank`` computes of its part of the rows ``dealt``.
 
-    cut: makes micro-batches of what a rank got. in_step: all ranks get equally many, because each
-    pass through a model that is spread over them takes all of them; whoever has fewer computes the
-    shortest row once more, which does not count.
+    cut: makes micro-batches of a rank's rows. in_step: all ranks get equally many, because a pass
+    through a model that is spread over the ranks needs all of them; a rank with fewer computes the
+    shortest row again, which does not count.
     """
     mine = list(cut(dealt[rank]))
     for part in mine:
@@ -94,7 +98,7 @@ def shares(
 
 
 def _filled(lengths: Sequence[int], shared: Sequence[int], most: int) -> list[int]:
-    """Where to cut rows in order so that each part but the last is as full as ``most`` allows."""
+    """Where to cut ordered rows so that each part but the last is as full as ``most`` allows."""
     cuts = []
     load = 0
     for index, (length, known) in enumerate(zip(lengths, shared, strict=True)):
@@ -106,20 +110,28 @@ def _filled(lengths: Sequence[int], shared: Sequence[int], most: int) -> list[in
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
-    """``rows`` by prompt: those that begin alike stand together."""
+    """``rows`` sorted by prompt, so that rows with a common prefix are neighbours."""
     return sorted(rows, key=_shareable)
 
 
 def shared_with_previous(rows: Sequence[Row]) -> list[int]:
-    """Of rows in order, how many tokens each begins with alike as the one before it."""
+    """For ordered rows, the length of the prefix that each shares with the row before it."""
     return [0, *(_common(one, other, 0) for one, other in pairwise(rows))][: len(rows)]
 
 
 def segments(rows: Sequence[Row]) -> list[Segment]:
-    """The tree of ``rows``, which are in order: each of its tokens once, parents before children.
+    """The prefix tree of ordered ``rows``: each of its tokens once, parents before children.
 
-    A beginning that all its rows share is a segment, and so is the rest of each row, which goes on
-    from the longest one that it shares with any other. It has at least the last prompt token.
+    A prefix shared by several rows is a segment; so is the rest of each row, which continues the
+    longest prefix that it shares with any other and has at least the last prompt token.
+
+    Example:
+        >>> rows = [
+        ...     Row(step=0, prompt=(1, 2, 3, 4), answer=(5,)),
+        ...     Row(step=1, prompt=(1, 2, 7), answer=(8, 9)),
+        ... ]
+        >>> [(s.row, s.begin, s.end, s.parent) for s in segments(rows)]
+        [(0, 0, 2, None), (0, 2, 4, 0), (1, 2, 4, 0)]
     """
     made: list[Segment] = []
     todo: list[tuple[range, int | None, int]] = [(range(len(rows)), None, 0)] if rows else []
@@ -146,9 +158,9 @@ def parts(
 ) -> Iterator[list[Row]]:
     """``rows`` cut into forward passes of at most ``max_tokens`` positions each.
 
-    By length, because neighbours in length waste the least padding; or in the order of their
-    prompts where they share beginnings, of which copies of keys and values count as the positions
-    whose memory they take. A row longer than ``max_tokens`` goes alone.
+    Sorted by length, which wastes the least padding; with shared prefixes by prompt, and copies of
+    keys and values count as the positions whose memory they take (``SHARED_PER_TOKEN``). A row
+    longer than ``max_tokens`` has a pass of its own.
     """
     by_prompt = layout == "shared"
     ordered = in_order(rows) if by_prompt else sorted(rows, key=lambda row: row.input_length)
@@ -160,7 +172,7 @@ def parts(
         if layout == "padded":
             positions = (len(part) + 1) * length
         else:
-            # A row copies what it shares, and so does the fork at which it leaves the others.
+            # Both the row and its branching point keep a copy of the shared keys and values: the 2.
             positions = before + length - shared + 2 * shared // SHARED_PER_TOKEN
         if part and (positions > max_tokens or len(part) == max_rows):
             yield part
@@ -172,7 +184,7 @@ def parts(
 
 
 def _branches(rows: Sequence[Row], which: range, stem: int) -> list[range]:
-    """``which`` of the rows go on together after ``stem`` tokens; what ends there goes alone."""
+    """``which`` rows by their token after ``stem`` tokens; each row that ends there is alone."""
     branches = []
     for token, group in groupby(which, lambda index: _token_at(rows[index], stem)):
         indexes = list(group)
@@ -192,9 +204,9 @@ def _token_at(row: Row, place: int) -> int | None:
 
 
 def _common(one: Row, other: Row, known: int) -> int:
-    """How many tokens two rows begin with alike, of which the first ``known`` are."""
+    """Length of the prefix that two rows share, at least ``known``."""
     least, most = known, min(len(one.prompt), len(other.prompt)) - 1
-    while least < most:  # halving the rest: tuples are compared much faster than single tokens
+    while least < most:  # by bisection: tuples are compared much faster than single tokens
         middle = (least + most + 1) // 2
         if one.prompt[least:middle] == other.prompt[least:middle]:
             least = middle

@@ -1,9 +1,9 @@
-"""Ranks: the processes that make one update together, and what they tell each other.
+"""Ranks: the processes that make one update together, and their communication.
 
 Every rank holds the whole batch and the same trained weights. It computes its share of the rows;
 losses and metrics are normalised by the totals of the whole optimizer step, so that the sums over
-the ranks (never means) are what one rank alone would have computed. From equal sums every rank
-takes the same optimizer step, or skips it alike where a sum is not finite.
+the ranks (never means) equal the results of one rank alone. From equal sums every rank takes the
+same optimizer step, or skips it where a sum is not finite.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ PATIENCE = timedelta(minutes=30)
 """How long a rank waits for the others: as long as their longest share of an update may take."""
 
 MAX_BUCKET = 2**26
-"""Most gradient numbers in one collective; in float32 256 MiB, which must fit beside them."""
+"""Most gradient numbers in one collective; 256 MiB in float32, of which a copy must fit."""
 
 
 class Ranks:
-    """A rank alone: there is nobody to add up with, so every method leaves things as they are.
+    """A rank alone: every sum is its own number, so the methods change nothing.
 
-    rank: from 0, which alone writes files. size: number of ranks.
+    rank: from 0, the only one that writes files. size: number of ranks.
     """
 
     rank = 0
@@ -41,28 +41,28 @@ class Ranks:
         return tensor
 
     def add_up(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        """Sums by name, in float64; a name that a rank lacks counts as 0 there."""
+        """Sums by name, in float64; a name that a rank lacks counts as 0."""
         return dict(numbers)
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace every gradient by its sum; where no rank has one, there is none.
+        """Replace every gradient by its sum over the ranks; a gradient that no rank has stays None.
 
-        Parameters that are spread over the ranks are left alone: FSDP has summed theirs.
+        Skips parameters that are spread over the ranks: FSDP has summed their gradients.
         """
 
     def share_from_first(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Give every rank the values that rank 0 has; those spread over the ranks stay."""
+        """Copy the values of rank 0 to every rank, except for parameters spread over the ranks."""
 
     def mesh(self) -> DeviceMesh:
         """All ranks as the device mesh that FSDP spreads a model over."""
-        raise ValueError("one rank alone has nobody to spread a model over")
+        raise ValueError("a model cannot be spread over one rank")
 
 
 class ConnectedRanks(Ranks):
-    """One of several ranks, connected by gloo for what is on the CPU and NCCL for GPUs."""
+    """One of several ranks, connected by gloo for tensors on the CPU and NCCL for GPUs."""
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
-        """Wait until all ``size`` ranks have come; ``store``: of ``meeting_point``, or joined.
+        """Wait until all ``size`` ranks are connected; ``store``: of ``meeting_point`` or ``join``.
 
         A process belongs to one group of ranks at a time.
         """
@@ -103,15 +103,15 @@ class ConnectedRanks(Ranks):
 
 
 def meeting_point(host: str, size: int) -> TCPStore:
-    """Where ``size`` ranks find each other, served by rank 0 on a free port of ``host`` alone.
+    """The store through which ``size`` ranks connect, served by rank 0.
 
-    The port is the store's ``port``.
+    It listens on the address of ``host`` only, at a free port: its ``port``.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.bind((host, 0))
     listener.listen(size)
     port = listener.getsockname()[1]
-    # The store takes over the open socket: by itself it would listen on every interface.
+    # The store takes over the open socket; its own would listen on every interface.
     return TCPStore(
         host,
         port,
@@ -129,9 +129,9 @@ def join(host: str, port: int, size: int) -> TCPStore:
 
 
 def stay_local(host: str) -> None:
-    """Where ``host`` is this machine's own loopback address, let gloo and NCCL use nothing else.
+    """If ``host`` is a loopback address, restrict gloo and NCCL to the loopback interface.
 
-    NCCL would take another interface first, to set up what then goes from card to card.
+    NCCL would otherwise open its connections through another interface.
     """
     if host.startswith("127."):
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -143,7 +143,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """``parameters`` in order, in lists of ``MAX_BUCKET`` numbers at most where one has fewer."""
+    """``parameters`` in order, in lists of at most ``MAX_BUCKET`` numbers or one parameter."""
     bucket: list[nn.Parameter] = []
     filled = 0
     for parameter in parameters:

@@ -1,10 +1,9 @@
-"""A model spread over the ranks with FSDP2, and what is gathered of it.
+"""A model spread over the ranks with FSDP2.
 
-Each rank keeps its part of every weight. The weights of a decoder layer are gathered when the layer
-runs, forward and backward, and freed afterwards; embeddings, last norm and output head likewise
-around a whole pass. An adapter is not spread: it is small, and a copy on every rank leaves its
-optimizer and its files as they are. Gradients of spread weights are summed and spread by FSDP
-itself.
+Each rank keeps its part of every weight. The weights of a decoder layer are gathered while the
+layer runs, forward and backward, and freed afterwards; embeddings, last norm and output head during
+a whole pass. An adapter is small and copied to every rank, so its optimizer and files need no
+gathering. FSDP itself sums and spreads the gradients of spread weights.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from rlforge.learner.scorer import Scorer, ScorerOptions, Scores
 
 
 class Whole(nn.Module):
-    """The outermost module of a spread model: while its forward runs a function, the embeddings,
-    the last norm and the output head are gathered.
+    """The outermost module of a spread model, which runs a function as its forward pass.
 
-    A scorer calls decoder and head apart from each other; this makes one pass of the two.
+    Embeddings, last norm and output head are gathered meanwhile: a scorer calls decoder and head
+    separately, and FSDP must see one pass.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -48,11 +47,10 @@ def spread_model(
 ) -> Whole:
     """Spread the weights of ``model`` over ``ranks``, in place; ``copies`` stay whole, by name.
 
-    dtype: in which weights are gathered; None: in their own. Each rank's part and the sums of
-    gradients stay in the weights' own. Autocast instead would keep a copy of every layer for the
-    backward pass: all of the model, on every rank. The model may stand on the CPU: layer by layer
-    it moves to ``device``, which thus never holds it whole. Raises ConfigError for a model without
-    decoder layers.
+    dtype: of gathered weights; None: their own. Each rank's part and the sums of gradients keep the
+    weights' own dtype. Autocast instead would keep a copy of every layer for the backward pass,
+    the whole model on every rank. A model on the CPU moves to ``device`` layer by layer, which
+    never holds it whole. Raises ConfigError for a model without decoder layers.
     """
     layers = decoder_layers(model, "shard_weights")
     kept = {parameter for name, parameter in model.named_parameters() if name in copies}
@@ -63,7 +61,7 @@ def spread_model(
     whole = Whole(model)
     for module in [*layers, whole]:
         # Freed after forward, the outermost too: weights gathered for a pass without gradient
-        # would still be there, and old, after an optimizer step.
+        # would still be there after an optimizer step, and be outdated.
         fully_shard(
             module,
             mesh=mesh,
@@ -73,7 +71,7 @@ def spread_model(
         )
     for module in whole.modules():
         if isinstance(module, FSDPModule):
-            # Losses are normalised by the totals of all ranks: gradients add up.
+            # Losses are normalised by the totals of all ranks, so gradients are summed.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return whole
@@ -101,8 +99,7 @@ class SpreadScorer(Scorer):
 
         def score() -> tuple[Tensor, Tensor | None, Tensor | None]:
             scores = plain(micro, entropy=entropy)
-            # FSDP looks for where the gradient begins in tuples, not in our classes, and in what is
-            # no view of something else.
+            # FSDP finds outputs in tuples, not in our classes, and they must not be views.
             values = None if scores.values is None else scores.values.clone()
             return scores.logprobs, scores.entropy, values
 
@@ -116,7 +113,7 @@ class SpreadScorer(Scorer):
 
     def can_pack(self) -> bool:
         can: bool = self._whole(super().can_pack)
-        # A kernel that failed has left layers in the middle of a pass.
+        # A kernel that failed leaves layers in the middle of a pass.
         cast(FSDPModule, self._whole).reset_iter_state()
         return can
 
@@ -126,21 +123,21 @@ class SpreadScorer(Scorer):
 
 
 def cpu_copy(tensor: Tensor, keep: bool) -> Tensor:
-    """A copy of all of ``tensor`` on the CPU, gathered where it is spread; empty unless ``keep``.
+    """A CPU copy of ``tensor``, gathered if it is spread; empty unless ``keep``.
 
-    Every rank must ask for a spread tensor, also one that does not keep it.
+    Every rank must call this for a spread tensor, also one that does not keep it.
     """
     tensor = whole(tensor.detach())
     return tensor.to("cpu", copy=True) if keep else torch.empty(0)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of ``tensor`` on its device; every rank must ask for one that is spread."""
+    """``tensor``, gathered on its device if it is spread; every rank must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def spread_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of ``tensor``, which is whole, where ``like`` is spread; else ``tensor``."""
+    """This rank's part of the whole ``tensor`` if ``like`` is spread; otherwise ``tensor``."""
     if not isinstance(like, DTensor):
         return tensor
     return distribute_tensor(
@@ -151,7 +148,7 @@ def spread_like(tensor: Tensor, like: Tensor) -> Tensor:
 def spread_optimizer_state(
     state: Mapping[str, Any], optimizer: torch.optim.Optimizer
 ) -> dict[str, Any]:
-    """A copy of ``state``, whole, as ``optimizer`` can load it: moments spread like weights."""
+    """A copy of the whole ``state`` for ``optimizer``: moments spread like their weights."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {
         "state": {
@@ -166,7 +163,7 @@ def spread_optimizer_state(
 
 
 def clip_gradient(parameters: Iterable[nn.Parameter], largest: float, ranks: Ranks) -> float:
-    """Scale all gradients so that their global norm is ``largest`` at most; the norm before that.
+    """Scale all gradients to a global norm of at most ``largest``; returns the norm before.
 
     Gradients that are not spread must be the same on every rank.
     """

@@ -1,4 +1,4 @@
-"""What an update reports.
+"""What an update reports: loss, log-probs, lags, and the speed of its phases.
 
 ==================== =============================================================================
 ``loss``             of an optimizer step, averaged over those applied; nan if none was
@@ -9,24 +9,24 @@
 ``seconds``          of the update; ``seconds_targets`` advantages and critic, ``seconds_scoring``
                      log-probs before the update, ``seconds_gradient``, ``seconds_optimizer``
 ``tokens_per_s``     prompt and answer tokens trained per second of the whole update
-``tflops``           10^12 operations of the model a second; ``mfu`` as a share of what the card
-                     can do, where that is known
+``tflops``           10^12 operations of the model a second; ``mfu`` as a share of the card's peak,
+                     where that is known
 ``memory_peak_gb``   most memory of the card in the update; of the process so far on a CPU
 ``padding_share``    share of the computed positions that were padding
-``reused_share``     share of the tokens that were not computed, as prompts began alike
+``reused_share``     share of the tokens that were not computed because rows share prefixes
 ``samples_empty``    steps without tokens; ``samples_too_long`` prompts beyond ``max_train_len``;
                      ``samples_truncated`` answers cut to it. Only the last are trained on
 ``samples_seen``     steps trained on since the start
-``logprob_gap_mean`` |learner - engine| log-prob over the tokens drawn by the very version that is
-                     updated; with ``logprob_gap_max``; both absent when there are no such tokens
+``logprob_gap_mean`` |learner - engine| log-prob over the tokens sampled by the version that is
+                     updated; with ``logprob_gap_max``; both absent without such tokens
 ``entropy``          estimated from the sampled tokens: mean of -log p before the update, in nats
 ``reward_mean``      after the transforms; ``raw_reward_mean`` before; ``advantage_mean``
 ``lag_mean``         updates between a step's policy and the one updated; ``lag_max``
-``dropped_stale``    steps thrown away as too old since the update before;
-                     ``dropped_stale_share`` of those and the ones learned from
+``dropped_stale``    steps dropped as too old since the last update; ``dropped_stale_share`` of
+                     those and the ones trained on
 ==================== =============================================================================
 
-Beside them stand the algorithm's own, averaged over the optimizer steps applied.
+The metrics of the algorithm follow, averaged over the optimizer steps applied.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ _PEAKS = {
     "RTX 5090": 209.5e12,
 }
 
-#: What the driver's names say beside the card: maker, form and memory. Any other word (``Laptop``,
-#: ``Ti``, a slice of a card by MIG) makes it another one.
-_BESIDE = re.compile(
+#: Words in the driver's name of a card that do not change its speed: maker, form and memory. Any
+#: other word (``Laptop``, ``Ti``, a MIG slice) makes it another card.
+_NEUTRAL = re.compile(
     r"NVIDIA|GeForce|Tesla|Generation|SXM\d?|PCIe|NVL|HBM\d\w?|\d+GB?", flags=re.IGNORECASE
 )
 
@@ -87,9 +87,8 @@ _BESIDE = re.compile(
 class OptimizerStep:
     """One optimizer step. applied: False when it was skipped as not finite.
 
-    trained_tokens: of prompts and answers. positions: what the model read, ``padding`` included;
-    reused: what it did not read again (see ``MicroBatch``). operations: arithmetic that the model
-    took (see ``rlforge.learner.update_metrics``).
+    trained_tokens: of prompts and answers. positions: computed ones, ``padding`` included; reused:
+    tokens not computed again (see ``MicroBatch``). operations: arithmetic (see ``Operations``).
     """
 
     loss: float
@@ -104,7 +103,7 @@ class OptimizerStep:
 
 
 def optimizer_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
-    """Means over the optimizer steps of an update, the algorithm's metrics among them."""
+    """Means over the optimizer steps of an update, including the algorithm's metrics."""
     applied = [step for step in steps if step.applied]
     positions = sum(step.positions for step in steps)
     padding, reused = sum(step.padding for step in steps), sum(step.reused for step in steps)
@@ -123,7 +122,7 @@ def optimizer_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
 
 
 def batch_metrics(batch: TrainBatch, selection: Selection, version: int) -> dict[str, float]:
-    """What the batch was like: rewards, lags, and what could not be trained on."""
+    """Rewards and lags of the batch, and counts of steps that are not trained on."""
     lags = [version - batch.steps[row.step].policy_version for row in selection.rows]
     return {
         "tokens": float(selection.tokens),
@@ -161,9 +160,9 @@ def _mean(numbers: Sequence[float]) -> float:
 
 
 def peak_operations(device: torch.device) -> float | None:
-    """What the card can do at most, in bfloat16; None where that is not known.
+    """Peak operations per second of the card, in bfloat16; None where that is not known.
 
-    A card is known by whole words of its name, the most of them where several fit.
+    Matches whole words of the card's name; if several entries match, the longest counts.
     """
     if device.type != "cuda":
         return None
@@ -173,19 +172,30 @@ def peak_operations(device: torch.device) -> float | None:
 
 
 def _is_named(words: Sequence[str], name: Sequence[str]) -> bool:
-    """Whether ``words`` say ``name``, and otherwise only what is beside the card."""
+    """Whether ``words`` contain ``name`` and otherwise only neutral words."""
     return set(name) <= set(words) and all(
-        word in name or _BESIDE.fullmatch(word) for word in words
+        word in name or _NEUTRAL.fullmatch(word) for word in words
     )
 
 
 @value
 class Operations:
-    """Operations per token of one model.
+    """Counts from which the operations of a pass over one model follow.
+
+    Counted as in PaLM (Chowdhery et al. 2022, appendix B): multiplications and additions, without
+    recomputation and padding. Per token, N weights of linear layers take 2 N forward and 2 N for
+    the gradient of their inputs; trained weights another 2 each. Causal attention over n tokens
+    takes 2 n^2 d forward, d = layers x heads x head size, and twice that backward. The head is
+    computed at answer tokens only.
 
     linear: weights of linear layers without the head; trained: those of them, or of adapters, that
-    get a gradient; head: weights of the head; attention: layers x heads x head size. left_out: as
-    linear and trained, of modules that compute only positions that are read.
+    get a gradient; head: weights of the head; attention: d. left_out: linear and trained weights
+    of modules that compute only positions that are read.
+
+    Example:
+        >>> model = Operations(linear=100, trained=10, head=1000, attention=7)
+        >>> model.training([Row(step=0, prompt=(1, 2), answer=(3,))], reused=0)
+        5008.0
     """
 
     linear: int
@@ -196,9 +206,9 @@ class Operations:
 
     @classmethod
     def of(cls, model: Any, narrowed: Iterable[nn.Module] = ()) -> Operations:
-        """Counted from the modules of ``model``, adapters included.
+        """Counts of the modules of ``model``, adapters included.
 
-        narrowed: modules of it that compute only positions that are read.
+        narrowed: those of them that compute only positions that are read.
         """
         head = model.get_output_embeddings()
         inside = {id(p) for p in head.parameters()}
@@ -221,8 +231,8 @@ class Operations:
     def training(self, rows: Sequence[Row], reused: int, unread: int = 0) -> float:
         """Operations of one pass over ``rows`` with its gradient.
 
-        ``reused`` tokens cost nothing, ``unread`` ones less: the last layer left them out.
-        Attention is counted for whole sequences: what is shared of it is small.
+        ``reused`` tokens cost nothing, ``unread`` ones less: the last layer leaves them out.
+        Attention counts whole sequences, because its share in common prefixes is small.
         """
         tokens = sum(row.input_length for row in rows) - reused
         answers = sum(len(row.answer) for row in rows)
@@ -241,7 +251,7 @@ def _matrices(module: nn.Module) -> list[Tensor]:
 
 
 class Stopwatch:
-    """Seconds by phase; waits for the device at the ends of each, which a GPU would not."""
+    """Seconds by phase; synchronises with the device at the start and end of each."""
 
     def __init__(self, device: torch.device) -> None:
         self.seconds: dict[str, float] = {}
@@ -258,7 +268,7 @@ class Stopwatch:
         self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - started
 
     def metrics(self, tokens: int, operations: float, devices: int = 1) -> dict[str, float]:
-        """Of everything since the start, in which ``devices`` trained ``tokens`` together."""
+        """Speed since the start, in which ``devices`` together trained ``tokens``."""
         seconds = self._now() - self._started
         metrics = {
             "seconds": seconds,
@@ -278,7 +288,7 @@ class Stopwatch:
 
 
 def _peak_bytes(device: torch.device) -> int:
-    """Of the card since the update began; of this process since its start on a CPU."""
+    """Peak memory of the card in this update; on a CPU of this process since its start."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

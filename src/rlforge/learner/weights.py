@@ -1,4 +1,4 @@
-"""What is trained: an adapter or the whole model; saved and loaded.
+"""Saves and loads trained weights: an adapter or the whole model, and a critic.
 
 On disk an adapter is PEFT's own layout (``adapter_model.safetensors``, ``adapter_config.json``),
 full weights are Hugging Face's, and a critic adds ``value_head.safetensors``.
@@ -26,8 +26,8 @@ from rlforge.models.fit import misfit, shapes_of
 def save_adapter(peft_model: Any, directory: Path) -> None:
     """Write the adapter of ``peft_model`` in PEFT's layout.
 
-    Written here rather than by ``save_pretrained``, which also renders a model card and may ask
-    the Hugging Face hub about the base model.
+    Not by ``save_pretrained``, which also renders a model card and may ask the Hugging Face hub
+    about the base model.
     """
     tensors = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
     save_file(
@@ -40,7 +40,7 @@ def save_adapter(peft_model: Any, directory: Path) -> None:
 
 
 def load_adapter(peft_model: Any, directory: Path) -> None:
-    """Copy the adapter in ``directory`` into ``peft_model``, whose shape it must have.
+    """Copy the adapter in ``directory``, of the same shape, into ``peft_model``.
 
     Raises CheckpointError naming the path and the first difference.
     """
@@ -60,13 +60,13 @@ def load_adapter(peft_model: Any, directory: Path) -> None:
 def save_model(model: Any, directory: Path | None, dtype: torch.dtype) -> None:
     """Write all weights of ``model`` as ``dtype`` in Hugging Face's layout.
 
-    Of a model that is spread over ranks each must call; those without ``directory`` only help.
+    Every rank of a spread model must call this; ``directory`` None: gather without writing.
     """
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         gathered = whole(tensor)
         if directory is not None:
-            # What was gathered leaves the device at once: it may not have room for all of it.
+            # Gathered tensors leave the device at once: it may not have room for all of them.
             gathered = gathered if gathered is tensor else gathered.cpu()
             tensors[name] = gathered.to(dtype) if gathered.is_floating_point() else gathered
     if directory is None:
@@ -78,7 +78,7 @@ def save_model(model: Any, directory: Path | None, dtype: torch.dtype) -> None:
 
 
 def save_value_head(value_head: nn.Module, directory: Path) -> None:
-    """Write the critic beside the policy it was trained with."""
+    """Write the critic next to the policy it was trained with."""
     tensors = {name: _on_cpu(tensor) for name, tensor in value_head.state_dict().items()}
     save_file(tensors, directory / VALUE_HEAD)
 

@@ -15,7 +15,7 @@ PROMPT_TOKENS = {"cuda": 8192, "cpu": 1536}
 #: Share of a GPU that vLLM takes of what is its own; the rest is room for activations.
 VLLM_SHARE = 0.9
 
-#: The same where it takes turns with the learner: of the whole card, beside the learner's context.
+#: The same of the whole card, where engines and learner take turns and its context stays.
 VLLM_TURN_SHARE = 0.85
 
 #: GiB of vLLM's KV cache on a CPU, where it would take most of the memory by default.

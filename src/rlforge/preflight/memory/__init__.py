@@ -1,1 +1,1 @@
-"""What a run needs of a card's memory, by arithmetic alone: no framework is loaded."""
+"""The memory that a run needs, by arithmetic alone, without loading a framework."""

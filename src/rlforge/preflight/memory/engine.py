@@ -42,7 +42,7 @@ def version_bytes(job: EngineJob) -> int:
     """All resident versions.
 
     Whole models where all weights are trained. The transformers engine merges an adapter into a
-    copy of the float32 layers it changes, and keeps it in float32 beside bfloat16 ones; vLLM
+    copy of the float32 layers it changes, and keeps it in float32 next to bfloat16 ones; vLLM
     reserves room for each in the dtype of the model.
     """
     shape, lora = job.shape, job.lora

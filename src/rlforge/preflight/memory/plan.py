@@ -85,7 +85,7 @@ class Plan:
     learner_idle, engine_idle: held by the one while the other works, where they take turns
     (``alternate``). sequences: full-length sequences that each engine has room for, on the fullest
     card. wanted: sequences that it may have to run at once. shortage: bytes that a cache of fixed
-    size lacks for one sequence. left: share of its card that each engine can have beside the
+    size lacks for one sequence. left: share of its card that each engine can have next to the
     learner, working or idle. share: share of its card that a vLLM engine reserves at its start;
     None for engines that reserve nothing.
     """
@@ -315,7 +315,7 @@ def engine_idle(need: Need, device: str, *, paged: bool) -> Need:
 def engine_share(
     config: PolicyConfig, hardware: HardwareConfig, cards: tuple[Card, ...], left: float
 ) -> float:
-    """Share of its card that a vLLM engine takes: as configured, or what fits beside the learner.
+    """Share of its card that a vLLM engine takes: as configured, or what the learner leaves.
 
     left: share of the fullest card that the learner leaves each engine on it.
     """
