@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlforge.buffer.base import Buffer, BufferSettings, VersionQueue
-from rlforge.buffer.steps import step_from_json, step_to_json
+from rlforge.system.values import Codec
 from rlforge.types import Episode, Step
+
+_EPISODES = Codec(Episode, form="json")
 
 
 @dataclasses.dataclass(slots=True)
@@ -173,7 +175,7 @@ class EpisodeBuffer(Buffer):
                 {
                     "group_id": group.group_id,
                     "games": group.games,
-                    "episodes": [_episode_to_json(episode) for episode in group.episodes],
+                    "episodes": [_EPISODES.encode(episode) for episode in group.episodes],
                 }
                 for group in groups
             ],
@@ -185,7 +187,7 @@ class EpisodeBuffer(Buffer):
             _Group(
                 group["group_id"],
                 group["games"],
-                [_episode_from_json(episode) for episode in group["episodes"]],
+                [_EPISODES.decode(episode) for episode in group["episodes"]],
             )
             for group in state["groups"]
         ]
@@ -195,12 +197,3 @@ class EpisodeBuffer(Buffer):
         self._complete_size = sum(len(group.episodes) for group in self._complete)
         self._open_size = sum(len(group.episodes) for group in self._open.values())
         self._given_up = dict(state["given_up"])
-
-
-def _episode_to_json(episode: Episode) -> dict[str, Any]:
-    fields = {field.name: getattr(episode, field.name) for field in dataclasses.fields(episode)}
-    return {**fields, "steps": [step_to_json(step) for step in episode.steps]}
-
-
-def _episode_from_json(fields: Mapping[str, Any]) -> Episode:
-    return Episode(**{**fields, "steps": tuple(step_from_json(step) for step in fields["steps"])})

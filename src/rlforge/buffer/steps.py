@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 from rlforge.buffer.base import Buffer, BufferSettings, VersionQueue
+from rlforge.system.values import Codec
 from rlforge.types import Episode, Step
+
+_STEPS = Codec(Step, form="json")
 
 
 class StepBuffer(Buffer):
@@ -70,18 +72,8 @@ class StepBuffer(Buffer):
         return len(self._steps.drop_older(oldest))
 
     def _contents(self) -> dict[str, Any]:
-        return {"steps": [step_to_json(step) for step in self._steps]}
+        return {"steps": [_STEPS.encode(step) for step in self._steps]}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._steps.clear()
-        self._steps.add(map(step_from_json, state["steps"]))
-
-
-def step_to_json(step: Step) -> dict[str, Any]:
-    fields = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
-    return {**fields, "info": dict(step.info)}
-
-
-def step_from_json(fields: Mapping[str, Any]) -> Step:
-    sequences = ("prompt_token_ids", "token_ids", "logprobs")
-    return Step(**{**fields, **{name: tuple(fields[name]) for name in sequences}})
+        self._steps.add(map(_STEPS.decode, state["steps"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import random
@@ -14,7 +13,10 @@ from rlforge.errors import ConfigError, RunError, nearest
 from rlforge.league.exploration import ExplorationTracker
 from rlforge.league.modes import PoolView, Weights, find_mode
 from rlforge.league.ratings import Rating, RatingTable
+from rlforge.system.values import Codec
 from rlforge.types import Checkpoint, GameRecord, GameSpec, PolicyRef
+
+_POLICIES, _CHECKPOINTS = Codec(PolicyRef, form="json"), Codec(Checkpoint, form="json")
 
 #: learner: a version of this run. fixed: may always be drawn. guest: met in evaluations only.
 Role = Literal["learner", "fixed", "guest"]
@@ -222,7 +224,7 @@ class ModelPool:
             "current": self.current().uid if self._checkpoints else None,
             "entries": [
                 {
-                    **dataclasses.asdict(policy),
+                    **_POLICIES.encode(policy),
                     "role": self._roles[uid],
                     "mu": ratings[uid].mu,
                     "sigma": ratings[uid].sigma,
@@ -241,10 +243,10 @@ class ModelPool:
         version, internal, gauss_next = self._random.getstate()
         return {
             "random": [version, list(internal), gauss_next],
-            "policies": [dataclasses.asdict(policy) for policy in self._policies.values()],
+            "policies": [_POLICIES.encode(policy) for policy in self._policies.values()],
             "roles": dict(self._roles),
             "checkpoints": [
-                dataclasses.asdict(checkpoint) for checkpoint in self._checkpoints.values()
+                _CHECKPOINTS.encode(checkpoint) for checkpoint in self._checkpoints.values()
             ],
             "games": dict(self._games),
             "matches": {uid: dict(row) for uid, row in self._matches.items()},
@@ -256,9 +258,11 @@ class ModelPool:
         """Continue exactly where :meth:`state_dict` was taken, the random draws included."""
         version, internal, gauss_next = state["random"]
         self._random.setstate((version, tuple(internal), gauss_next))
-        self._policies = {entry["uid"]: PolicyRef(**entry) for entry in state["policies"]}
+        self._policies = {entry["uid"]: _POLICIES.decode(entry) for entry in state["policies"]}
         self._roles = dict(state["roles"])
-        self._checkpoints = {entry["uid"]: Checkpoint(**entry) for entry in state["checkpoints"]}
+        self._checkpoints = {
+            entry["uid"]: _CHECKPOINTS.decode(entry) for entry in state["checkpoints"]
+        }
         self._games = dict(state["games"])
         self._matches = {uid: dict(row) for uid, row in state["matches"].items()}
         self._ratings.load_state_dict(state["ratings"])

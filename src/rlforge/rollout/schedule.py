@@ -10,7 +10,10 @@ from typing import Any
 
 from rlforge.errors import ConfigError
 from rlforge.league.pool import ModelPool
+from rlforge.system.values import Codec
 from rlforge.types import EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
+
+_SPECS = Codec(GameSpec, form="json")
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -142,7 +145,7 @@ class GameScheduler:
             "games": self._games,
             "draws": self._draws,
             "seatings": list(self._seatings),
-            "open": dataclasses.asdict(self._open) if self._open is not None else None,
+            "open": _SPECS.encode(self._open) if self._open is not None else None,
             "left": self._left,
         }
 
@@ -151,7 +154,7 @@ class GameScheduler:
         self._games = state["games"]
         self._draws = state["draws"]
         self._seatings = list(state["seatings"])
-        self._open = _game_spec(state["open"]) if state["open"] is not None else None
+        self._open = _SPECS.decode(state["open"]) if state["open"] is not None else None
         self._left = state["left"]
 
 
@@ -201,11 +204,3 @@ def retry(spec: GameSpec, attempt: int) -> GameSpec:
 def _first_id(spec: GameSpec) -> str:
     """The id of the game that ``spec`` is, or replaces."""
     return spec.game_id.partition("~")[0]
-
-
-def _game_spec(entry: dict[str, Any]) -> GameSpec:
-    """The inverse of ``dataclasses.asdict`` for a GameSpec."""
-    seats = tuple(
-        Seat(**{**seat, "policy": PolicyRef(**seat["policy"])}) for seat in entry["seats"]
-    )
-    return GameSpec(**{**entry, "env": EnvSpec(**entry["env"]), "seats": seats})
