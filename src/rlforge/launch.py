@@ -5,11 +5,9 @@ Nothing is created before the whole configuration is known to be good.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,29 +21,20 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from rlforge.actors.specs import RunGraph
-from rlforge.config.compose import Composed, conf_dir, from_hydra, register_schemas, to_yaml
+from rlforge.config.compose import Composed, conf_dir, from_hydra, register_schemas
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import compose_any, compose_run, read_run
-from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
-from rlforge.continuous.journal import Journal
-from rlforge.engines.vllm_settings import check_installed
-from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
+from rlforge.config.schema import PolicyConfig, RunConfig
+from rlforge.continuous.journal import check_windows_left
+from rlforge.errors import ConfigError, RlforgeError
 from rlforge.preflight.continuous import check_continuous
 from rlforge.preflight.doctor import check_fit, divided
 from rlforge.preflight.games import validate
 from rlforge.preflight.memory.plan import place
-from rlforge.rollout.lineup import eval_opponents, fixed_opponents
-from rlforge.system.checkpoint import (
-    checkpoint_version,
-    latest_checkpoint,
-    read_manifest,
-    step_name,
-)
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
-from rlforge.system.locks import RunLock, claim_gpus
-from rlforge.tracking.report import write_report
-from rlforge.train.graph import build_graph, to_json
-from rlforge.types import PolicyRef
+from rlforge.system.locks import claim_gpus
+from rlforge.train.graph import build_graph
+from rlforge.train.resume import check_resumable
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -85,52 +74,26 @@ def check(result: Composed[Any], *, keys: bool = True) -> None:
     (check_continuous if continuous else validate)(result, keys=keys)
 
 
-def train(overrides: Sequence[str], config_dir: Path | None) -> Any:
-    """Validate and run one experiment; returns its ``Outcome``."""
-    config, graph = _composed(overrides, config_dir, RunConfig)
+def train(
+    overrides: Sequence[str], config_dir: Path | None, root: type[PolicyConfig] = RunConfig
+) -> Any:
+    """Validate and run one experiment; returns its ``Outcome``. root: what the command runs."""
+    config, graph = _composed(overrides, config_dir, root)
     return _run(config, graph, new_run_dir(config))
 
 
-def train_continuously(overrides: Sequence[str], config_dir: Path | None) -> Any:
-    """Validate and run one continuous experiment; returns its ``ContinuousOutcome``."""
-    config, graph = _composed(overrides, config_dir, ContinuousConfig)
-    return _run_continuously(config, graph, new_run_dir(config))
+def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig) -> Any:
+    """Continue the run in ``run_dir`` from its newest saved state; returns its ``Outcome``.
 
-
-def resume_continuous(run_dir: Path) -> Any:
-    """Go on with the continuous run in ``run_dir``, at the window and phase it had come to."""
-    config = read_run(run_dir, ContinuousConfig)
-    check_fit(config)
-    journal = Journal(run_dir / "journal.sqlite")
-    done = sum(entry.phase == "done" for entry in journal.entries())
-    journal.close()
-    if config.continuous.windows is not None and done >= config.continuous.windows:
-        raise RunError(
-            f"{run_dir}: already finished its {done} windows; start a new run with "
-            "learner.initial_adapter to go further"
-        )
-    return _run_continuously(config, build_graph(config, detect()), run_dir, resume=True)
-
-
-def resume(run_dir: Path) -> Any:
-    """Go on with the run in ``run_dir`` from its newest saved state.
-
-    Raises CheckpointError naming the file when that state is damaged: nothing is started then.
+    root: what the command runs. Raises RunError when the run is complete, and CheckpointError
+    naming the file when that state is damaged: nothing is started then.
     """
-    config = read_run(run_dir, RunConfig)
+    config = read_run(run_dir, root)
     check_fit(config)
-    checkpoints = run_dir / "checkpoints"
-    newest = latest_checkpoint(checkpoints, with_state=True)
-    if newest is not None and checkpoint_version(newest) >= config.learner.total_updates:
-        raise RunError(
-            f"{run_dir}: already finished its {config.learner.total_updates} updates; "
-            "start a new run with learner.initial_adapter to go further"
-        )
-    if newest is not None:
-        try:
-            read_manifest(newest)
-        except CheckpointError as error:
-            raise CheckpointError(f"{error}: delete {newest} and resume again") from None
+    if isinstance(config, ContinuousConfig):
+        check_windows_left(run_dir, config.continuous.windows)
+    elif isinstance(config, RunConfig):
+        check_resumable(run_dir, config.learner.total_updates)
     return _run(config, build_graph(config, detect()), run_dir, resume=True)
 
 
@@ -180,8 +143,7 @@ def sweep_job(config: DictConfig) -> float:
         result = from_hydra(whole, list(hydra.overrides.task), dirs, root)
         check(result)
         check_fit(result.config)
-        start: Any = _run_continuously if continuous else _run
-        outcome = start(result.config, build_graph(result.config, detect()), run_dir)
+        outcome = _run(result.config, build_graph(result.config, detect()), run_dir)
     except RlforgeError as error:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "failed.txt").write_text(f"{error}\n")
@@ -224,79 +186,24 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
     return jobs[:1] if own_sweeper else jobs
 
 
-def _run(config: RunConfig, graph: RunGraph, run_dir: Path, *, resume: bool = False) -> Any:
-    """Run in ``run_dir`` what ``train`` runs."""
-    hardware = resolve_hardware(
-        config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
-    )
-    prepare_ray(hardware)
-    cards = place(hardware, config.learner.num_learners, config.engine.num_engines, capacity=0)
+def _run(config: PolicyConfig, graph: RunGraph, run_dir: Path, *, resume: bool = False) -> Any:
+    """Start or continue the run in ``run_dir``; returns its ``Outcome``."""
+    learners, engines = config.learner.num_learners, config.engine.num_engines
+    hardware = resolve_hardware(config.hardware, detect(), engines, learners)
+    prepare_ray(hardware)  # before Ray is imported
+    from rlforge.train.lifecycle import execute, prepared
+
+    cards = sum(card.count for card in place(hardware, learners, engines, capacity=0))
+    if isinstance(config, ContinuousConfig):
+        cards = 1
     with (
-        claim_gpus(hardware, sum(card.count for card in cards)) as hardware,
-        _prepared(config, graph, hardware, run_dir, resume=resume) as folder,
+        claim_gpus(hardware, cards) as hardware,
+        prepared(config, graph, hardware, run_dir, resume=resume) as folder,
     ):
-        from rlforge.train.controller import Run
+        if isinstance(config, ContinuousConfig):
+            from rlforge.continuous.run import ContinuousRun
 
-        return Run(divided(config), graph, hardware, folder).execute(resume=resume)
+            return ContinuousRun(config, hardware, folder).execute()
+        from rlforge.train.controller import GameController
 
-
-def _run_continuously(
-    config: ContinuousConfig, graph: RunGraph, run_dir: Path, *, resume: bool = False
-) -> Any:
-    """Run in ``run_dir`` what ``continuous`` runs: one process, without Ray."""
-    hardware = resolve_hardware(config.hardware, detect(), 1)
-    with (
-        claim_gpus(hardware, 1) as hardware,
-        _prepared(config, graph, hardware, run_dir, resume=resume) as folder,
-    ):
-        from rlforge.continuous.run import ContinuousRun
-
-        return ContinuousRun(config, hardware, folder).execute()
-
-
-@contextlib.contextmanager
-def _prepared(
-    config: PolicyConfig, graph: RunGraph, hardware: HardwareConfig, run_dir: Path, *, resume: bool
-) -> Iterator[Path]:
-    """Prepare and check the model, lock and fill the run directory, and leave the report."""
-    if config.engine.name == "vllm":
-        check_installed(hardware.device)
-    # Torch and Ray are imported late: composing, printing and validating do not pay for them.
-    from rlforge.models.load import resolve_model
-
-    model = resolve_model(config.model, lambda text: print(text, file=sys.stderr, flush=True))
-    if config.learner.initial_adapter is not None:
-        from rlforge.models.fit import check_initial_adapter
-
-        check_initial_adapter(Path(config.learner.initial_adapter), config.model, model)
-    _check_policies(config)
-    run_dir = run_dir.absolute()
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with RunLock(run_dir):
-        if not resume:
-            (run_dir / "config.yaml").write_text(to_yaml(config))
-            (run_dir / "graph.json").write_text(to_json(graph))
-        with (run_dir / "command.txt").open("a") as commands:
-            commands.write(f"{shlex.join(['rlforge', *sys.argv[1:]])}\n")
-        try:
-            yield run_dir
-        finally:
-            if config.tracker.report:
-                write_report(run_dir)
-
-
-def _check_policies(config: PolicyConfig) -> None:
-    """Raise ConfigError for saved policies that the configuration names and nobody could play."""
-    from rlforge.engines.registry import check_playable
-
-    start = config.learner.initial_adapter
-    version = PolicyRef(uid=step_name(0), kind="checkpoint", path_or_name=start)
-    named: dict[str, tuple[PolicyRef, ...]] = {"learner.initial_adapter": (version,)}
-    if isinstance(config, RunConfig):
-        named["pool.fixed_opponents"] = fixed_opponents(config)
-        named["eval.opponents"] = eval_opponents(config)
-    for key, policies in named.items():
-        try:
-            check_playable(policies, config)
-        except ConfigError as error:
-            raise ConfigError(f"{key}: {error}") from None
+        return execute(GameController, divided(config), graph, hardware, folder, resume=resume)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlforge.actors.cluster import RunActors
-from rlforge.actors.colocation import update_in_turn
+from rlforge.actors.colocation import CallActor, update_in_turn
 from rlforge.actors.process import turn_file
 from rlforge.types import UpdateResult
 
@@ -47,19 +47,23 @@ class Method:
         return answer
 
 
-async def surviving(name: str, method: Any) -> None:
-    await method.remote()
-
-
 def make_actors(diary: list[str], run_dir: Path, error: Exception | None = None) -> RunActors:
     names = ("engine-0", "engine-1", "collector-0")
     actors = {name: Actor(name, diary, run_dir) for name in names}
     return RunActors({**actors, "learner": Actor("learner", diary, run_dir, error)})
 
 
+def calling(actors: RunActors) -> CallActor:
+    async def call(name: str, method: str) -> None:
+        await getattr(actors.named[name], method).remote()
+
+    return call
+
+
 async def test_engines_sleep_from_before_the_update_until_after_it(tmp_path: Path) -> None:
     diary: list[str] = []
-    result, span = await update_in_turn(make_actors(diary, tmp_path), surviving, tmp_path, "batch")
+    actors = make_actors(diary, tmp_path)
+    result, span = await update_in_turn(actors, calling(actors), tmp_path, "batch")
     assert diary == [
         "engines: collector-0 engines_sleep",
         "learner: engine-0 sleep",
@@ -78,6 +82,6 @@ async def test_a_failed_update_is_raised_and_leaves_no_turn_behind(tmp_path: Pat
     diary: list[str] = []
     actors = make_actors(diary, tmp_path, error=RuntimeError("out of memory"))
     with pytest.raises(RuntimeError, match="out of memory"):
-        await update_in_turn(actors, surviving, tmp_path, "batch")
+        await update_in_turn(actors, calling(actors), tmp_path, "batch")
     assert not any("wake" in line for line in diary)
     assert not turn_file(tmp_path).exists()

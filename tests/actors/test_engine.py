@@ -13,10 +13,11 @@ import pytest
 import ray
 
 import rlforge.actors.cluster  # noqa: F401  # configures Ray before its first import
-from rlforge.actors.engine import EngineActor
+from rlforge.actors.engine import EngineActor, EngineReport
 from rlforge.actors.engine_client import RemoteEngine
 from rlforge.actors.process import turn_file
 from rlforge.config.schema import EngineConfig, HardwareConfig, ModelConfig, RunConfig
+from rlforge.engines.base import EngineStats
 from rlforge.errors import EngineError
 from rlforge.system.timeouts import Clock
 from rlforge.types import PolicyRef, SamplingParams
@@ -114,3 +115,33 @@ async def test_an_engine_that_stays_dead_is_reported(small_model: Path, tmp_path
         await client.generate(
             [1], SamplingParams(max_tokens=1), PolicyRef(uid="step-0", kind="checkpoint")
         )
+
+
+def _report(process: str, tokens: int) -> EngineReport:
+    stats = EngineStats(
+        queued=3,
+        running=2,
+        requests=1,
+        prompt_tokens=9,
+        generated_tokens=tokens,
+        busy_s=0.5,
+        resident=(),
+    )
+    return EngineReport(process=process, stats=stats, spans=())
+
+
+def test_throughput_counts_the_tokens_since_the_report_before() -> None:
+    first, second = _report("a", 50), _report("a", 80)
+    assert first.throughput(None, 10.0) == {"queued": 3, "running": 2, "tok_s": 5.0}
+    assert second.throughput(first, 5.0)["tok_s"] == pytest.approx(6.0)
+    assert not first.restarted_since(None)
+    assert not second.restarted_since(first)
+
+
+def test_a_restarted_engine_counts_its_tokens_from_zero() -> None:
+    before, after = _report("first", 1000), _report("second", 40)
+    assert after.restarted_since(before)
+    assert after.throughput(before, 10.0)["tok_s"] == 4.0
+    again = _report("second", 40)
+    assert not again.restarted_since(after)
+    assert again.throughput(after, 10.0)["tok_s"] == 0.0

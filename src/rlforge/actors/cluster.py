@@ -129,9 +129,9 @@ class RunActors:
         """named: handles of Ray actors, those of one kind in the order of their numbers."""
         self.named = dict(named)
 
-    def of(self, kind: PartName) -> tuple[Any, ...]:
-        """All replicas of one kind."""
-        return tuple(actor for name, actor in self.named.items() if name.partition("-")[0] == kind)
+    def of(self, kind: PartName) -> dict[str, Any]:
+        """All replicas of one kind, by name."""
+        return {name: actor for name, actor in self.named.items() if name.partition("-")[0] == kind}
 
     @property
     def tracker(self) -> Any:
@@ -147,15 +147,15 @@ class RunActors:
 
     @property
     def engines(self) -> tuple[Any, ...]:
-        return self.of("engine")
+        return tuple(self.of("engine").values())
 
     @property
     def collectors(self) -> tuple[Any, ...]:
-        return self.of("collector")
+        return tuple(self.of("collector").values())
 
     @property
     def learner(self) -> LearnerGroup:
-        return LearnerGroup(self.of("learner"))
+        return LearnerGroup(tuple(self.of("learner").values()))
 
     def name_of(self, actor_id: str | None) -> str | None:
         """Which actor has this id, as Ray's exceptions give it."""
@@ -182,18 +182,22 @@ async def start_actors(
     named: dict[str, Any] = {}
     loading: list[asyncio.Future[Any]] = []
     alone: asyncio.Future[Any] | None = None
-    for spec in specs:
-        for rank, name in enumerate(spec.actor_names):
-            if spec.loads_alone and alone is not None:
-                await alone
-            actor = _create(spec, places.get(name), given | {"name": name, "rank": rank})
-            named[name] = actor
-            loading.append(asyncio.ensure_future(actor.__ray_ready__.remote()))
-            if spec.name == "learner" and rank + 1 == spec.replicas:
-                # A rank loads its model only after it has met the others.
-                loading.append(asyncio.ensure_future(RunActors(named).learner.start()))
-            alone = loading[-1] if spec.loads_alone else None
-    await asyncio.gather(*loading)
+    try:
+        for spec in specs:
+            for rank, name in enumerate(spec.actor_names):
+                if spec.loads_alone and alone is not None:
+                    await alone
+                actor = _create(spec, places.get(name), given | {"name": name, "rank": rank})
+                named[name] = actor
+                loading.append(asyncio.ensure_future(actor.__ray_ready__.remote()))
+                if spec.name == "learner" and rank + 1 == spec.replicas:
+                    # A rank loads its model only after it has met the others.
+                    loading.append(asyncio.ensure_future(RunActors(named).learner.start()))
+                alone = loading[-1] if spec.loads_alone else None
+        await asyncio.gather(*loading)
+    finally:
+        for waiting in loading:
+            waiting.cancel()
     return RunActors(named)
 
 
@@ -242,11 +246,13 @@ async def _places(specs: Sequence[ActorSpec]) -> dict[str, PlacementGroupSchedul
     return places
 
 
-def explained(error: BaseException, actors: RunActors | None, run_dir: Path) -> BaseException:
+def explained(
+    error: BaseException, actors: RunActors | None, run_dir: Path, command: str
+) -> BaseException:
     """``error`` with the actor that died, its log in ``run_dir`` and how to resume.
 
-    actors: None while they are starting. Of a group the first error is explained; errors that do
-    not come from Ray stay as they are.
+    actors: None while they are starting. command: the ``rlforge`` command of the run. Of a group
+    the first error counts; errors that do not come from Ray stay as they are.
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -259,7 +265,7 @@ def explained(error: BaseException, actors: RunActors | None, run_dir: Path) -> 
         return RunError(f"an actor could not be started: {reason(error)}")
     return RunError(
         f"the {name} died: {reason(error)} See logs/{name}.log in {run_dir}; "
-        f"go on with: rlforge train --resume {run_dir}"
+        f"go on with: rlforge {command} --resume {run_dir}"
     )
 
 

@@ -3,7 +3,7 @@
     play     engines awake, learner resting
     learn    engines drain ─▶ sleep, learner wakes ─▶ update ─▶ rest, engines wake
 
-What games ask for meanwhile waits in the sleeping engines, and their clocks stand still.
+Requests of games wait in the sleeping engines, and no time passes for them.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from rlforge.actors.process import turn_file
 from rlforge.system.utilisation import Span
 from rlforge.types import UpdateResult
 
-Surviving = Callable[..., Awaitable[Any]]
-"""Calls an actor's method by the actor's name, again when its process died meanwhile."""
+CallActor = Callable[[str, str], Awaitable[Any]]
+"""Calls a method of an actor, both by name; again when its process died meanwhile."""
 
 
 async def update_in_turn(
-    cast: RunActors, surviving: Surviving, run_dir: Path, batch: Any
+    actors: RunActors, call: CallActor, run_dir: Path, batch: Any
 ) -> tuple[UpdateResult, Span]:
     """The learner's update, with every engine asleep until it is over.
 
     ``seconds_switch`` among the metrics is the time around it: engines drain and sleep, weights
-    move, engines wake. A failed update wakes nobody: it ends the run, and with it every process.
+    move, engines wake. After a failed update the engines stay asleep: it ends the run.
     """
     started = time.time()
-    for collector in cast.collectors:
+    for collector in actors.collectors:
         collector.engines_sleep.remote()
     with _learners_turn(run_dir):
-        await _engines(cast, surviving, "sleep")
-        result, span = await cast.learner.update(batch)
-    await _engines(cast, surviving, "wake")
-    for collector in cast.collectors:
+        await _all_engines(actors, call, "sleep")
+        result, span = await actors.learner.update(batch)
+    await _all_engines(actors, call, "wake")
+    for collector in actors.collectors:
         collector.engines_wake.remote()
     switch = time.time() - started - (span[1] - span[0])
     metrics = {**result.metrics, "seconds_switch": switch}
@@ -57,10 +57,5 @@ def _learners_turn(run_dir: Path) -> Iterator[None]:
         file.unlink()
 
 
-async def _engines(cast: RunActors, surviving: Surviving, method: str) -> None:
-    await asyncio.gather(
-        *(
-            surviving(f"engine-{index}", getattr(engine, method))
-            for index, engine in enumerate(cast.engines)
-        )
-    )
+async def _all_engines(actors: RunActors, call: CallActor, method: str) -> None:
+    await asyncio.gather(*(call(name, method) for name in actors.of("engine")))

@@ -39,14 +39,27 @@ class Request:
 
 @value
 class EngineReport:
-    """A look at an engine actor. life: another one after each restart of its process.
+    """What an engine actor did so far.
 
-    spans: when it computed since the last look, in seconds of the wall clock.
+    process: a new identifier after each restart. stats: since the start of that process.
+    spans: when it computed since the last report, in seconds of the wall clock.
     """
 
-    life: str
+    process: str
     stats: EngineStats
     spans: tuple[Span, ...]
+
+    def restarted_since(self, before: EngineReport | None) -> bool:
+        """Whether the engine was restarted after the report ``before``."""
+        return before is not None and before.process != self.process
+
+    def throughput(self, before: EngineReport | None, seconds: float) -> dict[str, float]:
+        """Queue, running sequences and tokens a second since ``before``, ``seconds`` ago."""
+        counted = 0  # a new process counts its tokens from 0
+        if before is not None and not self.restarted_since(before):
+            counted = before.stats.generated_tokens
+        rate = (self.stats.generated_tokens - counted) / max(seconds, 1e-9)
+        return {"queued": self.stats.queued, "running": self.stats.running, "tok_s": rate}
 
 
 #: A ticket with what came of it, or with the next of its tokens.
@@ -67,7 +80,7 @@ class EngineActor:
     ) -> None:
         open_log(name, run_dir)
         self._config, self._hardware = config, hardware
-        self._life = uuid4().hex
+        self._process = uuid4().hex
         self._loaded = asyncio.Event()
         if not turn_file(run_dir).exists():
             self._load_model()
@@ -171,7 +184,7 @@ class EngineActor:
         """Counters since the start, and the spans of work since the last call."""
         await self._loaded.wait()
         spans = tuple(self._engine.take_busy_spans())
-        return EngineReport(life=self._life, stats=self._engine.stats(), spans=spans)
+        return EngineReport(process=self._process, stats=self._engine.stats(), spans=spans)
 
     async def close(self) -> None:
         if self._loaded.is_set():

@@ -12,6 +12,7 @@ import ray
 
 from rlforge.actors.process import limit_threads
 from rlforge.config.schema import HardwareConfig, PolicyConfig
+from rlforge.errors import RlforgeError
 from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkpoint
 from rlforge.system.utilisation import Span
 from rlforge.tracking.files import open_log
@@ -76,23 +77,33 @@ class LearnerActor:
             self._learner.rest(offload=self._hardware.offload_learner)
         return result, (started, ended)
 
-    def save(self, version: int, parent_uid: str | None) -> Checkpoint | None:
-        """Write version ``version`` as it is now; None from a rank that only helped."""
+    def save(
+        self,
+        version: int,
+        parent_uid: str | None,
+        meta: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> Checkpoint | None:
+        """See ``LearnerGroup.save``; None from a rank that only helped."""
         if self._rank:
             self._learner.save(None)
+            if state is not None:
+                self._learner.save_state(None)
             return None
-        path = write_checkpoint(
-            self._checkpoints,
-            step_name(version),
-            self._learner.save,
-            {"version": version, "experiment": self._config.name},
-        )
-        return Checkpoint(
-            uid=step_name(version), version=version, path=str(path), parent_uid=parent_uid
-        )
+        from rlforge.learner import write_state
+
+        def fill(folder: Path) -> None:
+            self._learner.save(folder)
+            if state is not None:
+                write_state(folder, self._learner, state)
+
+        uid = step_name(version)
+        facts = {"version": version, "experiment": self._config.name, "parent_uid": parent_uid}
+        path = write_checkpoint(self._checkpoints, uid, fill, {**facts, **(meta or {})})
+        return Checkpoint(uid=uid, version=version, path=str(path), parent_uid=parent_uid)
 
     def save_state(self, version: int, others: Mapping[str, Any]) -> None:
-        """Put beside version ``version`` what a resumed run needs."""
+        """See ``LearnerGroup.save_state``."""
         if self._rank:
             self._learner.save_state(None)
             return
@@ -101,11 +112,14 @@ class LearnerActor:
         path = self._checkpoints / step_name(version)
         extend_checkpoint(path, lambda folder: write_state(folder, self._learner, others))
 
-    def load_state(self, version: int) -> dict[str, Any]:
-        """Continue from version ``version``; returns what the other actors saved."""
+    def load_state(self, uid: str, version: int | None = None) -> dict[str, Any]:
+        """See ``LearnerGroup.load_state``."""
         from rlforge.learner import read_state
 
-        return read_state(self._checkpoints / step_name(version), self._learner)
+        state = read_state(self._checkpoints / uid, self._learner)
+        if version is not None:
+            self._learner.version = version
+        return state
 
 
 def _node_address() -> str:
@@ -114,9 +128,10 @@ def _node_address() -> str:
 
 
 class LearnerGroup:
-    """The learner as the run sees it: every call goes to all ranks, the answer is that of rank 0.
+    """The learner as one: every call goes to all ranks and returns the answer of rank 0.
 
-    The ranks wait for each other in every call, so one that fails fails the call.
+    The ranks wait for each other in every call, so a rank that fails fails the call. RlforgeErrors
+    arrive as they were raised, other errors as Ray's.
     """
 
     def __init__(self, actors: Sequence[Any]) -> None:
@@ -133,18 +148,37 @@ class LearnerGroup:
         answer: tuple[UpdateResult, Span] = await self._all("update", batch)
         return answer
 
-    async def save(self, version: int, parent_uid: str | None) -> Checkpoint:
-        """Write version ``version`` as it is now."""
-        checkpoint: Checkpoint = await self._all("save", version, parent_uid)
+    async def save(
+        self,
+        version: int,
+        parent_uid: str | None,
+        *,
+        meta: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> Checkpoint:
+        """Write the weights as version ``version``, all at once or not at all.
+
+        meta: further facts for the manifest, JSON-ready. state: JSON values of other parts of the
+        run; with them (even if empty) the learner's own state is part of the checkpoint, so that a
+        run can resume from it. Raises CheckpointError when the version exists or the disk is full.
+        """
+        checkpoint: Checkpoint = await self._all("save", version, parent_uid, meta, state)
         return checkpoint
 
     async def save_state(self, version: int, others: Mapping[str, Any]) -> None:
-        """Put beside version ``version`` what a resumed run needs."""
+        """Add what a resumed run needs to the checkpoint of version ``version``.
+
+        others: JSON values of other parts of the run.
+        """
         await self._all("save_state", version, others)
 
-    async def load_state(self, version: int) -> dict[str, Any]:
-        """Continue from version ``version``; returns what the other actors saved."""
-        state: dict[str, Any] = await self._all("load_state", version)
+    async def load_state(self, uid: str, *, version: int | None = None) -> dict[str, Any]:
+        """Continue from checkpoint ``uid``, as ``step-3``; returns what other parts saved in it.
+
+        version: what the learner counts its updates from, where versions after ``uid`` exist that
+        must keep their numbers. Raises CheckpointError when it is missing or damaged.
+        """
+        state: dict[str, Any] = await self._all("load_state", uid, version)
         return state
 
     async def _all(self, method: str, *arguments: Any) -> Any:
@@ -159,4 +193,6 @@ class LearnerGroup:
             await asyncio.wait(calls, timeout=DEATH_TOLD_S)
             ended = [call.exception() for call in calls if call.done()]
             deaths = (each for each in ended if isinstance(each, ray.exceptions.RayActorError))
-            raise next(deaths, error) from None
+            cause = next(deaths, error)
+            own = getattr(cause, "cause", None)  # of RayTaskError
+            raise (own if isinstance(own, RlforgeError) else cause) from None

@@ -28,8 +28,9 @@ class TrackerActor(Tracker):
     def __init__(self, config: RunConfig, run_dir: str) -> None:
         open_log("tracker", run_dir)
         about = {"seed": config.seed, "versions": versions(), "experiment": config.name}
-        total = config.learner.total_updates
-        super().__init__(Path(run_dir), config.tracker, config.name, total, about=about)
+        super().__init__(
+            Path(run_dir), config.tracker, config.name, config.total_updates, about=about
+        )
         freeze_gc()
 
 

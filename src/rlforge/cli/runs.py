@@ -37,11 +37,9 @@ def train(
 
       rlforge train --resume runs/simpletak_mirror/2026-01-01_12-00-00
     """
-    from rlforge import launch
     from rlforge.config.schema import RunConfig
 
-    starts = launch.train, launch.resume
-    _run(RunConfig, starts, overrides or [], config_dir, resume, multirun=multirun)
+    _run(RunConfig, overrides or [], config_dir, resume, multirun=multirun)
 
 
 def continuous(
@@ -65,26 +63,20 @@ def continuous(
 
       rlforge continuous --resume runs/market_continuous/2026-01-01_12-00-00
     """
-    from rlforge import launch
     from rlforge.config.continuous import ContinuousConfig
 
-    starts = launch.train_continuously, launch.resume_continuous
-    _run(ContinuousConfig, starts, overrides or [], config_dir, resume, multirun=multirun)
+    _run(ContinuousConfig, overrides or [], config_dir, resume, multirun=multirun)
 
 
 def _run(
     root: type[PolicyConfig],
-    starts: tuple[Callable[[list[str], Path | None], Any], Callable[[Path], Any]],
     overrides: list[str],
     config_dir: Path | None,
     resume: Path | None,
     *,
     multirun: bool,
 ) -> None:
-    """Start a run or a sweep, or resume a run; prints its directory, exits with 130 on Ctrl-C.
-
-    starts: what starts a run, and what resumes one.
-    """
+    """Start a run or a sweep, or resume a run; prints its directory, exits with 130 on Ctrl-C."""
     from rlforge import launch
 
     if resume is not None and (overrides or multirun or config_dir):
@@ -93,8 +85,11 @@ def _run(
         if not launch.sweep(overrides, config_dir, root):
             raise typer.Exit(1)
         return
-    start, go_on = starts
-    outcome = start(overrides, config_dir) if resume is None else go_on(resume)
+    outcome = (
+        launch.resume(resume, root)
+        if resume is not None
+        else launch.train(overrides, config_dir, root)
+    )
     if outcome.interrupted:
         windows = f" after {outcome.windows} windows" if root.command == "continuous" else ""
         again = f"rlforge {root.command} --resume {outcome.run_dir}"

@@ -171,3 +171,15 @@ class ScoreFiles:
 
     def _path(self, window_id: str) -> Path:
         return self._folder / f"{window_id.replace(':', '.')}.json"
+
+
+def check_windows_left(run_dir: Path, windows: int | None) -> None:
+    """Raise RunError when all ``windows`` of the run in ``run_dir`` are done; None: no last one."""
+    journal = Journal(run_dir / "journal.sqlite")
+    done = journal.done()
+    journal.close()
+    if windows is not None and done >= windows:
+        raise RunError(
+            f"{run_dir}: already finished its {done} windows; start a new run with "
+            "learner.initial_adapter to go further"
+        )

@@ -13,12 +13,12 @@ from rlforge.learner import Learner, read_state, write_state
 from rlforge.system.checkpoint import (
     checkpoint_version,
     list_checkpoints,
-    prune,
     read_manifest,
     step_name,
     step_number,
     write_checkpoint,
 )
+from rlforge.train.resume import Retention
 from rlforge.types import Checkpoint, TrainBatch, value
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class WindowLearner:
 
     def prune(self, keep: int, protected: Collection[str]) -> None:
         """Delete all but the ``keep`` newest versions, the first and ``protected``."""
-        prune(self._root, keep, protected={*protected, self.standing, step_name(0)})
+        Retention(self._root, keep).prune({*protected, self.standing, step_name(0)})
 
     async def _save(
         self, version: int, window_id: str | None, parent: str | None, facts: Mapping[str, Any]

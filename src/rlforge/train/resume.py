@@ -1,4 +1,4 @@
-"""Taking a run up again: what is dropped, and which versions must still be there."""
+"""Resuming a run: whether it can be, what is dropped, and which versions must stay on disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
-from rlforge.system.checkpoint import checkpoint_version, list_checkpoints, prune
+from rlforge.errors import CheckpointError, RunError
+from rlforge.system.checkpoint import (
+    checkpoint_version,
+    latest_checkpoint,
+    list_checkpoints,
+    prune,
+    read_manifest,
+)
 
 log = logging.getLogger(__name__)
 
@@ -17,43 +24,62 @@ BEFORE_ALL = -1
 
 
 class Retention:
-    """Which saved versions of a run stay: ``keep`` of them beside all that may be asked for again.
+    """Which saved versions of a run stay: the newest ``keep``, and all that may be loaded again.
 
-    Games and evaluations load versions long after newer ones are out, where they were evicted from
-    an engine or the engine was restarted; a resumed run draws its opponents from those that were
-    active when its state was saved. keep: None keeps all.
+    Games and evaluations load old versions again when an engine evicted them or was restarted; a
+    resumed run draws its opponents from those that were active when its state was saved.
+    keep: None keeps all.
     """
 
     def __init__(self, root: Path, keep: int | None) -> None:
         """root: the folder of the checkpoints."""
         self._root, self._keep = root, keep
         self._measured: Counter[str] = Counter()
-        #: Uids that a run resumed from the newest saved state asks for.
+        #: Uids that a run needs that is resumed from the newest saved state.
         self.resumable: Collection[str] = ()
 
     async def during(self, evaluation: Callable[[], Awaitable[None]], uid: str) -> None:
-        """Do ``evaluation``, which asks version ``uid`` until its end."""
+        """Await ``evaluation``, which needs version ``uid`` until its end."""
         self._measured[uid] += 1
         try:
             await evaluation()
         finally:
             self._measured[uid] -= 1
 
-    def prune(self, needed: Collection[str], published: int) -> None:
-        """Delete what nobody may ask for any more.
+    def prune(self, needed: Collection[str], published: int | None = None) -> None:
+        """Delete all other versions.
 
-        needed: uids that training games may ask for. published: the newest version that is out;
-        versions after it are on their way.
+        needed: uids that must stay. published: the newest version that engines have; it and later
+        ones stay too.
         """
         if self._keep is None:
             return
         coming = {
             path.name
             for path in list_checkpoints(self._root)
-            if checkpoint_version(path) >= published
+            if published is not None and checkpoint_version(path) >= published
         }
         measured = {uid for uid, number in self._measured.items() if number}
         prune(self._root, self._keep, protected={*needed, *coming, *measured, *self.resumable})
+
+
+def check_resumable(run_dir: Path, total_updates: int) -> None:
+    """Raise RunError when all updates of the run in ``run_dir`` are made.
+
+    Raises CheckpointError, naming the file, when its newest saved state is damaged.
+    """
+    newest = latest_checkpoint(run_dir / "checkpoints", with_state=True)
+    if newest is None:
+        return
+    if checkpoint_version(newest) >= total_updates:
+        raise RunError(
+            f"{run_dir}: already finished its {total_updates} updates; "
+            "start a new run with learner.initial_adapter to go further"
+        )
+    try:
+        read_manifest(newest)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}: delete {newest} and resume again") from None
 
 
 def rewind(run_dir: Path, version: int) -> None:

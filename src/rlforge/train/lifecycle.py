@@ -1,0 +1,242 @@
+"""The life of a training run, the same for every kind of training.
+
+    GPUs claimed ─▶ model checked, directory locked ─▶ Ray, actors ─▶ Controller ─▶ summary, report
+
+A kind of training is a ``Controller``, made from a ``RunContext`` once the actors are up. Its
+``begin`` publishes version 0 or restores the newest saved state, ``run`` trains until it is done or
+``stop`` is called. Everything else happens here: signals, log files, the display, the run
+directory, and how the run ended in summary.json, also when it fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+from typing import Any, Protocol
+
+import ray
+
+from rlforge.actors.cluster import RunActors, explained, ray_started, start_actors
+from rlforge.tracking.files import open_log
+from rlforge.actors.specs import RunGraph
+from rlforge.config.compose import to_yaml
+from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
+from rlforge.engines.vllm_settings import check_installed
+from rlforge.errors import ConfigError, RlforgeError
+from rlforge.rollout.lineup import eval_opponents, fixed_opponents
+from rlforge.system.checkpoint import step_name
+from rlforge.system.locks import RunLock
+from rlforge.tracking.display import Display, make_display
+from rlforge.tracking.report import write_report
+from rlforge.train.graph import to_json
+from rlforge.types import PolicyRef, value
+
+ONE_SIGNAL_S = 1.0
+"""Signals closer together than this are one: shells and ``timeout`` send them twice."""
+
+POLL_S = 0.5
+"""Seconds between readings of the tracker's progress for the display."""
+
+
+@value
+class RunContext:
+    """What a controller is made from.
+
+    hardware: as resolved. note: shows a line to the user. started: when the run began, in seconds
+    of the wall clock.
+    """
+
+    config: PolicyConfig
+    hardware: HardwareConfig
+    run_dir: Path
+    actors: RunActors
+    note: Callable[[str], None]
+    started: float
+
+
+class Controller(Protocol):
+    """One kind of training over the actors of its run graph.
+
+    Its errors end the run: those of Ray are explained, RlforgeErrors go to the user as they are.
+    """
+
+    async def begin(self, *, resume: bool) -> None:
+        """Make version 0 ready, or restore the newest saved state."""
+        ...
+
+    async def run(self) -> bool:
+        """Train and save the result; False where ``stop`` ended it before it was complete."""
+        ...
+
+    def stop(self) -> None:
+        """End ``run`` after the work in hand, which is saved. Called once, in the event loop."""
+        ...
+
+    async def close(self) -> None:
+        """Release what ``begin`` opened; called last, also after a failure."""
+        ...
+
+    def summary(self) -> Mapping[str, Any]:
+        """For summary.json, at any time. ``objective``: the number that a sweeper maximises."""
+        ...
+
+
+@value
+class Outcome:
+    """How a run ended. summary: what the controller reported for summary.json."""
+
+    run_dir: Path
+    interrupted: bool
+    summary: Mapping[str, Any]
+
+    def objective(self) -> float:
+        """What a sweeper maximises."""
+        return float(self.summary["objective"])
+
+
+def execute(
+    controller: Callable[[RunContext], Controller],
+    config: PolicyConfig,
+    graph: RunGraph,
+    hardware: HardwareConfig,
+    run_dir: Path,
+    *,
+    resume: bool,
+) -> Outcome:
+    """Run in ``run_dir`` (see ``prepared``) to the end or to the first signal.
+
+    Raises RunError with the cause when the run cannot go on.
+    """
+
+    async def main() -> Outcome:
+        started = time.time()
+        open_log("run", str(run_dir))
+        with make_display(config.tracker, config.name) as display:
+            display.note("starting the actors")
+            part = len((run_dir / "command.txt").read_text().splitlines()) - 1
+            try:
+                actors = await start_actors(graph, config, hardware, run_dir, part)
+            except ray.exceptions.RayError as error:
+                raise explained(error, None, run_dir, config.command) from None
+            context = RunContext(
+                config=config,
+                hardware=hardware,
+                run_dir=run_dir,
+                actors=actors,
+                note=display.note,
+                started=started,
+            )
+            return await _live(controller(context), context, display, resume=resume)
+
+    with ray_started(hardware, graph.num_cpus):
+        return asyncio.run(main())
+
+
+async def _live(
+    controller: Controller, context: RunContext, display: Display, *, resume: bool
+) -> Outcome:
+    """From the first signal handler to the summary, which says how the run ended."""
+    tracker = context.actors.tracker
+    _catch_signals(controller.stop, context.note)
+    try:
+        async with asyncio.TaskGroup() as group:
+            showing = group.create_task(_show_progress(tracker, display))
+            await controller.begin(resume=resume)
+            complete = await controller.run()
+            showing.cancel()
+    except (BaseExceptionGroup, ray.exceptions.RayError, RlforgeError) as error:
+        failure = explained(error, context.actors, context.run_dir, context.config.command)
+        with contextlib.suppress(ray.exceptions.RayError):  # it may be the tracker that died
+            ending = {"status": "failed", "error": str(failure)}
+            await tracker.close.remote({**controller.summary(), **ending})
+        raise failure from None
+    finally:
+        await controller.close()
+    status = "done" if complete else "interrupted"
+    wall_s = time.time() - context.started
+    summary = {"status": status, "wall_s": wall_s, **controller.summary()}
+    await tracker.close.remote(summary)
+    display.show(await tracker.progress.remote())
+    return Outcome(run_dir=context.run_dir, interrupted=not complete, summary=summary)
+
+
+async def _show_progress(tracker: Any, display: Display) -> None:
+    while True:
+        display.show(await tracker.progress.remote())
+        await asyncio.sleep(POLL_S)
+
+
+def _catch_signals(stop: Callable[[], None], note: Callable[[str], None]) -> None:
+    """First Ctrl-C or SIGTERM: ``stop``. Second: end at once."""
+    first: float | None = None
+
+    def interrupt() -> None:
+        nonlocal first
+        now = time.monotonic()
+        if first is None:
+            first = now
+            note("stopping: the work in hand is finished and saved; again to stop at once")
+            stop()
+        elif now - first > ONE_SIGNAL_S:
+            raise KeyboardInterrupt
+
+    for number in (SIGINT, SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupt)
+
+
+@contextlib.contextmanager
+def prepared(
+    config: PolicyConfig, graph: RunGraph, hardware: HardwareConfig, run_dir: Path, *, resume: bool
+) -> Iterator[Path]:
+    """Check the model and saved policies, lock and fill the run directory, write the report.
+
+    Yields the absolute run directory. Raises ConfigError when a policy that the configuration names
+    does not fit the model, and RunError when another process holds the directory.
+    """
+    # Torch is imported late: importing this module does not cost seconds.
+    from rlforge.models.load import resolve_model
+
+    if config.engine.name == "vllm":
+        check_installed(hardware.device)
+    model = resolve_model(config.model, lambda text: print(text, file=sys.stderr, flush=True))
+    if config.learner.initial_adapter is not None:
+        from rlforge.models.fit import check_initial_adapter
+
+        check_initial_adapter(Path(config.learner.initial_adapter), config.model, model)
+    _check_policies(config)
+    run_dir = run_dir.absolute()
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with RunLock(run_dir):
+        if not resume:
+            (run_dir / "config.yaml").write_text(to_yaml(config))
+            (run_dir / "graph.json").write_text(to_json(graph))
+        with (run_dir / "command.txt").open("a") as commands:
+            commands.write(f"{shlex.join(['rlforge', *sys.argv[1:]])}\n")
+        try:
+            yield run_dir
+        finally:
+            if config.tracker.report:
+                write_report(run_dir)
+
+
+def _check_policies(config: PolicyConfig) -> None:
+    """Raise ConfigError for saved policies that the configuration names and no engine can load."""
+    from rlforge.engines.registry import check_playable
+
+    start = config.learner.initial_adapter
+    version = PolicyRef(uid=step_name(0), kind="checkpoint", path_or_name=start)
+    named: dict[str, tuple[PolicyRef, ...]] = {"learner.initial_adapter": (version,)}
+    if isinstance(config, RunConfig):
+        named["pool.fixed_opponents"] = fixed_opponents(config)
+        named["eval.opponents"] = eval_opponents(config)
+    for key, policies in named.items():
+        try:
+            check_playable(policies, config)
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from None
