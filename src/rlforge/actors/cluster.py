@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlforge.actors.learner import LearnerGroup
 from rlforge.actors.process import turn_file
 from rlforge.actors.specs import ActorSpec, PartName, RunGraph
-from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import RlforgeError, RunError
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,11 @@ class RunActors:
 
 
 async def start_actors(
-    graph: RunGraph, config: RunConfig, hardware: HardwareConfig, run_dir: Path, part: int = 0
+    graph: RunGraph,
+    config: PolicyConfig,
+    hardware: HardwareConfig,
+    run_dir: Path,
+    part: int = 0,
 ) -> RunActors:
     """Start every actor of ``graph`` and wait until all have loaded what they need.
 

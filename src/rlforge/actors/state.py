@@ -28,9 +28,8 @@ class TrackerActor(Tracker):
     def __init__(self, config: RunConfig, run_dir: str) -> None:
         open_log("tracker", run_dir)
         about = {"seed": config.seed, "versions": versions(), "experiment": config.name}
-        super().__init__(
-            Path(run_dir), config.tracker, config.name, config.total_updates, about=about
-        )
+        name, total = config.name, config.total_updates
+        super().__init__(Path(run_dir), config.tracker, name, total, about=about)
         freeze_gc()
 
 

@@ -23,7 +23,6 @@ from typing import Any, Protocol
 import ray
 
 from rlforge.actors.cluster import RunActors, explained, ray_started, start_actors
-from rlforge.tracking.files import open_log
 from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import to_yaml
 from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
@@ -33,6 +32,7 @@ from rlforge.rollout.lineup import eval_opponents, fixed_opponents
 from rlforge.system.checkpoint import step_name
 from rlforge.system.locks import RunLock
 from rlforge.tracking.display import Display, make_display
+from rlforge.tracking.files import open_log
 from rlforge.tracking.report import write_report
 from rlforge.train.graph import to_json
 from rlforge.types import PolicyRef, value
