@@ -16,11 +16,12 @@ from rlforge.config.schema import LoraConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.errors import DeploymentError
 from rlforge.serving.adapter import (
-    WeightCheck,
+    check_finite,
+    check_fit,
+    checkpoint_of,
     copy_files,
     find_source,
     fingerprint,
-    source_checkpoint,
 )
 
 MakeAdapter = Callable[..., Path]
@@ -43,9 +44,9 @@ def _change(adapter: Path, change: Callable[[dict[str, torch.Tensor]], None]) ->
 def test_an_adapter_of_this_model_fits_and_is_finite(
     config: ServingConfig, make_adapter: MakeAdapter
 ) -> None:
-    path, check = make_adapter(1), WeightCheck(config.model)
-    assert check.check_fit(path) == "LoRA of rank 4 on down_proj, q_proj, v_proj"
-    assert "tensors" in check.check_finite(path)
+    path = make_adapter(1)
+    assert check_fit(path, config.model) == "LoRA of rank 4 on down_proj, q_proj, v_proj"
+    assert "tensors" in check_finite(path)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -59,7 +60,7 @@ def test_a_weight_that_is_no_number_is_named(
 
     _change(path, spoil)
     with pytest.raises(DeploymentError, match=r"lora_A.weight holds 1 numbers that are not finite"):
-        WeightCheck(config.model).check_finite(path)
+        check_finite(path)
 
 
 def test_a_truncated_file_is_named_with_and_without_a_manifest(
@@ -73,7 +74,7 @@ def test_a_truncated_file_is_named_with_and_without_a_manifest(
     with pytest.raises(DeploymentError, match=r"adapter_model.safetensors is truncated"):
         fingerprint(path)
     with pytest.raises(DeploymentError, match=r"adapter_model.safetensors is damaged or truncated"):
-        WeightCheck(config.model).check_finite(plain)
+        check_finite(plain)
 
 
 def test_an_adapter_for_a_base_model_of_another_name_is_refused(
@@ -84,7 +85,7 @@ def test_an_adapter_for_a_base_model_of_another_name_is_refused(
     described["base_model_name_or_path"] = "Qwen/Qwen3-0.6B"
     (path / "adapter_config.json").write_text(json.dumps(described))
     with pytest.raises(DeploymentError, match=r"another base model: Qwen/Qwen3-0\.6B; this one is"):
-        WeightCheck(config.model).check_fit(path)
+        check_fit(path, config.model)
 
 
 def test_weights_of_other_shapes_or_for_other_layers_are_refused(
@@ -103,14 +104,13 @@ def test_weights_of_other_shapes_or_for_other_layers_are_refused(
 
     _change(wide, widen)
     _change(deep, deepen)
-    check = WeightCheck(config.model)
     with pytest.raises(
         DeploymentError,
         match=r"does not fit.*q_proj\S* is \(4, 99\), and the model",
     ):
-        check.check_fit(wide)
+        check_fit(wide, config.model)
     with pytest.raises(DeploymentError, match=r"the model has no \S*model\.layers\.17"):
-        check.check_fit(deep)
+        check_fit(deep, config.model)
 
 
 def test_a_rank_beyond_the_services_is_refused(
@@ -118,20 +118,19 @@ def test_a_rank_beyond_the_services_is_refused(
 ) -> None:
     path = make_adapter(1, lora=LoraConfig(rank=8, alpha=8, target_modules=["q_proj"]))
     with pytest.raises(DeploymentError, match=r"rank 8, and model\.lora\.rank=4 makes room for 4"):
-        WeightCheck(config.model).check_fit(path)
+        check_fit(path, config.model)
 
 
 def test_full_weights_fit_where_their_shapes_do(
     config: ServingConfig, small_model: Path, tmp_path: Path
 ) -> None:
-    check = WeightCheck(config.model)
-    assert check.check_fit(small_model) == "full weights of this model"
+    assert check_fit(small_model, config.model) == "full weights of this model"
     other = dataclasses.replace(config.model, lora=LoraConfig())
     wide = AutoModelForCausalLM.from_pretrained(small_model)
     wide.resize_token_embeddings(wide.config.vocab_size + 7)
     wide.save_pretrained(tmp_path / "wide")
     with pytest.raises(DeploymentError, match=r"the vocabulary of the model in \S+wide has"):
-        WeightCheck(other).check_fit(tmp_path / "wide")
+        check_fit(tmp_path / "wide", other)
 
 
 def test_a_run_stands_for_its_newest_checkpoint(make_adapter: MakeAdapter, tmp_path: Path) -> None:
@@ -141,8 +140,8 @@ def test_a_run_stands_for_its_newest_checkpoint(make_adapter: MakeAdapter, tmp_p
         path = make_adapter(seed)
         (run / "checkpoints").mkdir(exist_ok=True)
         path.rename(run / "checkpoints" / path.name)
-    assert source_checkpoint(find_source(run)).version == 2
-    assert source_checkpoint(find_source(run, "step-1")).version == 1
+    assert checkpoint_of(run).version == 2
+    assert checkpoint_of(find_source(run, "step-1")).version == 1
     with pytest.raises(
         DeploymentError, match=r"step-9: no such checkpoint; the newest are step-2, step-1"
     ):

@@ -1,4 +1,7 @@
-"""What is on disk under the name of an adapter: whole, of this model, and finite; or not."""
+"""Finds, checks and copies the weights of a deployment.
+
+Checks: complete, made for this base model, finite.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,9 @@ from rlforge.types import Checkpoint
 
 
 def find_source(path: Path, name: str = LATEST) -> Path:
-    """The directory with weights that ``path`` names: itself, or a checkpoint of a run.
+    """The directory with weights: ``path`` itself, or the checkpoint ``name`` of the run there.
 
-    name: which checkpoint of a run, ``latest`` or its uid. Raises DeploymentError where there are
-    none.
+    Raises DeploymentError where there are no weights.
     """
     if not path.is_dir():
         raise DeploymentError(f"{path}: no such directory; give a run or an adapter")
@@ -44,26 +46,23 @@ def find_source(path: Path, name: str = LATEST) -> Path:
         raise DeploymentError(str(error)) from None
 
 
-def source_checkpoint(path: Path) -> Checkpoint:
-    """``path`` as a checkpoint: its version is that of its manifest, 0 where it has none."""
-    version = 0
+def checkpoint_of(adapter: Checkpoint | Path | str) -> Checkpoint:
+    """``adapter``, a checkpoint, a directory with weights or a run, as a checkpoint.
+
+    Its path is absolute, because engines may run in another folder. The version of a directory is
+    that of its manifest, 0 without one. Raises DeploymentError where there are no weights.
+    """
+    if isinstance(adapter, Checkpoint):
+        given = adapter.path
+        return dataclasses.replace(adapter, path=given and str(Path(given).absolute()))
+    path, version = find_source(Path(adapter).absolute()), 0
     if (path / MANIFEST).is_file():
         version = int(read_manifest(path, verify=False).meta.get("version", 0))
     return Checkpoint(uid=path.name, version=version, path=str(path))
 
 
-def checkpoint_of(adapter: Checkpoint | Path | str) -> Checkpoint:
-    """A checkpoint, an adapter's directory or a run as a checkpoint with an absolute path: engines
-    may run in another folder. Raises DeploymentError where there is none."""
-    if not isinstance(adapter, Checkpoint):
-        return source_checkpoint(find_source(Path(adapter).absolute()))
-    if adapter.path is None:
-        return adapter
-    return dataclasses.replace(adapter, path=str(Path(adapter.path).absolute()))
-
-
 def version_of(adapter: Checkpoint | Path | str) -> int:
-    """Learner updates behind it; 0 where there is nothing to read it from."""
+    """The number of learner updates behind ``adapter``; 0 where it cannot be read."""
     try:
         return checkpoint_of(adapter).version
     except (RlforgeError, OSError):
@@ -71,10 +70,10 @@ def version_of(adapter: Checkpoint | Path | str) -> int:
 
 
 def fingerprint(path: Path) -> dict[str, str]:
-    """SHA-256 of every file that belongs to the policy, by name; a checkpoint's are verified.
+    """SHA-256 of every file of the policy, by name, verified where there is a manifest.
 
-    What ``--resume`` needs is left out. Raises DeploymentError naming the file that is missing,
-    truncated or altered.
+    Files that only ``--resume`` needs are left out. Raises DeploymentError naming the file that is
+    missing, truncated or altered.
     """
     try:
         if (path / MANIFEST).is_file():
@@ -95,7 +94,10 @@ def fingerprint(path: Path) -> dict[str, str]:
 
 
 def copy_files(source: Path, files: Mapping[str, str]) -> Callable[[Path], None]:
-    """Fills a checkpoint with ``files`` of ``source``, which must still be those fingerprinted."""
+    """A function that copies ``files`` (names and digests) of ``source`` into a directory.
+
+    It raises DeploymentError when a file has changed since its digest was computed.
+    """
 
     def fill(directory: Path) -> None:
         for name, digest in files.items():
@@ -113,43 +115,37 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-class WeightCheck:
-    """Whether files on disk are weights for the model of ``config``; reads no base weights."""
+def check_fit(path: Path, config: ModelConfig) -> str:
+    """Check base model, target modules and rank of weights; returns a description of what fits.
 
-    def __init__(self, config: ModelConfig) -> None:
-        self._config = config
+    Raises DeploymentError with the first difference.
+    """
+    from rlforge.models.load import resolve_model
 
-    def check_fit(self, path: Path) -> str:
-        """Same base model, target modules and rank; returns what fits, in words.
+    try:
+        if kind_of_weights(path) == "model":
+            check_model_fits(path, config, same_shapes=True)
+            return "full weights of this model"
+        rank = check_lora(path, config, most=config.lora.rank)
+        targets = check_adapter_fits(path, config, resolve_model(config))
+    except ConfigError as error:
+        raise DeploymentError(str(error)) from error
+    return f"LoRA of rank {rank} on {', '.join(targets)}"
 
-        Raises DeploymentError with the first difference.
-        """
-        from rlforge.models.load import resolve_model
 
-        config = self._config
-        try:
-            if kind_of_weights(path) == "model":
-                check_model_fits(path, config, same_shapes=True)
-                return "full weights of this model"
-            rank = check_lora(path, config, most=config.lora.rank)
-            targets = check_adapter_fits(path, config, resolve_model(config))
-        except ConfigError as error:
-            raise DeploymentError(str(error)) from error
-        return f"LoRA of rank {rank} on {', '.join(targets)}"
-
-    def check_finite(self, path: Path) -> str:
-        """Every weight is a finite number. Raises DeploymentError naming the first that is not."""
-        tensors = numbers = 0
-        for file, name, tensor in _tensors(path):
-            if not bool(tensor.isfinite().all()):
-                bad = int((~tensor.isfinite()).sum())
-                raise DeploymentError(f"{file}: {name} holds {bad} numbers that are not finite")
-            tensors, numbers = tensors + 1, numbers + tensor.numel()
-        return f"{numbers:,} numbers in {tensors} tensors"
+def check_finite(path: Path) -> str:
+    """Check that every weight is finite. Raises DeploymentError naming the first that is not."""
+    tensors = numbers = 0
+    for file, name, tensor in _tensors(path):
+        if not bool(tensor.isfinite().all()):
+            bad = int((~tensor.isfinite()).sum())
+            raise DeploymentError(f"{file}: {name} holds {bad} numbers that are not finite")
+        tensors, numbers = tensors + 1, numbers + tensor.numel()
+    return f"{numbers:,} numbers in {tensors} tensors"
 
 
 def _tensors(path: Path) -> Iterator[tuple[Path, str, Any]]:
-    """File, name and tensor, one at a time. Raises DeploymentError for what cannot be read."""
+    """File, name and value of every tensor. Raises DeploymentError for a file that is damaged."""
     from safetensors import SafetensorError, safe_open
 
     files = sorted(path.glob("*.safetensors"))

@@ -1,24 +1,24 @@
-"""What is asked of a new version before it is served, in this order; the first "no" ends it.
+"""The checks of a new version before it is served, in this order; the first failure ends them.
 
-files      every file is there and as its manifest says
+files      every file exists and has the digest in its manifest
 fit        same base model, target modules and rank
 finite     no weight is NaN or infinite
-loads      the engine takes it
-format     probes are answered in the format that games can read
+loads      the engine loads it and answers the probes
+format     enough answers have the format that games can read
 holdout    not worse than the current version by more than a margin
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from rlforge.config.schema import ModelConfig
 from rlforge.config.serving import DeploymentConfig
 from rlforge.engines.base import Generator
 from rlforge.errors import DeploymentError, RlforgeError
-from rlforge.serving.adapter import WeightCheck, fingerprint
+from rlforge.serving.adapter import check_finite, check_fit, fingerprint
 from rlforge.serving.records import Check, Holdout, Probe
 from rlforge.serving.statistics import compare
 from rlforge.types import Completion, PolicyRef, value
@@ -26,7 +26,7 @@ from rlforge.types import Completion, PolicyRef, value
 
 @value
 class Report:
-    """checks: those made, the last one failed unless ``passed``. files: digests by name."""
+    """checks: those made; all but the last one passed. files: digests by name."""
 
     checks: tuple[Check, ...]
     files: dict[str, str]
@@ -34,16 +34,16 @@ class Report:
     @property
     def passed(self) -> bool:
         """Whether the version may be served."""
-        return all(check.passed for check in self.checks)
+        return self.checks[-1].passed
 
     @property
     def reason(self) -> str:
-        """Why not; empty where it may."""
-        return next((f"{c.name}: {c.detail}" for c in self.checks if not c.passed), "")
+        """Name and detail of the last check."""
+        return f"{self.checks[-1].name}: {self.checks[-1].detail}"
 
 
 class Validator:
-    """Asks ``engine`` and the disk; holds no state between versions."""
+    """Checks new versions on ``engine``; holds no state between them."""
 
     def __init__(
         self,
@@ -52,66 +52,61 @@ class Validator:
         model: ModelConfig,
         probes: Sequence[Probe],
     ) -> None:
-        self._engine, self._config, self._probes = engine, config, tuple(probes)
-        self._weights = WeightCheck(model)
+        self._engine, self._config, self._model = engine, config, model
+        self._probes = tuple(probes)
 
     async def validate(
         self, candidate: PolicyRef, current: PolicyRef, holdout: Holdout | None
     ) -> Report:
-        """All checks of ``candidate``, whose path is set; ``holdout`` None skips the comparison."""
+        """Check ``candidate``, whose path is set. holdout: None skips the comparison."""
         path = Path(candidate.path_or_name or "")
-        checks: list[Check] = []
         files: dict[str, str] = {}
+        answers: list[Completion] = []
 
-        async def made(name: str, look: Callable[[], str]) -> bool:
-            try:
-                detail = await asyncio.to_thread(look)
-            except RlforgeError as error:
-                checks.append(Check(name=name, passed=False, detail=str(error)))
-                return False
-            checks.append(Check(name=name, passed=True, detail=detail))
-            return True
-
-        def read_files() -> str:
-            files.update(fingerprint(path))
+        async def read_files() -> str:
+            files.update(await asyncio.to_thread(fingerprint, path))
             return f"{len(files)} files"
 
-        if not (
-            await made("files", read_files)
-            and await made("fit", lambda: self._weights.check_fit(path))
-            and await made("finite", lambda: self._weights.check_finite(path))
-        ):
-            return Report(checks=tuple(checks), files=files)
-        checks += await self._answers(candidate)
-        if checks[-1].passed and holdout is not None:
-            checks.append(await self._holds(candidate, current, holdout))
+        async def load() -> str:
+            answers.extend(await self._ask(candidate))
+            return "the engine loaded it"
+
+        async def read_answers() -> str:
+            return self._check_format(answers)
+
+        steps: dict[str, Callable[[], Awaitable[str]]] = {
+            "files": read_files,
+            "fit": lambda: asyncio.to_thread(check_fit, path, self._model),
+            "finite": lambda: asyncio.to_thread(check_finite, path),
+            "loads": load,
+            "format": read_answers,
+        }
+        if holdout is not None:
+            steps["holdout"] = lambda: self._compare(candidate, current, holdout)
+        checks = []
+        for name, step in steps.items():
+            try:
+                checks.append(Check(name=name, passed=True, detail=await step()))
+            except RlforgeError as error:
+                checks.append(Check(name=name, passed=False, detail=str(error)))
+                break
         return Report(checks=tuple(checks), files=files)
 
-    async def _answers(self, candidate: PolicyRef) -> list[Check]:
-        """Loading and format: one follows from asking the probes."""
-        try:
-            answers = await self.ask(candidate)
-        except RlforgeError as error:
-            return [Check(name="loads", passed=False, detail=str(error))]
-        return [Check(name="loads", passed=True, detail="the engine took it"), self.format(answers)]
-
-    async def ask(self, policy: PolicyRef) -> list[Completion]:
-        """Its answers to all probes."""
+    async def _ask(self, policy: PolicyRef) -> list[Completion]:
         return await asyncio.gather(
             *(self._engine.generate(p.prompt_token_ids, p.params, policy) for p in self._probes)
         )
 
-    def format(self, answers: Sequence[Completion]) -> Check:
-        """Whether enough answers can be read."""
+    def _check_format(self, answers: Sequence[Completion]) -> str:
         read = [p.well_formed(a.text) for p, a in zip(self._probes, answers, strict=True)]
-        share, wanted = sum(read) / len(read), self._config.min_format
+        wanted = self._config.min_format
         detail = f"{sum(read)} of {len(read)} answers can be read; {wanted:.0%} must be"
-        if share < wanted:
-            detail += f"; one that cannot: {answers[read.index(False)].text[:80]!r}"
-        return Check(name="format", passed=share >= wanted, detail=detail)
+        if sum(read) / len(read) < wanted:
+            unread = answers[read.index(False)].text[:80]
+            raise DeploymentError(f"{detail}; one that cannot: {unread!r}")
+        return detail
 
-    async def _holds(self, candidate: PolicyRef, current: PolicyRef, holdout: Holdout) -> Check:
-        """Not worse than the current version."""
+    async def _compare(self, candidate: PolicyRef, current: PolicyRef, holdout: Holdout) -> str:
         config = self._config
         try:
             outcomes = await holdout(candidate, current)
@@ -121,6 +116,8 @@ class Validator:
                     f"and {len(outcomes.current)} of the current one"
                 )
             result = compare(outcomes, margin=config.margin, alpha=config.alpha, test=config.test)
-        except (RlforgeError, ValueError) as error:
-            return Check(name="holdout", passed=False, detail=str(error))
-        return Check(name="holdout", passed=result.passed, detail=str(result))
+        except ValueError as error:
+            raise DeploymentError(str(error)) from error
+        if not result.passed:
+            raise DeploymentError(str(result))
+        return str(result)
