@@ -26,7 +26,7 @@ STILL = MarketConfig(
 
 @pytest.fixture
 def make_world():
-    """A market that stands still, with two agents; keywords change its settings."""
+    """A market whose prices move by trades only, with two agents; keywords change its settings."""
 
     def make(seed=0, agents=("ann", "bob"), **changes):
         world = World(dataclasses.replace(STILL, **changes), seed)

@@ -18,7 +18,7 @@ GOOD = {
 }
 
 
-def test_all_eight_actions_of_the_document_are_known():
+def test_all_eight_documented_actions_are_known():
     assert list(GOOD) == list(FIELDS)
 
 
@@ -29,7 +29,7 @@ def test_an_action_with_exactly_its_fields_passes(kind):
 
 
 @pytest.mark.parametrize("kind", GOOD)
-def test_a_missing_field_and_one_too_many_are_named(kind):
+def test_a_missing_and_an_unknown_field_are_named(kind):
     for name in GOOD[kind]:
         fields = {key: value for key, value in GOOD[kind].items() if key != name}
         with pytest.raises(ActionError, match=f"{kind} wants .*{name} is missing"):
@@ -55,7 +55,7 @@ def test_a_missing_field_and_one_too_many_are_named(kind):
         ({"type": "CREATE_POST", "content": ["x" * 200]}, "must be a text, not .{41}$"),
     ],
 )
-def test_what_is_wrong_is_said(action, problem):
+def test_the_error_says_what_is_wrong(action, problem):
     with pytest.raises(ActionError, match=problem):
         check_form(action)
 

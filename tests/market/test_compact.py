@@ -12,7 +12,7 @@ from rlforge.market.world import World
 
 
 def states(config, seed, ticks):
-    """States of an agent that answers with random legal words, beside the scripted traders."""
+    """States of an agent that answers with random legal words, together with scripted traders."""
     world, compact, rng = World(config, seed), Compact(config), random.Random(seed)
     world.join("ann")
     crowd = Crowd(world, seed)
@@ -78,7 +78,7 @@ SHARES = {
 COMPACT = Compact(MarketConfig())
 
 
-def test_the_words_say_what_the_state_says():
+def test_the_words_agree_with_the_state():
     posts = [
         {"userId": "wire", "about": "market-1", "stance": "NO"},
         {"userId": "wire", "about": "market-1", "stance": "YES"},
@@ -121,7 +121,7 @@ def test_answers_map_to_actions():
     }
 
 
-def test_only_what_is_possible_is_listed():
+def test_only_possible_answers_are_listed():
     assert COMPACT.actions(view(balance=30.0), "market-1") == ("[hold]", "[yes1]", "[no1]")
     # The margin could be paid, the fee could not.
     assert COMPACT.actions(view(balance=20.0), "ACME") == ("[hold]",)
@@ -139,14 +139,14 @@ def focuses(state):
     return chosen
 
 
-def test_the_focus_goes_to_the_news_and_every_fourth_time_to_what_is_held():
+def test_the_focus_is_on_the_news_and_every_fourth_tick_on_a_holding():
     post = {"userId": "wire", "about": "ACME", "stance": "UP"}
     assert focuses(view(feed=[post])) == ["ACME"] * 8
     assert focuses(view(feed=[post], positions=[SHARES])) == [*["ACME"] * 3, "market-1"] * 2
     assert focuses(view()) == ["market-1", "ACME"] * 4
 
 
-def test_what_two_accounts_reported_on_comes_before_what_one_did():
+def test_markets_with_two_reports_come_before_those_with_one():
     posts = [
         {"userId": "wire", "about": "ACME", "stance": "UP"},
         {"userId": "wire", "about": "market-1", "stance": "NO"},
@@ -156,13 +156,13 @@ def test_what_two_accounts_reported_on_comes_before_what_one_did():
     assert set(focuses(view(feed=posts[:2]))) == {"market-1", "ACME"}
 
 
-def test_words_and_json_are_told_apart():
+def test_words_are_distinguished_from_json():
     assert all(is_compact(text) for text in ("[hold]", "hold", " [yes1] "))
     assert not any(is_compact(text) for text in ('{"type": "NO_OP"}', "I hold", ""))
 
 
 def test_reading_the_news_pays_in_compact_form():
-    """What a tiny model can find: buying what the best account says beats random answers."""
+    """Buying as the best account says, which a tiny model can learn, beats random answers."""
 
     def smart(text, legal):
         words = text.split(" ")

@@ -1,4 +1,4 @@
-"""Whatever anybody does: no cent appears or vanishes, nobody owes, every decision settles once."""
+"""Under random play money is conserved, no balance is negative, every decision settles once."""
 
 import dataclasses
 
@@ -110,7 +110,7 @@ def check_money(world, issued):
     assert sum(accounts.values()) == 0
     assert all(type(cents) is int for cents in accounts.values())
     assert all(cents >= 0 for kind, cents in accounts.items() if kind != "house")
-    books = world._books
+    books = world.books
     assert all(agent.balance >= 0 for agent in books.agents.values())
     for agent in books.agents.values():
         assert all(perp.margin >= 0 for perp in agent.perps.values())
@@ -171,7 +171,7 @@ def test_money_is_conserved_and_every_decision_settles_exactly_once(seed, steps)
     assert not open_tickets
 
 
-def test_the_play_above_is_wild_enough_to_meet_every_kind_of_end():
+def test_random_play_meets_every_way_in_which_a_trade_ends():
     """Random play with these settings meets liquidation and a vault that runs short."""
     from rlforge.market.traders import Crowd
 

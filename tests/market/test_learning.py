@@ -1,4 +1,4 @@
-"""There is something to learn: a linear fit to what random decisions came to earns money."""
+"""The market can be learned: a linear fit to the results of random decisions earns money."""
 
 import random
 import statistics
@@ -27,7 +27,7 @@ def verb(answer):
 
 
 def play(seed, policy, agents):
-    """Two episodes of ``agents`` beside the scripted traders.
+    """Two episodes of ``agents`` together with the scripted traders.
 
     Returns the world and, for each decision with money at stake, text, answer and what was gained,
     relative to the stake and cut to -1 … 1.
@@ -68,7 +68,7 @@ def fit(outcomes):
     return model
 
 
-def test_settled_decisions_teach_to_earn_more_than_noise_and_momentum_traders():
+def test_a_model_fitted_to_settled_decisions_earns_more_than_noise_and_momentum_traders():
     rng = random.Random(0)
     outcomes = []
     for seed in range(10):

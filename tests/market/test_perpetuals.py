@@ -29,7 +29,7 @@ def balance(world, agent="ann"):
 
 
 def move_index(world, cents):
-    world._books.perpetuals["ACME"].index = cents
+    world.books.perpetuals["ACME"].index = cents
 
 
 def test_margin_is_size_over_leverage_and_the_price_moves_with_open_interest(make_world):
@@ -49,7 +49,7 @@ def test_margin_is_size_over_leverage_and_the_price_moves_with_open_interest(mak
 
 
 @pytest.mark.parametrize("side", ["long", "short"])
-def test_opening_and_closing_at_once_never_gains(make_world, side):
+def test_opening_and_closing_at_once_makes_no_profit(make_world, side):
     world = make_world()
     open_(world, "ann", 2000, side)
     close(world, "ann")
@@ -71,7 +71,7 @@ def test_profit_is_size_times_the_move(make_world, ticked, side, sign):
     assert balance(world) == pytest.approx(1000 + sign * 30 - 2, abs=0.02)
 
 
-def test_closing_is_judged_against_having_kept_the_position(make_world, ticked):
+def test_closing_is_compared_with_keeping_the_position(make_world, ticked):
     world = make_world(depth=1e9, hindsight_ticks=3)
     open_(world, "ann", 1000)
     move_index(world, 10_300)
@@ -115,7 +115,7 @@ def test_a_position_below_its_maintenance_margin_is_liquidated(make_world, ticke
     assert "liquidated" in world.state("ann")["agent"]["memory"][-1]["text"]
 
 
-def test_nobody_loses_more_than_its_margin(make_world, ticked):
+def test_no_agent_loses_more_than_its_margin(make_world, ticked):
     world = make_world(depth=1e9)
     opened = open_(world, "ann", 5000, leverage=10)
     move_index(world, 5_000)
@@ -124,7 +124,9 @@ def test_nobody_loses_more_than_its_margin(make_world, ticked):
     assert balance(world) == 495.0
 
 
-def test_a_vault_that_runs_short_closes_the_best_position_and_pays_what_it_has(make_world, ticked):
+def test_a_vault_that_runs_short_closes_the_most_profitable_position_and_pays_all_it_has(
+    make_world, ticked
+):
     world = make_world(depth=1e9, vault=100.0)
     small, large = open_(world, "bob", 500), open_(world, "ann", 5000, leverage=10)
     move_index(world, 12_000)
@@ -159,7 +161,7 @@ def test_the_end_of_an_episode_closes_all_and_starts_over(make_world, ticked):
         ({"size": 0.001}, "a size of 0.00 opens nothing"),
     ],
 )
-def test_a_position_that_cannot_be_is_refused_with_the_reason(make_world, values, problem):
+def test_an_invalid_position_is_refused_with_the_reason(make_world, values, problem):
     world = make_world()
     receipt = open_(world, "ann", **{"size": 100, **values})
     assert not receipt.accepted
@@ -173,7 +175,7 @@ def test_a_size_that_would_be_liquidated_at_once_is_refused(make_world):
     assert open_(world, "ann", 500, leverage=10).accepted
 
 
-def test_shares_are_not_closed_and_others_positions_neither(make_world):
+def test_neither_shares_nor_positions_of_others_can_be_closed(make_world):
     world = make_world()
     world.decide(
         "ann", {"type": "BUY_SHARES", "marketId": "market-1", "outcome": "NO", "amount": 9}

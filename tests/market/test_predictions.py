@@ -52,7 +52,7 @@ def test_the_most_that_the_market_maker_loses_is_b_ln_2():
     assert lmsr_subsidy(b) == pytest.approx(b * math.log(2))
 
 
-def test_nothing_overflows_far_from_the_middle():
+def test_extreme_numbers_of_shares_do_not_overflow():
     assert lmsr_price(100.0, 0, 10**9) == 0.0
     assert lmsr_price(100.0, 10**9, 0) == 1.0
     assert lmsr_cost(100.0, 10**9, 0) == 10**9

@@ -1,4 +1,4 @@
-"""Prediction markets: prices, fees, resolution, and what a decision to buy or sell amounts to."""
+"""Prediction markets: prices, fees, resolution, and the profit of decisions to buy or sell."""
 
 import math
 
@@ -19,7 +19,7 @@ def sell(world, agent, shares, position="position-1"):
 
 
 def truth(world, market="market-1"):
-    return world._books.predictions[market].truth
+    return world.books.predictions[market].truth
 
 
 def test_an_amount_buys_shares_at_the_scoring_rule_after_the_fee(make_world):
@@ -68,7 +68,7 @@ def test_the_right_answer_pays_one_dollar_a_share_and_the_wrong_one_nothing(make
     assert f"market-1 ended {right}" in state["agent"]["memory"][-1]["text"]
 
 
-def test_selling_is_judged_against_what_the_shares_turned_out_to_be_worth(make_world, ticked):
+def test_selling_is_compared_with_the_final_worth_of_the_shares(make_world, ticked):
     world = make_world()
     right = truth(world)
     wrong = "NO" if right == "YES" else "YES"
@@ -83,7 +83,7 @@ def test_selling_is_judged_against_what_the_shares_turned_out_to_be_worth(make_w
     assert 20 < settled[regretted.ticket].investment < 30
 
 
-def test_a_purchase_settles_once_with_what_all_its_parts_brought(make_world, ticked):
+def test_a_purchase_settles_once_with_the_sum_of_its_sales(make_world, ticked):
     world = make_world()
     bought = buy(world, "ann", 100.0)
     shares = world.state("ann")["portfolio"]["positions"][0]["shares"]
@@ -114,7 +114,7 @@ def test_markets_are_replaced_as_they_end_and_all_end_with_the_episode(make_worl
         ({"marketId": "market-1", "amount": 0.001}, "buys nothing"),
     ],
 )
-def test_a_purchase_that_cannot_be_is_refused_with_the_reason(make_world, action, problem):
+def test_an_invalid_purchase_is_refused_with_the_reason(make_world, action, problem):
     world = make_world()
     before = world.accounts()
     receipt = world.decide("ann", {"type": "BUY_SHARES", "outcome": "NO", **action})
@@ -124,7 +124,7 @@ def test_a_purchase_that_cannot_be_is_refused_with_the_reason(make_world, action
         raise AssertionError(receipt.problem)
 
 
-def test_nobody_sells_what_it_does_not_have(make_world):
+def test_an_agent_cannot_sell_shares_that_it_does_not_have(make_world):
     world = make_world()
     buy(world, "ann", 10.0)
     assert "you have no shares 'position-1'" in sell(world, "bob", 1.0).problem

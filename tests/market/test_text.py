@@ -1,4 +1,4 @@
-"""Prose: what is shown, and how answers are read."""
+"""Prose: the prompt, and the parsing of answers."""
 
 import json
 
@@ -39,14 +39,14 @@ def test_a_prompt_shows_every_part_of_the_state(kind):
     assert f"{state['social']['unreadMessages']} unread" in text
 
 
-def test_the_forms_shown_are_actions_that_are_read():
+def test_the_forms_in_the_prompt_are_read_as_actions():
     lines = [line for line in prompt(state_of("noise", 0)).splitlines() if line.startswith("{")]
     assert len(lines) == 8
     for line in lines:
         assert read(line).action == json.loads(line)
 
 
-def test_a_post_cannot_pass_for_another_part_of_the_prompt():
+def test_a_post_cannot_look_like_another_part_of_the_prompt():
     world = World(MarketConfig(traders={}, visibility=1.0))
     world.join("ann")
     world.join("bob")
@@ -65,7 +65,7 @@ def test_a_post_cannot_pass_for_another_part_of_the_prompt():
         '[{"type": "FOLLOW_USER", "userId": "wire"}]',
     ],
 )
-def test_the_last_action_in_an_answer_counts_whatever_is_around_it(text):
+def test_the_last_action_in_an_answer_counts_and_prose_is_ignored(text):
     assert read(text).action == {"type": "FOLLOW_USER", "userId": "wire"}
 
 
@@ -82,7 +82,7 @@ def test_the_last_action_in_an_answer_counts_whatever_is_around_it(text):
         ('{"type": "FOLLOW_USER", "userId": 7}', "must be a text, not 7"),
     ],
 )
-def test_what_is_wrong_with_an_answer_is_said(text, feedback):
+def test_the_feedback_says_what_is_wrong_with_an_answer(text, feedback):
     answer = read(text)
     assert answer.action is None
     assert feedback in answer.feedback

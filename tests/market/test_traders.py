@@ -13,7 +13,7 @@ from rlforge.market.world import World
 
 
 def profits(config, seeds, episodes=2):
-    """Profit per episode of each kind's traders, in dollars, and what they did."""
+    """Profit per episode of each kind's traders, in dollars, and their actions."""
     found, actions = defaultdict(list), Counter()
     for seed in seeds:
         world = World(config, seed)
@@ -28,7 +28,7 @@ def profits(config, seeds, episodes=2):
     return found, actions
 
 
-def test_skill_pays_in_the_order_of_the_kinds_far_beyond_chance():
+def test_profits_rank_the_kinds_of_traders_far_beyond_chance():
     earned, actions = profits(MarketConfig(), range(15))
     noise, momentum, value, insider = (earned[kind] for kind in TRADER_KINDS)
     for worse, better in ((noise, momentum), (momentum, value), (value, insider)):
@@ -50,8 +50,8 @@ def test_skill_pays_in_the_order_of_the_kinds_far_beyond_chance():
     }
 
 
-def test_value_comes_from_the_news():
-    """With news that know nothing, reading them is worth nothing."""
+def test_value_traders_earn_by_the_news():
+    """With news that are right half of the time, value traders have no advantage."""
     blind, _ = profits(MarketConfig(news={"wire": 0.5, "daily": 0.5, "rumor": 0.5}), range(4))
     sighted, _ = profits(MarketConfig(), range(4))
     assert statistics.mean(blind["value"]) < 0.25 * statistics.mean(sighted["value"])
@@ -95,7 +95,7 @@ def test_value_traders_weigh_accounts_by_how_often_they_are_right():
     assert decide("value", state([market(0.24)], feed=views)) == {"type": "NO_OP"}
 
 
-def test_value_traders_leave_what_the_news_turned_against():
+def test_value_traders_leave_positions_against_the_news():
     held = {
         "id": "position-1",
         "kind": "perpetual",

@@ -1,4 +1,4 @@
-"""The market as agents meet it: states, the feed, tips, episodes, and what follows from a seed."""
+"""The world: states, the feed, tips, episodes, and dependence on the seed."""
 
 import json
 import pickle
@@ -25,7 +25,7 @@ def feed(world, agent):
     return world.state(agent)["social"]["feed"]
 
 
-def test_a_state_has_all_that_the_document_names_and_is_json(make_world):
+def test_a_state_has_the_documented_parts_and_is_json(make_world):
     world = make_world()
     world.decide(
         "ann", {"type": "BUY_SHARES", "marketId": "market-1", "outcome": "YES", "amount": 9}
@@ -41,7 +41,7 @@ def test_a_state_has_all_that_the_document_names_and_is_json(make_world):
     assert json.loads(json.dumps(state)) == state
 
 
-def test_a_state_stays_as_it_was(make_world):
+def test_a_state_does_not_change_afterwards(make_world):
     world = make_world(visibility=1.0)
     say(world, "bob")
     kept = world.state("ann")
@@ -58,7 +58,7 @@ def test_a_state_stays_as_it_was(make_world):
     assert json.dumps(world.state("ann")) != text
 
 
-def test_worlds_of_one_seed_are_alike_and_differ_between_seeds():
+def test_worlds_depend_on_the_seed_alone():
     def run(seed):
         world = World(MarketConfig(), seed)
         crowd = Crowd(world, seed)
@@ -72,7 +72,7 @@ def test_worlds_of_one_seed_are_alike_and_differ_between_seeds():
     assert run(3) != run(4)
 
 
-def test_a_world_put_away_and_taken_out_again_goes_on_alike():
+def test_a_pickled_world_continues_as_the_original_does():
     world = World(MarketConfig(), 7)
     pair = world, Crowd(world, 7)
 
@@ -99,7 +99,7 @@ def test_truth_news_and_indices_do_not_depend_on_what_agents_do(make_world):
             state = world.state("bob")
             found.append([post["content"] for post in state["social"]["feed"]])
             found.append([m["indexPrice"] for m in state["markets"]["perpetuals"]])
-            found.append([(m.id, m.truth) for m in world._books.predictions.values()])
+            found.append([(m.id, m.truth) for m in world.books.predictions.values()])
         return found
 
     assert facts(trade=True) == facts(trade=False)
@@ -117,7 +117,7 @@ def test_posts_reach_followers_always_and_others_by_chance(make_world):
     assert world.state("bob")["social"]["unreadMessages"] == pytest.approx(100, abs=30)
 
 
-def test_a_comment_reaches_whom_it_answers(make_world):
+def test_a_comment_reaches_the_author_of_the_post(make_world):
     world = make_world(visibility=0.0)
     say(world, "ann")
     comment = {"type": "CREATE_COMMENT", "postId": "post-1", "content": "why?"}
@@ -127,7 +127,7 @@ def test_a_comment_reaches_whom_it_answers(make_world):
     assert "no post 'post-9'" in world.decide("bob", {**comment, "postId": "post-9"}).problem
 
 
-def test_old_posts_can_be_answered_until_they_are_forgotten(make_world):
+def test_posts_can_be_commented_on_until_they_are_dropped(make_world):
     world = make_world(agents=("ann",))
     comment = {"type": "CREATE_COMMENT", "postId": "post-1", "content": "why?"}
     for _ in range(2000):
@@ -192,7 +192,7 @@ def test_each_belief_is_posted_once_and_accounts_are_right_as_often_as_the_confi
     world.join("ann")
     truths, views = {}, {}
     for _ in range(120):
-        truths |= {market.id: market.truth for market in world._books.predictions.values()}
+        truths |= {market.id: market.truth for market in world.books.predictions.values()}
         for post in feed(world, "ann"):
             views[post["id"]] = (post["userId"], post["about"], post["stance"])
         world.tick()
@@ -203,13 +203,13 @@ def test_each_belief_is_posted_once_and_accounts_are_right_as_often_as_the_confi
         assert sum(hits) / len(hits) == pytest.approx(right, abs=0.06)
 
 
-def test_insiders_are_told_the_truth_and_nobody_else_is():
+def test_only_insiders_get_the_truth_as_a_tip():
     world = World(MarketConfig(tip_chance=1.0, traders={}), 1)
     world.join("ivy", "insider")
     world.join("ann")
     for _ in range(30):
         tips = {note["about"]: note["stance"] for note in world.state("ivy")["agent"]["memory"]}
-        books = world._books
+        books = world.books
         true = {market.id: market.truth for market in books.predictions.values()}
         true |= {ticker: perp.trend for ticker, perp in books.perpetuals.items()}
         assert tips == true
@@ -217,7 +217,7 @@ def test_insiders_are_told_the_truth_and_nobody_else_is():
         world.tick()
 
 
-def test_decisions_without_money_settle_at_the_next_tick_with_nothing(make_world, ticked):
+def test_decisions_without_money_settle_at_the_next_tick_with_zero(make_world, ticked):
     world = make_world()
     receipts = [
         world.decide("ann", NO_OP),
@@ -242,7 +242,7 @@ def test_decisions_without_money_settle_at_the_next_tick_with_nothing(make_world
         assert result.invalid is not receipt.accepted
 
 
-def test_names_are_taken_once(make_world):
+def test_a_name_can_be_taken_once(make_world):
     world = make_world()
     for name in ("ann", "wire", ""):
         with pytest.raises(ValueError, match="is taken"):
@@ -253,6 +253,6 @@ def test_names_are_taken_once(make_world):
         world.state("eve")
 
 
-def test_a_market_that_cannot_be_is_refused():
+def test_an_invalid_market_is_refused():
     with pytest.raises(ConfigError, match=r"market\.predictions=0"):
         World(MarketConfig(predictions=0, tickers=[]))

@@ -1,16 +1,14 @@
-"""A market in text: prediction markets, perpetual futures, a social feed, and who trades there.
+"""A market in text: prediction markets, perpetual futures, a social feed and scripted traders.
 
-world        the market as agents meet it: state, decide, tick
-books        the accounts, between which ``shares`` and ``positions`` move money
-predictions  a prediction market, priced by ``lmsr``
+world        the market as agents use it: state, decide, tick
+books        who owns what, and how decisions settle; ``shares`` and ``positions`` move the money
+predictions  a prediction market and its scoring rule
 perpetuals   a perpetual future
 feed         posts, and whom they reach
-accounts     what an agent has
-actions      actions as JSON, checked for form
-state        what an agent sees, as JSON
-settlement   what came of decisions
-text         states in prose for language models and people, and their answers
+accounts     balance, positions and memory of an agent; money in cents
+actions      actions as JSON, and the check of their form
+state        the state that an agent sees, as JSON
+text         states in prose for language models and people, and parsing of their answers
 compact      states in a dozen words for tiny models
-traders      scripted traders; ``crowd`` runs those of a market
-money        cents
+traders      the scripted traders
 """

@@ -1,4 +1,8 @@
-"""What an agent has: its balance, positions, tickets and memory. Money is in cents."""
+"""The account of an agent: balance, positions and memory; and arithmetic with money.
+
+Money is a whole number of cents, so that sums are exact; dollars are for input and output. Amounts
+that are not whole are rounded against the trader.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ import random
 from collections import deque
 from typing import Any, Literal
 
+#: Far above the rounding error of floating-point formulas and far below a cent, so that no trader
+#: gains from either.
 _SLACK = 1e-6
 
 
@@ -22,17 +28,17 @@ def dollars(amount: int) -> float:
 
 
 def charged(amount: float) -> int:
-    """What a trader pays for something worth ``amount`` cents."""
+    """The price in whole cents that a trader pays for something worth ``amount`` cents."""
     return math.ceil(amount + _SLACK)
 
 
 def granted(amount: float) -> int:
-    """What a trader gets for something worth ``amount`` cents or units; at least 0."""
+    """The whole cents or units that a trader gets for a worth of ``amount``; at least 0."""
     return max(0, math.floor(amount - _SLACK))
 
 
 def portion(amount: int, rate: float) -> int:
-    """The share ``rate`` of an amount, rounded up."""
+    """``amount`` times ``rate``, rounded up."""
     return math.ceil(amount * rate - _SLACK)
 
 
@@ -40,8 +46,8 @@ def portion(amount: int, rate: float) -> int:
 class Shares:
     """Shares of one purchase. ``ticket``: of the decision that bought them.
 
-    units: left of those bought. cost: paid for all of them, fee included. basis: the part of the
-    cost that stands behind ``units``. returned: what sales have brought so far.
+    units: still held. cost: paid for the whole purchase, fee included. basis: the part of the cost
+    that was paid for ``units``. returned: proceeds of sales so far.
     """
 
     id: str
@@ -59,7 +65,7 @@ class Shares:
 class Perp:
     """A perpetual position. ``sign`` is 1 for longs, -1 for shorts.
 
-    size: in cents, at the price ``entry``. margin: what is left behind it after funding.
+    size: in cents, at the price ``entry``. margin: what is left of it after funding payments.
     paid: margin and fee at the start.
     """
 
@@ -76,7 +82,7 @@ class Perp:
 
     @property
     def side(self) -> Literal["long", "short"]:
-        """As actions name it."""
+        """The side as actions name it."""
         return "long" if self.sign > 0 else "short"
 
     def profit(self, price: int) -> int:
@@ -87,10 +93,10 @@ class Perp:
 class Agent:
     """One account in the market.
 
-    kind: the kind of scripted trader, or None for whoever else decides.
-    balance: cents that are free. lifetime: profit of all trades that ended, over all episodes.
-    trades, wins: decisions with money at stake that have settled, and how many with a profit.
-    episode_profits: change of the balance over each episode that ended.
+    kind: of a scripted trader; None for models and people.
+    balance: free cents. lifetime: profit of all finished trades, over all episodes.
+    trades, wins: settled decisions with money at stake, and how many of them made a profit.
+    episode_profits: change of the balance over each finished episode.
     """
 
     def __init__(
@@ -123,7 +129,7 @@ class Agent:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lengths:
-    """How much an agent is shown: posts, notes on its own trades, own actions."""
+    """Most posts, notes on own trades, and own actions that an agent sees."""
 
     feed: int
     memory: int

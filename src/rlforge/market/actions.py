@@ -1,4 +1,4 @@
-"""Actions as JSON, checked for form: whether the world accepts them is the world's to say."""
+"""Actions as JSON, and the check of their form. ``World.decide`` checks what is possible."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NO_OP: Final[Json] = {"type": "NO_OP"}
 
 
 class ActionError(RlforgeError):
-    """An action that changes nothing; the message tells the agent why."""
+    """An invalid action, which changes nothing; the message says why."""
 
 
 _TEXT, _NUMBER = "text", "a number above 0"
 _OUTCOMES, _SIDES = ("YES", "NO"), ("long", "short")
 
-#: For each type its fields, and what each wants.
+#: The fields of each type, and what each must be.
 FIELDS: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
     "BUY_SHARES": {"marketId": _TEXT, "outcome": _OUTCOMES, "amount": _NUMBER},
     "SELL_SHARES": {"positionId": _TEXT, "shares": _NUMBER},
@@ -34,9 +34,13 @@ FIELDS: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
 
 
 def check_form(action: Any) -> Json:
-    """The action when it is an object of a known type with exactly the fields of that type.
+    """``action``, if it is an object of a known type with exactly the fields of that type.
 
     Raises ``ActionError`` that says what is wrong and what would be right.
+
+    Example:
+        >>> check_form({"type": "FOLLOW_USER", "userId": "wire"})
+        {'type': 'FOLLOW_USER', 'userId': 'wire'}
     """
     if not isinstance(action, Mapping):
         raise ActionError('an action is a JSON object such as {"type": "NO_OP"}')
@@ -52,7 +56,7 @@ def check_form(action: Any) -> Json:
             f"{name!r} is unknown" for name in action if name not in fields and name != "type"
         ]
         listed = ", ".join(fields) or "nothing"
-        raise ActionError(f"{kind} wants {listed} beside its type: {', '.join(wrong)}")
+        raise ActionError(f"{kind} wants {listed} besides its type: {', '.join(wrong)}")
     for name, wanted in fields.items():
         _check_field(str(kind), name, action[name], wanted)
     return action
@@ -69,7 +73,7 @@ def _check_field(kind: str, name: str, given: Any, wanted: str | tuple[str, ...]
         isinstance(given, bool)
         or not isinstance(given, int | float)
         or not given > 0
-        # Far above all that is ever traded, and small enough to count in cents.
+        # Far above every traded amount, and small enough to count in cents.
         or not given <= 1e12
         or not math.isfinite(given)
     ):

@@ -1,8 +1,10 @@
-"""Who has what: the accounts of a market, and how a trade that ended is written down.
+"""The accounts of a market, and the settlement of decisions.
 
 All money is in whole cents in one of these accounts: the agents' balances, the margins of
-positions, the pools of prediction markets, the vault, the fees and the house, from which all money
-comes and whose balance is what it has issued, as a negative number. They always sum to 0.
+positions, the pools of prediction markets, the vault, the fees and the house. The house issues all
+money: its balance is the amount issued, as a negative number. The accounts always sum to 0.
+
+Each decision gets a ticket, and each ticket is settled exactly once.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ class Receipt:
 
 @value
 class Settled:
-    """What came of one decision, in dollars and minutes of the market's clock.
+    """The outcome of one decision, in dollars and minutes of the market's clock.
 
     Buying shares and opening a position settle when all of it is sold, closed, liquidated or
-    resolved, with the profit made. Selling and closing settle later, with what was received less
-    what the same would have been worth if it had been kept: until the market resolved, or for
-    ``market.hindsight_ticks``. Whatever stakes no money settles at once, with 0 and 0.
+    resolved, with the profit made. Selling and closing settle later, with the amount received less
+    the value of keeping: until the market resolved, or for ``market.hindsight_ticks``. Decisions
+    without money at stake settle at once, with 0 and 0.
     win_rate: share of the agent's settled decisions with money at stake that made a profit, this
     one included. invalid: the action was not accepted.
     """
@@ -53,7 +55,7 @@ class Settled:
 
 
 class Settlements:
-    """Collects what has settled until the world's next tick hands it out."""
+    """Collects settled decisions until the world's next tick returns them."""
 
     def __init__(self, tick_minutes: float) -> None:
         self._tick_minutes = tick_minutes
@@ -73,7 +75,7 @@ class Settlements:
         )
 
     def unstaked(self, agent: Agent, ticket: int, invalid: bool) -> None:
-        """A decision that stakes no money, or one that was not accepted."""
+        """A decision without money at stake, or one that was not accepted."""
         self._settled.append(
             Settled(
                 ticket=ticket,
@@ -87,13 +89,13 @@ class Settlements:
         )
 
     def take(self) -> list[Settled]:
-        """All since the last call."""
+        """The decisions settled since the last call."""
         taken, self._settled = self._settled, []
         return taken
 
 
 class Books:
-    """The accounts and what is traded. ``tick`` is the market's clock."""
+    """The accounts, the open markets and the clock of a market, ``tick``."""
 
     def __init__(self, config: MarketConfig) -> None:
         self.config = config
@@ -118,24 +120,24 @@ class Books:
         }
 
     def endow(self, agent: Agent, balance: int) -> None:
-        """Set a balance, with the house giving or taking the difference."""
+        """Set a balance; the house pays or takes the difference."""
         self.house -= balance - agent.balance
         agent.balance = balance
 
     def fill_vault(self, amount: int) -> None:
-        """Set the vault, with the house giving or taking the difference."""
+        """Set the vault; the house pays or takes the difference."""
         self.house -= amount - self.vault
         self.vault = amount
 
     def new_position(self) -> str:
-        """An id for a position, the same over all agents."""
+        """A new id of a position, unique over all agents."""
         self._positions += 1
         return f"position-{self._positions}"
 
     def end(
         self, agent: Agent, ticket: int, profit: int, invested: int, opened: int, what: str
     ) -> None:
-        """Something that was bought or opened at tick ``opened`` has come to its end."""
+        """Settle the decision that bought or opened, at tick ``opened``, what has now ended."""
         agent.lifetime += profit
         self.settlements.staked(agent, ticket, profit, invested, self.tick - opened)
         agent.notes.append(
@@ -150,9 +152,9 @@ class Books:
     def judge(
         self, agent: Agent, ticket: int, received: int, kept: int, basis: int, opened: int
     ) -> None:
-        """Something that was sold for ``received`` would be worth ``kept`` by now.
+        """Settle the decision that sold for ``received`` what would now be worth ``kept``.
 
-        basis: what had been paid for it.
+        basis: the price that had been paid.
         """
         held = self.tick - opened
         self.settlements.staked(agent, ticket, received - kept, max(1, basis), held)
@@ -167,6 +169,6 @@ def check_funds(agent: Agent, amount: int, what: str) -> None:
 
 
 def known(names: Mapping[str, object]) -> str:
-    """``; there are a, b`` for an error about a name that is not there."""
+    """``; there are a, b`` for an error about an unknown name."""
     some = list(names)[:12]
     return f"; there are {', '.join(some)}" if some else "; there are none"

@@ -3,9 +3,9 @@
 ``market bet p6 move_up left2 a_yes b_none c_no mine_none gain_flat cash3 go`` is a prediction
 market and ``market perp prem_flat move_down open a_down b_none c_up mine_long gain_up cash2 go`` a
 perpetual future. Letters stand for the news accounts in the order of ``market.news``. Every prompt
-has the same number of words, the vocabulary is closed, and all of it follows from a ``GameState``.
+has the same number of words from a closed vocabulary, computed from a ``GameState``.
 
-An answer is one word in brackets, of those that ``actions`` lists:
+An answer is one of the bracketed words that ``actions`` lists:
 
 [hold]              do nothing
 [yes1] … [no3]      buy shares of an answer, with the first, second or third of ``market.stakes``
@@ -28,16 +28,16 @@ _SIZES = ("1", "2", "3")
 _BETS = {"yes": "YES", "no": "NO"}
 _SIDES = ("long", "short")
 
-#: A share's price change, an index's relative change and a premium that are worth a word.
+#: Smallest share price change, relative index change, and premium that are not ``flat``.
 _SHARE_MOVE, _INDEX_MOVE, _PREMIUM = 0.03, 0.01, 0.01
-#: A position's profit relative to what it cost that is worth a word.
+#: Smallest profit of a position, relative to its cost, that is not ``flat``.
 _GAIN = 0.05
 #: Upper limits of the words for time left (minutes) and for cash (of the starting balance).
 _LEFT, _CASH = (15.0, 30.0, 60.0), (0.1, 0.4, 0.8)
 
 
 class Compact:
-    """Reads states and actions of a market with these settings."""
+    """Texts of states and actions of answers, for a market with these settings."""
 
     def __init__(self, config: MarketConfig) -> None:
         self._accounts = list(config.news)
@@ -48,11 +48,11 @@ class Compact:
         self._tick_minutes = config.tick_minutes
 
     def focus(self, state: Json) -> str:
-        """The market or ticker to decide about, given what time it is.
+        """The market or ticker to decide about at this tick.
 
-        Three ticks of four it is one that nothing is held of, of which the feed knows the views of
-        two accounts, or else of one; the fourth tick looks at one that something is held of. They
-        take turns where there are several, and all do where there are none.
+        In three of four ticks it is one without a holding on which two accounts reported, or else
+        one account. In the fourth tick it is one with a holding. Several candidates take turns;
+        without candidates, all markets and tickers do.
         """
         markets, own = state["markets"], state["portfolio"]["positions"]
         names: list[str] = [market["id"] for market in markets["predictions"]]
@@ -102,7 +102,7 @@ class Compact:
                 if stake + fee <= balance:
                     found.append(f"[{verb}{size}]")
         held = _largest(state, focus)
-        # What is worth next to nothing cannot be sold.
+        # Shares worth less than a dollar may bring no cent.
         if held is not None and (perpetual or held["value"] >= 1):
             found.append("[close]" if perpetual else "[sell]")
         if self._to_follow(state, focus):
@@ -110,7 +110,7 @@ class Compact:
         return tuple(found)
 
     def action(self, word: str, state: Json, focus: str) -> Json:
-        """The action behind an answer. Raises ``ActionError`` for one that is not on offer."""
+        """The action of an answer. Raises ``ActionError`` for one that is not possible."""
         word = f"[{word.strip().strip('[]')}]"
         legal = self.actions(state, focus)
         if word not in legal:
@@ -151,7 +151,7 @@ class Compact:
 
 
 def compact_vocabulary() -> tuple[list[str], list[str]]:
-    """All words of prompts and all answers, each sorted, whatever the market's settings."""
+    """All words of prompts and all answers, each sorted; the same for every market."""
     words = {"market", "bet", "perp", "open", "go"}
     words |= {f"p{tenth}" for tenth in range(10)}
     words |= {f"left{step}" for step in range(len(_LEFT) + 1)}
@@ -182,7 +182,7 @@ def _offer(state: Json, focus: str) -> dict[str, Any]:
 
 
 def _views(state: Json, focus: str) -> dict[str, str]:
-    """The newest view of each news account on the focus, as far as the feed reaches."""
+    """The newest view of each news account on the focus, from the posts in the feed."""
     return {
         post["userId"]: post["stance"]
         for post in state["social"]["feed"]

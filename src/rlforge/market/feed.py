@@ -1,8 +1,8 @@
-"""The social feed: who posts what, and whom it reaches.
+"""The social feed: posts, comments and news.
 
-A post reaches the followers of its author, and everybody else with the chance
-``market.visibility``. News accounts post what they believe about a market; how often each is right
-is theirs (``market.news``). A belief is posted once and holds until the market or the trend ends.
+A post reaches the followers of its author, and other agents with probability ``market.visibility``.
+News accounts post their views on markets and trends; ``market.news`` says how often each is right.
+A view is posted once and holds until the market or the trend ends.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Feed:
         about: str | None = None,
         stance: str | None = None,
     ) -> dict[str, Any]:
-        """Publish; ``about`` and ``stance`` say what a news account believes."""
+        """Publish a post; about, stance: the market or ticker and the view of a news account."""
         self._count += 1
         replied = self._by_id[reply_to]["userId"] if reply_to is not None else None
         post: dict[str, Any] = {
@@ -68,7 +68,7 @@ class Feed:
         if len(self._posts) > _KEPT:
             del self._by_id[self._posts.popleft()["id"]]
         for agent in agents:
-            # Drawn for everybody, so that following changes nothing but what is followed.
+            # Drawn for every agent, so that following an account changes no other draw.
             lucky = agent.rng.random() < self._config.visibility
             if agent.id != author and (lucky or author in agent.follows or agent.id == replied):
                 agent.feed.append(post)
@@ -82,7 +82,7 @@ class Feed:
         minute: float,
         agents: Iterable[Agent],
     ) -> None:
-        """One tick of the news accounts, in an order that favours none."""
+        """One tick of the news accounts, in random order."""
         news: list[tuple[str, str, str, str]] = []
         for market in predictions:
             news += [
@@ -100,6 +100,6 @@ class Feed:
             self.post(account, content, minute, agents, about=about, stance=stance)
 
     def _ready(self, unreported: dict[str, Any]) -> list[tuple[str, Any]]:
-        """Views that are posted now; each is posted once."""
+        """Views that are posted in this tick; each is posted once."""
         ready = [account for account in unreported if self._rng.random() < self._config.news_rate]
         return [(account, unreported.pop(account)) for account in ready]

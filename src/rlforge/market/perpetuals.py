@@ -1,7 +1,7 @@
 """One perpetual future: an index that follows hidden trends, and a mark price that trades move.
 
-mark = index · e^(skew / depth), with skew the sizes of all longs minus those of all shorts. Opening
-and closing are done at the mark price that they lead to, so that nobody gains by moving it.
+mark = index · e^(skew / depth), with skew the sizes of all longs minus those of all shorts. Trades
+are made at the mark price that they lead to, so that no trader gains by moving it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ _LOWEST, _HIGHEST = 100, 100_000_000
 
 
 class Perpetual:
-    """Prices are in cents. trend: which way the index drifts, hidden. views, unreported:
-    as of a prediction market."""
+    """An index and its mark price, in cents.
+
+    trend: the hidden direction in which the index drifts. views, unreported: as of a prediction
+    market, about the trend.
+    """
 
     def __init__(self, ticker: str, config: MarketConfig, rng: random.Random) -> None:
         self.ticker = ticker
@@ -38,27 +41,27 @@ class Perpetual:
         self._turn()
 
     def mark(self, skew: int | None = None) -> int:
-        """The mark price, or what it would be with another skew."""
+        """The mark price now, or at another skew."""
         skew = self.skew if skew is None else skew
         exponent = skew / cents(self._config.depth)
         moved = self.index * math.exp(max(-20.0, min(20.0, exponent)))
         return round(max(_LOWEST, min(_HIGHEST, moved)))
 
     def trade(self, size: int, sign: int, opening: bool) -> None:
-        """Count a position of ``size`` cents in (or out); ``sign`` is 1 for longs, -1 else."""
+        """Add or remove a position of ``size`` cents; ``sign`` is 1 for longs, -1 for shorts."""
         change = size if opening else -size
         self.skew += sign * change
         self.interest += change
         self._json = None
 
     def funding_rate(self) -> float:
-        """What longs pay shorts per payment, relative to size; negative when shorts pay."""
+        """Payment from longs to shorts, relative to size; negative when shorts pay."""
         premium = (self.mark() - self.index) / self.index
         limit = self._config.max_funding_rate
         return max(-limit, min(limit, self._config.funding_factor * premium))
 
     def move(self) -> bool:
-        """One tick of the index; whether a new trend has begun."""
+        """Move the index by one tick; returns whether a new trend has begun."""
         turned = self._rng.random() < 1 / self._config.trend_ticks
         if turned:
             self._turn()
@@ -70,7 +73,7 @@ class Perpetual:
         return turned
 
     def to_json(self, ticks_to_funding: int) -> dict[str, Any]:
-        """As agents see it; the same object until something changes."""
+        """The JSON that agents see; the same object until something changes."""
         if self._json is None:
             mark, config = self.mark(), self._config
             self._json = {

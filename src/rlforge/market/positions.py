@@ -1,4 +1,4 @@
-"""Trading perpetual positions, the vault on the other side of all of them."""
+"""Trading of perpetual positions, with the vault as counterparty."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rlforge.types import value
 
 @value
 class _Closed:
-    """A position that was closed, to be compared at tick ``due`` with having kept it.
+    """A closed position, to be compared at tick ``due`` with keeping it.
 
-    margin: what was behind it when it was closed, before its profit.
+    margin: at the time of closing, before profit.
     """
 
     agent: Agent
@@ -24,14 +24,14 @@ class _Closed:
 
 
 class PerpDesk:
-    """Opens, closes, funds and liquidates."""
+    """Opens, closes, funds and liquidates positions."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
         self._closed: list[_Closed] = []
 
     def worth(self, perp: Perp) -> int:
-        """Margin and profit of a position if it were closed now, fees apart; at least 0."""
+        """Margin and profit of a position if closed now, before fees; at least 0."""
         return max(0, perp.margin + perp.profit(self._exit(perp)))
 
     def open(
@@ -90,10 +90,10 @@ class PerpDesk:
         )
 
     def fund(self) -> None:
-        """One funding payment: longs pay shorts where the mark is above the index, and so on.
+        """One funding payment: longs pay shorts if the mark is above the index, else the reverse.
 
-        A payer pays no more than its margin; receivers share what was collected, and the vault,
-        which stands against the side with more open interest, keeps the rest.
+        A payer pays at most its margin. Receivers share the amount collected; the vault, which
+        holds the opposite of the net open interest, keeps the rest.
         """
         for ticker, perpetual in self._books.perpetuals.items():
             rate = perpetual.funding_rate()
@@ -115,14 +115,14 @@ class PerpDesk:
             self._books.vault += collected
 
     def liquidate(self) -> None:
-        """Close what has fallen below its maintenance margin, until nothing more does.
+        """Close positions below their maintenance margin until none is left.
 
-        Then close the most profitable positions as long as the vault could not pay all profits
+        Then close the most profitable positions until the vault could pay all profits
         (auto-deleveraging).
         """
         while fallen := [held for held in self._all() if self._has_fallen(held[1])]:
             for agent, perp in fallen:
-                # Closing one moves the price for the others, which may save those against it.
+                # Closing one moves the price, which may lift opposite positions above their margin.
                 if self._has_fallen(perp):
                     self._close(agent, perp, "liquidated", self._books.config.liquidation_fee)
         while True:
@@ -137,12 +137,12 @@ class PerpDesk:
             self._close(agent, perp, "closed, as the vault ran short")
 
     def close_all(self) -> None:
-        """The end of an episode: every position is closed at its mark price."""
+        """Close every position at its mark price, at the end of an episode."""
         for agent, perp in self._all():
             self._close(agent, perp, "closed at the end of the episode")
 
     def review(self, everything: bool) -> None:
-        """Judge closed positions whose time has come (or all) against having kept them."""
+        """Settle the closing of positions that are due (or all) against keeping them."""
         later = []
         for closed in self._closed:
             if not everything and closed.due > self._books.tick:
@@ -156,9 +156,9 @@ class PerpDesk:
         self._closed = later
 
     def _close(self, agent: Agent, perp: Perp, how: str, extra_fee: float = 0.0) -> int:
-        """Pay out a position; returns what the agent gets, at least 0.
+        """Pay out a position; returns the amount that the agent gets, at least 0.
 
-        A loss ends with the margin; a profit ends with the vault.
+        A loss is at most the margin, a profit at most the vault.
         """
         price = self._exit(perp)
         profit = max(-perp.margin, min(self._books.vault, perp.profit(price)))

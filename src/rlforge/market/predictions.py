@@ -1,4 +1,11 @@
-"""One prediction market: a question, what was sold on either answer, and the pool that pays."""
+"""One prediction market: a question, the shares sold of either answer, and the pool that pays.
+
+Prices follow the logarithmic market scoring rule for two outcomes (Hanson 2003). A market maker who
+has sold q₁ and q₂ shares has been paid C(q) = b ln(e^(q₁/b) + e^(q₂/b)) in all, counted from
+C(0) = b ln 2, which is also the most that it can lose. The price of an outcome is the derivative
+e^(qᵢ/b) / (e^(q₁/b) + e^(q₂/b)). ``own`` is the number sold of the outcome in question, ``other``
+of the other one, ``liquidity`` is b. Amounts are in cents, shares in units that pay a cent.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +18,7 @@ from rlforge.market.accounts import charged, dollars, granted
 
 
 def lmsr_cost(liquidity: float, own: float, other: float) -> float:
-    """C(q), without overflow: the larger exponent is taken out."""
+    """C(q), with the larger exponent factored out against overflow."""
     most = max(own, other)
     return most + liquidity * math.log1p(math.exp((min(own, other) - most) / liquidity))
 
@@ -26,19 +33,19 @@ def lmsr_price(liquidity: float, own: float, other: float) -> float:
 
 
 def lmsr_shares(liquidity: float, own: float, other: float, amount: float) -> float:
-    """How many shares ``amount`` buys: the x with C(own + x, other) = C(own, other) + amount.
+    """The shares that ``amount`` buys: the x with C(own + x, other) = C(own, other) + amount.
 
     With z = amount / b and d = (other − own) / b this is b ln(e^z + e^d (e^z − 1)).
     """
     z, d = amount / liquidity, (other - own) / liquidity
-    # ln(e^z - 1) without overflow for large and without loss for small z.
+    # ln(e^z - 1) without overflow for large z and without loss of precision for small z.
     first, second = z, d + z + math.log(-math.expm1(-z))
     most = max(first, second)
     return liquidity * (most + math.log1p(math.exp(min(first, second) - most)))
 
 
 def lmsr_subsidy(liquidity: float) -> float:
-    """C(0) = b ln 2: with it the market maker can pay whatever happens."""
+    """C(0) = b ln 2, with which the market maker can pay either answer."""
     return liquidity * math.log(2)
 
 
@@ -55,25 +62,24 @@ _WHAT = (
 
 
 def invented_question(rng: random.Random) -> str:
-    """Any of them, each as likely."""
+    """A question drawn uniformly; invented, so that no model knows the answer."""
     return f"Will {rng.choice(_WHO)} {rng.choice(_WHAT)}?"
 
 
 YesNo = Literal["YES", "NO"]
 OTHER: dict[str, YesNo] = {"YES": "NO", "NO": "YES"}
 
-#: A price change is counted over so many ticks.
+#: Ticks over which a price change is shown.
 CHANGE_TICKS = 3
 
 
 class PredictionMarket:
-    """Shares are counted in units that pay one cent each; a share has a hundred.
+    """Shares are counted in units that pay one cent each; a share is a hundred of them.
 
     pool: cents that back the shares. It starts with the subsidy of the scoring rule, grows by at
-    least what the rule says on every purchase and shrinks by at most that on every sale, so it
-    always holds C(q), which is no less than either answer would be paid.
-    truth: the answer that will turn out right. views: what each news account believes;
-    unreported: those that it has not posted.
+    least the rule's price on every purchase and shrinks by at most that on every sale, so it always
+    holds at least C(q), which pays either answer.
+    truth: the right answer. views: of the news accounts; unreported: those not posted yet.
     """
 
     def __init__(
@@ -100,30 +106,30 @@ class PredictionMarket:
         return lmsr_price(self._liquidity, self.sold[outcome], self.sold[OTHER[outcome]])
 
     def units_for(self, outcome: str, amount: int) -> int:
-        """Units that ``amount`` cents buy, fees apart."""
+        """Units that ``amount`` cents buy, before fees."""
         sold, other = self.sold[outcome], self.sold[OTHER[outcome]]
         return granted(lmsr_shares(self._liquidity, sold, other, amount))
 
     def proceeds(self, outcome: str, units: int) -> int:
-        """Cents that selling ``units`` brings, fees apart."""
+        """Cents that selling ``units`` brings, before fees."""
         sold, other = self.sold[outcome], self.sold[OTHER[outcome]]
         before = lmsr_cost(self._liquidity, sold, other)
         return granted(before - lmsr_cost(self._liquidity, sold - units, other))
 
     def trade(self, outcome: str, units: int, amount: int) -> None:
-        """Hand out ``units`` for ``amount`` cents; both negative when they come back."""
+        """Sell ``units`` for ``amount`` cents; both are negative when units are bought back."""
         self.sold[outcome] += units
         self.pool += amount
         self.volume += abs(amount)
         self._json = None
 
     def tick(self) -> None:
-        """Remember the price for the change shown."""
+        """Record the price, for the change that agents see."""
         self._prices.append(self.price("YES"))
         self._json = None
 
     def to_json(self, tick: int, tick_minutes: float) -> dict[str, Any]:
-        """As agents see it; the same object until something changes."""
+        """The JSON that agents see; the same object until something changes."""
         if self._json is None:
             yes = self.price("YES")
             self._json = {

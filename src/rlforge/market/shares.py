@@ -1,4 +1,4 @@
-"""Trading shares of prediction markets, each market's pool on the other side."""
+"""Trading of shares of prediction markets, with each market's pool as counterparty."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlforge.types import value
 
 @value
 class _Sale:
-    """Shares that were sold, to be compared with having kept them until the market resolves."""
+    """Sold shares, to be compared with keeping them until the market resolves."""
 
     agent: Agent
     ticket: int
@@ -23,19 +23,19 @@ class _Sale:
 
 
 class ShareDesk:
-    """Buys, sells and resolves."""
+    """Buys, sells and resolves shares."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
         self._sales: dict[str, list[_Sale]] = {}
 
     def open_market(self, market: PredictionMarket) -> None:
-        """Offer a market; the house pays its subsidy."""
+        """Open a market; the house pays its subsidy."""
         self._books.house -= market.pool
         self._books.predictions[market.id] = market
 
     def worth(self, lot: Shares) -> int:
-        """Shares at their price, rounded down."""
+        """The value of shares at their price, rounded down."""
         return int(lot.units * self._books.predictions[lot.market_id].price(lot.outcome))
 
     def buy(self, agent: Agent, ticket: int, market_id: str, outcome: str, amount: int) -> None:
@@ -100,7 +100,7 @@ class ShareDesk:
             self._end(agent, lot, "sold")
 
     def resolve(self, market: PredictionMarket) -> None:
-        """Pay 1.00 a share of the right answer; what is left of the pool is the house's."""
+        """Pay 1.00 a share of the right answer; the rest of the pool goes to the house."""
         for agent in self._books.agents.values():
             if not agent.shares:
                 continue

@@ -1,6 +1,6 @@
 """``GameState`` as JSON: all that an agent knows when it decides. Amounts are in dollars.
 
-Parts are shared between states and never changed once shown, so that a state can be kept.
+States share parts, which never change afterwards, so that a state can be kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rlforge.market.shares import ShareDesk
 
 
 def game_state(agent: Agent, books: Books, shares: ShareDesk, perps: PerpDesk) -> dict[str, Any]:
-    """The state of one agent now; newest posts, actions and notes last."""
+    """The current state of one agent; newest posts, actions and notes last."""
     config, tick = books.config, books.tick
     minutes = config.tick_minutes
     to_funding = config.funding_interval - tick % config.funding_interval
@@ -61,7 +61,7 @@ def _shares(lot: Shares, worth: int, minutes_held: float) -> dict[str, Any]:
 
 
 def _perp(perp: Perp, worth: int, minutes_held: float, maintenance: float) -> dict[str, Any]:
-    # Where margin plus profit meets the maintenance margin, the effect of closing left out.
+    # The price at which margin plus profit equals the maintenance margin, before impact of closing.
     room = perp.margin / perp.size - maintenance
     return {
         "id": perp.id,

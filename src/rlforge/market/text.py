@@ -1,4 +1,4 @@
-"""The market in prose, for language models and people, and what they answer as an action."""
+"""The market in prose for language models and people, and parsing of their answers."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ of which size / leverage is taken from the balance as margin."""
 
 @value
 class ParsedAction:
-    """What an answer says. action: None where it holds none of the right form.
+    """The action in an answer; None if it holds none of the right form.
 
-    feedback: what was wrong, for the next try; empty if nothing was.
+    feedback: what was wrong, for the next try; empty if nothing was wrong.
     """
 
     action: Json | None
@@ -40,7 +40,7 @@ class ParsedAction:
 
 
 def prompt(state: Json) -> str:
-    """All of a ``GameState``, the rules and the form of an answer."""
+    """The rules, all of a ``GameState``, and the forms of an answer."""
     return f"{_RULES}\n\n{describe(state)}\n\n{_ACTIONS}"
 
 
@@ -68,7 +68,11 @@ def describe(state: Json) -> str:
 def read(text: str) -> ParsedAction:
     """The last JSON object in an answer that has a ``type``, checked for form.
 
-    Prose and code fences around it do no harm.
+    Prose and code fences around it are ignored.
+
+    Example:
+        >>> read('I would rather wait. {"type": "NO_OP"}').action
+        {'type': 'NO_OP'}
     """
     found = [item for item in _objects(text) if "type" in item]
     if not found:
@@ -134,7 +138,7 @@ def _perpetual(market: Json) -> str:
 
 def _post(post: Json) -> str:
     reply = f" (to {post['replyTo']})" if post["replyTo"] else ""
-    # One line a post: what somebody writes must not look like another part of the prompt.
+    # One line a post, so that its content cannot look like another part of the prompt.
     return f"{post['id']} {post['userId']}{reply}: {' '.join(post['content'].split())}"
 
 

@@ -22,9 +22,9 @@ from rlforge.types import value
 
 #: A price change that momentum traders call a move: of a share in dollars, of an index relative.
 _SHARE_MOVE, _INDEX_MOVE = 0.05, 0.012
-#: What a value trader wants to gain beside the price, and how sure it must be of a trend.
+#: Gain per share that a value trader wants, and the probability of a trend that it needs.
 _EDGE, _SURE = 0.06, 0.65
-#: Share of the Kelly stake (Kelly 1956) that value traders take, and the most of their balance.
+#: Fraction of the Kelly stake (Kelly 1956) that value traders bet, and of their balance at most.
 _KELLY, _MOST = 0.3, 0.15
 #: The smallest amount worth a trade, in dollars.
 _LEAST = 5.0
@@ -32,7 +32,7 @@ _TIP_TRUST = 0.98
 
 
 class Trader(Protocol):
-    """Somebody who decides."""
+    """A policy over ``GameState``."""
 
     def decide(self, state: Json) -> Json:
         """The action in ``state``."""
@@ -40,7 +40,7 @@ class Trader(Protocol):
 
 
 class NoiseTrader:
-    """Does anything that the market offers, for no reason."""
+    """Trades, posts, comments and follows at random."""
 
     def __init__(self, config: MarketConfig, rng: random.Random) -> None:
         self._config, self._rng = config, rng
@@ -81,7 +81,7 @@ class NoiseTrader:
 
 
 class MomentumTrader:
-    """Follows the largest move; leaves a perpetual position when its ticker turns."""
+    """Follows the largest move; closes a perpetual position when its ticker turns."""
 
     def __init__(self, config: MarketConfig, rng: random.Random) -> None:
         self._rng = rng
@@ -115,7 +115,7 @@ class MomentumTrader:
 
 
 class ValueTrader:
-    """Adds up what each account's view says as log-odds, and compares with prices.
+    """Adds up the accounts' views as log-odds and compares with prices.
 
     An account that is right with probability r adds ln(r / (1 − r)) to the odds of its view (Bayes
     with independent views); its newest post about a market counts.
@@ -143,7 +143,7 @@ class ValueTrader:
         return self._best_trade(state, beliefs, staked) or follow or NO_OP
 
     def _beliefs(self, state: Json) -> dict[str, float]:
-        """Probability of YES or UP, by market or ticker, of those that anything is known of."""
+        """Probability of YES or UP, by market or ticker, for those with known views."""
         views: dict[str, dict[str, float]] = {}
         for post in state["social"]["feed"]:
             weight = self._weights.get(post["userId"])
@@ -170,7 +170,7 @@ class ValueTrader:
                     continue
                 kelly = _KELLY * edge / (1 - price)
                 stake = min(kelly, _MOST) * balance - staked.get(offer["id"], 0.0)
-                # Prices are shown rounded, down to 0.
+                # Prices in a state are rounded and may be 0.
                 gain = edge / max(price, 0.001)
                 if stake >= _LEAST and (best is None or gain > best[0]):
                     best = (gain, _buy(offer["id"], outcome, stake))
@@ -180,7 +180,7 @@ class ValueTrader:
             sure = max(belief, 1 - belief)
             stake = 0.1 * balance
             if sure >= _SURE and ticker not in staked and stake >= _LEAST:
-                # About what a trend brings in its mean remaining time.
+                # About the return of a trend over its mean remaining time.
                 value = (2 * sure - 1) * 0.15
                 if best is None or value > best[0]:
                     best = (value, _open(ticker, "long" if belief > 0.5 else "short", 3 * stake, 3))
@@ -195,7 +195,7 @@ class ValueTrader:
 
 
 class InsiderTrader(ValueTrader):
-    """Believes its tips, and the news where it has none."""
+    """Believes its tips, and the news where it has no tip."""
 
     def _beliefs(self, state: Json) -> dict[str, float]:
         beliefs = super()._beliefs(state)
@@ -216,7 +216,7 @@ assert tuple(_TRADERS) == TRADER_KINDS
 
 
 def make_trader(kind: str, config: MarketConfig, rng: random.Random) -> Trader:
-    """A trader of ``kind``; its choices follow from ``rng`` and what it sees.
+    """A trader of ``kind``; its actions depend on ``rng`` and the states alone.
 
     Raises ``ConfigError`` for an unknown kind.
     """
@@ -271,7 +271,7 @@ def _logistic(odds: float) -> float:
 
 @value
 class Choice:
-    """One decision of a scripted trader, with all that a record of it needs."""
+    """One decision of a scripted trader, with the state and the receipt."""
 
     agent_id: str
     kind: str
@@ -295,7 +295,7 @@ class Crowd:
                 self._traders.append((agent_id, kind, make_trader(kind, world.config, rng)))
 
     def act(self) -> Iterator[Choice]:
-        """Everybody decides once, in an order drawn anew, each after those before it."""
+        """Each trader decides once, in a new random order, and sees the effect of those before."""
         self._order.shuffle(self._traders)
         for agent_id, kind, trader in self._traders:
             state = self._world.state(agent_id)

@@ -1,15 +1,7 @@
-"""The market as its agents meet it: they look, decide, and time goes on.
+"""The market as its agents use it: they see a state, decide, and time passes in ticks.
 
-    world = World(config, seed=0)
-    world.join("agent-1")
-    while True:
-        for agent_id in world.agent_ids:
-            receipt = world.decide(agent_id, choose(world.state(agent_id)))
-        for settled in world.tick():
-            ...  # settled.ticket is the receipt's
-
-What is true, what the news believe and how the indices move follow from the seed alone, so two
-worlds with one seed differ only by what their agents do.
+The right answers, the views of the news and the moves of the indices depend on the seed alone, so
+two worlds with one seed differ only by the actions of their agents.
 """
 
 from __future__ import annotations
@@ -31,14 +23,24 @@ from rlforge.market.state import game_state
 
 
 class World:
-    """A market, its clock and its agents. Nothing in it knows wall time or global chance."""
+    """A market, its clock and its agents; it uses neither wall time nor global randomness.
+
+    Example:
+        >>> world = World(MarketConfig(), seed=0)
+        >>> world.join("agent-1")
+        >>> world.state("agent-1")["portfolio"]["balance"]
+        1000.0
+        >>> receipt = world.decide("agent-1", {"type": "NO_OP"})
+        >>> [settled.ticket == receipt.ticket for settled in world.tick()]
+        [True]
+    """
 
     def __init__(self, config: MarketConfig, seed: int = 0) -> None:
-        """Raises ``ConfigError`` for values that no market can have."""
+        """Raises ``ConfigError`` for invalid settings."""
         check_market(config)
         self.config = config
-        self._books = Books(config)
-        self._shares, self._perps = ShareDesk(self._books), PerpDesk(self._books)
+        self.books = Books(config)
+        self._shares, self._perps = ShareDesk(self.books), PerpDesk(self.books)
         self._seed = seed
         self._news = random.Random(f"{seed}/news")
         self._truth = random.Random(f"{seed}/truth")
@@ -46,18 +48,18 @@ class World:
         self._tickets = self._opened = 0
         for ticker in config.tickers:
             rng = random.Random(f"{seed}/index/{ticker}")
-            self._books.perpetuals[ticker] = Perpetual(ticker, config, rng)
+            self.books.perpetuals[ticker] = Perpetual(ticker, config, rng)
         self._begin_episode()
 
     # ------------------------------------------------------------ for agents
 
     def join(self, agent_id: str, kind: str | None = None) -> None:
-        """Give somebody an account with the starting balance.
+        """Open an account with the starting balance.
 
-        kind: of a scripted trader; insiders are told secrets. None for everybody else. Raises
-        ``ValueError`` for an id that is taken, by an agent or a news account.
+        kind: of a scripted trader (insiders get tips); None for models and people. Raises
+        ``ValueError`` for an id that is taken by an agent or a news account.
         """
-        if agent_id in self._books.agents or agent_id in self.config.news or not agent_id:
+        if agent_id in self.books.agents or agent_id in self.config.news or not agent_id:
             raise ValueError(f"the name {agent_id!r} is taken")
         if kind is not None and kind not in TRADER_KINDS:
             raise ValueError(f"trader kind {kind!r} is unknown{nearest(kind, TRADER_KINDS)}")
@@ -65,16 +67,16 @@ class World:
         lengths = Lengths(config.feed_length, config.memory_length, config.recent_actions)
         rng = random.Random(f"{self._seed}/agent/{agent_id}")
         agent = Agent(agent_id, kind, rng, lengths)
-        self._books.agents[agent_id] = agent
-        self._books.endow(agent, cents(config.starting_balance))
-        for market in self._books.predictions.values():
+        self.books.agents[agent_id] = agent
+        self.books.endow(agent, cents(config.starting_balance))
+        for market in self.books.predictions.values():
             self._tip(agent, market.id, market.truth)
-        for perpetual in self._books.perpetuals.values():
+        for perpetual in self.books.perpetuals.values():
             self._tip(agent, perpetual.ticker, perpetual.trend)
 
     def state(self, agent_id: str) -> dict[str, Any]:
-        """``GameState`` as the agent sees it now; never changed afterwards."""
-        return game_state(self._agent(agent_id), self._books, self._shares, self._perps)
+        """The current ``GameState`` of the agent; it is never changed afterwards."""
+        return game_state(self._agent(agent_id), self.books, self._shares, self._perps)
 
     def decide(self, agent_id: str, action: Any) -> Receipt:
         """Carry out an action; an invalid one changes nothing and the receipt says why.
@@ -88,19 +90,19 @@ class World:
             checked = check_form(action)
             staked = self._carry_out(agent, ticket, checked)
         except ActionError as error:
-            self._books.settlements.unstaked(agent, ticket, invalid=True)
+            self.books.settlements.unstaked(agent, ticket, invalid=True)
             return Receipt(ticket=ticket, agent_id=agent_id, accepted=False, problem=str(error))
         if not staked:
-            self._books.settlements.unstaked(agent, ticket, invalid=False)
+            self.books.settlements.unstaked(agent, ticket, invalid=False)
         agent.recent.append(dict(checked))
         agent.unread = 0
         return Receipt(ticket=ticket, agent_id=agent_id, accepted=True)
 
-    # ------------------------------------------------------------ for whoever runs it
+    # ------------------------------------------------------------ for the caller that runs it
 
     def tick(self) -> list[Settled]:
-        """Let one tick pass; returns what has settled since the last one, in order."""
-        books, config = self._books, self.config
+        """Let one tick pass; returns the decisions settled since the last one, in order."""
+        books, config = self.books, self.config
         books.tick += 1
         for perpetual in books.perpetuals.values():
             if perpetual.move():
@@ -128,52 +130,55 @@ class World:
             self.minute,
             books.agents.values(),
         )
-        return self._books.settlements.take()
+        return self.books.settlements.take()
 
     @property
     def agent_ids(self) -> list[str]:
-        """Everybody, in order of joining."""
-        return list(self._books.agents)
+        """All agents, in order of joining."""
+        return list(self.books.agents)
 
     @property
     def minute(self) -> float:
         """The market's clock, from 0."""
-        return self._books.tick * self.config.tick_minutes
+        return self.books.tick * self.config.tick_minutes
 
     @property
     def ticks(self) -> int:
-        """Ticks that have passed."""
-        return self._books.tick
+        """The number of ticks passed."""
+        return self.books.tick
 
     def worth(self, agent_id: str) -> float:
-        """What the agent has in all, in dollars: balance, shares at their price, positions."""
+        """The agent's wealth in dollars: balance, shares at their price, positions."""
         agent = self._agent(agent_id)
         shares = sum(map(self._shares.worth, agent.shares.values()))
         perps = sum(map(self._perps.worth, agent.perps.values()))
         return dollars(agent.balance + shares + perps)
 
     def episode_profits(self, agent_id: str) -> list[float]:
-        """What the agent made in each episode that has ended, in dollars."""
+        """The agent's profit in each finished episode, in dollars."""
         return [dollars(profit) for profit in self._agent(agent_id).episode_profits]
 
     def accounts(self) -> dict[str, int]:
         """Cents by kind of account: agents, margins, pools, vault, fees, house. They sum to 0.
 
-        The house has issued all money there is, which its negative balance says; it gives starting
-        balances, the vault and subsidies of new markets, and takes what is left at their end.
+        The house issues all money, so its balance is negative: it pays starting balances, the vault
+        and the subsidies of new markets, and takes what is left of them at the end.
         """
-        return self._books.accounts()
+        return self.books.accounts()
 
     # ------------------------------------------------------------ inside
 
     def _agent(self, agent_id: str) -> Agent:
         try:
-            return self._books.agents[agent_id]
+            return self.books.agents[agent_id]
         except KeyError:
             raise ValueError(f"no agent {agent_id!r} has joined") from None
 
     def _carry_out(self, agent: Agent, ticket: int, action: Json) -> bool:
-        """Whether money is at stake. Raises ``ActionError`` before anything has changed."""
+        """Execute an action; returns whether money is at stake.
+
+        Raises ``ActionError`` before anything changes.
+        """
         match action["type"]:
             case "BUY_SHARES":
                 amount = cents(action["amount"])
@@ -203,7 +208,7 @@ class World:
         if reply_to is not None and reply_to not in self._feed:
             raise ActionError(f"no post {reply_to!r} to comment on")
         self._feed.post(
-            agent.id, content, self.minute, self._books.agents.values(), reply_to=reply_to
+            agent.id, content, self.minute, self.books.agents.values(), reply_to=reply_to
         )
 
     def _follow(self, agent: Agent, user: str) -> None:
@@ -211,24 +216,24 @@ class World:
             raise ActionError("you cannot follow yourself")
         if user in agent.follows:
             raise ActionError(f"you follow {user} already")
-        if user not in self._books.agents and user not in self.config.news:
+        if user not in self.books.agents and user not in self.config.news:
             raise ActionError(f"no user {user!r}{nearest(user, self.config.news)}")
         agent.follows.add(user)
 
     def _begin_episode(self) -> None:
-        self._books.fill_vault(cents(self.config.vault))
-        for agent in self._books.agents.values():
-            self._books.endow(agent, cents(self.config.starting_balance))
+        self.books.fill_vault(cents(self.config.vault))
+        for agent in self.books.agents.values():
+            self.books.endow(agent, cents(self.config.starting_balance))
         self._open_markets()
 
     def _end_episode(self) -> None:
-        for agent in self._books.agents.values():
+        for agent in self.books.agents.values():
             profit = agent.balance - cents(self.config.starting_balance)
             agent.episode_profits.append(profit)
 
     def _open_markets(self) -> None:
-        """Fill the free places; a market ends with the episode at the latest."""
-        books, config = self._books, self.config
+        """Open markets up to ``market.predictions``; they end with the episode at the latest."""
+        books, config = self.books, self.config
         for _ in range(config.predictions - len(books.predictions)):
             self._opened += 1
             truth: YesNo = "YES" if self._truth.random() < 0.5 else "NO"
@@ -249,11 +254,11 @@ class World:
             self._tip_all(market.id, truth)
 
     def _tip_all(self, about: str, stance: str) -> None:
-        for agent in self._books.agents.values():
+        for agent in self.books.agents.values():
             self._tip(agent, about, stance)
 
     def _tip(self, agent: Agent, about: str, stance: str) -> None:
-        """Insiders are told the truth, with the chance ``market.tip_chance``."""
+        """Give an insider the truth as a tip, with probability ``market.tip_chance``."""
         if agent.kind != "insider":
             return
         agent.tips.pop(about, None)
@@ -267,5 +272,5 @@ class World:
             }
 
     def _forget(self, market_id: str) -> None:
-        for agent in self._books.agents.values():
+        for agent in self.books.agents.values():
             agent.tips.pop(market_id, None)
