@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from rlforge.config.schema import LoraConfig
 from rlforge.learner.kernels import fuse_lora_add, fuse_norms, merge_small_lora
-from rlforge.models.lora import attach_lora, leave_inputs_alone
+from rlforge.models.lora import attach_lora, skip_input_casts
 
 SIZES = {
     "hidden_size": 32,
@@ -259,7 +259,7 @@ def test_joined_layers_are_no_further_from_exact_under_autocast(adapted):
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 parameter.data = parameter.data.float()
-        leave_inputs_alone(model)
+        skip_input_casts(model)
         assert fuse_lora_add(model) == 2 * len(LAYERS) if join else True
         with torch.autocast("cpu", torch.bfloat16):
             _, gradient = loss_and_gradient(model)

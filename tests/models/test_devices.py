@@ -60,7 +60,7 @@ def everything(model: nn.Module) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
-def test_a_model_says_the_same_afterwards(model: Any, elsewhere: list[int]) -> None:
+def test_a_model_predicts_the_same_afterwards(model: Any, elsewhere: list[int]) -> None:
     ids = torch.arange(10)[None]
     with torch.no_grad():
         before = model(input_ids=ids).logits

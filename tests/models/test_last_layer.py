@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlforge.models.last_layer import (
     LastLayer,
     evaluating,
+    predicts_the_same,
     same_up_to_rounding,
-    says_the_same,
 )
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -79,15 +79,15 @@ def test_a_model_is_tried_before_it_leaves_positions_out(
 ) -> None:
     caplog.set_level("INFO")
     model.train()
-    assert says_the_same(model)
+    assert predicts_the_same(model)
     assert model.training
     assert not caplog.messages
     own = model.model.layers[-1].mlp.forward
     model.model.layers[-1].mlp.forward = lambda x: own(x).cumsum(1)  # it mixes positions
-    assert not says_the_same(model)
+    assert not predicts_the_same(model)
     model.model.layers[-1].mlp.forward = lambda x: (own(x), None)  # it gives more than one tensor
-    assert not says_the_same(model)
-    assert ["differently" in m or "another make" in m for m in caplog.messages] == [True, True]
+    assert not predicts_the_same(model)
+    assert ["differently" in m or "its layer fails" in m for m in caplog.messages] == [True, True]
     assert all("last layer of LlamaForCausalLM is computed whole" in m for m in caplog.messages)
 
 
@@ -95,9 +95,9 @@ def test_under_autocast_float32_weights_are_judged_by_what_they_are_rounded_to(m
     mlp = model.model.layers[-1].mlp
     own = mlp.forward
     mlp.forward = lambda x: own(x) * (1 if x.shape[1] == 9 else 1.002)
-    assert not says_the_same(model)
+    assert not predicts_the_same(model)
     with torch.autocast("cpu", torch.bfloat16):
-        assert says_the_same(model)
+        assert predicts_the_same(model)
 
 
 @pytest.mark.parametrize(

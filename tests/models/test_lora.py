@@ -12,8 +12,8 @@ from rlforge.config.schema import LoraConfig
 from rlforge.errors import ConfigError
 from rlforge.models.lora import (
     attach_lora,
-    leave_inputs_alone,
     linear_layers,
+    skip_input_casts,
 )
 
 ATTENTION = ["q_proj", "v_proj"]
@@ -95,7 +95,7 @@ def test_inputs_left_alone_give_the_same_to_the_last_bit_under_autocast() -> Non
             if "lora_B" in name:
                 parameter.data.normal_(generator=generator)
         if alone:
-            leave_inputs_alone(wrapped)
+            skip_input_casts(wrapped)
         seen: list[torch.dtype] = []
         for layer in wrapped.modules():
             if isinstance(layer, torch.nn.Linear) and layer.weight.dtype == torch.float32:

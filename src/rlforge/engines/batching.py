@@ -21,7 +21,7 @@ from rlforge.engines.policies import PolicyStore
 from rlforge.engines.versions import PolicyKey
 from rlforge.errors import EngineError
 from rlforge.models.devices import is_lost
-from rlforge.models.last_layer import says_the_same
+from rlforge.models.last_layer import predicts_the_same
 from rlforge.types import value
 
 
@@ -68,7 +68,7 @@ class BatchGenerator(StepGenerator[Generation]):
             seed=seed,
         )
         self._policies = policies
-        self._narrow = says_the_same(policies.base)
+        self._narrow = predicts_the_same(policies.base)
         self._limits = limits
         self._pad_id = pad_id
         self._device = next(policies.base.parameters()).device

@@ -45,8 +45,13 @@ def sampling_logprobs(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Ten
     logits [B, V]; temperature and top_p [B]. Returns float32 [B, V]: log softmax of
     logits / temperature, cut to the smallest set of tokens whose mass reaches top_p (Holtzman et
     al. 2020, "The curious case of neural text degeneration") and renormalised; -inf outside it.
-    temperature 0 is greedy: all mass on the largest logit, whose log-probability is 0. A row of
-    which no distribution can be made (logits that are NaN or +inf, or all -inf) is NaN throughout.
+    temperature 0 is greedy: all mass on the largest logit, whose log-probability is 0. A row with
+    a NaN or +inf, or of -inf only, has no distribution and becomes NaN throughout.
+
+    Example:
+        >>> logits, half = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0.5])
+        >>> sampling_logprobs(logits, torch.ones(1), half).exp()  # 0.67 >= 0.5: one token is left
+        tensor([[1., 0., 0.]])
     """
     logits = logits.float()
     greedy = temperature <= 0
@@ -108,6 +113,6 @@ def _sample_rows(
     # with mass: one without mass equals the entry before it.
     target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, total.new_zeros(())))
     tokens = torch.searchsorted(cumulative, target, right=True)
-    # NaN lies behind every entry. A GPU would not live through a gather from there.
+    # For NaN the search ends after the last entry, where a gather is a fatal error on a GPU.
     tokens = tokens.clamp(max=logits.shape[1] - 1)
     return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]

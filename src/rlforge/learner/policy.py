@@ -28,7 +28,7 @@ from rlforge.learner.weights import (
     save_value_head,
 )
 from rlforge.models.files import VALUE_HEAD
-from rlforge.models.lora import attach_lora, leave_inputs_alone
+from rlforge.models.lora import attach_lora, skip_input_casts
 from rlforge.types import Step, value
 
 #: Mean tokens of a row from which packing pays without a variable-length kernel.
@@ -272,7 +272,7 @@ def _attach_adapter(spec: PolicySpec) -> Any:
     merge_small_lora(adapter)
     fuse_lora_add(adapter)
     if dtype == torch.bfloat16:
-        leave_inputs_alone(adapter)
+        skip_input_casts(adapter)
     return adapter
 
 

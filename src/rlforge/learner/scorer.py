@@ -31,7 +31,7 @@ from rlforge.learner.logprobs import (
     recomputed_logprobs,
 )
 from rlforge.learner.partition import segments
-from rlforge.models.last_layer import LastLayer, evaluating, same_up_to_rounding, says_the_same
+from rlforge.models.last_layer import LastLayer, evaluating, predicts_the_same, same_up_to_rounding
 from rlforge.system.limits import MAX_LOGITS
 from rlforge.types import value
 
@@ -103,7 +103,7 @@ class Scorer:
                 )
             log.warning("%s computes the logits of all answers of a pass at once", name)
         with self._precision():
-            narrow = options.narrow and self._reading is not None and says_the_same(model)
+            narrow = options.narrow and self._reading is not None and predicts_the_same(model)
         self._last_layer = LastLayer(self._decoder) if narrow else None
 
     @property

@@ -1,6 +1,6 @@
-"""Which models there are, and where: the options that ``rlforge models`` lists, a model's shape.
+"""The models that ``rlforge models`` lists, and where a configured model is, with its shape.
 
-Nothing is loaded and no network is used.
+No model is loaded and no network is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlforge.models.smollm2 import CACHE_NAME as SMOLLM2_CACHE_NAME
 from rlforge.models.tiny.recipe import RECIPES, cache_name
 from rlforge.types import value
 
-#: Kinds that are made here, and the directory in the cache that holds the finished one.
+#: Kinds of models that rlforge makes, and their directories in the cache.
 _MADE_HERE = {
     **{kind: cache_name(kind) for kind in RECIPES},
     "smollm2_135m": SMOLLM2_CACHE_NAME,
@@ -26,7 +26,7 @@ _MADE_HERE = {
 
 @value
 class ModelRow:
-    """One option: its name, the first comment of its file, and where it stands here."""
+    """One option: its name, the first comment of its file, and whether the model is ready."""
 
     option: str
     about: str
@@ -56,7 +56,7 @@ def _state(kind: str, name: str | None) -> str:
 
 @value
 class Located:
-    """Where a model is, in words, and its shape; None where it cannot be known here."""
+    """Where a model is, in words, and its shape; None if it is unknown."""
 
     place: str
     shape: ModelShape | None
@@ -86,7 +86,7 @@ def _read(name: str, file: Path) -> ModelShape | None:
         config = json.loads(file.read_text())
         return shape_from_config(name, config) if isinstance(config, dict) else None
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError):
-        return None  # the loader says what is wrong with it
+        return None  # the loader raises the error that explains it
 
 
 def _hub_copy(name: str) -> Path | None:

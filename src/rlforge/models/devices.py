@@ -1,4 +1,4 @@
-"""Devices: choosing one, moving weights between it and the host, recognising one that is lost."""
+"""Choosing a device, moving weights between it and the host, recognising a lost one."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rlforge.errors import ConfigError
 
 _DTYPES = ("float32", "bfloat16")
 
-#: What torch's allocator reads when CUDA starts; it also heeds the name from before torch 2.9.
+#: Settings of torch's allocator when CUDA starts, by its name now and before torch 2.9.
 _ALLOCATOR_SETTINGS, _OLD_ALLOCATOR_SETTINGS = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 
-#: cudaErrorMemoryAllocation: the one failure of a CUDA call that leaves the device as it was.
+#: cudaErrorMemoryAllocation: the one CUDA error that leaves the device usable.
 _OUT_OF_MEMORY = 2
 
 
 def resolve_device(name: str) -> torch.device:
-    """``named_device`` for a process that computes there with torch, before it does.
+    """``named_device``, with torch's allocator set up; call it before torch computes there.
 
-    On a GPU torch then gives freed memory to tensors of other sizes (expandable segments): caches
-    grow and batches differ, and blocks of yesterday's sizes would fill the card. A setting of the
-    user's own is kept.
+    On a GPU torch then reuses freed memory for tensors of other sizes (expandable segments): caches
+    grow and batches differ, and blocks of old sizes would otherwise fill the card. A setting of the
+    user is kept.
     """
     device = named_device(name)
     if device.type == "cuda" and _OLD_ALLOCATOR_SETTINGS not in os.environ:
@@ -33,9 +33,13 @@ def resolve_device(name: str) -> torch.device:
 
 
 def named_device(name: str) -> torch.device:
-    """``auto`` (a CUDA device if there is one), ``cpu`` or ``cuda``; changes nothing.
+    """``auto`` (a CUDA device if there is one), ``cpu`` or ``cuda``; changes no setting.
 
-    Raises ConfigError when CUDA is asked for and absent.
+    Raises ConfigError for ``cuda`` without a CUDA device.
+
+    Example:
+        >>> named_device("cpu")
+        device(type='cpu')
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -52,7 +56,7 @@ def named_device(name: str) -> torch.device:
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """``float32``, ``bfloat16`` or ``auto``: bfloat16 on GPUs that compute in it, else float32.
 
-    GPUs do from compute capability 8.0 on; CPUs without its instructions are some 20 times slower
+    GPUs do from compute capability 8.0 on; CPUs without such instructions are some 20 times slower
     in bfloat16 than in float32.
     """
     if name == "auto":
@@ -67,8 +71,8 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 def move(tensors: Iterable[Tensor], device: torch.device) -> None:
     """Move ``tensors`` to ``device`` in place; those that share memory share it there, too.
 
-    Each stays the same object, so that modules and optimizers which hold it notice nothing. What
-    lies beside them in the same storage moves along.
+    Each stays the same object, so modules and optimizers keep their references. Whole storages
+    move, with other tensors in them.
     """
     sharing: dict[int, list[Tensor]] = {}
     for tensor in tensors:
@@ -83,7 +87,7 @@ def move(tensors: Iterable[Tensor], device: torch.device) -> None:
 
 
 def copied(storage: UntypedStorage, device: torch.device) -> UntypedStorage:
-    """The same bytes on ``device``; ``storage`` itself where it is there already."""
+    """The same bytes on ``device``; ``storage`` itself if it is there already."""
     if storage.device.type == device.type:
         return storage
     moved: UntypedStorage = storage.to(device=device)
@@ -91,18 +95,18 @@ def copied(storage: UntypedStorage, device: torch.device) -> UntypedStorage:
 
 
 def give_back(device: torch.device) -> None:
-    """Return the memory of ``device`` that this process holds and does not use."""
+    """Release the memory of ``device`` that this process holds and does not use."""
     if device.type == "cuda":
-        # cuBLAS keeps some 32 MiB for each thread that multiplied; it takes them again when asked.
+        # cuBLAS keeps some 32 MiB for each thread that multiplied; it allocates them again on use.
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether no later call to the device can succeed in this process.
+    """Whether ``error`` means that no later call to the device can succeed in this process.
 
-    So it is after a failed assertion or an illegal access in a kernel: CUDA reports the same error
-    for ever. A lack of memory is none of these.
+    After a failed assertion or an illegal access in a kernel, CUDA reports the same error for ever.
+    Lack of memory leaves the device usable.
     """
     if isinstance(error, torch.OutOfMemoryError):
         return False

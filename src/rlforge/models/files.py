@@ -1,4 +1,4 @@
-"""Files of models: their names, the cache of models made here, and no progress bars around them."""
+"""Names of model files, the cache of models that rlforge makes, loading without progress bars."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def cache_dir() -> Path:
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
     """The cached directory ``name``; ``make(directory)`` fills it when it does not exist.
 
-    It is filled under another name and renamed when complete, so a directory that exists is
-    whole. A lock makes a second process wait for the first instead of doing the work again.
+    It is filled under another name and renamed when complete, so an existing directory is complete.
+    A lock makes a second process wait for the first instead of repeating the work.
     """
     target = cache_dir() / name
     if target.is_dir():
@@ -50,7 +50,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
 
 @contextlib.contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Switches transformers' bars off inside the block; downloads still show theirs."""
+    """Switches transformers' progress bars off in the block; downloads still show theirs."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -1,9 +1,9 @@
-"""The last layer, computed where it is read.
+"""The last layer, computed only at the positions whose output is read.
 
-Behind the last layer only those positions are read that predict a token which is drawn or learned:
-few of a long prompt. Queries, the output of attention and the feed-forward network treat each
-position by itself, so in that layer they are computed for these few alone; keys and values are
-needed of all. Gradients stay the same: elsewhere those of the left out are zero.
+Only positions whose next token is sampled or trained on need the last layer's output: few of a long
+prompt. Queries, attention output and MLP treat each position separately, so in that layer they are
+computed for those positions only; keys and values for all. Gradients stay the same: the positions
+left out have none.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 log = logging.getLogger(__name__)
 
-#: What treats each position by itself in a decoder layer, by transformers' names.
+#: Modules of a decoder layer that treat each position separately, by transformers' names.
 POSITION_WISE = ("self_attn.q_proj", "self_attn.o_proj", "mlp")
 
-#: Relative errors (Euclidean norms) that other shapes and orders of sums explain: rounding is 6e-8
-#: of a number in float32 and 4e-3 in bfloat16, and adds up over layers.
+#: Relative errors (Euclidean norms) that rounding explains: it is 6e-8 of a number in float32 and
+#: 4e-3 in bfloat16, and adds up over layers.
 EXACT, ROUGH = 1e-4, 0.05
 
 
 class LastLayer:
     """The last layer of a decoder, some of whose modules can leave positions out.
 
-    modules: those modules; none where the decoder has no layers with such names. Whether the
-    decoder says the same is for the caller to try.
+    modules: those modules; empty if the decoder has no layers with such names. Callers check with
+    ``predicts_the_same`` that the output stays the same.
     """
 
     def __init__(self, decoder: nn.Module) -> None:
@@ -42,9 +42,9 @@ class LastLayer:
 
     @contextlib.contextmanager
     def read_at(self, positions: Tensor, total: int) -> Iterator[int]:
-        """In the block only ``positions`` [N] are computed, of ``total``; gives how many are not.
+        """In the block only ``positions`` [N] of ``total`` are computed; yields how many are not.
 
-        Where half of them are read all are computed: copying the others out would not pay.
+        All are computed if half of them or more are read: selecting would cost more than it saves.
         """
         if not self.modules or 2 * positions.numel() >= total:
             yield 0
@@ -63,10 +63,10 @@ class LastLayer:
 
 
 @torch.no_grad()
-def says_the_same(model: Any) -> bool:
-    """Whether a causal model predicts the same where only the ends of prompts are read.
+def predicts_the_same(model: Any) -> bool:
+    """Whether a causal model predicts the same if its last layer computes only ends of prompts.
 
-    Where it does not, the log says why its last layer is computed whole.
+    It is tried on a few tokens. If not, the log says why the last layer is computed in full.
     """
     problem = _what_differs(model)
     if problem:
@@ -75,10 +75,10 @@ def says_the_same(model: Any) -> bool:
 
 
 def _what_differs(model: Any) -> str:
-    """Why the last layer of ``model`` cannot leave positions out, tried on a few; "" if it can."""
+    """Why the last layer of ``model`` cannot leave positions out; "" if it can."""
     layer = LastLayer(model.get_decoder())
     if not layer.modules:
-        return "none of its parts has a known name"
+        return "none of its modules has a known name"
     vocab_size = model.config.get_text_config().vocab_size
     ids = torch.arange(18, device=model.device).view(2, 9) % vocab_size
     ends = torch.tensor([8, 17], device=model.device)
@@ -88,15 +88,15 @@ def _what_differs(model: Any) -> str:
             with layer.read_at(ends, ids.numel()):
                 actual = model(input_ids=ids, use_cache=False).logits[:, -1]
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        return f"a layer of another make fails with {error!r}"
+        return f"its layer fails with {error!r}"
     same = same_up_to_rounding(actual, expected)
-    return "" if same else "it answers differently where positions are left out"
+    return "" if same else "it predicts differently if positions are left out"
 
 
 def _at(
     positions: Tensor, whole: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """[B, L, O] of x [B, L, I]: zero where nobody reads."""
+    """``whole`` of x [B, L, I] at ``positions``: [B, L, O], zero at all others."""
     rows = x.flatten(0, 1)
     few = whole(rows.index_select(0, positions)[None], *args, **kwargs)[0]
     all_rows = few.new_zeros(rows.shape[0], few.shape[-1])
@@ -105,7 +105,7 @@ def _at(
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Nothing drops out of ``model`` in the block; afterwards it trains if it did before."""
+    """``model`` is in evaluation mode in the block, and in its former mode afterwards."""
     was_training = model.training
     model.eval()
     try:
@@ -115,10 +115,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def same_up_to_rounding(actual: Tensor, expected: Tensor) -> bool:
-    """Whether ``actual`` is ``expected``, as far as the dtype tells in which both were computed.
+    """Whether the tensors differ by no more than rounding in the dtype that computed them.
 
-    Call it where they were computed: under autocast float32 tensors, too, hold sums of numbers
-    that were rounded to its dtype.
+    Call it under the same autocast as the computation: there float32 tensors, too, hold sums of
+    numbers that were rounded to autocast's dtype.
+
+    Example:
+        >>> same_up_to_rounding(torch.ones(3), torch.full((3,), 1.00001))
+        True
     """
     autocast = torch.is_autocast_enabled(actual.device.type)
     exact = actual.dtype == torch.float32 and not autocast

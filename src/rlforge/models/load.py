@@ -1,4 +1,4 @@
-"""One loader for every model: what downstream code sees is a Hugging Face model and tokenizer."""
+"""Loads every kind of model as a Hugging Face model and tokenizer."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from rlforge.models.smollm2 import CACHE_NAME as SMOLLM2_CACHE_NAME
 from rlforge.models.smollm2 import create_smollm2
 from rlforge.models.tiny.recipe import RECIPES, cache_name
 
-if TYPE_CHECKING:  # finding a model and reading its tokenizer need no torch
+if TYPE_CHECKING:  # locating a model and reading its tokenizer need no torch
     import torch
 
 log = logging.getLogger(__name__)
 
 KINDS = (*RECIPES, "smollm2_135m", "hf")
 
-#: Tokens with which chat models end their turn, beside the end of the text.
+#: Tokens that end a turn of chat models, apart from the end of the text.
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|end|>")
 
-#: The class of a tokenizer that is all in its tokenizer.json.
+#: The class of tokenizers that are complete in their tokenizer.json.
 _PLAIN_TOKENIZER = "TokenizersBackend"
 
 
 def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.info) -> str:
-    """The local directory or Hugging Face id of a model; makes what has to be made first.
+    """The local directory or Hugging Face id of a model.
 
-    ``tiny`` and ``tiny_market`` are trained (a minute at most) and ``smollm2_135m`` is unpacked at
-    their first use, into ``rlforge.models.files.cache_dir``. progress: told what takes time.
-    Raises ConfigError.
+    The first use of ``tiny`` and ``tiny_market`` trains them (a minute at most), that of
+    ``smollm2_135m`` unpacks it, into ``rlforge.models.files.cache_dir``. progress: called with a
+    line on each slow step. Raises ConfigError.
     """
     if config.kind in RECIPES:
         kind = config.kind
@@ -67,7 +67,7 @@ def _create_tiny(kind: str, directory: Path, progress: Callable[[str], None]) ->
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
-    """The tokenizer, with a padding token. Raises ConfigError when it is not to be had."""
+    """The tokenizer, with a padding token. Raises ConfigError when it cannot be loaded."""
     tokenizer = _load(config, _read_tokenizer)
     if tokenizer.pad_token_id is None:
         # Padding is masked everywhere, so any token will do.
@@ -76,9 +76,9 @@ def load_tokenizer(config: ModelConfig) -> Any:
 
 
 def _read_tokenizer(place: str) -> Any:
-    """``AutoTokenizer``'s, without torch and all its models' code where the files name the class.
+    """As ``AutoTokenizer``, but without importing torch where the files name a plain tokenizer.
 
-    A collector of a tiny model so takes 0.1 GB instead of 0.5, and starts 4 seconds sooner.
+    A collector of a tiny model then takes 0.1 GB instead of 0.5, and starts 4 seconds sooner.
     """
     file = Path(place) / "tokenizer_config.json"
     if file.is_file() and json.loads(file.read_text()).get("tokenizer_class") == _PLAIN_TOKENIZER:
@@ -91,45 +91,42 @@ def _read_tokenizer(place: str) -> Any:
 
 
 def load_base_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Any:
-    """The causal language model as it was before training, in evaluation mode.
+    """The untrained causal language model, in evaluation mode.
 
-    Raises ConfigError when it is not to be had.
+    Raises ConfigError when it cannot be loaded.
     """
     from transformers import AutoModelForCausalLM
 
     model = _load(config, AutoModelForCausalLM.from_pretrained, dtype=dtype)
-    # Adapters record the name of their base: not the path of a copy in some cache.
+    # Adapters record the name of their base, not the path of a copy in some cache.
     model.name_or_path = model.config._name_or_path = resolve_model(config)
     return model.to(device).eval()
 
 
 def load_model_config(config: ModelConfig) -> Any:
-    """What the model is, without its weights: a Hugging Face configuration.
-
-    Raises ConfigError when it is not to be had.
-    """
+    """The Hugging Face configuration of the model. Raises ConfigError when it cannot be loaded."""
     from transformers import AutoConfig
 
     return _load(config, AutoConfig.from_pretrained)
 
 
 def model_source(config: ModelConfig) -> str:
-    """The directory to load the model from, or its hub id where the hub is within reach."""
+    """The directory to load the model from, or its hub id if the hub can be reached."""
     return _where(resolve_model(config))
 
 
 def stop_token_ids(config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
     """Ids that end an answer: those of the generation config, end of text, end of turn.
 
-    A tiny model lists the tokens that close an action among its end-of-text ids, so that it
-    stops after the action like any other model stops after its turn.
+    A tiny model lists the tokens that close an action among its end-of-text ids, so that it stops
+    after the action as other models stop after their turn.
     """
     from transformers.utils import cached_file
 
     try:
         file = cached_file(_where(resolve_model(config)), "generation_config.json")
         listed = json.loads(Path(str(file)).read_text()).get("eos_token_id")
-    except OSError:  # base models often come without one
+    except OSError:  # base models often have none
         listed = None
     ids = set(listed if isinstance(listed, list) else [listed])
     ids.add(tokenizer.eos_token_id)
@@ -139,10 +136,10 @@ def stop_token_ids(config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
 
 
 def load_value_head(config: ModelConfig) -> dict[str, torch.Tensor] | None:
-    """Weights to start a value head from, if the model brings some: weight [1, H], bias [1].
+    """Initial weights of a value head, if the model has some: weight [1, H], bias [1].
 
-    The head reads the last hidden state (after the final norm) of the last prompt token. Only the
-    tiny models have one: their warm-up predicts how games end.
+    The head reads the last hidden state (after the final norm) of the last prompt token. Only tiny
+    models have one: their warm-up predicts how games end.
     """
     from safetensors.torch import load_file
 
@@ -157,17 +154,17 @@ def _load(config: ModelConfig, loader: Callable[..., Any], **options: Any) -> An
         with no_progress_bars():
             return loader(place, **options)
     except (OSError, ValueError) as error:
-        # Hugging Face raises OSError for all that is not found, ValueError for what it cannot
-        # read (an unknown architecture, a tokenizer without its files).
+        # Hugging Face raises OSError for missing files, ValueError for files that it cannot read
+        # (an unknown architecture, a tokenizer without its files).
         reason = str(error).strip().splitlines() or [type(error).__name__]
         mend = "check model.name" if config.kind == "hf" else "delete it, and it is made again"
         raise ConfigError(f"model {source!r} cannot be loaded: {reason[0]}; {mend}") from error
 
 
 def _where(source: str) -> str:
-    """The directory or id to load from: the hub's local copy where the hub is out of reach.
+    """The directory or id to load from: the hub's local copy if the hub cannot be reached.
 
-    Without a network the hub's client tries for a minute, per file, before it looks there itself.
+    Without a network the hub's client tries for a minute per file before it looks there itself.
     Raises ConfigError when there is no such copy.
     """
     from huggingface_hub import try_to_load_from_cache
@@ -189,13 +186,13 @@ def _where(source: str) -> str:
 
 @lru_cache(maxsize=1)
 def hub_is_reachable() -> bool:
-    """Whether the Hugging Face hub can be asked; tried once per process."""
+    """Whether the Hugging Face hub can be reached; tried once per process."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return False
     if getproxies():
-        return True  # the proxy knows
+        return True  # left to the proxy
     address = urlsplit(constants.ENDPOINT)
     port = address.port or (80 if address.scheme == "http" else 443)
     try:

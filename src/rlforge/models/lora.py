@@ -19,7 +19,7 @@ def linear_layers(model: nn.Module) -> list[str]:
 
 
 def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
-    """A PEFT model around ``model`` with one trainable adapter, which changes nothing yet.
+    """A PEFT model around ``model`` with one trainable adapter, which does not change it yet.
 
     B starts at zero and A from ``seed`` (Hu et al. 2021, "LoRA", section 4.1). Raises ConfigError
     for target modules that the model does not have.
@@ -39,17 +39,17 @@ def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
         target_modules=list(lora.target_modules),
         task_type="CAUSAL_LM",
     )
-    # PEFT draws A from the global generators, which are put back as they were.
+    # PEFT draws A from the global generators, whose state is restored.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return get_peft_model(model, config)
 
 
-def leave_inputs_alone(model: nn.Module) -> None:
-    """Let the LoRA layers of ``model`` take their inputs as they are, for use under autocast only.
+def skip_input_casts(model: nn.Module) -> None:
+    """Skip the casts of inputs in the LoRA layers of ``model``; for use under autocast only.
 
-    PEFT makes them float32 like the adapter, and autocast makes them bfloat16 again: the same
-    numbers, after two passes over them and with a copy that each layer keeps.
+    PEFT casts inputs to float32 like the adapter, and autocast casts them to bfloat16 again: the
+    same numbers, at the cost of two passes and of a copy that each layer keeps for its gradient.
     """
     from peft.tuners.lora import LoraLayer
 

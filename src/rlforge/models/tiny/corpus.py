@@ -1,8 +1,8 @@
-"""What a tiny model is warmed on: states of random-legal games, played by the real adapters.
+"""Training data of a tiny model: the states of random play as arrays.
 
-Every state asks which actions are legal and how the game ended for the player to move; on grids
-also where a stone wins at once for either side, in markets what was read and how the market in
-focus ends. Actions are never marked as good: the model that comes out plays like ``random_legal``.
+The targets of a state are its legal actions and the outcome for the player to move; on grids also
+the cells where a stone wins at once for either side; in markets the words of the prompt and how the
+market in focus ends. No action is marked as good: the trained model plays like ``random_legal``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Lessons:
 def vocabulary(games: list[list[State]], known: Iterable[str] = ()) -> Any:
     """The tokenizer to which every word of these games, boards and actions, is one token.
 
-    known: words that are there even where no state shows them.
+    known: words that get a token even if no state shows them.
     """
     words = set(known)
     for states in games:
@@ -135,7 +135,7 @@ def _as_it_is(boards: _Bools) -> _Bools:
 
 
 def _row_boards(grid: Grid) -> list[str]:
-    """Boards that between them hold every possible row: board i has row i, to base 3, in each."""
+    """Boards that together hold every possible row: in board i each row shows i in base 3."""
     boards = []
     for pattern in range(3**grid.cols):
         me = op = 0

@@ -1,16 +1,15 @@
-"""Makes a tiny model: supervised training on random-legal play, saved in Hugging Face format.
+"""Makes a tiny model: supervised training on random play, saved in Hugging Face format.
 
 All losses are at the last prompt token, whose hidden state h (after the final norm) also gives
 the next token:
 
 * policy: cross-entropy to the uniform distribution over the legal actions;
 * value: squared error of a linear head to the discounted outcome of the game. The head is kept,
-  to start the critic of A2C and PPO from;
-* wins and blocks, on grids: binary cross-entropy of two linear heads that say where a stone
-  completes a line. These heads are thrown away; what stays are the features they read. Without
-  them the model needs only the free cells, and later learning finds nothing about the position
-  in h;
-* facts, in markets: the same for what the prompt says and how the market in focus ends.
+  as the initial critic of A2C and PPO;
+* wins and blocks, on grids: binary cross-entropy of two linear heads for the cells where a stone
+  completes a line. These heads are discarded; the features that they read stay in h. Without
+  these losses h holds only the free cells, and later learning finds nothing else in it;
+* facts, in markets: the same for the words of the prompt and how the market in focus ends.
 """
 
 from __future__ import annotations
@@ -41,12 +40,11 @@ _REPORT_SEED = 1_000_003
 
 
 def create_tiny(directory: Path, recipe: TinyRecipe, progress: Callable[[str], None]) -> None:
-    """Plays, trains and saves to ``directory``; under a minute on one core for each of
-    ``RECIPES``.
+    """Plays, trains and saves to ``directory``: under a minute on one core for each of ``RECIPES``.
 
-    Beside model and tokenizer it writes ``value_head.safetensors`` (weight [1, H], bias [1]; see
-    ``rlforge.models.load.load_value_head``) and ``warmup.json`` (the recipe, how long it took,
-    and how well the model reads states of fresh games). progress: told what is going on.
+    Writes model, tokenizer, ``value_head.safetensors`` (weight [1, H], bias [1]; see
+    ``rlforge.models.load.load_value_head``) and ``warmup.json`` (the recipe, the time it took, and
+    ``report`` on states of new games). progress: called with a line on each step.
     """
     from safetensors.torch import save_file
 
@@ -62,7 +60,7 @@ def create_tiny(directory: Path, recipe: TinyRecipe, progress: Callable[[str], N
             fresh = dataclasses.replace(game, games=min(game.games, _REPORT_GAMES))
             states = play(fresh, recipe.discount, _REPORT_SEED)
             measured[game.name] = report(model, heads, lessons(states, tokenizer))
-    # All that reads a model's stop tokens finds them here, for this model as for any other.
+    # Readers of a model's stop tokens look here.
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, *closing_ids(tokenizer)]
     with no_progress_bars():
         model.save_pretrained(directory)
@@ -91,7 +89,7 @@ def _one_thread() -> Iterator[None]:
 class Heads(nn.Module):
     """value: hidden to outcome. wins, blocks: hidden to one logit per action of a grid.
 
-    facts: hidden to one logit per yes-no question, where there are any.
+    facts: hidden to one logit per yes-no question; None without questions.
     """
 
     def __init__(self, hidden: int, actions: int, facts: int) -> None:
@@ -175,7 +173,7 @@ def game_loss(
     hidden = last_hidden(model, lessons.prompt_ids[rows])
     legal = torch.from_numpy(lessons.legal[rows]).float()
     logprobs = action_logprobs(model, hidden, lessons)
-    # A product of mask and log-probability: both are finite, and illegal actions weigh nothing.
+    # Mask times log-probability: both are finite, and illegal actions have weight 0.
     policy = -(logprobs * legal).sum(1) / legal.sum(1)
     error = heads.value(hidden)[:, 0] - torch.from_numpy(lessons.outcome[rows])
     loss: Tensor = policy.mean() + recipe.value_weight * error.square().mean()
@@ -207,7 +205,7 @@ def action_logprobs(model: Any, hidden: Tensor, lessons: Lessons) -> Tensor:
 
 @torch.no_grad()
 def report(model: Any, heads: Heads, lessons: Lessons) -> dict[str, float]:
-    """How well states are read. All are means over ``lessons``.
+    """How well the model reads states; means over ``lessons``.
 
     illegal: probability of tokens other than legal actions. kl_uniform: of the uniform
     distribution over legal actions from the model's, in nats. value_r2: explained share of the

@@ -1,4 +1,4 @@
-"""Random play, from which a tiny model learns: games and markets whose players act at random.
+"""Random play, on which tiny models are trained: games and markets whose players act at random.
 
 In markets the only scripted traders are noise: nothing is shown of what skilled traders do.
 Liquidity and the accuracy of each news account are drawn for each market, so that all prices occur
@@ -29,9 +29,9 @@ _LEAST_RIGHT, _MOST_RIGHT = 0.5, 0.95
 
 @value
 class State:
-    """A decision of random play: what was seen, the player's discounted outcome of that game.
+    """One turn of random play: the view, and the player's discounted outcome of that game.
 
-    facts: answers to yes-no questions about what was seen; none where the game asks none.
+    facts: answers to yes-no questions about the view; empty if the game has none.
     """
 
     view: View
@@ -103,7 +103,7 @@ def _episode(
     players = [f"player-{number}" for number in range(game.players)]
     for player in players:
         world.join(player)
-    # An insider who is told everything and does nothing: it knows how the markets will end.
+    # An insider that gets all tips and does nothing: its notes say how the markets will end.
     world.join("witness", "insider")
     crowd, compact = Crowd(world, seed=rng.randrange(2**32)), Compact(config)
     seen: list[tuple[int, View, tuple[bool, ...]]] = []

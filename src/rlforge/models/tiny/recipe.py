@@ -1,4 +1,4 @@
-"""Everything that decides what a tiny model is: one for board and card games, one for markets."""
+"""The settings of the tiny models: one for board and card games, one for markets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlforge.types import EnvSpec, value
 
 @value
 class WarmupGame:
-    """A game of the warm-up: how many games are played, and its states in each training batch."""
+    """A game of the warm-up: how often it is played, and its states in each training batch."""
 
     env: EnvSpec
     games: int
@@ -25,9 +25,9 @@ class WarmupGame:
 
 @value
 class WarmupMarket:
-    """Markets of the warm-up with so many news accounts: one is made for each of the ``games``.
+    """Markets of the warm-up with ``accounts`` news accounts; ``games`` of them are made.
 
-    players: who pick legal actions at random there, beside half as many noise traders.
+    players: agents that pick legal actions at random; half as many noise traders join them.
     """
 
     accounts: int
@@ -50,8 +50,8 @@ class TinyRecipe:
     text. steps, learning_rate, betas, weight_decay, grad_clip: AdamW, with ``lr_warmup`` steps of
     linear warm-up, constant for the share ``lr_flat`` of the steps, then a cosine down to
     ``lr_floor`` of it. discount: of outcomes, per own turn still to be played.
-    value_weight, board_weight: of the outcome loss and of the questions about what is seen.
-    revision: raised when the code that follows the recipe changes what comes out.
+    value_weight, board_weight: of the outcome loss and of the losses about the view.
+    revision: raised when a change of the code changes the model.
     """
 
     games: tuple[WarmupGame | WarmupMarket, ...] = (
@@ -80,7 +80,7 @@ class TinyRecipe:
     revision: int = 1
 
     def digest(self) -> str:
-        """Ten hex digits that name what this recipe makes."""
+        """Ten hex digits that identify this recipe."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 

@@ -1,8 +1,7 @@
 """The tiny model's tokenizer: every word of the compact boards is one token.
 
-``[12]`` is the same token wherever it stands and a board row is one token, so that reading a
-board and naming a cell are single steps for a model of two layers. Any other text falls back to
-pieces of words and in the end to bytes.
+``[12]`` is the same token at each place and a board row is one token, so that a model of two layers
+can read a board and name a cell. Other text falls back to pieces of words and in the end to bytes.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n\n{% en
 
 
 def build_tokenizer(words: Iterable[str]) -> Any:
-    """A byte-level BPE tokenizer (Sennrich et al. 2016) to which each of ``words`` is one token.
+    """A byte-level BPE tokenizer (Sennrich et al. 2016) in which each of ``words`` is one token.
 
-    words: with the space in front where they have one in texts. Raises RlforgeError for a word
-    that the pre-split takes apart.
+    words: with the space before them, if they have one in texts. Raises RlforgeError for a word
+    that the pre-split divides.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -72,6 +71,11 @@ def closing_ids(tokenizer: Any) -> list[int]:
 
 
 def spaced_words(text: str) -> list[str]:
-    """The words of a board as the tokenizer sees them: all but the first with their space."""
+    """The words of a board as the tokenizer sees them: all but the first with their space.
+
+    Example:
+        >>> spaced_words("board XO. ...")
+        ['board', ' XO.', ' ...']
+    """
     first, *rest = text.split(" ")
     return [first, *(f" {word}" for word in rest)]
