@@ -220,7 +220,7 @@ class ThreadedEngine(LocalEngine):
         return True
 
     def _take_inbox(self) -> _Orders | None:
-        """Waits for work: new calls, whether some were cancelled, whether to sleep; None to stop."""
+        """Waits for work; returns what came since the last round, or None to stop."""
         with self._changed:
             self._changed.wait_for(self._is_called)
             if self._end is not None:
