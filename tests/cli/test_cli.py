@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what it prints, its exit codes, and its answers to slips."""
+"""The command line: output, exit codes, and messages for wrong input."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMMANDS = (
 
 @value
 class Answer:
-    """What a command came to."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -101,7 +101,7 @@ def run_dir(small_model: Path, tmp_path: Path) -> Path:
     return root
 
 
-# ---------------------------------------------------------------- what is printed
+# ---------------------------------------------------------------- output
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -129,7 +129,7 @@ def test_config_prints_what_can_be_read_back(rlforge: Rlforge) -> None:
     assert printed["pool"]["mode"] == "mirror"
 
 
-def test_a_folder_of_ones_own_is_searched_for_experiments(rlforge: Rlforge, tmp_path: Path) -> None:
+def test_config_dir_is_searched_for_experiments(rlforge: Rlforge, tmp_path: Path) -> None:
     folder = tmp_path / "mine" / "experiment"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("# @package _global_\nname: mine\nlearner: {grad_clip: 7}\n")
@@ -183,7 +183,7 @@ def test_train_refuses_what_cannot_fit_before_anything_exists(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_models_lists_every_option_and_finds_what_is_made(
+def test_models_lists_every_option_and_which_exist_here(
     rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from rlforge.models.tiny.recipe import TINY
@@ -237,7 +237,9 @@ def test_eval_prints_a_table_and_writes_json(
         assert len(line.rstrip()) <= 80
 
 
-def test_eval_fails_when_an_opponent_was_never_met(rlforge: Rlforge, run_dir: Path) -> None:
+def test_eval_fails_when_no_game_against_an_opponent_finished(
+    rlforge: Rlforge, run_dir: Path
+) -> None:
     config = run_dir / "config.yaml"
     text = config.read_text().replace(
         "openai_base_url: null", "openai_base_url: http://127.0.0.1:9"
@@ -245,15 +247,15 @@ def test_eval_fails_when_an_opponent_was_never_met(rlforge: Rlforge, run_dir: Pa
     config.write_text(text.replace("max_retries: 2", "max_retries: 0"))
     answer = rlforge(
         *("eval", run_dir, "--checkpoint", "step-0", "--games", 2),
-        *("--opponent", "openai:nobody", "--opponent", "random_legal"),
+        *("--opponent", "openai:absent", "--opponent", "random_legal"),
     )
     assert answer.code == 1
-    assert re.search(r"openai:nobody +0 +– ", answer.out)
+    assert re.search(r"openai:absent +0 +– ", answer.out)
     assert re.search(r"random_legal +2 ", answer.out)
-    assert "2 of 2 games in TicTacToe-v0-train against openai:nobody failed" in answer.err
+    assert "2 of 2 games in TicTacToe-v0-train against openai:absent failed" in answer.err
 
 
-# ---------------------------------------------------------------- slips
+# ---------------------------------------------------------------- wrong input
 
 
 @pytest.mark.parametrize(
@@ -332,7 +334,7 @@ def test_an_opponent_that_cannot_be_played_starts_nothing(
         (["report", "nowhere"], "no run directory nowhere"),
     ],
 )
-def test_wrong_input_is_answered_in_a_line_before_anything_exists(
+def test_wrong_input_ends_with_one_line_before_anything_exists(
     rlforge: Rlforge, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     answer = rlforge(*arguments)
@@ -364,7 +366,7 @@ def test_eval_refuses_before_it_plays(
     assert message in answer.err
 
 
-def test_a_missing_run_is_answered_with_the_nearest(rlforge: Rlforge, run_dir: Path) -> None:
+def test_the_error_of_a_missing_run_names_the_nearest(rlforge: Rlforge, run_dir: Path) -> None:
     wanted = Path("runs/tictactoe_mirror/2026-01-01_12-00-01")
     assert "did you mean runs/tictactoe_mirror/2026-01-01_12-00-00?" in rlforge("eval", wanted).err
     above = rlforge("monitor", "runs/tictactoe_mirror")
@@ -389,13 +391,13 @@ def test_resume_checks_the_state_before_it_starts(rlforge: Rlforge, run_dir: Pat
     assert f"delete {run_dir}/checkpoints/step-2 and resume again" in answer.err
 
 
-def test_resume_stands_alone(rlforge: Rlforge, run_dir: Path) -> None:
+def test_resume_accepts_no_other_argument(rlforge: Rlforge, run_dir: Path) -> None:
     answer = rlforge("train", "--resume", run_dir, "seed=2")
     assert answer.code == 2
     assert "--resume goes on with the run's own config" in answer.err
 
 
-def test_a_run_directory_that_is_taken_is_left_alone(rlforge: Rlforge, run_dir: Path) -> None:
+def test_an_existing_run_directory_is_left_unchanged(rlforge: Rlforge, run_dir: Path) -> None:
     before = sorted(run_dir.rglob("*"))
     answer = rlforge("train", "+experiment=tictactoe_mirror", f"run_dir={run_dir}")
     assert answer.code == 2
@@ -444,9 +446,7 @@ STATISTICS = {"sklearn", "scipy", "pandas"}  # TextArena imports them by way of 
     ],
     ids=["to import the command line", "to look at an experiment", "to start the actors"],
 )
-def test_heavy_libraries_stay_on_disk_where_they_are_not_needed(
-    code: str, allowed: set[str]
-) -> None:
+def test_heavy_libraries_are_imported_only_where_needed(code: str, allowed: set[str]) -> None:
     heavy = {"torch", "ray", "transformers", "peft", "duckdb", *STATISTICS}
     report = f"sys.exit(repr(sorted({heavy - allowed} & set(sys.modules))))"
     done = subprocess.run(

@@ -77,7 +77,7 @@ def config(random_model: Path) -> RunConfig:
 
 
 def taught(env_id: str, prompt: Sequence[int], answer: Sequence[int]) -> Step:
-    """A turn in which ``answer`` to ``prompt`` was rewarded."""
+    """A step with reward for ``answer`` to ``prompt``."""
     return Step(
         game_id="taught",
         env_id=env_id,
@@ -99,7 +99,7 @@ def taught(env_id: str, prompt: Sequence[int], answer: Sequence[int]) -> Step:
 
 @pytest.fixture(scope="session")
 def one_idea(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose version 1 has learned one thing: the first corner, whatever the board."""
+    """A run whose version 1 has learned to answer every board with the first corner."""
     run_dir = tmp_path_factory.mktemp("runs") / "one-idea"
     run_dir.mkdir()
     (run_dir / "config.yaml").write_text(to_yaml(config))
@@ -125,7 +125,7 @@ def one_idea(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def run_dir(one_idea: Path, tmp_path: Path) -> Path:
-    """The same run in a place of its own, to be damaged."""
+    """A copy of the run, to be damaged."""
     return Path(shutil.copytree(one_idea, tmp_path / "run"))
 
 
@@ -144,14 +144,14 @@ async def test_the_newest_version_plays_with_its_adapter(one_idea: Path) -> None
     untrained = await evaluate_run(one_idea, "step-0", ["step-0"], 6)
     assert (trained.policy.uid, untrained.policy.path_or_name) == ("step-1", None)
     [after], [before] = trained.results, untrained.results
-    # Whoever knows a single move has won against those who know none.
+    # Version 1 knows one legal move and wins against policies that know none.
     assert (after.step, after.wins, after.invalid_rate) == (1, 6, 0.0)
-    # Among those the one who begins has lost: half of the games, seats swapped.
+    # Two such policies: the one that begins loses, half of the games with swapped seats.
     assert (before.step, before.wins, before.losses) == (0, 3, 3)
     assert before.invalid_rate == 0.5
 
 
-async def test_the_same_games_come_out_the_same(one_idea: Path) -> None:
+async def test_an_evaluation_is_repeatable(one_idea: Path) -> None:
     first = await evaluate_run(one_idea, "step-1", ["random_legal"], 10)
     again = await evaluate_run(one_idea, "step-1", ["random_legal"], 10)
     assert first.results == again.results
@@ -169,14 +169,14 @@ async def test_versions_of_the_run_meet_each_other_and_themselves(one_idea: Path
     measured = await evaluate_run(one_idea, "step-1", ["step-1", "step-0", "step-0"], 4)
     assert [result.opponent for result in measured.results] == ["step-1", "step-0"]
     itself = measured.results[0]
-    # The second player finds the corner taken, from whichever seat the policy is measured.
+    # The second player finds the corner taken, whichever seat the policy has.
     assert (itself.wins, itself.losses, itself.invalid_rate) == (2, 2, 0.5)
 
 
-async def test_whoever_asks_is_told_what_takes_time(one_idea: Path) -> None:
-    told: list[str] = []
-    await evaluate_run(one_idea, "latest", ["minimax", "random_legal"], 2, told.append)
-    assert told == ["step-1 plays 4 games"]
+async def test_progress_messages_reach_the_caller(one_idea: Path) -> None:
+    messages: list[str] = []
+    await evaluate_run(one_idea, "latest", ["minimax", "random_legal"], 2, messages.append)
+    assert messages == ["step-1 plays 4 games"]
 
 
 async def test_a_run_of_another_machine_is_measured_on_this_one(run_dir: Path) -> None:
@@ -185,14 +185,14 @@ async def test_a_run_of_another_machine_is_measured_on_this_one(run_dir: Path) -
     assert measured.complete
 
 
-async def test_failed_games_are_told_apart_from_lost_ones(one_idea: Path) -> None:
-    measured = await evaluate_run(one_idea, "latest", ["openai:nobody", "random_legal"], 2)
-    nobody, somebody = measured.results
-    assert (nobody.games, nobody.failed, nobody.losses) == (0, 2, 0)
-    assert (somebody.games, somebody.failed) == (2, 0)
+async def test_failed_games_do_not_count_as_lost(one_idea: Path) -> None:
+    measured = await evaluate_run(one_idea, "latest", ["openai:absent", "random_legal"], 2)
+    unreachable, reachable = measured.results
+    assert (unreachable.games, unreachable.failed, unreachable.losses) == (0, 2, 0)
+    assert (reachable.games, reachable.failed) == (2, 0)
     assert not measured.complete
     [failure] = measured.failures
-    assert failure.startswith("2 of 2 games in TicTacToe-v0-train against openai:nobody failed")
+    assert failure.startswith("2 of 2 games in TicTacToe-v0-train against openai:absent failed")
     assert "http://127.0.0.1:9/v1" in failure
 
 
@@ -201,10 +201,10 @@ async def test_an_api_opponent_without_a_key_is_refused_before_anything_is_loade
 ) -> None:
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     change(run_dir, {"eval": {"opponents": ["openrouter:some/model"]}})
-    told: list[str] = []
+    messages: list[str] = []
     with pytest.raises(ConfigError, match="OPENROUTER_API_KEY"):
-        await evaluate_run(run_dir, "latest", None, 2, told.append)
-    assert told == []
+        await evaluate_run(run_dir, "latest", None, 2, messages.append)
+    assert messages == []
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_truncated_file_is_named(run_dir: Path) -> None:
         find_policy(run_dir, "latest")
 
 
-def test_an_unknown_version_is_answered_with_the_newest(one_idea: Path) -> None:
+def test_the_error_of_an_unknown_version_names_the_newest(one_idea: Path) -> None:
     with pytest.raises(CheckpointError, match=r"step-7: no such checkpoint; the newest are step-1"):
         find_policy(one_idea, "step-7")
 

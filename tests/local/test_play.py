@@ -1,4 +1,4 @@
-"""A person at the table, played by prepared lines: real games, real opponents."""
+"""Games of a person, played by prepared lines against real opponents; finished games shown."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TICTACTOE = EnvSpec(id="TicTacToe-v0-train")
 
 
 def typing(*lines: str) -> Callable[[str], str]:
-    """Types ``lines``, one per prompt, and then there are no more."""
+    """Types ``lines``, one per prompt, then ends the input."""
     left: Iterator[str] = iter(lines)
 
     def ask(prompt: str) -> str:
@@ -82,7 +82,7 @@ async def test_a_person_trades_with_words_and_with_json() -> None:
     assert all(turn.legal for turn in mine)
 
 
-async def test_a_person_may_sit_at_the_second_seat() -> None:
+async def test_a_person_may_take_the_second_seat() -> None:
     person = Person(typing(*[f"[{cell}]" for cell in range(9)] * 5), lambda text: None)
     record = await game(person, seat=1)
     assert [turn.player_id for turn in record.turns[:2]] == [0, 1]
@@ -97,7 +97,7 @@ def test_a_move_may_be_typed_without_brackets_and_an_illegal_one_is_asked_for_ag
     assert sum("no legal move" in text for text in said) == 2
 
 
-def test_what_was_read_before_is_not_shown_again() -> None:
+def test_text_of_earlier_observations_is_not_shown_again() -> None:
     said: list[str] = []
     person = Person(typing("a", "b"), said.append)
     person.act(View(player_id=0, observation="the rules\nboard one"))
@@ -131,7 +131,7 @@ async def test_the_untrained_model_answers_from_its_engine(small_model: object) 
     assert record.turns[1].completion.token_ids
 
 
-def test_a_table_without_opponents_is_one_message() -> None:
+def test_a_game_without_opponents_is_refused() -> None:
     with pytest.raises(ConfigError, match="against whom"):
         prepare(["env=tictactoe"], None, None, "latest", [])
 
@@ -156,7 +156,7 @@ async def test_an_opponent_that_does_not_know_the_game_is_refused() -> None:
         await play(config, spec, seats_of(spec, 0, [MINIMAX]), 0, Person(typing(), print), print)
 
 
-def test_ctrl_c_leaves_the_table_at_once() -> None:
+def test_ctrl_c_leaves_the_game_at_once() -> None:
     command = [sys.executable, "-c", "from rlforge.cli import main; main()"]
     command += ["play", "env=tictactoe", "--opponent", "random_legal"]
     with subprocess.Popen(
@@ -223,6 +223,6 @@ def test_a_game_is_shown_turn_by_turn_to_its_end(run_dir: Path) -> None:
     assert text.rstrip().endswith("finished: +0 +0")
 
 
-def test_a_game_that_is_not_there_is_named_with_the_nearest(run_dir: Path) -> None:
+def test_the_error_of_an_unknown_game_names_the_nearest(run_dir: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean train-"):
         find_game(run_dir, "train-9")

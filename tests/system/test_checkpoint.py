@@ -46,13 +46,13 @@ def fill(**contents: bytes):
 
 
 def snapshot(root: Path) -> dict[str, bytes]:
-    """Every file below ``root`` and what is in it."""
+    """Every file below ``root`` with its content."""
     return {
         str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()
     }
 
 
-def test_a_checkpoint_holds_its_files_and_says_so(tmp_path):
+def test_a_checkpoint_holds_its_files_and_lists_them(tmp_path):
     path = write_checkpoint(
         tmp_path / "checkpoints", "step-3", fill(weights=b"abc", sub__more=b""), {"version": 3}
     )
@@ -72,7 +72,7 @@ def test_a_checkpoint_holds_its_files_and_says_so(tmp_path):
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.binary(), max_size=4))
-def test_any_contents_come_back_verified(tmp_path_factory, contents):
+def test_any_contents_are_read_back_verified(tmp_path_factory, contents):
     root = tmp_path_factory.mktemp("root")
     path = write_checkpoint(root, "step-1", fill(**contents), {})
 
@@ -146,7 +146,7 @@ def test_a_damaged_manifest_is_named(tmp_path, text):
         read_manifest(path)
 
 
-def test_what_is_not_a_checkpoint_is_told_apart(tmp_path):
+def test_errors_say_why_a_path_is_no_checkpoint(tmp_path):
     with pytest.raises(CheckpointError, match=r"not a checkpoint: it has no manifest"):
         read_manifest(tmp_path)
     with pytest.raises(CheckpointError, match=r"not a checkpoint: there is no such directory"):
@@ -178,7 +178,7 @@ def test_extending_replaces_no_file_of_the_checkpoint(tmp_path):
 def test_an_extension_cut_short_leaves_the_checkpoint_valid_and_may_be_repeated(
     tmp_path, monkeypatch
 ):
-    """Cut between the files and the manifest, the latest moment at which it can be."""
+    """Interrupted between the files and the manifest, the latest possible moment."""
     path = write_checkpoint(tmp_path, "step-1", fill(a=b"x"), {})
 
     def killed(*_: object) -> None:
@@ -245,7 +245,7 @@ def test_a_checkpoint_is_found_by_its_name_or_as_the_newest(tmp_path):
     assert checkpoint_version(find_checkpoint(tmp_path, "step-9"), verify=True) == 9
 
 
-def test_a_checkpoint_that_is_not_there_is_named_with_the_newest(tmp_path):
+def test_the_error_of_an_unknown_checkpoint_names_the_newest(tmp_path):
     with pytest.raises(CheckpointError, match="holds no checkpoint yet"):
         find_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="step-1: no such checkpoint; there is none yet"):
@@ -276,7 +276,7 @@ def write_to_full_device(directory: Path) -> None:
 
 
 def safetensors_on_full_disk(_directory: Path) -> None:
-    """What ``save_file`` raises there: an error of its own that only quotes the system's."""
+    """``save_file`` raises an error of its own there that only quotes the system's."""
     raise SafetensorError(
         "Error while serializing: I/O error: No space left on device (os error 28)"
     )
@@ -356,7 +356,7 @@ def test_leftovers_of_a_killed_writer_are_cleaned_by_the_next(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
 
 
-def test_only_what_living_or_recent_writers_own_is_left_alone(tmp_path):
+def test_temporary_folders_of_living_or_recent_writers_stay(tmp_path):
     here = socket.gethostname()
     own = tmp_path / f".tmp.{here}.{os.getpid()}.aa"
     init = tmp_path / f".tmp.{here}.1.aa"
@@ -380,7 +380,7 @@ def test_a_small_checkpoint_is_written_fast(tmp_path):
         write_checkpoint(tmp_path, f"step-{number}", fill(a=b"x" * 200_000, b=b"{}"), {})
         seconds.append(time.perf_counter() - started)
 
-    # What the disk allows varies; the floor is one fsync per file and directory.
+    # Disks differ; the minimum is one fsync per file and directory.
     probe = time.perf_counter()
     with (tmp_path / "probe").open("wb") as stream:
         stream.write(b"x" * 200_000)

@@ -1,4 +1,4 @@
-"""Atomic writes: what a reader finds, and what stays behind after an error."""
+"""Atomic writes: a reader finds the old or the new content, also after an error."""
 
 from __future__ import annotations
 

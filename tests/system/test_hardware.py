@@ -1,4 +1,4 @@
-"""What the machine has, and what a profile becomes on it. Whole profiles: see the graph's tests."""
+"""The machine's hardware, and profiles resolved for it; whole profiles: the tests of the graph."""
 
 import os
 import platform
@@ -69,7 +69,7 @@ def test_gpus_have_names_memory_and_capability(cards):
     assert (h200.memory, h200.index, h200.uuid) == (143771 * 2**20, 1, "GPU-a02")
 
 
-def test_gpus_that_the_driver_lists_nowhere_are_counted_by_its_tool(cards, monkeypatch, tmp_path):
+def test_gpus_that_the_driver_does_not_list_are_counted_by_its_tool(cards, monkeypatch, tmp_path):
     cards("0, GPU-5f1, NVIDIA L4, 23034, 8.9", "1, GPU-a02, NVIDIA L4, 23034, 8.9")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(hardware, "DRIVER", tmp_path / "nowhere")
@@ -97,7 +97,7 @@ def test_only_visible_gpus_are_asked_for(cards, monkeypatch):
         (["0, GPU-5f, Some GPU, [N/A], [N/A]"], 0),
     ],
 )
-def test_a_tool_without_an_answer_knows_of_no_gpus(cards, lines, status):
+def test_without_an_answer_of_the_tool_there_are_no_gpus(cards, lines, status):
     cards(*lines, status=status)
 
     assert gpus() == ()

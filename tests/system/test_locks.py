@@ -152,7 +152,7 @@ def profile(**fields) -> HardwareConfig:
 
 
 def claim(stack: ExitStack, count: int = 1, **fields) -> tuple[str | None, int | None]:
-    """What a run would see in the block, which stays open."""
+    """``CUDA_VISIBLE_DEVICES`` and ``num_gpus`` in the block, which stays open."""
     hardware = stack.enter_context(claim_gpus(profile(**fields), count))
     return os.environ.get("CUDA_VISIBLE_DEVICES"), hardware.num_gpus
 

@@ -1,4 +1,4 @@
-"""A clock that is stopped holds up every limit, and none of them loses what was left."""
+"""A stopped clock pauses every limit; each keeps the time it had left."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_no_time_passes_while_the_clock_is_stopped() -> None:
         await work()
 
 
-async def test_a_limit_that_begins_meanwhile_has_all_its_time_afterwards() -> None:
+async def test_a_limit_that_begins_while_stopped_has_its_whole_time() -> None:
     clock = Clock()
     clock.stop()
 
@@ -48,7 +48,7 @@ async def test_a_limit_that_begins_meanwhile_has_all_its_time_afterwards() -> No
         await work()
 
 
-async def test_what_was_left_is_less_than_all_of_it() -> None:
+async def test_a_resumed_limit_has_only_the_time_it_had_left() -> None:
     clock = Clock()
     loop = asyncio.get_running_loop()
     async with clock.timeout(60) as limit:
@@ -59,7 +59,7 @@ async def test_what_was_left_is_less_than_all_of_it() -> None:
         assert limit.when() < loop.time() + 60 - 0.04
 
 
-async def test_a_limit_that_is_over_is_left_alone() -> None:
+async def test_an_expired_limit_stays_expired() -> None:
     clock = Clock()
     expired = asyncio.Event()
 

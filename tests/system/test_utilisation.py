@@ -1,4 +1,4 @@
-"""Shares of wall time, against the plain sum over all spans that ever came."""
+"""Shares of wall time, compared with the plain sum over all spans."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_shares_split_wall_time_into_engine_learner_and_neither() -> None:
 
 
 _SECONDS = st.floats(0, LATEST_REPORT_S / 2)
-"""A span of an engine lasts that long at most, and is told of that long after its end."""
+"""Most seconds of an engine's span, and most seconds from its end to its report."""
 
 
 @given(
@@ -57,10 +57,10 @@ _SECONDS = st.floats(0, LATEST_REPORT_S / 2)
     ),
     ahead=st.floats(0, 5),
 )
-def test_shares_are_those_of_all_spans_whatever_was_settled(
+def test_shares_count_all_spans_also_after_settling(
     events: list[tuple[str, float, float, float]], ahead: float
 ) -> None:
-    """ahead: by how much the clocks of engines are before ours."""
+    """ahead: seconds by which the clocks of engines are ahead of this one."""
     started = now = learned = 1000.0
     watch = Utilisation(started)
     spans: dict[str, list[Span]] = {"engine": [], "learner": []}
@@ -88,7 +88,7 @@ def test_shares_are_those_of_all_spans_whatever_was_settled(
             }
 
 
-def test_what_is_kept_does_not_grow_with_the_run() -> None:
+def test_kept_spans_do_not_grow_with_the_run() -> None:
     watch, sizes = Utilisation(started=0.0), []
     for hour in range(8):
         for second in range(3600 * hour, 3600 * (hour + 1)):
@@ -98,7 +98,7 @@ def test_what_is_kept_does_not_grow_with_the_run() -> None:
                 shares = watch.shares(second + 1.0)
         sizes.append(len(pickle.dumps(watch)))
     assert sizes[-1] < 1.1 * sizes[0]
-    # Of every ten seconds the learner works from 5.0 to 9.3, and engines half of each one.
+    # In every 10 s the learner works from 5.0 to 9.3, and engines half of each second.
     assert shares == {
         "engine_share": pytest.approx(0.5),
         "learner_share": pytest.approx(0.43),

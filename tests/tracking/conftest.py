@@ -1,4 +1,4 @@
-"""Builders of values that the tracking tests need: games, evaluations, updates, snapshots."""
+"""Builders of test values: games, evaluations, updates, snapshots."""
 
 from __future__ import annotations
 

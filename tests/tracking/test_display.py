@@ -1,4 +1,4 @@
-"""Live display and monitor: rich on a terminal, plain lines elsewhere, gone when the run is."""
+"""Display and monitor: rich on a terminal, plain lines elsewhere, both end with the run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_make_display_takes_the_mode_of_the_config() -> None:
         make_display(TrackerConfig(progress="plan"), "demo")
 
 
-def test_plain_lines_tell_updates_evaluations_and_the_end(
+def test_plain_lines_report_updates_evaluations_and_the_end(
     tmp_path: Path, make: Any, new_tracker: Any, clock: Any
 ) -> None:
     tracker = new_tracker(tmp_path)
@@ -155,7 +155,7 @@ def test_monitor_follows_a_running_run_until_it_ends(
     assert "interrupted at update 1/10" in written(out)
 
 
-def test_monitor_of_a_run_without_news(tmp_path: Path) -> None:
+def test_monitor_of_a_run_without_a_report_yet(tmp_path: Path) -> None:
     create_run(tmp_path).config.write_text("name: x\n")
     out = console()
     monitor(tmp_path, once=True, console=out)

@@ -1,4 +1,4 @@
-"""The run directory: where things are, and that what is written is read back or explained."""
+"""The run directory: its paths, and files that are read back as written or named when damaged."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def test_create_run_keeps_what_is_there(tmp_path: Path) -> None:
     assert (run / "config.yaml").read_text() == "name: x\n"
 
 
-def test_open_run_takes_a_run_that_has_just_begun(tmp_path: Path) -> None:
+def test_open_run_accepts_a_run_that_has_just_begun(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     assert open_run(str(run)).root == run
 
 
-def test_a_missing_run_is_explained_with_the_nearest_runs(
+def test_the_error_of_a_missing_run_names_the_nearest_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -59,7 +59,7 @@ def test_a_missing_run_is_explained_with_the_nearest_runs(
     assert "did you mean runs/simpletak_mirror/2026-01-01_12-00-00" in str(caught.value)
 
 
-def test_a_name_unlike_any_run_is_answered_with_the_newest(
+def test_the_error_of_a_name_unlike_any_run_names_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -82,7 +82,7 @@ def test_an_experiment_folder_points_to_its_newest_run(tmp_path: Path) -> None:
         open_run(tmp_path / "exp")
 
 
-def test_a_folder_that_is_no_run_and_a_file_are_told_apart(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_and_a_file_have_different_errors(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(RlforgeError, match="is not a run directory: it has no config"):
         open_run(tmp_path / "empty")
@@ -91,7 +91,7 @@ def test_a_folder_that_is_no_run_and_a_file_are_told_apart(tmp_path: Path) -> No
         open_run(tmp_path / "file")
 
 
-def test_write_json_replaces_the_whole_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_write_json_replaces_the_whole_file_and_leaves_no_other(tmp_path: Path) -> None:
     path = tmp_path / "pool.json"
     write_json(path, {"a": [1, 2, 3]})
     write_json(path, {"b": math.nan, "c": np.float32(0.5), "d": (Path("x"),)})
@@ -139,7 +139,7 @@ def test_a_line_cut_short_is_not_read_and_is_removed_before_the_next(tmp_path: P
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
-def test_rewind_drops_later_lines_and_goes_on_after_the_others(tmp_path: Path) -> None:
+def test_rewind_drops_later_lines_and_appending_continues(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     file = JsonlFile(path)
     for step in range(5):

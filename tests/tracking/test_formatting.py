@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers and durations as text."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def test_digits_shares_and_counts() -> None:
     assert f.per_second(4213.4) == "4,213/s"
 
 
-def test_sparkline_spans_its_blocks() -> None:
+def test_sparkline_uses_all_blocks() -> None:
     assert f.sparkline((0.0, 0.5, 1.0, 1.2)) == "▁▅██"

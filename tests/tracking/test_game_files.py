@@ -1,4 +1,4 @@
-"""Games on disk: every finished game comes back, whole chunks only, found again by index."""
+"""Games on disk: written in chunks, read back equal, listed by index."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_old_chunk_is_written_though_it_is_not_full(
     assert len(list(read_games(tmp_path))) == 1
 
 
-def test_writers_by_name_do_not_meet_and_a_restarted_one_goes_on(tmp_path: Path, make: Any) -> None:
+def test_writers_do_not_collide_and_numbering_continues(tmp_path: Path, make: Any) -> None:
     for name, game_id in (("collector-0", "a"), ("collector-1", "b"), ("collector-0", "c")):
         writer = GameWriter(tmp_path, name)
         writer.add([make.game(game_id)])
@@ -73,7 +73,7 @@ def test_games_are_found_by_id_and_by_purpose(tmp_path: Path, make: Any) -> None
     assert list(read_games(tmp_path, ["e"], purpose="train")) == []
 
 
-def test_the_index_tells_all_but_the_turns(tmp_path: Path, make: Any) -> None:
+def test_the_index_holds_everything_but_the_turns(tmp_path: Path, make: Any) -> None:
     record = make.game("e", purpose="eval", focus=1, turns=4, invalid_by=0)
     writer = GameWriter(tmp_path)
     writer.add([record])

@@ -78,5 +78,5 @@ def test_wilson_interval_solves_its_equation_and_holds_the_rate(
         )
 
 
-def test_nothing_is_known_without_trials() -> None:
+def test_without_trials_the_interval_is_zero_to_one() -> None:
     assert wilson_interval(0, 0) == (0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Sinks write what a flush hands over; what they need is checked before a run starts."""
+"""Sinks record the means of a flush; packages and keys they need are checked before a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     )
 
 
-def test_jsonl_has_one_object_per_flush_and_forgets_what_is_rewound(tmp_path: Path) -> None:
+def test_jsonl_has_one_object_per_flush_and_drops_rewound_ones(tmp_path: Path) -> None:
     paths = create_run(tmp_path)
     sink = JsonlSink(paths)
     sink.write(1, {"learner/loss": 0.5})
@@ -40,7 +40,7 @@ def test_jsonl_has_one_object_per_flush_and_forgets_what_is_rewound(tmp_path: Pa
     assert all(row["unix_time"] > 1.7e9 for row in rows)
 
 
-def test_tensorboard_reads_the_scalars_back_without_what_was_rewound(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_scalars_without_rewound_ones(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -59,7 +59,7 @@ def test_tensorboard_reads_the_scalars_back_without_what_was_rewound(tmp_path: P
     ]
 
 
-def test_wandb_works_offline_and_knows_the_config(
+def test_wandb_works_offline_and_stores_the_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("wandb")
@@ -114,7 +114,7 @@ def test_nothing_is_needed_where_nothing_is_configured(monkeypatch: pytest.Monke
 
 
 def with_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """wandb found, no key anywhere; returns the netrc file that is looked at."""
+    """wandb is installed and there is no key; returns the path of the netrc file."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))

@@ -1,4 +1,4 @@
-"""The tracker: namespaces, windows, the lines of the contract's files, resuming, closing."""
+"""The tracker: namespaces, windows, lines of the run's files, resuming, closing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlforge.tracking.tracker import Tracker
 
 
 class Memory:
-    """A sink that remembers."""
+    """A sink that keeps all calls."""
 
     def __init__(self) -> None:
         self.flushed: list[tuple[int, dict[str, float]]] = []
@@ -167,7 +167,7 @@ def test_an_update_is_a_line_with_rates_shares_and_games(
         "grad_norm": 0.4,
     }
     assert (first["games"], first["games_per_s"], first["failed_games"]) == (8, 2.0, 0)
-    # The learner's own "tokens" (in the loss) are ``trained_tokens`` here: tokens are generated.
+    # Tokens in the loss are ``trained_tokens``; ``tokens`` are generated ones.
     assert (first["tokens"], first["generated_tokens_per_s"]) == (32, 8.0)
     assert (first["trained_tokens"], first["tokens_per_s"], first["my_own"]) == (700, 21000, 5.0)
     assert (first["engine_share"], first["idle_share"]) == (0.61, 0.06)
@@ -226,9 +226,7 @@ def test_a_pool_snapshot_is_kept_with_its_history(
     assert len(progress.matches) == 5  # each pair once
 
 
-def test_values_of_your_own_are_averaged_in_a_known_namespace(
-    tmp_path: Path, new_tracker: Any
-) -> None:
+def test_custom_scalars_are_averaged_in_a_known_namespace(tmp_path: Path, new_tracker: Any) -> None:
     sink = Memory()
     tracker = new_tracker(tmp_path, [sink])
     tracker.put("learner/curiosity", 1.0)
@@ -276,7 +274,7 @@ def test_progress_survives_its_json(tmp_path: Path, make: Any, full_run: Path) -
     ]
 
 
-def test_a_resumed_run_goes_on_where_its_checkpoint_was(
+def test_a_resumed_run_continues_at_its_checkpoint(
     tmp_path: Path, make: Any, new_tracker: Any, clock: Any
 ) -> None:
     tracker = new_tracker(tmp_path)
@@ -313,7 +311,7 @@ def test_a_resumed_run_goes_on_where_its_checkpoint_was(
     assert [row["step"] for row in read_jsonl(tmp_path / "ratings.jsonl")] == [1, 2, 3]
 
 
-def test_close_sums_up_once(tmp_path: Path, make: Any, new_tracker: Any) -> None:
+def test_close_writes_the_summary_once(tmp_path: Path, make: Any, new_tracker: Any) -> None:
     sink = Memory()
     tracker = new_tracker(tmp_path, [sink])
     tracker.log_learner(make.update(1), make.shares)

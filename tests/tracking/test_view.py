@@ -1,4 +1,4 @@
-"""The drawn progress: everything is there, whole, at every width."""
+"""The drawn progress: complete at every width."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def test_an_empty_run_is_drawn(tmp_path: Path, new_tracker: Any) -> None:
     assert "no rated games yet" in text
 
 
-def test_a_silent_run_says_for_how_long(full_run: Path) -> None:
+def test_a_silent_run_shows_the_age_of_its_report(full_run: Path) -> None:
     data = {**read_json(full_run / "progress.json"), "status": "running", "updated_at": 1000.0}
     progress = Progress.from_json(data)
-    assert "no news for 5:00" in "".join(draw(progress, 80, now=1300.0))
-    assert "no news" not in "".join(draw(progress, 80, now=1010.0))
-    assert "no news" not in "".join(draw(progress_of(full_run), 80, now=2e9))
+    assert "no report for 5:00" in "".join(draw(progress, 80, now=1300.0))
+    assert "no report" not in "".join(draw(progress, 80, now=1010.0))
+    assert "no report" not in "".join(draw(progress_of(full_run), 80, now=2e9))
 
 
 def test_names_with_brackets_are_not_taken_for_markup(

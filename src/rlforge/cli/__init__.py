@@ -40,9 +40,9 @@ app.add_typer(windows.app, name="windows")
 
 
 def main() -> NoReturn:
-    """Run the command; every failure that is the user's to mend is one message, no stack trace.
+    """Run the command. Errors that the user can fix print one message and no stack trace.
 
-    So are the system's answers about a file: no permission, a folder in its place, a full disk.
+    So do errors of the system about a file: no permission, a directory in its place, a full disk.
     """
     try:
         app()
@@ -55,7 +55,7 @@ def main() -> NoReturn:
         typer.echo(f"rlforge: {error.filename}: {error.strerror}", err=True)
         sys.exit(1)
     except SystemExit as end:
-        # Typer turns Ctrl-C into this exit without a word; who stopped in good order said so.
+        # Typer turns Ctrl-C into this exit without a message; runs that end in order print one.
         if end.code == 130 and _interrupted(end):
             typer.echo("rlforge: interrupted", err=True)
         raise
@@ -63,7 +63,7 @@ def main() -> NoReturn:
 
 
 def _interrupted(error: BaseException | None) -> bool:
-    """Whether ``error`` came of Ctrl-C."""
+    """Whether Ctrl-C caused ``error``."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None

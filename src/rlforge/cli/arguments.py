@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Arguments of several commands."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def must_be_run(path: Path | None) -> Path | None:
 RunDir = Annotated[
     Path,
     typer.Argument(
-        metavar="RUN", help="A run directory, as train printed it.", callback=must_be_run
+        metavar="RUN", help="A run directory, as train prints it.", callback=must_be_run
     ),
 ]
 Resume = Annotated[
@@ -46,7 +46,7 @@ Resume = Annotated[
     typer.Option(
         "--resume",
         metavar="RUN",
-        help="Go on with the run in this directory.",
+        help="Continue the run in this directory.",
         callback=must_be_run,
     ),
 ]

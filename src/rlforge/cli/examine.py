@@ -1,4 +1,4 @@
-"""``rlforge graph``, ``config``, ``doctor`` and ``models``: looks that start nothing."""
+"""``rlforge graph``, ``config``, ``doctor`` and ``models``: they start nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlforge.cli.arguments import ConfigDir, Overrides
 
 
 class GraphFormat(enum.StrEnum):
-    """How ``rlforge graph`` prints."""
+    """Output of ``rlforge graph``."""
 
     table = "table"
     json = "json"
@@ -83,9 +83,7 @@ def doctor(
     overrides: Overrides = None,
     gpu_memory: Annotated[
         float | None,
-        typer.Option(
-            "--gpu-memory", metavar="GB", help="Plan for GPUs of so many GiB, here or not.", min=0.1
-        ),
+        typer.Option("--gpu-memory", metavar="GB", help="Plan for GPUs of this many GiB.", min=0.1),
     ] = None,
     json_file: Annotated[
         Path | None,
@@ -93,9 +91,9 @@ def doctor(
     ] = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Say whether a run would work here: packages, model, and memory before anything starts.
+    """Check whether a run would work here, without starting it: packages, model and memory.
 
-    Exit code 0: nothing known stands in the way; 1: it does not fit, or something is missing.
+    Exit code 0: no problem found; 1: it does not fit, or something is missing.
 
     [bold]Examples[/bold]
 

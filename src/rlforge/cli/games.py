@@ -37,10 +37,10 @@ def play(
         str | None, typer.Option("--env", metavar="ID", help="Which of several environments.")
     ] = None,
     seat: Annotated[int, typer.Option(metavar="N", help="Your seat; seat 0 begins.")] = 0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the game's chance.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed of the game.")] = 0,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Play a game yourself; type [bold]quit[/bold] to leave.
+    """Play a game against policies; type [bold]quit[/bold] to leave.
 
     [bold]Examples[/bold]
 

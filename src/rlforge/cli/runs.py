@@ -47,10 +47,10 @@ def continuous(
     resume: Resume = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Train from window to window of a market; the last line printed is the run directory.
+    """Train on one window of a market after another; the last line printed is the run directory.
 
-    Waits for a window, collects its decisions, scores them, trains on the good ones and deploys
-    what comes of it, again and again. Ctrl-C ends it after the phase it is in.
+    For each window: collect its decisions, score them, train on the good ones, deploy the new
+    version. Ctrl-C ends the run after its current phase.
 
     [bold]Examples[/bold]
 
@@ -101,7 +101,7 @@ def _run(
 def evaluate(
     run_dir: RunDir,
     checkpoint: Annotated[
-        str, typer.Option(metavar="UID", help="The version that plays: latest, step-40, …")
+        str, typer.Option(metavar="UID", help="The version to evaluate: latest, step-40, …")
     ] = "latest",
     opponent: Annotated[
         list[str] | None,
@@ -116,7 +116,7 @@ def evaluate(
     ] = None,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write the results to this file, too."),
+        typer.Option("--json", metavar="FILE", help="Also write the results to this file."),
     ] = None,
 ) -> None:
     """Play a run's policy against opponents, seats swapped.
@@ -149,7 +149,7 @@ def evaluate(
 
 def monitor(
     run_dir: RunDir,
-    once: Annotated[bool, typer.Option("--once", help="Print one view and leave.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one view and exit.")] = False,
     refresh: Annotated[float, typer.Option(help="Seconds between views.", min=0.1)] = 1.0,
 ) -> None:
     """Watch a running or finished run from another terminal; Ctrl-C leaves it running.
@@ -176,7 +176,7 @@ def report(run_dir: RunDir) -> None:
 
 
 def _eval_table(measured: Measurement) -> Table:
-    """Fits in 80 columns where names are not long; long ones fold."""
+    """Fits in 80 columns; long names fold."""
     from rlforge.tracking.formatting import percent
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")

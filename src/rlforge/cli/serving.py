@@ -27,7 +27,7 @@ StateDir = Annotated[
 Url = Annotated[
     str | None,
     typer.Option(
-        "--url", metavar="URL", help="Address of the service. Default: the state folder says."
+        "--url", metavar="URL", help="Address of the service. Default: as in the state folder."
     ),
 ]
 
@@ -44,12 +44,11 @@ def serve(
     ] = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Serve a policy behind an OpenAI-compatible HTTP endpoint, and replace it while it serves.
+    """Serve a policy at an OpenAI-compatible HTTP endpoint; new versions replace it without pause.
 
-    Listens on loopback unless [bold]serve.host[/bold] says otherwise. Beyond loopback every
-    request, and everywhere every admin call, needs a token: that of the environment variable
-    RLFORGE_SERVE_TOKEN, or that of the file [bold]token[/bold] in the state folder, which the
-    first start makes.
+    Listens on loopback unless [bold]serve.host[/bold] is set. Admin calls, and on other addresses
+    all requests, need a token: that of the environment variable RLFORGE_SERVE_TOKEN, or that of
+    the file [bold]token[/bold] in the state folder, which the first start creates.
 
     [bold]Examples[/bold]
 
@@ -76,14 +75,14 @@ def deploy(
         Path, typer.Argument(metavar="RUN|ADAPTER", help="A run, or a directory with an adapter.")
     ],
     checkpoint: Annotated[
-        str, typer.Option(metavar="UID", help="Which version of a run: latest, step-40, …")
+        str, typer.Option(metavar="UID", help="The version of a run: latest, step-40, …")
     ] = "latest",
     state: StateDir = None,
     url: Url = None,
 ) -> None:
-    """Replace what a running service serves; where none runs, its next start does it.
+    """Deploy a version to the running service; without one, its next start deploys it.
 
-    Exit code 1 where the new version is not served; what was served before still is.
+    Exit code 1 when the new version is refused; the previous version then stays.
 
     [bold]Examples[/bold]
 
@@ -111,7 +110,7 @@ def deploy(
 
 
 def rollback(state: StateDir = None, url: Url = None) -> None:
-    """End the trial under way, or serve the version before the current one again.
+    """End the current trial, or serve the previous version again.
 
     [bold]Example[/bold]
 
@@ -130,10 +129,10 @@ def deployments(
     state: StateDir = None,
     url: Url = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write them to this file, too.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write them to this file.")
     ] = None,
 ) -> None:
-    """List the versions of a service, running or not, with what became of them.
+    """List the deployments of a service, running or not, and their states.
 
     [bold]Example[/bold]
 
@@ -144,8 +143,8 @@ def deployments(
 
     folder = state_folder(state)
     if url is not None:
-        told = AdminClient(url, folder).deployments()
-        rows, trial = told["deployments"], told["trial"]
+        answer = AdminClient(url, folder).deployments()
+        rows, trial = answer["deployments"], answer["trial"]
     else:
         rows, trial = [deployment.to_json() for deployment in read_history(folder)], None
     if not rows:
@@ -158,7 +157,7 @@ def deployments(
 
 
 def _strategy(folder: Path) -> str:
-    """What the service in ``folder`` was last started with."""
+    """The deployment strategy of the last start of the service in ``folder``."""
     from rlforge.config.compose import from_yaml
     from rlforge.config.serving import ServingConfig
 

@@ -1,4 +1,4 @@
-"""``rlforge windows``: what a store holds, why a window is not ready, and the way to datasets."""
+"""``rlforge windows``: list and show windows of decisions; export and import datasets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def list_windows(
     where: StoreOrRun,
     last: Annotated[int, typer.Option(metavar="N", help="Only the newest N.", min=1)] = 20,
 ) -> None:
-    """List windows, and why those that are not ready are not.
+    """List windows; for those that are not ready, the reasons.
 
     [bold]Example[/bold]
 
@@ -69,7 +69,7 @@ def show(
         str, typer.Argument(metavar="WINDOW_ID", help="Its id, such as 2024-11-13-10:00.")
     ],
 ) -> None:
-    """Show one window: its agents, and what it lacks to be trained on.
+    """Show one window: its agents, and why it is not ready to be trained on.
 
     [bold]Example[/bold]
 
@@ -119,13 +119,13 @@ def import_windows(
         Path, typer.Argument(metavar="FOLDER", help="A dataset: parquet files in it or its data/.")
     ],
     store: Annotated[
-        Path, typer.Argument(metavar="STORE", help="A trajectory store; made if need be.")
+        Path, typer.Argument(metavar="STORE", help="A trajectory store; created if missing.")
     ],
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out bad rows instead of refusing them all.")
+        bool, typer.Option("--skip-bad", help="Skip bad rows instead of importing nothing.")
     ] = False,
 ) -> None:
-    """Append the rows of a dataset to a store; bad rows are named before any is written.
+    """Append the rows of a dataset to a store; bad rows are reported before any is written.
 
     [bold]Example[/bold]
 
@@ -144,7 +144,7 @@ def import_windows(
 
 
 def _opened(where: Path) -> tuple[StoreReader, WindowConfig]:
-    """The store at ``where``, and the rules of the run it belongs to, or else the defaults."""
+    """The store at ``where``, and the window settings of its run, or the defaults."""
     from rlforge.config.windows import WindowConfig, saved_groups
     from rlforge.tracking.files import open_run
     from rlforge.trajectories.layout import ABOUT
@@ -152,8 +152,8 @@ def _opened(where: Path) -> tuple[StoreReader, WindowConfig]:
     from rlforge.trajectories.store import store_folder
 
     if (where / ABOUT).is_file():
-        beside = where.absolute().parent / "config.yaml"
-        return StoreReader(where), saved_groups(beside)[1] if beside.is_file() else WindowConfig()
+        saved = where.absolute().parent / "config.yaml"
+        return StoreReader(where), saved_groups(saved)[1] if saved.is_file() else WindowConfig()
     try:
         run = open_run(where)
     except RlforgeError as error:
@@ -167,10 +167,10 @@ def _opened(where: Path) -> tuple[StoreReader, WindowConfig]:
 
 
 def _now(where: Path, reader: StoreReader, config: WindowConfig) -> float:
-    """The time by the clock of the decisions.
+    """The current time by the clock of the decisions.
 
-    A simulated one stands where the newest was made, or has come to the end of the window that
-    the run in or around ``where`` trained on last.
+    A simulated clock stands at the newest decision, or at the end of the last window that the run
+    at or above ``where`` trained on, whichever is later.
     """
     from rlforge.tracking.files import RunPaths, read_jsonl
     from rlforge.trajectories.windows import Windows

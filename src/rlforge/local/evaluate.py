@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 @value
 class Measurement:
-    """How ``policy`` did. results: one per environment and opponent.
+    """The evaluation of ``policy``. results: one per environment and opponent.
 
-    failures: a sentence for each of them with failed games, which no rate counts.
+    failures: a sentence for each of these with failed games, which the rates leave out.
     """
 
     policy: PolicyRef
@@ -32,12 +32,12 @@ class Measurement:
 
     @property
     def complete(self) -> bool:
-        """Whether every opponent was met in at least one game that finished."""
+        """Whether at least one game per environment and opponent has finished."""
         return all(result.games for result in self.results)
 
 
 class _NoTraining:
-    """Ports of a collector that only evaluates."""
+    """The ports of a collector that only evaluates."""
 
     async def next_games(self, wanted: int) -> list[GameSpec] | None:
         return None
@@ -57,10 +57,10 @@ async def evaluate_run(
 
     opponents: names as in the config, or uids of the same run; None takes those of the run.
     games: per environment and opponent; None takes ``eval.final_games`` of the run, or its
-    ``eval.games``. say: told what takes time. The run's device is used where it was the CPU, else
-    whatever this machine has.
-    Raises ConfigError for unknown names and numbers that cannot be, CheckpointError for missing or
-    damaged versions. Failed games are part of the answer.
+    ``eval.games``. say: called with progress messages. Runs of a CPU are evaluated on the CPU,
+    others on the device that this machine has.
+    Raises ConfigError for unknown names and impossible numbers, CheckpointError for missing or
+    damaged versions. Failed games are reported in the result.
     """
     config = read_run(run_dir, RunConfig)
     envs = eval_envs(config)
@@ -88,7 +88,7 @@ async def evaluate_run(
 
 
 def _failure(result: EvalResult, records: Sequence[GameRecord]) -> str:
-    """How many games of ``result`` failed, and why the last one did."""
+    """The number of failed games of ``result``, and the error of the last one."""
     met = (result.env_id, result.opponent)
     failed = (record for record in records if record.error is not None)
     causes = [

@@ -1,4 +1,4 @@
-"""A person at the table: one game against policies, in the terminal."""
+"""Games in the terminal: one of a person against policies, and finished ones turn by turn."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, 
 PERSON = PolicyRef(uid="you", kind="scripted", path_or_name="you")
 
 _A_WEEK_S = 7 * 24 * 3600.0
-"""People may think longer than models."""
+"""Time limit of a person's turn."""
 
 _MOST_MOVES_SHOWN = 48
 
@@ -43,13 +43,21 @@ MOST_LISTED = 20
 
 
 class Leave(Exception):  # noqa: N818 - not an error
-    """The person stood up before the game was over."""
+    """The person left before the end of the game."""
 
 
 class Person:
-    """Reads views to a person and takes their actions.
+    """Shows views to a person and reads their actions.
 
-    ask: shows a prompt and returns a line; EOFError when there are no more. say: shows a text.
+    ask: shows a prompt and returns a line; EOFError at the end of input. say: shows a text.
+
+    Example:
+        >>> person = Person(ask=lambda prompt: "4", say=print)
+        >>> view = View(player_id=0, observation="Your move.", legal_actions=("[4]", "[5]"))
+        >>> person.act(view)
+        Your move.
+        moves: [4]  [5]
+        '[4]'
     """
 
     def __init__(self, ask: Callable[[str], str], say: Callable[[str], None]) -> None:
@@ -57,12 +65,12 @@ class Person:
         self._read = ""
 
     def act(self, view: View) -> str:
-        """The person's action; where the game lists its legal ones, one of them.
+        """The person's action; one of the legal actions where the game lists them.
 
-        Markets take JSON, too. A move may be typed without its brackets. Raises Leave on ``quit``
-        and at the end of input.
+        Markets accept JSON as well. Brackets around a move may be left out. Raises Leave on
+        ``quit`` and at the end of input.
         """
-        # Most games repeat what was said before: only what is new is shown.
+        # Most games repeat earlier text in each observation: only the new part is shown.
         new = view.observation.removeprefix(self._read)
         self._read = view.observation
         self._say(new.strip())
@@ -87,9 +95,9 @@ class Person:
 
 
 def seats_of(env: EnvSpec, seat: int, opponents: Sequence[PolicyRef]) -> tuple[PolicyRef, ...]:
-    """Who sits where: the person at ``seat``, the opponents in order, the last one repeated.
+    """The policy of each seat: the person at ``seat``, the opponents in order, the last repeated.
 
-    Raises ConfigError for a seat that is not there and for more opponents than seats.
+    Raises ConfigError for a seat that does not exist and for more opponents than seats.
     """
     if seat not in range(env.num_players):
         raise ConfigError(f"--seat {seat}: {env.id} has seats 0 to {env.num_players - 1}")
@@ -102,8 +110,7 @@ def seats_of(env: EnvSpec, seat: int, opponents: Sequence[PolicyRef]) -> tuple[P
 
 
 def find_env(config: RunConfig, env_id: str | None) -> EnvSpec:
-    """The environment ``env_id`` of ``config``, its first one for None; ConfigError if it has none
-    of that name."""
+    """The environment ``env_id`` of ``config``, or the first one; ConfigError for an unknown id."""
     known = {env.id: env for env in (*eval_envs(config), *train_envs(config))}
     if env_id is not None and env_id not in known:
         raise ConfigError(
@@ -124,8 +131,8 @@ def prepare(
 ) -> tuple[RunConfig, list[PolicyRef]]:
     """The configuration to play under, and the opponents.
 
-    With ``run_dir`` its configuration counts and ``checkpoint`` is the opponent unless others are
-    named. Raises ConfigError where nobody is named, and for unknown names.
+    With ``run_dir``, its configuration is used and ``checkpoint`` is the opponent unless ``names``
+    has others. Raises ConfigError without any opponent, and for unknown names.
     """
     if run_dir is None:
         if not names:
@@ -150,9 +157,9 @@ async def play(
     person: Person,
     say: Callable[[str], None],
 ) -> GameRecord:
-    """One game of ``policies`` at the seats of ``env``, the person among them.
+    """One game of ``policies``, of which one is the person, at the seats of ``env``.
 
-    Raises Leave when the person does, ConfigError for an opponent that cannot play here.
+    Raises Leave when the person leaves, ConfigError for an opponent that cannot play here.
     """
     for policy in policies:
         if policy.kind == "api":
@@ -163,7 +170,7 @@ async def play(
         game_id="play", env=env, seed=seed, purpose="eval", seats=line_up(env, policies, None)
     )
     modelled = any(policy.kind == "checkpoint" for policy in policies)
-    # Ctrl-C while a line is read must not wait for the line, as asyncio's own handler does.
+    # Ctrl-C must end the reading of a line at once; asyncio's own handler waits for the line.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     seats = seat_policies(config, policies, say) if modelled else nullcontext(_no_model(config))
     async with seats as answers:
@@ -181,13 +188,13 @@ async def play(
 
 
 def _no_model(config: RunConfig) -> SeatPolicies:
-    """Answers at a table where nobody is a model of ours: it needs neither tokenizer nor engine."""
-    nobody: Any = None
-    return SeatPolicies(config, nobody, nobody, ())
+    """Seats without a model of the run, which need neither tokenizer nor engine."""
+    absent: Any = None
+    return SeatPolicies(config, absent, absent, ())
 
 
 def verdict(record: GameRecord) -> str:
-    """How the game ended, in a line."""
+    """The end of the game, in a line."""
     seats = record.spec.seats
     if record.error is not None:
         return f"the game failed: {record.error}"
@@ -205,7 +212,7 @@ def game_list(run_dir: Path, most: int = MOST_LISTED) -> RenderableType:
     """The newest ``most`` games of a run, newest last."""
     games = index_games(run_dir)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("game", no_wrap=True)  # is typed again, to see it
+    table.add_column("game", no_wrap=True)  # the id is an argument of the next command
     for title in ("environment", "seats"):
         table.add_column(title, overflow="fold")
     table.add_column("turns", justify="right", no_wrap=True)
@@ -228,14 +235,14 @@ def find_game(run_dir: Path, game_id: str) -> GameRecord:
 
 
 def turns(record: GameRecord) -> Iterator[RenderableType]:
-    """The game from its head to its end, one piece per turn."""
+    """The game as a heading, one piece per turn, and its result."""
     spec = record.spec
     yield Text(
         f"{spec.env_id}, game {spec.game_id}, seed {spec.seed}: {_seats(spec)}", style="bold"
     )
     read: dict[int, str] = {}
     for place, turn in enumerate(record.turns, start=1):
-        # Most games repeat to a player what it was told before.
+        # Most games repeat earlier text in each observation: only the new part is shown.
         new = turn.observation.removeprefix(read.get(turn.player_id, ""))
         read[turn.player_id] = turn.observation
         yield _turn(place, turn, new.strip())
@@ -244,18 +251,20 @@ def turns(record: GameRecord) -> Iterator[RenderableType]:
     yield Text(f"{ending(record)}: {result}", style="bold")
 
 
-def _turn(place: int, turn: Turn, told: str) -> RenderableType:
+def _turn(place: int, turn: Turn, observed: str) -> RenderableType:
     answer = turn.completion
-    who = f"{place}. player {turn.player_id} ({answer.policy_uid or 'unknown'})"
+    title = f"{place}. player {turn.player_id} ({answer.policy_uid or 'unknown'})"
     action = Text(f"plays {turn.action or 'nothing'}", style="green" if turn.legal else "red")
     if answer.logprobs:
         action.append(f"  probability {math.exp(sum(answer.logprobs)):.3g}", style="dim")
     for mark, applies in (("wrong format", not turn.well_formed), ("illegal", not turn.legal)):
         if applies:
             action.append(f"  {mark}", style="bold red")
-    said = answer.text.strip()
-    spoken = [Text(said)] if said and said != turn.action else []
-    return Group(Rule(who, align="left", style="dim"), Text(told, style="dim"), *spoken, action)
+    text = answer.text.strip()
+    answered = [Text(text)] if text and text != turn.action else []
+    return Group(
+        Rule(title, align="left", style="dim"), Text(observed, style="dim"), *answered, action
+    )
 
 
 def _seats(spec: GameSpec) -> str:

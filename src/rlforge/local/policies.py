@@ -1,4 +1,4 @@
-"""Policies in this process: those of a run found, loaded and asked, without Ray."""
+"""A run's policies, loaded into this process without Ray."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from rlforge.types import PolicyRef
 async def seat_policies(
     config: RunConfig, policies: Sequence[PolicyRef], say: Callable[[str], None]
 ) -> AsyncIterator[SeatPolicies]:
-    """Who answers at the seats of ``config``'s games, with its engine in this process.
+    """The policies at the seats of ``config``'s games, with an engine in this process.
 
-    policies: those that will sit there. say: told what takes time. The run's device is used where
-    it was the CPU, else whatever this machine has. Raises ConfigError for a model or an engine that
-    is not to be had, and for saved policies that it cannot play.
+    policies: those of the seats. say: called with progress messages. Runs of a CPU stay on the CPU,
+    others use the device that this machine has. Raises ConfigError for a model or an engine that is
+    not available, and for saved policies that the engine cannot play.
     """
     here = HardwareConfig(
         device="cpu" if config.hardware.device == "cpu" else "auto",
@@ -67,7 +67,7 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
 def find_opponent(run_dir: Path, name: str, config: RunConfig) -> PolicyRef:
     """An opponent by its name in the config, or by its uid in the run.
 
-    Raises ConfigError for a name that means nobody, or a player that does not know the games.
+    Raises ConfigError for an unknown name, or a player that does not know the games.
     """
     if is_step_name(name):
         return find_policy(run_dir, name)[0]

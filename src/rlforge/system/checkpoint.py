@@ -38,7 +38,7 @@ from rlforge.system.files import readable_size, says_full_disk, sync
 from rlforge.types import value
 
 MANIFEST = "manifest.json"
-#: Folder of a checkpoint with what ``--resume`` needs beside the weights.
+#: Folder of a checkpoint with the state that ``--resume`` needs in addition to the weights.
 STATE = "state"
 #: Names the newest checkpoint of a root where a name is asked for.
 LATEST = "latest"
@@ -48,7 +48,6 @@ _STEP = "step-"
 _TEMPORARY = re.compile(r"\.tmp\.(?P<host>.+)\.(?P<pid>\d+)\.[^.]+")
 #: Age after which a temporary directory of another machine counts as abandoned.
 _ABANDONED_S = 24 * 3600.0
-_CHUNK = 1 << 20
 
 
 def step_name(version: int) -> str:
@@ -81,9 +80,9 @@ class FileEntry:
 
 @value
 class Manifest:
-    """What a checkpoint consists of. files: by path relative to it, with forward slashes.
+    """The contents of a checkpoint. files: by path relative to it, with forward slashes.
 
-    meta: what the writer noted, e.g. the version. rlforge_version: of the package that wrote it.
+    meta: facts from the writer, such as the version. rlforge_version: of the package that wrote it.
     """
 
     files: Mapping[str, FileEntry]
@@ -92,7 +91,7 @@ class Manifest:
 
     @property
     def has_state(self) -> bool:
-        """Whether a run can be resumed from it."""
+        """Whether it has the state that ``--resume`` needs."""
         return any(name.startswith(f"{STATE}/") for name in self.files)
 
     @property
@@ -128,9 +127,9 @@ def write_checkpoint(
 def extend_checkpoint(path: Path, fill: Callable[[Path], None]) -> Manifest:
     """Add the files that ``fill`` writes to the checkpoint at ``path``.
 
-    The new manifest is the moment they belong to it: an interrupted extension changes nothing and
-    may be repeated. Returns the new manifest. Raises CheckpointError as ``write_checkpoint`` does,
-    and when a file is part of the checkpoint already.
+    They belong to it once the new manifest is in place: an interrupted extension changes nothing
+    and may be repeated. Returns the new manifest. Raises CheckpointError as ``write_checkpoint``
+    does, and when the checkpoint already has one of the files.
     """
     manifest = read_manifest(path, verify=False)
     with _explain_full_disk(path.parent, path), _temporary(path.parent) as directory:
@@ -151,7 +150,7 @@ def extend_checkpoint(path: Path, fill: Callable[[Path], None]) -> Manifest:
 
 
 def read_manifest(path: Path, *, verify: bool = True) -> Manifest:
-    """The manifest of the checkpoint at ``path``; ``verify`` reads every file and checks it.
+    """The manifest of the checkpoint at ``path``; ``verify``: check size and digest of every file.
 
     Raises CheckpointError naming the file that is missing, truncated or altered.
     """
@@ -191,7 +190,7 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 
 def latest_checkpoint(root: Path, *, with_state: bool = False) -> Path | None:
-    """The newest checkpoint in ``root``, or the newest that a run can resume from; None: none."""
+    """The newest checkpoint in ``root``, with_state: that a run can be resumed from; or None."""
     for path in reversed(list_checkpoints(root)):
         if not with_state or read_manifest(path, verify=False).has_state:
             return path
@@ -224,14 +223,14 @@ def prune(root: Path, keep: int, protected: Collection[str] = ()) -> list[Path]:
     candidates = [path for path in list_checkpoints(root) if path.name not in protected]
     doomed = candidates[: max(0, len(candidates) - keep)]
     for path in doomed:
-        # Renamed first: a deletion that is interrupted leaves no half checkpoint behind.
+        # Renamed first: an interrupted deletion leaves no incomplete checkpoint.
         with _temporary(root) as directory:
             path.rename(directory / path.name)
     return doomed
 
 
 def clean_leftovers(root: Path) -> list[Path]:
-    """Delete temporary directories of writers that are gone; returns what was deleted."""
+    """Delete temporary directories of processes that ended; returns what was deleted."""
     leftovers = [path for path in root.iterdir() if _is_leftover(path)]
     for path in leftovers:
         # Another writer may be deleting the same one.
@@ -274,7 +273,7 @@ def _is_leftover(path: Path) -> bool:
 
 
 def _describe(directory: Path) -> dict[str, FileEntry]:
-    """Every file under ``directory`` with its digest, synced to disk on the way."""
+    """Every file under ``directory`` with its digest; syncs each to disk."""
     if (directory / MANIFEST).exists():
         raise CheckpointError(f"{MANIFEST} is the manifest's own name; write another file")
     files = {}
@@ -286,12 +285,9 @@ def _describe(directory: Path) -> dict[str, FileEntry]:
 
 
 def _entry(file: Path) -> FileEntry:
-    digest, size = hashlib.sha256(), 0
     with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return FileEntry(size=size, sha256=digest.hexdigest())
+        digest = hashlib.file_digest(stream, "sha256")
+        return FileEntry(size=stream.tell(), sha256=digest.hexdigest())
 
 
 def _verify(path: Path, name: str, expected: FileEntry) -> None:
@@ -341,7 +337,7 @@ def _sync_directories(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _explain_full_disk(root: Path, path: Path) -> Iterator[None]:
-    """Turn a full disk into a message with the room there is and the room there should be."""
+    """Turn a full disk into a message with the bytes that are free and needed."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What this machine has, read without loading a framework, and what a profile makes of it."""
+"""The machine's cores, GPUs and memory, read without torch, and profiles resolved for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError
 from rlforge.types import value
 
-#: Where the driver lists its GPUs; not under WSL2 and in some sandboxes.
+#: Where the driver lists its GPUs; missing under WSL2 and in some sandboxes.
 DRIVER = Path("/proc/driver/nvidia/gpus")
 
 CLUSTER_PATIENCE_S = 5.0
@@ -34,7 +34,7 @@ class Machine:
 
 
 def detect() -> Machine:
-    """Look at the machine; respects CPU affinity and CUDA_VISIBLE_DEVICES."""
+    """The machine as this process may use it: by CPU affinity and CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         count = len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
@@ -47,7 +47,7 @@ def detect() -> Machine:
 class Gpu:
     """A GPU as the driver shows it. memory: bytes; capability: of its kernels, such as 8.9.
 
-    index, uuid: its place among all of the machine, by PCI address, and its own identifier.
+    index, uuid: its number among the machine's GPUs, by PCI address, and its identifier.
     """
 
     name: str
@@ -88,11 +88,11 @@ def gpus() -> tuple[Gpu, ...]:
             for index, uuid, name, memory, capability in rows
         )
     except (OSError, subprocess.SubprocessError, ValueError):
-        return ()  # no driver behind the tool, or an answer of another form: nothing is known
+        return ()  # no driver, or output of another form
 
 
 def ram() -> int | None:
-    """Bytes of memory that this machine, or the container this runs in, may use; None: unknown."""
+    """Bytes of memory of this machine, or of the container around this process; None: unknown."""
     total = _first(Path("/proc/meminfo"), "MemTotal")
     if total is None:
         return None
@@ -102,7 +102,7 @@ def ram() -> int | None:
     return found if text == "max" else min(found, int(text))
 
 
-#: What can change a result or a speed; those not installed are left out.
+#: Packages that can change a result or a speed.
 _PACKAGES = (
     "rlforge",
     "torch",
@@ -118,7 +118,7 @@ _PACKAGES = (
 
 
 def describe() -> dict[str, Any]:
-    """The machine in a few words, to stand beside what was measured on it."""
+    """The machine in a few words, to be stored with measurements."""
     return {
         "processor": _first(Path("/proc/cpuinfo"), "model name") or platform.machine(),
         "cores": detect().cpus,
@@ -144,7 +144,7 @@ def _first(path: Path, key: str) -> str | None:
 
 
 def prepare_ray(hardware: HardwareConfig) -> None:
-    """Set what Ray reads when it is first imported, or look whether its cluster answers.
+    """Set the variables that Ray reads on import, or check that its cluster answers.
 
     hardware: as resolved. Raises ConfigError as ``check_cluster`` does.
     """
@@ -152,17 +152,17 @@ def prepare_ray(hardware: HardwareConfig) -> None:
     if hardware.ray_address is not None:
         check_cluster(hardware.ray_address)
         return
-    # A Ray of our own listens on the loopback interface only. (The name is Ray's; it is about
-    # systems on which that is the default.)
+    # A cluster that this process starts listens on the loopback interface only. (Ray's name of the
+    # variable is about the systems on which that is the default.)
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    # Its actors are the run; by Ray's own choice everything else on the machine would go first.
+    # Ray's default gives its workers a lower priority than all other processes.
     os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def check_cluster(address: str) -> None:
     """Raise ConfigError when nothing answers at ``address`` (HOST:PORT, or ray://HOST:PORT).
 
-    Ray itself would try for minutes. Anything else (``auto``) is Ray's to resolve.
+    Ray itself tries for minutes. Other addresses (``auto``) are left to Ray.
     """
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not port.isdigit():

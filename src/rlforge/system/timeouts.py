@@ -1,4 +1,4 @@
-"""Time-outs that stand still while those who are waited for may not answer."""
+"""Time-outs that do not count while the engines are paused."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 TimeLimit = Callable[[float], AbstractAsyncContextManager[asyncio.Timeout]]
-"""Limits a block to so many seconds, as ``asyncio.timeout`` does."""
+"""Limits a block to a number of seconds, as ``asyncio.timeout`` does."""
 
 
 class Clock:
-    """Counts the time of many limits, and none of it between ``stop`` and ``go_on``.
+    """Makes time limits that stand still between ``stop`` and ``go_on``.
 
     All calls come from one event loop.
+
+    Example:
+        >>> async def ask() -> str:
+        ...     clock = Clock()
+        ...     async with clock.timeout(0.001):
+        ...         clock.stop()
+        ...         await asyncio.sleep(0.005)
+        ...         return "no time-out"
+        >>> asyncio.run(ask())
+        'no time-out'
     """
 
     def __init__(self) -> None:
@@ -22,7 +32,7 @@ class Clock:
 
     @asynccontextmanager
     async def timeout(self, seconds: float) -> AsyncIterator[asyncio.Timeout]:
-        """``asyncio.timeout`` by this clock."""
+        """As ``asyncio.timeout``, by this clock."""
         async with asyncio.timeout(None if self._stopped else seconds) as limit:
             self._left[limit] = seconds
             try:
@@ -31,7 +41,7 @@ class Clock:
                 del self._left[limit]
 
     def stop(self) -> None:
-        """From now on no time passes."""
+        """Pause all limits."""
         now = asyncio.get_running_loop().time()
         self._stopped = True
         for limit in self._left:
@@ -41,7 +51,7 @@ class Clock:
                 limit.reschedule(None)
 
     def go_on(self) -> None:
-        """Time passes again: each limit has what was left of it."""
+        """Resume all limits with the time they had left."""
         now = asyncio.get_running_loop().time()
         self._stopped = False
         for limit, seconds in self._left.items():

@@ -1,4 +1,4 @@
-"""Who worked when: the share of wall time of engines, learner, and of neither of them."""
+"""Shares of wall time in which engines worked, the learner worked, and neither did."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Span = tuple[float, float]
 
 
 LATEST_REPORT_S = 600.0
-"""Engines are asked for their spans every few seconds: none is told of later than this."""
+"""Most seconds between the start of an engine's span and its report; polls are seconds apart."""
 
 
 class WorkLog:
-    """Spans of one worker, until somebody takes them; written and taken by different threads."""
+    """Spans of one worker that were not taken yet; one thread adds them, another takes them."""
 
     def __init__(self) -> None:
         self._spans: deque[Span] = deque()
@@ -25,7 +25,7 @@ class WorkLog:
         self._spans.append(span)
 
     def take(self) -> list[Span]:
-        """All spans since the last call, those with less than a millisecond between them joined."""
+        """All spans since the last call; those less than 1 ms apart are joined."""
         joined: list[Span] = []
         for _ in range(len(self._spans)):
             start, end = self._spans.popleft()
@@ -37,17 +37,25 @@ class WorkLog:
 
 
 class Covered:
-    """Time since ``since`` that is covered by one span at least, of many that come in any order."""
+    """The seconds after ``since`` that at least one span covers; spans may come in any order.
+
+    Example:
+        >>> covered = Covered(since=0.0)
+        >>> for span in ((5.0, 7.0), (1.0, 3.0), (2.0, 4.0)):
+        ...     covered.add(span)
+        >>> covered.seconds(until=10.0), covered.seconds(until=6.0)
+        (5.0, 4.0)
+    """
 
     def __init__(self, since: float) -> None:
         self._settled = since
-        # Spans after that, those that touch each other joined, in order.
+        # Spans after ``_settled``, in order; those that touch are joined.
         self._starts: list[float] = []
         self._ends: list[float] = []
         self._seconds = 0.0
 
     def add(self, span: Span) -> None:
-        """``span`` is covered; what of it lies before all that is settled no longer counts."""
+        """``span`` is covered; its part before the settled spans' end is ignored."""
         start, end = max(span[0], self._settled), span[1]
         if end <= start:
             return
@@ -60,13 +68,13 @@ class Covered:
         self._seconds += end - start
 
     def seconds(self, until: float) -> float:
-        """What is covered before ``until``."""
+        """Seconds covered before ``until``."""
         late = bisect_right(self._ends, until)
         after = zip(self._starts[late:], self._ends[late:], strict=True)
         return self._seconds - sum(end - max(start, until) for start, end in after)
 
     def settle(self, before: float) -> None:
-        """Keep of spans that ended ``before`` only their sum: no span that touches them comes."""
+        """Keep only the sum of spans that ended ``before``: no later ``add`` touches them."""
         done = bisect_right(self._ends, before)
         if done:
             self._settled = self._ends[done - 1]
@@ -74,10 +82,17 @@ class Covered:
 
 
 class Utilisation:
-    """Collects spans of work since ``started`` and sums them up.
+    """Sums up spans of work since ``started``.
 
-    The learner's come in order, the engines' at most ``LATEST_REPORT_S`` after they began. What is
-    older than that, and than the learner's last, is kept as a sum.
+    Spans of the learner arrive in order; engine spans arrive at most ``LATEST_REPORT_S`` after they
+    began. Spans older than both bounds are final and kept only as a running total.
+
+    Example:
+        >>> utilisation = Utilisation(started=0.0)
+        >>> utilisation.engines_worked([(0.0, 5.0)])
+        >>> utilisation.learner_worked((4.0, 7.5))
+        >>> utilisation.shares(now=10.0)
+        {'engine_share': 0.5, 'learner_share': 0.35, 'idle_share': 0.25}
     """
 
     def __init__(self, started: float) -> None:
@@ -97,7 +112,7 @@ class Utilisation:
             self._either.add(span)
 
     def shares(self, now: float) -> dict[str, float]:
-        """``engine_share``, ``learner_share`` and ``idle_share`` (neither) of the time so far."""
+        """``engine_share``, ``learner_share`` and ``idle_share`` (neither) until ``now``."""
         wall = max(now - self._started, 1e-9)
         for covered in (self._learner, self._engines, self._either):
             covered.settle(min(now - LATEST_REPORT_S, self._learned))

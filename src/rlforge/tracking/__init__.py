@@ -1,4 +1,4 @@
-"""What a run writes down, and how it is shown: files, metrics, sinks, display and report.
+"""What a run records and how it is shown: files, metrics, sinks, display and report.
 
-A run is read back from its directory alone; nothing here starts or changes one.
+Readers need only the run's directory; nothing here starts or changes a run.
 """

@@ -1,4 +1,4 @@
-"""Showing a run as it goes: in its own terminal (``train``) or from another (``monitor``)."""
+"""Shows a run while it runs: in its own terminal (``train``) or from another (``monitor``)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,20 @@ DisplayMode = Literal["auto", "rich", "plain", "off"]
 class Display:
     """Shows each ``Progress`` it is given; a context manager.
 
-    ``rich`` redraws one frame; ``plain`` prints a line per update (at most one in
+    ``rich`` redraws one frame; ``plain`` prints a line per update (at most one per
     ``plain_every_s`` seconds) and one per evaluation; ``off`` shows nothing. ``auto`` is ``rich``
     on a terminal that can draw it and ``plain`` elsewhere.
+
+    Example:
+        >>> import sys
+        >>> progress = Progress(
+        ...     run_name="kuhn", status="done", updated_at=0.0, elapsed_s=5.0, update=2,
+        ...     total_updates=2, games=64,
+        ... )
+        >>> with Display("kuhn", "plain", Console(file=sys.stdout, width=100)) as display:
+        ...     display.show(progress)
+        [0:05] update 2/2  games 64 (0.0/s)  0 tok/s
+        [0:05] done at update 2/2, 64 games
     """
 
     def __init__(
@@ -35,7 +46,7 @@ class Display:
         console: Console | None = None,
         plain_every_s: float = 2.0,
     ) -> None:
-        """console: None writes to standard error; standard output is the command's answer."""
+        """console: None writes to standard error, since standard output is the command's result."""
         self._run_name = run_name
         self._console = console or Console(stderr=True)
         drawable = self._console.is_terminal and not self._console.is_dumb_terminal
@@ -75,16 +86,16 @@ class Display:
                 self._print(line)
 
     def note(self, text: str) -> None:
-        """Say something that no ``Progress`` holds, above the frame or as a line."""
+        """Print a message, above the frame or as a line."""
         if self.mode != "off":
             self._print(f"{self._run_name}: {text}")
 
     def _print(self, line: str) -> None:
-        # Lines are for logs: no markup, no wrapping, nothing but the text.
+        # Lines are for logs: no markup, no wrapping.
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _new_lines(self, progress: Progress) -> list[str]:
-        """What has changed since the last call, in plain words."""
+        """Lines for what has changed since the last call."""
         lines = []
         ended = progress.status != "running"
         due = time.monotonic() >= self._next_line or ended
@@ -122,7 +133,7 @@ def make_display(cfg: TrackerConfig, run_name: str, console: Console | None = No
 
 
 def update_line(progress: Progress) -> str:
-    """One update in one line of plain ASCII."""
+    """One update as a line of plain ASCII."""
     parts = [
         f"[{duration(progress.elapsed_s)}] update {progress.update}/{progress.total_updates}",
     ]
@@ -139,7 +150,7 @@ def update_line(progress: Progress) -> str:
 
 
 def eval_line(progress: Progress, row: WinRateRow) -> str:
-    """One evaluation in one line of plain ASCII."""
+    """One evaluation as a line of plain ASCII."""
     low, high = row.ci95
     start = "" if row.step == row.start_step else f", start {percent(row.start_win_rate, 1)}"
     return (
@@ -158,7 +169,7 @@ def monitor(
 ) -> None:
     """Show a run from its files until it ends; ``once``: show it as it is now and return.
 
-    Ctrl-C ends the showing and nothing else. A run that has ended is shown once.
+    Ctrl-C ends the display, not the run. A run that has ended is shown once.
 
     Raises:
         RlforgeError: ``run_dir`` is not a run.

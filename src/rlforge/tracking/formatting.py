@@ -1,4 +1,9 @@
-"""Numbers as people read them, the same in terminal, plain lines and report."""
+"""Numbers and durations as text, the same in terminal, plain lines and report.
+
+Example:
+    >>> duration(3845), count(1_234_567), percent(0.683), number(0.000032)
+    ('1:04:05', '1.23M', '68%', '3.2e-5')
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import math
 
 from rlforge.types import GameRecord
 
-#: Learner metrics that have a name for people, in the order in which they are shown.
+#: Labels of learner metrics, in the order in which they are shown.
 LEARNER_LABELS = {
     "loss": "loss",
     "reward_mean": "reward",
@@ -44,7 +49,7 @@ def count(number: float) -> str:
 
 
 def per_second(rate: float) -> str:
-    """``42.1/s``; whole numbers from a hundred on."""
+    """``42.1/s``; from 100 on without decimals."""
     return f"{count(rate)}/s" if rate >= 100 else f"{rate:.1f}/s"
 
 
@@ -59,7 +64,7 @@ def points(change: float) -> str:
 
 
 def number(amount: float | None, digits: int = 4) -> str:
-    """``digits`` significant ones: ``0.01234``, ``3.2e-5``, ``21,034``; a dash for None."""
+    """``digits`` significant digits: ``0.01234``, ``3.2e-5``, ``21,034``; a dash for None."""
     if amount is None or not math.isfinite(amount):
         return NOTHING if amount is None else str(amount)
     if amount == 0:
@@ -80,6 +85,6 @@ def ending(record: GameRecord) -> str:
 
 
 def sparkline(shares: tuple[float, ...]) -> str:
-    """Shares of 0..1 as little bars."""
+    """Shares of 0..1 as block characters, ``▁`` to ``█``."""
     top = len(_BLOCKS) - 1
     return "".join(_BLOCKS[min(max(round(share * top), 0), top)] for share in shares)

@@ -1,8 +1,7 @@
 """Finished games on disk: ``games/NAME-NUMBER.parquet``, one row per game.
 
-A row holds the whole ``GameRecord``: spec, turns with token ids and log-probs, rewards. Chunks are
-small and written whole under their final name, so a crash costs at most the games of the chunk
-that was being gathered.
+A row holds the whole ``GameRecord``: spec, turns with token ids and log-probs, rewards. Games are
+written in small chunks, each in one step: a crash loses at most the games of the current chunk.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def _schema() -> Any:
     # pyarrow is imported where it is used: it takes a quarter second that few commands need.
     import pyarrow as pa
 
-    # Beside the fields of ``GameRecord``, to choose and list games without their turns.
+    # Further columns than the fields of ``GameRecord``, to list games without reading turns.
     index = {
         "game_id": pa.string(),
         "env_id": pa.string(),
@@ -54,8 +53,8 @@ class GameWriter:
     """Gathers finished games and writes them in chunks.
 
     A chunk is written when it has ``chunk_games`` games or, at the next ``add`` or ``tick``, when
-    its first game is ``chunk_seconds`` old. Writers of one run need different names; one that
-    opens a run again goes on numbering where the last of its name stopped.
+    its first game is ``chunk_seconds`` old. Writers of one run need different names; numbering
+    continues after the existing chunks of that name.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class GameWriter:
         self._next = max(taken, default=0) + 1
 
     def add(self, records: Iterable[GameRecord]) -> None:
-        """Take finished games; writes whole chunks as they fill up."""
+        """Add finished games; full chunks are written."""
         for record in records:
             if not self._rows:
                 self._oldest = time.monotonic()
@@ -86,12 +85,12 @@ class GameWriter:
         self.tick()
 
     def tick(self) -> None:
-        """Write the games at hand if the oldest has waited long enough."""
+        """Write the gathered games if the oldest has waited ``chunk_seconds``."""
         if self._rows and time.monotonic() - self._oldest >= self._chunk_seconds:
             self.flush()
 
     def flush(self) -> None:
-        """Write the games at hand now."""
+        """Write the gathered games now."""
         if not self._rows:
             return
         import pyarrow as pa
@@ -105,7 +104,7 @@ class GameWriter:
         self._rows = []
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining games."""
         self.flush()
 
 
@@ -136,7 +135,7 @@ def _rows_of(chunk: Path, columns: list[str] | None, filters: Any = None) -> lis
 def read_games(
     run_dir: Path | str, game_ids: Collection[str] | None = None, purpose: Purpose | None = None
 ) -> Iterator[GameRecord]:
-    """The finished games of a run, oldest first; none when it has written none yet.
+    """The finished games on disk, oldest first.
 
     game_ids: only these. purpose: only training or only evaluation games.
 
@@ -157,7 +156,7 @@ def read_games(
 
 @value
 class GameIndex:
-    """What a list of games needs to know of each: everything but the turns themselves."""
+    """A finished game without its turns."""
 
     spec: GameSpec
     num_turns: int

@@ -1,4 +1,4 @@
-"""Where flushed means go: a JSONL file always, TensorBoard and Weights & Biases by config."""
+"""Sinks of metrics: always a JSONL file; TensorBoard and Weights & Biases by config."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Sink(Protocol):
         ...
 
     def rewind(self, step: int) -> None:
-        """Forget what came after ``step``, where that is possible: the run goes on from there."""
+        """Drop what was recorded after ``step``, where the sink can; the run continues there."""
         ...
 
     def close(self) -> None:
-        """Bring everything to disk (or to the server) and let go."""
+        """Write everything to disk (or to the server) and close."""
         ...
 
 
@@ -69,7 +69,7 @@ class TensorBoardSink:
         self._add(self._event.Event(step=step, wall_time=time.time(), summary=summary))
 
     def rewind(self, step: int) -> None:
-        # TensorBoard drops what it has read at and after the step of a START event.
+        # On a START event, TensorBoard drops all points at and after its step.
         start = self._event.SessionLog(status=self._event.SessionLog.START)
         self._add(self._event.Event(step=step + 1, wall_time=time.time(), session_log=start))
 
@@ -82,13 +82,13 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """A Weights & Biases run; in offline mode it stays below the run directory, without network.
+    """A Weights & Biases run; in offline mode it is stored below the run directory.
 
     ``wandb sync RUN_DIR/wandb/offline-run-*`` uploads it later.
     """
 
     def __init__(self, paths: RunPaths, cfg: TrackerConfig, run_name: str) -> None:
-        # Read when wandb is imported: without it even an offline run looks for its error server.
+        # wandb reads it when it is imported; by default even offline runs contact an error server.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
@@ -101,7 +101,7 @@ class WandbSink:
             config=config,
             settings=wandb.Settings(silent=True, console="off"),
         )
-        # W&B's own step counts its log calls and must rise: curves are drawn over the update.
+        # W&B's own step counts log calls and must rise: the x axis is the update instead.
         self._run.define_metric("update")
         self._run.define_metric("*", step_metric="update")
 
@@ -109,7 +109,7 @@ class WandbSink:
         self._run.log({**scalars, "update": step})
 
     def rewind(self, step: int) -> None:
-        # Nothing to forget: a resumed run is a new W&B run, which begins at ``step``.
+        # A resumed run is a new W&B run, which begins at ``step``.
         return
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class WandbSink:
 
 
 def make_sinks(cfg: TrackerConfig, paths: RunPaths, run_name: str) -> list[Sink]:
-    """The sinks that ``cfg`` asks for; Weights & Biases gets config.yaml of the run, if there.
+    """The sinks that ``cfg`` names; Weights & Biases also stores config.yaml of the run.
 
     Raises:
         ConfigError: as ``check_sinks``.
@@ -132,7 +132,7 @@ def make_sinks(cfg: TrackerConfig, paths: RunPaths, run_name: str) -> list[Sink]
 
 
 def check_sinks(cfg: TrackerConfig) -> None:
-    """See, before a run starts, that its sinks can work.
+    """Check, before a run starts, that its sinks can work.
 
     Raises:
         ConfigError: a package is missing, the W&B mode is unknown, or it has no key to go online.
@@ -159,7 +159,7 @@ def _need(package: str, key: str) -> None:
 
 
 def _has_wandb_key() -> bool:
-    """Whether wandb would find a key by itself; it would ask at the terminal otherwise."""
+    """Whether wandb finds a key by itself; without one it asks at the terminal."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     file = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()

@@ -1,4 +1,4 @@
-"""A ``Progress`` drawn with Rich: nothing cut at 80 columns, three sections abreast from 110."""
+"""A ``Progress`` drawn with Rich; complete at 80 columns, three sections side by side from 110."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from rlforge.tracking.formatting import (
 )
 from rlforge.tracking.progress import Progress, WinRateRow
 
-#: Columns from which three, and two, sections stand side by side.
+#: Minimum widths for three, and for two, sections side by side.
 WIDE, MIDDLE = 110, 76
-#: Rows of a long table where no terminal limits them, and on the smallest terminal.
+#: Most rows of a table, and rows that are shown even on the smallest terminal.
 MOST_ROWS, LEAST_ROWS = 12, 3
-#: Seconds without news after which a running run is shown as silent.
+#: Age of the last report, in seconds, after which a running run is shown as silent.
 SILENT_AFTER_S = 60.0
 
 _STATUS_STYLE = {"running": "cyan", "done": "green", "failed": "red", "interrupted": "yellow"}
 
 
 class ProgressView:
-    """Renders ``progress``; ``now`` (Unix time) tells how old its news are, None: fresh."""
+    """Renders ``progress``; ``now``: Unix time, to show the age of an old one."""
 
     def __init__(self, progress: Progress, now: float | None = None) -> None:
         self.progress = progress
@@ -47,7 +47,7 @@ class ProgressView:
 
         top = Group(self._head(width), _section("Win rate", _win_rates(p, width)))
         yield top
-        # A live frame taller than its terminal flickers: long tables and extra sections give way.
+        # A live frame taller than the terminal flickers: tables are cut, extra sections left out.
         room = console.height - 1 - lines(top) if console.is_terminal else 1000
         rows = min(max(room - 4, LEAST_ROWS), MOST_ROWS)
         ratings = _section("Ratings", _ratings(p, rows))
@@ -57,9 +57,9 @@ class ProgressView:
         if p.collection:
             extra.append(_section("Training games", _collection(p, width)))
         if width >= WIDE:
-            middle: RenderableType = _beside(ratings, matches, machine)
+            middle: RenderableType = _side_by_side(ratings, matches, machine)
         else:
-            middle = _beside(ratings, machine) if width >= MIDDLE else Group(ratings, machine)
+            middle = _side_by_side(ratings, machine) if width >= MIDDLE else Group(ratings, machine)
             extra.append(matches)
         yield middle
         room -= lines(middle)
@@ -93,9 +93,9 @@ class ProgressView:
         body = Group(bar, *_flow(flow, width - 4), *_flow(learner, width - 4))
         state = Text.assemble((p.status, _STATUS_STYLE[p.status]), f" · {duration(p.elapsed_s)}")
         if self.now is not None and p.status == "running":
-            silence = self.now - p.updated_at
-            if silence > SILENT_AFTER_S:
-                state.append(f" · no news for {duration(silence)}", style="yellow")
+            age = self.now - p.updated_at
+            if age > SILENT_AFTER_S:
+                state.append(f" · no report for {duration(age)}", style="yellow")
         title = Text(p.run_name, style="bold")
         title.truncate(max(width - 8, 8), overflow="ellipsis")
         return Panel(body, title=title, title_align="left", subtitle=state, subtitle_align="right")
@@ -105,7 +105,7 @@ def _section(title: str, body: RenderableType) -> Panel:
     return Panel(body, title=Text(title, style="bold"), title_align="left", border_style="dim")
 
 
-def _beside(*sections: Panel) -> Table:
+def _side_by_side(*sections: Panel) -> Table:
     grid = Table.grid(expand=True)
     for _ in sections:
         grid.add_column(ratio=1)
@@ -118,7 +118,7 @@ def _pair(name: str, text: str) -> Text:
 
 
 def _flow(pairs: Iterable[Text], width: int) -> list[Text]:
-    """Pairs in lines of at most ``width`` that break between pairs, never inside one."""
+    """Lines of at most ``width`` that break between pairs, not inside one."""
     lines: list[Text] = []
     for pair in pairs:
         if lines and lines[-1].cell_len + 3 + pair.cell_len <= width:
@@ -129,7 +129,7 @@ def _flow(pairs: Iterable[Text], width: int) -> list[Text]:
 
 
 def _table(*columns: tuple[str, str]) -> Table:
-    """Columns as (title, ``left`` for names that may fold, ``right`` for numbers)."""
+    """columns: title, and ``left`` for names (long ones fold) or ``right`` for numbers."""
     table = Table(box=None, expand=True, header_style="dim", padding=(0, 1), pad_edge=False)
     for title, side in columns:
         if side == "left":
@@ -153,10 +153,10 @@ def _win_rates(p: Progress, width: int) -> RenderableType:
         win = Text(percent(row.win_rate), style="bold")
         win.append(f"  {percent(low)}–{percent(high)}", style="not bold dim")
         names = [f"{row.opponent} in {row.env_id}"] if narrow else [row.env_id, row.opponent]
-        who = [Text(name) for name in names]  # as Text: Rich reads markup into plain strings
+        cells = [Text(name) for name in names]  # Rich interprets markup in plain strings
         rest = [] if narrow else [percent(row.draw_rate), percent(row.loss_rate)]
         line = [sparkline(row.history)] if curve else []
-        table.add_row(*who, win, *rest, _change(row), str(row.step), *line)
+        table.add_row(*cells, win, *rest, _change(row), str(row.step), *line)
     return table
 
 

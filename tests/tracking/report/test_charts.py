@@ -1,4 +1,4 @@
-"""Charts: scales, thinning, smoothing and what hovering tells."""
+"""Charts: scales, thinning, smoothing and values under the pointer."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_line_goes_through_its_points() -> None:
         assert 0 < y < HEIGHT
 
 
-def test_a_gap_parts_the_line_and_a_lone_point_is_a_dot() -> None:
+def test_a_gap_splits_the_line_and_a_single_point_is_a_dot() -> None:
     chart = line_chart("x", [Series(name="x", xs=range(5), ys=[1.0, 2.0, None, 3.0, None])])
     assert [len(line) for line in points_of(chart)] == [2]
     assert len(list(parsed(chart).iter("circle"))) == 1
@@ -91,7 +91,7 @@ def test_a_single_point_is_drawn() -> None:
     assert len(list(parsed(chart).iter("circle"))) == 1
 
 
-def test_hovering_tells_every_value_with_its_band() -> None:
+def test_hovering_shows_every_value_with_its_band() -> None:
     chart = line_chart(
         "win rate",
         [
@@ -142,7 +142,7 @@ def test_trailing_mean_by_hand() -> None:
     assert trailing_mean([None], 3) == [None]
 
 
-def test_thinning_keeps_means_and_the_reach() -> None:
+def test_thinning_keeps_means_and_the_range() -> None:
     count = 5 * MOST_POINTS
     long = Series(name="x", xs=range(count), ys=[1.0, 3.0] * (count // 2), low=[0.0] * count)
     short = thin(long)

@@ -1,4 +1,4 @@
-"""The report: its numbers, its games, at any moment of a run, and safe from what models say."""
+"""The report: numbers, games, at any moment of a run, with answers of models escaped."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check(page: str) -> tuple[str, list[str]]:
     return re.sub(r"\s+", " ", " ".join(parser.text)), parser.seen
 
 
-def test_the_report_holds_what_the_run_reached(full_run: Path) -> None:
+def test_the_report_holds_the_results_of_the_run(full_run: Path) -> None:
     path = write_report(full_run)
     assert path == full_run / "report.html"
     text, tags = check(path.read_text())
@@ -101,14 +101,14 @@ def test_an_observation_shows_its_end_first_where_the_board_is(full_run: Path) -
     assert "flex-direction: column-reverse" in rule  # a box of that kind starts at its bottom
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_stays_small(full_run: Path) -> None:
+def test_the_page_loads_no_other_file_and_stays_small(full_run: Path) -> None:
     page = write_report(full_run).read_text()
     assert not re.search(r"""(src|href)\s*=|url\(|@import|https?://""", page)
     assert "<script" not in page
     assert len(page) < 400_000
 
 
-def test_what_a_model_says_is_text_not_markup(tmp_path: Path, make: Any) -> None:
+def test_answers_of_models_are_text_not_markup(tmp_path: Path, make: Any) -> None:
     attack = "<script>alert('x')</script>\"><img src=x onerror=y>&amp;"
     paths = create_run(tmp_path)
     paths.config.write_text(f"name: {attack}\n")
@@ -189,7 +189,7 @@ def test_a_run_that_has_just_begun_has_a_report(
     assert ("No evaluation has finished yet" in text) == (started != "one evaluation")
 
 
-def test_a_report_is_written_while_the_run_goes_on(full_run: Path, make: Any) -> None:
+def test_a_report_is_written_during_the_run(full_run: Path, make: Any) -> None:
     first = write_report(full_run).read_text()
     writer = GameWriter(full_run)
     writer.add([make.game("later", version=9)])

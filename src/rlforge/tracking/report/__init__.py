@@ -1,7 +1,7 @@
-"""``report.html``: what a run did and reached, in one file that opens offline.
+"""``report.html``: curves, tables and games of a run, in one file that opens offline.
 
-``data`` reads the run, ``curves``, ``tables``, ``games`` and, for continuous runs, ``windows`` make
-the sections, ``charts`` and ``html`` the marks on the page.
+``data`` reads the run; ``curves``, ``tables``, ``games`` and, for continuous runs, ``windows`` make
+the sections; ``charts`` draws and ``html`` holds markup and style sheet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["write_report"]
 
 
 def write_report(run_dir: Path | str) -> Path:
-    """Write ``report.html`` of a run, at any moment of it, and return its path.
+    """Write ``report.html`` of a running or finished run and return its path.
 
     Raises:
         RlforgeError: ``run_dir`` is not a run, or one of its JSON files is damaged.

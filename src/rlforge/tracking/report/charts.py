@@ -12,13 +12,13 @@ from rlforge.types import value
 
 WIDTH, HEIGHT = 360, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 12, 10, 28
-#: Points that a chart shows; longer series are averaged in equal stretches.
+#: Most points of a chart; longer series are averaged over equal stretches.
 MOST_POINTS = 240
-#: From this many points on a smoothed line is drawn over the raw one.
+#: Number of points from which a smoothed line is drawn over the raw one.
 SMOOTH_FROM = 30
-#: Ranges thinner than this share of their numbers are flat: ticks would drown in rounding.
+#: Ranges thinner than this share of their numbers are shown flat: ticks would be rounding errors.
 _THINNEST = 1e-9
-#: Numbers and ranges below this are nothing: their parts would have too few digits, or be 0.
+#: Numbers and ranges below this count as 0: floating point has too few digits for their parts.
 _NOTHING = 1e-290
 #: Colours of the style sheet, ``c0`` …
 COLOURS = 8
@@ -49,9 +49,8 @@ def line_chart(
 ) -> Html | None:
     """A figure with all ``series``; None when they have no points at all.
 
-    shares: y reads as percent, from 0 to 100 or, where no value is above a half, to the highest.
-    smooth: draw the trailing mean of long series
-    over the raw values.
+    shares: y in percent, from 0 to 100 or, where no value is above one half, to the highest.
+    smooth: draw the trailing mean of long series over the raw values.
     """
     shown = [thin(one) for one in series]
     shown = [one for one in shown if any(y is not None for y in one.ys)]
@@ -111,14 +110,23 @@ def thin(one: Series, most: int = MOST_POINTS) -> Series:
 
 
 def trailing_mean(numbers: Sequence[float | None], window: int) -> list[float | None]:
-    """At each place the mean of the last ``window`` numbers up to it; gaps do not count."""
+    """The mean of the last ``window`` numbers at each place; gaps do not count.
+
+    Example:
+        >>> trailing_mean([1.0, 3.0, None, 5.0], window=2)
+        [1.0, 2.0, 3.0, 5.0]
+    """
     return [_mean(numbers[max(end - window, 0) : end]) for end in range(1, len(numbers) + 1)]
 
 
 def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
     """Round numbers that cover ``low`` to ``high`` in about ``about`` steps.
 
-    A range too thin for its ticks to be told apart in floating point is shown as a flat line.
+    A range whose ticks floating point cannot distinguish is shown as a flat line.
+
+    Example:
+        >>> nice_ticks(0.0, 0.93)
+        [0.0, 0.25, 0.5, 0.75, 1.0]
     """
     if high - low <= max(_THINNEST * max(abs(low), abs(high)), _NOTHING):
         half = abs(low) / 2 if abs(low) > _NOTHING else 0.5
@@ -163,7 +171,7 @@ def _axes(ticks: Sequence[float], at_y: _Place, say: Callable[[float], str]) -> 
 
 
 def _x_axis(xs: Sequence[float], at_x: _Place, name: str) -> list[Html]:
-    """Whole-number ticks inside the range, the axis' name under its end."""
+    """Whole-number ticks inside the range; the name of the axis under its end."""
     ticks = [tick for tick in nice_ticks(xs[0], xs[-1], 6) if xs[0] <= tick <= xs[-1]]
     whole = sorted({round(tick) for tick in ticks}) or [round(xs[0])]
     parts = [
@@ -177,7 +185,7 @@ def _x_axis(xs: Sequence[float], at_x: _Place, name: str) -> list[Html]:
 def _line(
     xs: Sequence[float], ys: Sequence[float | None], at_x: _Place, at_y: _Place, cls: str
 ) -> list[Html]:
-    """One polyline per stretch without gaps; a lone point becomes a dot."""
+    """One polyline per stretch without gaps; a single point becomes a dot."""
     points = list(zip(xs, ys, strict=True))
     parts = []
     for there, run in groupby(points, key=lambda point: point[1] is not None):
@@ -206,7 +214,7 @@ def _hover(
     say: Callable[[float], str],
     x_name: str,
 ) -> list[Html]:
-    """An invisible strip per x that lights up and tells all values there."""
+    """An invisible strip per x, which shows all values there under the pointer."""
     rows: dict[float, list[str]] = {}
     for one in shown:
         bands = zip(one.low, one.high, strict=True) if one.low and one.high else None

@@ -1,4 +1,4 @@
-"""The report's charts, section by section: evaluation, learning, games, speed, ratings."""
+"""Sections of charts: evaluation, learning, training games, throughput, ratings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlforge.tracking.report.charts import COLOURS, Series, line_chart
 from rlforge.tracking.report.data import Row, RunData
 from rlforge.tracking.report.html import Html, el, fold
 
-#: Curves of single policies in the ratings chart, beside that of the current one.
+#: Most curves of single policies in the ratings chart.
 MOST_RATED = 6
 
 #: Learner metrics with a chart of their own, after those that have a label.
@@ -21,7 +21,7 @@ _LEARNER_MORE = {
     "clip_fraction": "clipped ratios",
     "value_loss": "value loss",
 }
-#: What metrics.jsonl holds beside learner metrics, shown elsewhere in the report.
+#: Keys of metrics.jsonl that are no learner metrics; other sections show them.
 _NOT_LEARNER = {
     "step",
     "window_id",
@@ -58,7 +58,7 @@ def section(title: str, note: str, *content: Html | None) -> Html | None:
 
 
 def charts(figures: Iterable[Html | None]) -> Html | None:
-    """Figures side by side as the page allows; None when there are none."""
+    """Figures side by side, as many as the page is wide; None when there are none."""
     drawn = [figure for figure in figures if figure is not None]
     return el("div", *drawn, cls="charts") if drawn else None
 
@@ -95,7 +95,7 @@ def win_rates(run: RunData) -> Html | None:
 
 
 def learner(run: RunData) -> Html | None:
-    """The named learner metrics, and the others folded away."""
+    """Learner metrics with a label; the others collapsed."""
     names = dict.fromkeys(name for row in run.metrics for name in row if "/" not in name)
     labels = {**LEARNER_LABELS, **_LEARNER_MORE}
     first = [
@@ -110,7 +110,7 @@ def learner(run: RunData) -> Html | None:
         "Learning",
         "One value per update; from 30 updates on, the strong line is the mean over the last "
         "fifteenth of the updates (at least 5). The log-prob gap compares learner and engine on "
-        "tokens of the very version that is updated.",
+        "tokens of the version that is updated.",
         charts(first),
         fold("Further learner metrics", rest) if rest else None,
     )
@@ -138,7 +138,7 @@ def training_games(run: RunData) -> Html | None:
 
 
 def throughput(run: RunData) -> Html | None:
-    """Rates, and who was at work."""
+    """Rates, and shares of wall time in which engine and learner worked."""
     work = {"engine_share": "engine", "learner_share": "learner", "idle_share": "neither"}
     shares = [
         _series(run.metrics, name, label, index) for index, (name, label) in enumerate(work.items())
@@ -151,14 +151,14 @@ def throughput(run: RunData) -> Html | None:
     ]
     return section(
         "Throughput",
-        "Generated: by players whose tokens we see, in training games. Engine and learner may "
-        "work at the same time; neither is time lost to orchestration.",
+        "Generated: by policies with known tokens, in training games. Engine and learner may work "
+        "at the same time; neither: time lost to orchestration.",
         charts(figures),
     )
 
 
 def ratings(run: RunData) -> Html | None:
-    """TrueSkill over the run: the newest policy, and those that were there longest."""
+    """TrueSkill over the run: of the newest policy, and of those that were active longest."""
     present = Counter(uid for row in run.ratings for uid in row["ratings"])
     newest = _rated(run.ratings, None, 0)
     followed = [
@@ -185,7 +185,9 @@ def ratings(run: RunData) -> Html | None:
             [
                 line_chart("rating of the newest policy", [newest]),
                 line_chart(
-                    f"rating of {followed[0].name}" if len(followed) == 1 else "lasting policies",
+                    f"rating of {followed[0].name}"
+                    if len(followed) == 1
+                    else "ratings of single policies",
                     followed,
                 ),
                 line_chart("exploration", explored, shares=True),
@@ -195,7 +197,7 @@ def ratings(run: RunData) -> Html | None:
 
 
 def _rated(rows: Sequence[Row], uid: str | None, index: int) -> Series:
-    """The rating of ``uid`` over time; None: of the policy that was newest then."""
+    """The rating of ``uid`` over time; None: of the newest policy at each time."""
     there = []
     for row in rows:
         rating = row["ratings"].get(uid or row["current"])

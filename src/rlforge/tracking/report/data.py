@@ -1,4 +1,4 @@
-"""Everything the report is made of, read once from the run directory."""
+"""The run's files, read once for the report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 @value
 class RunData:
-    """A run as its files tell it; whatever it has not written yet is empty.
+    """Contents of a run's files; empty for those that are not there yet.
 
     games_error: why the games could not be read; ``games`` is empty then.
     """
@@ -40,7 +40,7 @@ class RunData:
 
     @property
     def continuous(self) -> bool:
-        """Whether it went from window to window of a market."""
+        """Whether it is a continuous run, which trains on windows of a market."""
         return self.paths.windows.is_file()
 
 
@@ -56,7 +56,7 @@ def load_run(run_dir: Path | str) -> RunData:
     try:
         games = index_games(paths.root)
     except RlforgeError as error:
-        # One bad chunk must not hide the curves: the report shows the message in its place.
+        # A bad chunk must not hide the curves: the report shows the message instead of the games.
         games_error = str(error)
     summary = read_json(paths.summary)
     return RunData(

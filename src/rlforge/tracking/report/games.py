@@ -1,4 +1,4 @@
-"""A few games of the run, turn by turn: what was seen, answered, played, and how likely it was."""
+"""A few games of the run: observation, answer, action and probability of every turn."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlforge.tracking.report.data import RunData
 from rlforge.tracking.report.html import Html, el, join
 from rlforge.types import GameRecord, Seat, Turn
 
-#: Turns of a game that are shown; of a longer one, as many from its start as from its end.
+#: Most turns of a game; of a longer one, equally many from its start and its end.
 MOST_TURNS = 24
-#: Characters of an observation or answer that are shown: the last ones.
+#: Most characters of an observation or answer: the last ones.
 MOST_TEXT = 4000
 
 
 def sample_games(run: RunData) -> Html | None:
-    """The chosen games, annotated."""
+    """The games of ``choose``, annotated."""
     chosen = choose(run.games)
     records = {
         record.spec.game_id: record
@@ -29,15 +29,15 @@ def sample_games(run: RunData) -> Html | None:
     cards = [_card(title, records[game.spec.game_id]) for title, game in chosen.items()]
     return section(
         "Games",
-        "Probability is that of the whole answer under the sampling distribution; a red frame "
-        "marks an answer that was not in the asked-for format or not a legal move.",
+        "Probability: of the whole answer under the sampling distribution. A red frame marks an "
+        "answer in another format than asked for, or an illegal move.",
         *cards,
     )
 
 
 def choose(games: Sequence[GameIndex]) -> dict[str, GameIndex]:
-    """Title and game: the first, middle and last of training, a loss and a win of the newest
-    evaluated policy. Failed games have nothing to show and are left out."""
+    """Title and game: the first, middle and last training game, and a loss and a win of the newest
+    evaluated policy. Failed games are left out."""
     fine = [game for game in games if game.error is None and game.num_turns > 0]
     training = [game for game in fine if game.spec.purpose == "train"]
     chosen: dict[str, GameIndex] = {}
@@ -64,7 +64,7 @@ def _focus(game: GameIndex) -> Seat:
 
 
 def _without_repeats(chosen: dict[str, GameIndex]) -> dict[str, GameIndex]:
-    """A run of few games would show the same one under several titles."""
+    """In short runs, several titles stand for the same game: keep the first."""
     seen: set[str] = set()
     kept = {}
     for title, game in chosen.items():

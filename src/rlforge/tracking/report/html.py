@@ -1,4 +1,9 @@
-"""HTML by function call: every text is escaped, unless it is markup that these functions made."""
+"""HTML by function call: every text is escaped, except markup that these functions made.
+
+Example:
+    >>> el("p", "a < b", el("b", "!"), cls="note")
+    '<p class="note">a &lt; b<b>!</b></p>'
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,13 @@ from collections.abc import Iterable, Sequence
 
 
 class Html(str):
-    """Markup. Any other string is text, and is escaped where it meets markup."""
+    """Markup. Any other string is text and is escaped when it is joined with markup."""
 
     __slots__ = ()
 
 
 def el(tag: str, *content: str | None, **attributes: str | float | None) -> Html:
-    """An element. None is left out; ``cls`` is class, ``_`` in attribute names is ``-``."""
+    """An element; None is left out, ``cls`` means class, ``_`` in attribute names ``-``."""
     names = {name: "class" if name == "cls" else name.replace("_", "-") for name in attributes}
     inside = "".join(
         f' {names[name]}="{html.escape(str(setting))}"'
@@ -24,7 +29,7 @@ def el(tag: str, *content: str | None, **attributes: str | float | None) -> Html
 
 
 def join(parts: Iterable[str | None], between: str = "") -> Html:
-    """Parts one after another, texts escaped."""
+    """Concatenate parts; texts are escaped."""
     return Html(
         between.join(
             part if isinstance(part, Html) else html.escape(part)
@@ -37,9 +42,9 @@ def join(parts: Iterable[str | None], between: str = "") -> Html:
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str, names: int = 1
 ) -> Html:
-    """A table that scrolls by itself when it is too wide; the first ``names`` columns are text.
+    """A table that scrolls when it is too wide; the first ``names`` columns are text.
 
-    caption: what it shows, for those who cannot see it.
+    caption: for screen readers.
     """
     sides = ["name"] * names + ["figure"] * (len(heads) - names)
     head = el("tr", *(el("th", text, cls=side) for text, side in zip(heads, sides, strict=True)))
@@ -55,11 +60,11 @@ def table(
 
 
 def fold(summary: str, *content: str | None) -> Html:
-    """A part that is closed until it is asked for."""
+    """A part that is collapsed until the reader opens it."""
     return el("details", el("summary", summary), *content)
 
 
-#: One column on a phone, light or dark as the reader's system.
+#: Works in one column on phones, and in light and dark mode.
 CSS = """
 :root {
   color-scheme: light dark;
@@ -151,7 +156,7 @@ tbody tr:last-child td { border-bottom: 0; }
 pre { margin: .4rem 0; padding: .4rem .5rem; background: var(--page); border-radius: 5px;
   font: 12px/1.4 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
   max-height: 210px; overflow: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
-/* Scrolled to its end, where the board is: what a game says last stands there. */
+/* Scrolled to the end, where most games print the board. */
 .from-end { display: flex; flex-direction: column-reverse; }
 .answer { border-left: 2px solid var(--accent); }
 .turn footer { font-size: .8rem; color: var(--soft); }

@@ -1,4 +1,4 @@
-"""The report's figures in words and tables: head, results, pool, failures, how it was made."""
+"""The report's tables: head, results, pool, failed games, and how to repeat the run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rlforge.tracking.report.curves import section
 from rlforge.tracking.report.data import Row, RunData
 from rlforge.tracking.report.html import Html, el, fold, join, table
 
-#: Policies of the table of ratings, and of the table of games between them.
+#: Most policies in the table of ratings, and in the table of games between them.
 MOST_RATINGS, MOST_MATCHED = 12, 14
-#: Different error messages that are listed.
+#: Most error messages that are listed.
 MOST_ERRORS = 10
 
 
 def head(run: RunData) -> Html:
-    """Name, how it ended, and the figures of the whole run."""
+    """Name, status, and the figures of the whole run."""
     last = run.metrics[-1] if run.metrics else {}
     status = str(run.summary.get("status", "running"))
     updates = run.summary.get("updates", 0) if status != "running" else last.get("step", 0)
@@ -32,7 +32,7 @@ def head(run: RunData) -> Html:
         ("games", per_second(games / last["time_s"]) if last.get("time_s") else number(None)),
         ("tokens generated", count(last.get("tokens", 0))),
         ("samples learned from", count(last.get("samples_seen", 0))),
-        ("neither engine nor learner at work", percent(last.get("idle_share"), 1)),
+        ("engine and learner both idle", percent(last.get("idle_share"), 1)),
         ("largest log-prob gap", number(_largest(run, "logprob_gap_max"), 3)),
         ("failed games", count(last.get("failed_games", 0))),
     ]
@@ -40,7 +40,7 @@ def head(run: RunData) -> Html:
 
 
 def titled(run: RunData, tiles: Sequence[tuple[str, str]]) -> Html:
-    """The name of a run, its state and its command, over tiles of (what, figure)."""
+    """The name of a run, its status and its command, above tiles of (label, figure)."""
     status = str(run.summary.get("status", "running"))
     tone = {"done": "good", "failed": "bad", "interrupted": "bad"}.get(status, "soft")
     return el(
@@ -74,8 +74,8 @@ def reached(run: RunData) -> Html | None:
         )
         rows.append([env, opponent, _result(first), _result(last), shift])
     return section(
-        "What the run reached",
-        "Win, draw and loss of the policy at its first and at its last evaluation, with 95 % "
+        "Results",
+        "Win, draw and loss rates of the policy at its first and at its last evaluation, with 95 % "
         "intervals; change of the win rate in percentage points.",
         table(
             ["environment", "opponent", "start", "end", "change"],
@@ -117,7 +117,7 @@ def _interval(low: float, high: float) -> Html:
 
 
 def pool(run: RunData) -> Html | None:
-    """Ratings as they stand, and who met whom how often."""
+    """Current ratings, and the number of games between policies."""
     if not run.pool:
         return None
     entries = sorted(run.pool["entries"], key=lambda entry: -entry["mu"])
@@ -200,7 +200,7 @@ def _short(message: str) -> str:
 
 
 def made_by(run: RunData) -> Html | None:
-    """Seed, versions, command and configuration: what it takes to run it again."""
+    """Command, seed, versions and configuration, to repeat the run."""
     facts = [
         [name.replace("_", " "), el("code", str(run.summary[name]))]
         for name in ("seed", "restarts", "objective")
@@ -211,8 +211,8 @@ def made_by(run: RunData) -> Html | None:
     versions = run.summary.get("versions", {})
     facts += [[f"version of {name}", el("code", version)] for name, version in versions.items()]
     return section(
-        "How it was made",
-        "What it takes to run it again.",
+        "How to repeat the run",
+        "Command, seed, versions and configuration.",
         table(["what", "value"], facts, "Seed, versions and command", names=2) if facts else None,
         fold("Resolved configuration", el("pre", run.config, tabindex=0)) if run.config else None,
     )

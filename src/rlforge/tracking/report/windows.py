@@ -1,4 +1,4 @@
-"""The report of a continuous run: before and after, learning curves, and what each window did."""
+"""The report of a continuous run: before and after, learning curves, and a row per window."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlforge.tracking.report.data import Row, RunData
 from rlforge.tracking.report.html import Html, el, table
 from rlforge.tracking.report.tables import titled
 
-#: The document's figures of a comparison: what they are called here, and how they are written.
+#: Figures of a comparison: label and format.
 _FIGURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "win_rate": ("trades with a profit", lambda share: percent(share, 1)),
     "avg_reward": ("mean reward", lambda mean: number(mean, 3)),
@@ -20,7 +20,7 @@ _FIGURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
 
 
 def head(run: RunData) -> Html:
-    """Name, how it ended, and the figures of the whole run."""
+    """Name, status, and the figures of the whole run."""
     last = run.windows[-1] if run.windows else {}
     total = run.summary.get("total_windows")
     trained = [row for row in run.windows if row["version"] is not None]
@@ -38,7 +38,7 @@ def head(run: RunData) -> Html:
 
 
 def before_and_after(run: RunData) -> Html | None:
-    """The policy and the scripted traders in the same markets, before the run and after it."""
+    """Policy and scripted traders in the same markets, before the run and after it."""
     before, after = (
         run.comparison.get(when, {}).get("players", {}) for when in ("before", "after")
     )
@@ -49,10 +49,10 @@ def before_and_after(run: RunData) -> Html | None:
             rows.append([player, label, say(first), say(last), _change(first, last, key)])
     return section(
         "Before and after",
-        "Episodes in markets that the run did not learn in, the same ones both times. The traders "
-        "beside the policy do not change; the market that it makes for them does.",
+        "Episodes in markets that the run did not train on, the same both times. The scripted "
+        "traders do not change; their results do, since the policy trades in the same market.",
         table(
-            ["who", "figure", "before", "after", "change"],
+            ["player", "figure", "before", "after", "change"],
             rows,
             "Performance before and after the run",
             names=2,
@@ -72,7 +72,7 @@ def _change(first: float | None, last: float | None, key: str) -> Html | str:
 
 
 def learning_curves(run: RunData) -> Html | None:
-    """Each figure over the windows, the policy first, a line for each kind of trader."""
+    """Each figure over the windows: a line for the policy and for each kind of trader."""
     players = dict.fromkeys(player for row in run.windows for player in row["players"])
     figures = []
     for key, (label, _) in _FIGURES.items():
@@ -83,7 +83,7 @@ def learning_curves(run: RunData) -> Html | None:
         figures.append(line_chart(label, lines, shares=key == "win_rate", x_name="window"))
     return section(
         "Learning curves",
-        "The decisions of each window as they were made, by the versions that served then.",
+        "Decisions of each window, made by the versions that served at that time.",
         charts(figures),
     )
 
@@ -93,7 +93,7 @@ def _of_player(rows: Sequence[Row], player: str, key: str) -> list[float | None]
 
 
 def listed(run: RunData) -> Html | None:
-    """A row per window: the document's metrics, and what was not trained or deployed, and why."""
+    """A row per window: its metrics, and why it was not trained on or deployed."""
     rows = [
         [
             row["window_id"],
@@ -112,16 +112,14 @@ def listed(run: RunData) -> Html | None:
     heads = ["window", "outcome", "version", "agents", "decisions", "reward", "selected"]
     return section(
         "Windows",
-        "Selected: decisions of the model that may be learned from. KL: mean distance from the "
-        "policy before the window while it was trained on. Minutes are those of the work.",
-        table([*heads, "loss", "KL", "minutes"], rows, "What each window did", names=3)
-        if rows
-        else None,
+        "Selected: decisions of the model that may be trained on. KL: mean divergence from the "
+        "policy before the window, during training. Minutes: duration of the work.",
+        table([*heads, "loss", "KL", "minutes"], rows, "Windows", names=3) if rows else None,
     )
 
 
 def scoring(run: RunData) -> Html | None:
-    """What the scorer said about itself, and the terms of the reward."""
+    """Metrics of the scorer, and the terms of the reward."""
     names = dict.fromkeys(
         name for row in run.windows for name in row if name.startswith(("scorer/", "reward/"))
     )
@@ -133,9 +131,7 @@ def scoring(run: RunData) -> Html | None:
         )
         for name in names
     ]
-    return section(
-        "Scores and rewards", "Of every window that was scored, as written down.", charts(figures)
-    )
+    return section("Scores and rewards", "One value per window that was scored.", charts(figures))
 
 
 def _series(
