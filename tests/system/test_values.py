@@ -1,4 +1,4 @@
-"""Any value of rlforge.types survives the way through arrow, exactly."""
+"""Values are read back from arrow tables and JSON exactly as they were written."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def atomic_path(path: Path, *, durable: bool = False) -> Iterator[Path]:
         if work.is_dir():
             shutil.rmtree(work, ignore_errors=True)
         else:
-            # The error of the block counts, not a second one of the same disk.
+            # The error of the block is raised, not a second one from the clean-up.
             with contextlib.suppress(OSError):
                 work.unlink()
 

@@ -53,7 +53,7 @@ class Lock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Unlock; nothing happens where nothing is held."""
+        """Unlock; does nothing where the lock is not held."""
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
@@ -100,7 +100,7 @@ class RunLock(Lock):
 
 
 def _holder(file: Path) -> str:
-    """``process 12 on host``, as the holder wrote it, which it may be doing just now."""
+    """``process 12 on host``, from the lock file; the holder may not have written it yet."""
     try:
         holder: Any = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:

@@ -79,7 +79,7 @@ def number(amount: float | None, digits: int = 4) -> str:
 
 
 def ending(record: GameRecord) -> str:
-    """How a game ended: ``finished``, ``invalid move by player 1``."""
+    """The end of a game: ``finished``, ``invalid move by player 1``."""
     reason = record.end_reason.replace("_", " ")
     return reason if record.invalid_by is None else f"{reason} by player {record.invalid_by}"
 
