@@ -352,9 +352,9 @@ def test_wrong_input_ends_with_one_line_before_anything_exists(
         (["--games", "3"], "--games 3: must be even and at least 2"),
         (
             ["--json", "nowhere/x.json"],
-            "--json nowhere/x.json: want the name of a file in a folder",
+            "--json nowhere/x.json: give the name of a file in an existing folder",
         ),
-        (["--json", "."], "--json .: want the name of a file"),
+        (["--json", "."], "--json .: give the name of a file"),
         (["--opponent", "random_leagl"], "did you mean random_legal"),
     ],
 )

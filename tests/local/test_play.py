@@ -132,7 +132,7 @@ async def test_the_untrained_model_answers_from_its_engine(small_model: object) 
 
 
 def test_a_game_without_opponents_is_refused() -> None:
-    with pytest.raises(ConfigError, match="against whom"):
+    with pytest.raises(ConfigError, match="no opponent"):
         prepare(["env=tictactoe"], None, None, "latest", [])
 
 

@@ -240,7 +240,7 @@ def test_a_lock_folder_that_is_a_link_is_refused(cards, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / f"rlforge-gpus-{os.getuid()}").symlink_to(elsewhere)
-    with ExitStack() as stack, pytest.raises(RunError, match="is no folder of yours"):
+    with ExitStack() as stack, pytest.raises(RunError, match="is not a folder of this user"):
         claim(stack)
     assert not list(elsewhere.iterdir())
 

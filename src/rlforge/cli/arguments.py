@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -50,6 +51,21 @@ Resume = Annotated[
         callback=must_be_run,
     ),
 ]
+Checkpoint = Annotated[
+    str, typer.Option(metavar="UID", help="The version of the run: latest, step-40, …")
+]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Also write the result to this file."),
+]
+
+
+def write_result(file: Path | None, result: Any) -> None:
+    """Write ``result`` as JSON to the file of ``--json``, if one is given."""
+    if file is not None:
+        file.write_text(json.dumps(result, indent=2) + "\n")
+
+
 Multirun = Annotated[
     bool, typer.Option("-m", "--multirun", help="Sweep over comma-separated values.")
 ]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import enum
-import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from rlforge.cli.arguments import ConfigDir, Overrides
+from rlforge.cli.arguments import ConfigDir, JsonFile, Overrides, write_result
 
 
 class GraphFormat(enum.StrEnum):
@@ -85,10 +83,7 @@ def doctor(
         float | None,
         typer.Option("--gpu-memory", metavar="GB", help="Plan for GPUs of this many GiB.", min=0.1),
     ] = None,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Write the report to this file, too."),
-    ] = None,
+    json_file: JsonFile = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Check whether a run would work here, without starting it: packages, model and memory.
@@ -110,8 +105,7 @@ def doctor(
 
     report = examine(compose_any(overrides or [], config_dir), gpu_memory, launch.check)
     Console().print(render(report))
-    if json_file is not None:
-        json_file.write_text(json.dumps(to_values(report), indent=2) + "\n")
+    write_result(json_file, to_values(report))
     if not report.healthy:
         raise typer.Exit(1)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rlforge.cli.arguments import ConfigDir, Overrides, RunDir, must_be_run
+from rlforge.cli.arguments import Checkpoint, ConfigDir, Overrides, RunDir, must_be_run
 
 
 def play(
@@ -22,9 +22,7 @@ def play(
             callback=must_be_run,
         ),
     ] = None,
-    checkpoint: Annotated[
-        str, typer.Option(metavar="UID", help="With --run: latest, step-40, …")
-    ] = "latest",
+    checkpoint: Checkpoint = "latest",
     opponent: Annotated[
         list[str] | None,
         typer.Option(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rlforge.cli.arguments import ConfigDir, Multirun, Overrides, Resume, RunDir
+from rlforge.cli.arguments import (
+    Checkpoint,
+    ConfigDir,
+    JsonFile,
+    Multirun,
+    Overrides,
+    Resume,
+    RunDir,
+    write_result,
+)
 from rlforge.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -100,9 +108,7 @@ def _run(
 
 def evaluate(
     run_dir: RunDir,
-    checkpoint: Annotated[
-        str, typer.Option(metavar="UID", help="The version to evaluate: latest, step-40, …")
-    ] = "latest",
+    checkpoint: Checkpoint = "latest",
     opponent: Annotated[
         list[str] | None,
         typer.Option(
@@ -114,10 +120,7 @@ def evaluate(
     games: Annotated[
         int | None, typer.Option(metavar="N", help="Games per environment and opponent.")
     ] = None,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", help="Also write the results to this file."),
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Play a run's policy against opponents, seats swapped.
 
@@ -133,14 +136,12 @@ def evaluate(
     from rlforge.local.evaluate import evaluate_run
 
     if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
-        raise ConfigError(f"--json {json_file}: want the name of a file in a folder that exists")
+        raise ConfigError(f"--json {json_file}: give the name of a file in an existing folder")
     measured = asyncio.run(
         evaluate_run(run_dir, checkpoint, opponent, games, lambda text: typer.echo(text, err=True))
     )
     Console().print(_eval_table(measured))
-    if json_file is not None:
-        rows = [dataclasses.asdict(result) for result in measured.results]
-        json_file.write_text(json.dumps(rows, indent=2) + "\n")
+    write_result(json_file, [dataclasses.asdict(result) for result in measured.results])
     if not measured.complete:
         raise RunError("\n".join(measured.failures))
     for failure in measured.failures:

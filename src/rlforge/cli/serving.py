@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlforge.cli.arguments import ConfigDir
+from rlforge.cli.arguments import Checkpoint, ConfigDir, JsonFile, write_result
 from rlforge.errors import ConfigError, DeploymentError
 
 StateDir = Annotated[
@@ -74,9 +73,7 @@ def deploy(
     adapter: Annotated[
         Path, typer.Argument(metavar="RUN|ADAPTER", help="A run, or a directory with an adapter.")
     ],
-    checkpoint: Annotated[
-        str, typer.Option(metavar="UID", help="The version of a run: latest, step-40, …")
-    ] = "latest",
+    checkpoint: Checkpoint = "latest",
     state: StateDir = None,
     url: Url = None,
 ) -> None:
@@ -128,9 +125,7 @@ def rollback(state: StateDir = None, url: Url = None) -> None:
 def deployments(
     state: StateDir = None,
     url: Url = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write them to this file.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """List the deployments of a service, running or not, and their states.
 
@@ -152,8 +147,7 @@ def deployments(
     Console().print(_table(rows))
     if trial is not None:
         typer.echo(f"trial of {trial['version']}, share {trial['share']:.0%}: {trial['so_far']}")
-    if json_file is not None:
-        json_file.write_text(json.dumps(rows, indent=2) + "\n")
+    write_result(json_file, rows)
 
 
 def _strategy(folder: Path) -> str:

@@ -137,7 +137,7 @@ def prepare(
     if run_dir is None:
         if not names:
             raise ConfigError(
-                "against whom? name a scripted player (--opponent random_legal), the untrained "
+                "no opponent: name a scripted player (--opponent random_legal), the untrained "
                 "model (--opponent base), or a trained one (--run RUN)"
             )
         return compose(overrides, config_dir).config, [parse_opponent(name) for name in names]

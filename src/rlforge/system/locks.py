@@ -190,8 +190,8 @@ def _lock_folder() -> Path:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise RunError(
-            f"{folder} is no folder of yours, and locks on GPUs cannot lie there; have it removed, "
-            "or share with hardware.exclusive=false"
+            f"{folder} is not a folder of this user and cannot hold locks on GPUs; remove it, or "
+            "share GPUs with hardware.exclusive=false"
         )
     folder.chmod(0o700)
     return folder

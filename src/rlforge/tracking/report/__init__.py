@@ -12,9 +12,11 @@ from rlforge.system.files import atomic_write
 from rlforge.tracking.report import curves, tables, windows
 from rlforge.tracking.report.data import RunData, load_run
 from rlforge.tracking.report.games import sample_games
-from rlforge.tracking.report.html import CSS, Html, el
+from rlforge.tracking.report.html import Html, el
 
 __all__ = ["write_report"]
+
+_STYLE = Path(__file__).with_name("style.css")
 
 
 def write_report(run_dir: Path | str) -> Path:
@@ -30,7 +32,7 @@ def write_report(run_dir: Path | str) -> Path:
         Html('<meta charset="utf-8">'),
         Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
         el("title", f"{run.name}: rlforge report"),
-        el("style", Html(CSS)),
+        el("style", Html(_STYLE.read_text(encoding="utf-8"))),
     )
     page = f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
     atomic_write(run.paths.report, page.encode(errors="replace"))

@@ -168,12 +168,7 @@ def ratings(run: RunData) -> Html | None:
     ]
     coverage = dict.fromkeys(env for row in run.ratings for env in row["coverage"])
     explored = [
-        Series(
-            name=env,
-            xs=[row["step"] for row in run.ratings],
-            ys=[row["coverage"].get(env) for row in run.ratings],
-            colour=f"c{index % COLOURS}",
-        )
+        _series([{"step": row["step"], **row["coverage"]} for row in run.ratings], env, env, index)
         for index, env in enumerate(coverage)
     ]
     return section(

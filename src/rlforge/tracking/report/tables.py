@@ -10,7 +10,7 @@ from rlforge.tracking.metrics import wilson_interval
 from rlforge.tracking.progress import match_rows
 from rlforge.tracking.report.curves import section
 from rlforge.tracking.report.data import Row, RunData
-from rlforge.tracking.report.html import Html, el, fold, join, table
+from rlforge.tracking.report.html import Html, changed, el, fold, join, table
 
 #: Most policies in the table of ratings, and in the table of games between them.
 MOST_RATINGS, MOST_MATCHED = 12, 14
@@ -68,10 +68,7 @@ def reached(run: RunData) -> Html | None:
     for (env, opponent), results in pairs.items():
         first, last = results[0], results[-1]
         change = last["win_rate"] - first["win_rate"]
-        tone = "good" if change > 0 else "bad" if change < 0 else "soft"
-        shift: str = (
-            el("b", f"{points(change)} pts", cls=tone) if len(results) > 1 else number(None)
-        )
+        shift: str = number(None) if first is last else changed(change, f"{points(change)} pts")
         rows.append([env, opponent, _result(first), _result(last), shift])
     return section(
         "Results",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlforge.tracking.formatting import count, duration, number, percent
+from rlforge.tracking.formatting import count, duration, number, percent, points
 from rlforge.tracking.report.charts import COLOURS, Series, line_chart
 from rlforge.tracking.report.curves import charts, section
 from rlforge.tracking.report.data import Row, RunData
-from rlforge.tracking.report.html import Html, el, table
+from rlforge.tracking.report.html import Html, changed, table
 from rlforge.tracking.report.tables import titled
 
 #: Figures of a comparison: label and format.
@@ -66,9 +66,7 @@ def _change(first: float | None, last: float | None, key: str) -> Html | str:
     if first is None or last is None:
         return number(None)
     change = last - first
-    tone = "good" if change > 0 else "bad" if change < 0 else "soft"
-    said = f"{100 * change:+.1f} pts" if key == "win_rate" else f"{change:+.3g}"
-    return el("b", said, cls=tone)
+    return changed(change, f"{points(change)} pts" if key == "win_rate" else f"{change:+.3g}")
 
 
 def learning_curves(run: RunData) -> Html | None:
