@@ -31,9 +31,9 @@ from peft import PeftModel
 
 from rlforge.config.schema import EngineConfig, ModelConfig
 from rlforge.engines.transformers import TransformersEngine
-from rlforge.games.base import make_game
 from rlforge.games.players import make_player
 from rlforge.games.prompts import Prompter
+from rlforge.games.registry import make_game
 from rlforge.models.load import load_base_model, load_tokenizer
 from rlforge.types import EnvSpec, PolicyRef, SamplingParams
 

@@ -23,9 +23,9 @@ from peft import LoraConfig, get_peft_model
 
 from rlforge.config.schema import LearnerConfig, ModelConfig
 from rlforge.config.schema import LoraConfig as OurLoraConfig
-from rlforge.games.base import make_game
 from rlforge.games.players import make_player
 from rlforge.games.prompts import Prompter
+from rlforge.games.registry import make_game
 from rlforge.models.load import load_base_model, load_tokenizer, resolve_model
 from rlforge.types import EnvSpec
 

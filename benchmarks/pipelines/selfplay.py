@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlforge.games.actions import extract
-from rlforge.games.base import Game, View, make_game
+from rlforge.games.base import Game, View
 from rlforge.games.prompts import Prompter
+from rlforge.games.registry import make_game
 from rlforge.types import EnvSpec
 
 from .work import Work

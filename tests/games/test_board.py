@@ -2,9 +2,9 @@ import random
 
 import pytest
 
-from rlforge.games.base import make_game
 from rlforge.games.board import Hand, grid_board, hand_board
 from rlforge.games.grids import Grid
+from rlforge.games.registry import make_game
 from rlforge.types import EnvSpec
 
 GAMES = [

@@ -8,8 +8,8 @@ import pytest
 from rlforge.config.market import load_market
 from rlforge.errors import ConfigError
 from rlforge.games import market
-from rlforge.games.base import check_env, env_ids, make_game
 from rlforge.games.players import check_player, make_player
+from rlforge.games.registry import check_env, env_ids, make_game
 from rlforge.market.world import World
 from rlforge.types import EnvSpec
 

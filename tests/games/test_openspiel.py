@@ -4,8 +4,8 @@ from collections import Counter
 import pytest
 
 from rlforge.errors import ConfigError, GameError
-from rlforge.games.base import check_env, env_ids
 from rlforge.games.openspiel import OpenSpielGame, information_sets, nash_conv
+from rlforge.games.registry import check_env, env_ids
 from rlforge.types import EnvSpec
 
 KUHN = EnvSpec(id="kuhn_poker", source="openspiel")

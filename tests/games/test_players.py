@@ -4,9 +4,10 @@ from collections import Counter
 import pytest
 
 from rlforge.errors import ConfigError, GameError
-from rlforge.games.base import View, make_game
+from rlforge.games.base import View
 from rlforge.games.grids import Grid
 from rlforge.games.players import check_player, make_player, player_names
+from rlforge.games.registry import make_game
 from rlforge.types import EnvSpec
 
 TTT = EnvSpec(id="TicTacToe-v0-train")

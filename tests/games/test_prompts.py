@@ -4,8 +4,9 @@ from transformers import PreTrainedTokenizerFast
 
 from rlforge.errors import ConfigError
 from rlforge.games.actions import extraction_names
-from rlforge.games.base import View, make_game
+from rlforge.games.base import View
 from rlforge.games.prompts import Prompter, check_template, messages, template_names
+from rlforge.games.registry import make_game
 from rlforge.types import EnvSpec
 
 MARKUP = [

@@ -9,7 +9,7 @@ import textarena
 from textarena.envs.registration import ENV_REGISTRY, register
 
 from rlforge.errors import ConfigError, GameError
-from rlforge.games.base import check_env, env_ids
+from rlforge.games.registry import check_env, env_ids
 from rlforge.games.textarena import TextArenaGame
 from rlforge.types import EnvSpec
 

@@ -14,8 +14,8 @@ import torch
 from rlforge.config.compose import compose, from_yaml, to_yaml
 from rlforge.config.schema import RunConfig
 from rlforge.errors import CheckpointError, ConfigError
-from rlforge.games.base import make_game
 from rlforge.games.prompts import Prompter
+from rlforge.games.registry import make_game
 from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
 from rlforge.local.evaluate import evaluate_run

@@ -14,8 +14,9 @@ from rich.console import Console, RenderableType
 
 from rlforge.config.compose import compose
 from rlforge.errors import ConfigError
-from rlforge.games.base import View, make_game
+from rlforge.games.base import View
 from rlforge.games.players import make_player
+from rlforge.games.registry import make_game
 from rlforge.league.names import parse_opponent
 from rlforge.local.play import (
     PERSON,

@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import RlforgeError
-from rlforge.games.base import View, make_game
+from rlforge.games.base import View
 from rlforge.games.board import grid_board
 from rlforge.games.grids import Grid, placements, winning_cells
+from rlforge.games.registry import make_game
 from rlforge.models.load import load_tokenizer, load_value_head, resolve_model, stop_token_ids
 from rlforge.models.tiny.corpus import corpus, lessons
 from rlforge.models.tiny.create import create_tiny, lr_factor

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlforge.config.market import market_ids
 from rlforge.config.schema import ModelConfig
-from rlforge.games.base import make_game
+from rlforge.games.registry import make_game
 from rlforge.models.catalog import describe_models, locate
 from rlforge.models.load import load_value_head, resolve_model
 from rlforge.models.tiny.corpus import corpus

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rlforge.config.compose import compose
-from rlforge.games.base import make_game
+from rlforge.games.registry import make_game
 from rlforge.models.load import load_tokenizer
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up

@@ -14,7 +14,7 @@ import ray
 from rlforge.actors.engine_client import RemoteEngine
 from rlforge.actors.process import freeze_gc
 from rlforge.config.schema import RunConfig
-from rlforge.games.base import check_env
+from rlforge.games.registry import check_env
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout.collector import Collector, Delivery
 from rlforge.rollout.lineup import train_envs

@@ -1,6 +1,7 @@
 """Games: adapters to their sources, a player's view, and the way from an answer to an action.
 
-base       the Game protocol, and the choice of a source
+base       the Game protocol and what its implementations share
+registry   the sources of games
 textarena  TextArena games, with ``legal`` (their legal actions) and ``watchdog`` (a time limit)
 openspiel  OpenSpiel games, and exact evaluation in them
 market     one episode of a market of ``rlforge.market``

@@ -20,8 +20,9 @@ from rlforge.config.roots import read_run
 from rlforge.config.schema import RunConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, nearest
-from rlforge.games.base import View, check_env
+from rlforge.games.base import View
 from rlforge.games.players import check_player
+from rlforge.games.registry import check_env
 from rlforge.league.names import parse_opponent
 from rlforge.local.policies import find_opponent, find_policy, seat_policies
 from rlforge.rollout.episode import play_game

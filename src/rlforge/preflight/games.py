@@ -7,9 +7,9 @@ from rlforge.config.schema import GamesConfig, GrpoConfig, RunConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError
 from rlforge.games.actions import check_extraction
-from rlforge.games.base import SOURCES, check_env, make_game
 from rlforge.games.players import check_player
 from rlforge.games.prompts import check_template
+from rlforge.games.registry import SOURCES, check_env, make_game
 from rlforge.league.names import parse_opponent
 from rlforge.preflight.policy import check_policy
 from rlforge.rewards.pipeline import RewardPipeline

@@ -11,7 +11,8 @@ from typing import Any
 
 from rlforge.errors import RlforgeError
 from rlforge.games.actions import Extraction, extract
-from rlforge.games.base import Game, View, make_game
+from rlforge.games.base import Game, View
+from rlforge.games.registry import make_game
 from rlforge.system.timeouts import TimeLimit
 from rlforge.types import Completion, EndReason, GameRecord, GameSpec, Seat, Turn
 

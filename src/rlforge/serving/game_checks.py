@@ -11,8 +11,9 @@ from rlforge.config.schema import GamesConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError
-from rlforge.games.base import View, make_game
+from rlforge.games.base import View
 from rlforge.games.prompts import Prompter
+from rlforge.games.registry import make_game
 from rlforge.league.names import parse_opponent
 from rlforge.rollout.episode import play_game
 from rlforge.rollout.evaluation import plan_evaluation

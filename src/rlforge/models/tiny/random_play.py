@@ -14,7 +14,8 @@ from collections import Counter
 
 from rlforge.config.market import MarketConfig
 from rlforge.errors import RlforgeError
-from rlforge.games.base import View, make_game
+from rlforge.games.base import View
+from rlforge.games.registry import make_game
 from rlforge.market.compact import Compact, compact_vocabulary
 from rlforge.market.traders import Crowd
 from rlforge.market.world import World

@@ -1,0 +1,82 @@
+"""The sources of games: TextArena, OpenSpiel and the market.
+
+A new source is a module with ``make(env, seed)``, ``check(env)`` and ``env_ids()``, and one branch
+in ``_source``.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from rlforge.errors import ConfigError, nearest
+from rlforge.games.base import Game
+from rlforge.types import EnvSpec
+
+SOURCES: Final = ("textarena", "openspiel", "market")
+
+
+class Source(Protocol):
+    """A module that games come from."""
+
+    def make(self, env: EnvSpec, seed: int) -> Game:
+        """A fresh game."""
+        ...
+
+    def check(self, env: EnvSpec) -> None:
+        """Start the game once; raises ``ConfigError`` where that fails."""
+        ...
+
+    def env_ids(self) -> list[str]:
+        """All ids, sorted."""
+        ...
+
+
+def make_game(env: EnvSpec, seed: int) -> Game:
+    """A new game whose chance events follow from ``seed``.
+
+    Raises ``GameError`` or ``ConfigError``.
+
+    Example:
+        >>> game = make_game(EnvSpec(id="kuhn_poker", source="openspiel"), seed=0)
+        >>> view = game.view()
+        >>> view.player_id, view.legal_actions
+        (0, ('[check]', '[bet]'))
+        >>> game.step("[check]")
+        >>> game.done
+        False
+    """
+    return _source(env.source).make(env, seed)
+
+
+def check_env(env: EnvSpec) -> None:
+    """Start the game once; raises ``ConfigError`` with the reason and the mend if it does not."""
+    if env.max_turns < 1 or env.timeout_s <= 0 or env.error_allowance < 0:
+        raise ConfigError(
+            f"env {env.id!r}: max_turns and timeout_s must be positive and error_allowance not "
+            f"negative, got {env.max_turns}, {env.timeout_s:g} and {env.error_allowance}"
+        )
+    _source(env.source).check(env)
+
+
+def env_ids(source: str) -> list[str]:
+    """All ids that a source knows, sorted. Raises ``ConfigError`` for an unknown source."""
+    return _source(source).env_ids()
+
+
+def _source(name: str) -> Source:
+    # Imported on first use: a run with one source does not load the others.
+    if name == "textarena":
+        from rlforge.games import textarena
+
+        return textarena
+    if name == "openspiel":
+        from rlforge.games import openspiel
+
+        return openspiel
+    if name == "market":
+        from rlforge.games import market
+
+        return market
+    raise ConfigError(
+        f"source {name!r} is unknown{nearest(name, SOURCES)}; there are {', '.join(SOURCES)}"
+    )
