@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlforge.continuous.journal import Journal
-from rlforge.serving.compose import compose_service
+from rlforge.serving.server import compose_service
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
 from rlforge.trajectories.reader import StoreReader
 

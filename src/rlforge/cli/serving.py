@@ -57,16 +57,10 @@ def serve(
 
       rlforge serve RUN deployment=ab_test deployment.ab.alpha=0.01
     """
-    from rlforge.serving.compose import compose_service
-    from rlforge.serving.server import serve as serve_it
+    from rlforge.serving import server
 
-    composed = compose_service(arguments or [], config_dir)
-    serve_it(
-        composed.config,
-        composed.state_dir,
-        composed.source,
-        lambda text: typer.echo(text, err=True),
-    )
+    setup = server.compose_service(arguments or [], config_dir)
+    server.serve(setup, lambda text: typer.echo(text, err=True))
 
 
 def deploy(

@@ -175,9 +175,7 @@ async def _served_over_http(
         yield
         return
     folder = run_dir / DEPLOYMENTS
-    app = http_over(
-        policy.service, policy.engine, config, config.serve, make_token(folder), policy.metrics
-    )
+    app = http_over(policy.service, policy.engine, config, make_token(folder), policy.metrics)
     over = asyncio.Event()
 
     async def ended() -> None:

@@ -14,21 +14,23 @@ import httpx
 
 from rlforge.errors import ConfigError, DeploymentError, RunError
 from rlforge.serving.adapter import checkpoint_of
-from rlforge.serving.compose import STATE_DIR
 from rlforge.serving.guard import is_loopback, read_token
 from rlforge.serving.journal import Journal
 from rlforge.serving.records import Deployment
 from rlforge.system.locks import RunLock
 
-ADDRESS_FILE = "service.json"
-"""Where a running service can be found; gone when it has stopped."""
+STATE_DIR = "deployments"
+"""The state folder of a service in a run, and its default name without one."""
 
-#: Seconds to reach a service; a deployment takes as long as it takes.
+ADDRESS_FILE = "service.json"
+"""File in the state folder with the address of the service that runs there."""
+
+#: Seconds to connect to a service; its answer has no time limit.
 _CONNECT_S = 5.0
 
 
 def state_folder(given: Path | None, run: Path | None = None) -> Path:
-    """Where a service keeps its state: as given, below the run (which may be given), or here."""
+    """The state folder: ``given`` or in it, else in ``run``, else in the working directory."""
     if given is not None:
         return given / STATE_DIR if (given / STATE_DIR).is_dir() else given
     if run is not None and (run / STATE_DIR).is_dir():
@@ -37,9 +39,9 @@ def state_folder(given: Path | None, run: Path | None = None) -> Path:
 
 
 def running_at(state_dir: Path) -> str | None:
-    """The address of the service that owns ``state_dir`` now; None where none does.
+    """The address of the service that runs on ``state_dir``; None where none runs.
 
-    Raises DeploymentError where no service was ever started, or one is not reachable yet.
+    Raises DeploymentError where no service was ever started, or it does not answer yet.
     """
     if not (state_dir / RunLock.FILE).is_file():
         raise DeploymentError(
@@ -59,19 +61,19 @@ def running_at(state_dir: Path) -> str | None:
 
 
 class AdminClient:
-    """The admin's calls to the service at ``url``, with the token of ``state_dir``."""
+    """Admin calls to the service at ``url``, with the token of ``state_dir``."""
 
     def __init__(self, url: str, state_dir: Path) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._token = read_token(state_dir)
 
     def deploy(self, adapter: Path, checkpoint: str) -> dict[str, Any]:
-        """The deployment, ended one way or the other."""
+        """Deploy, and return the deployment when it has ended."""
         body = {"adapter": str(adapter.absolute()), "checkpoint": checkpoint}
         return self._call("POST", "/admin/deploy", body)
 
     def rollback(self) -> dict[str, Any]:
-        """The version that is served now."""
+        """Roll back, and return the deployment that is served then."""
         return self._call("POST", "/admin/rollback", {})
 
     def deployments(self) -> dict[str, Any]:
@@ -86,27 +88,27 @@ class AdminClient:
                 json=body,
                 headers={"authorization": f"Bearer {self._token}"},
                 timeout=httpx.Timeout(None, connect=_CONNECT_S),
-                # Loopback is not reached through anybody's proxy.
+                # Proxies of the environment cannot reach a loopback address.
                 trust_env=not is_loopback(urlsplit(self._url).hostname or ""),
             )
-            told = answer.json()
+            content = answer.json()
         except (httpx.HTTPError, ValueError) as error:
             raise RunError(
                 f"no service answers at {self._url}: {error or type(error).__name__}"
             ) from error
-        if "error" not in told:
-            return dict(told)
-        message = told["error"]["message"]
+        if "error" not in content:
+            return dict(content)
+        message = content["error"]["message"]
         if answer.status_code == 401:
             raise ConfigError(f"{self._url} refuses the token: {message}")
         raise DeploymentError(message)
 
 
 def stage(folder: Path, source: Path, strategy: str) -> Deployment:
-    """Note an adapter for the service that will next own ``folder``.
+    """Write an adapter down for the next service that starts on ``folder``.
 
-    Raises RunError when one owns it now, DeploymentError when none ever did, or ``source`` holds
-    no adapter.
+    Raises RunError when one runs there now, DeploymentError when none ever did, or ``source`` has
+    no weights.
     """
     checkpoint = checkpoint_of(source)
     with RunLock(folder):

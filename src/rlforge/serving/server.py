@@ -1,27 +1,35 @@
-"""From a configuration to a running service, and back to nothing when it is told to stop."""
+"""Starts and stops the HTTP service: configuration, engines, socket."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import math
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from omegaconf.errors import OmegaConfBaseException
 
-from rlforge.config.compose import to_yaml
-from rlforge.config.schema import HardwareConfig, PolicyConfig
-from rlforge.config.serving import ServeConfig, ServingConfig
+from rlforge.config.compose import compose, from_yaml, to_yaml
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.roots import is_continuous
+from rlforge.config.rules import changed
+from rlforge.config.schema import EnvEntry, HardwareConfig
+from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, DeploymentError, RunError
+from rlforge.preflight.games import check_lineup
+from rlforge.preflight.policy import check_policy
 from rlforge.preflight.serving import check_deployment, check_room, check_serve
-from rlforge.serving.client import ADDRESS_FILE
+from rlforge.serving.adapter import find_source
+from rlforge.serving.client import ADDRESS_FILE, STATE_DIR
 from rlforge.serving.guard import App, is_loopback, make_token
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment
@@ -30,20 +38,90 @@ from rlforge.system.files import atomic_write
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import RunLock, claim_gpus
 from rlforge.train.graph import build_graph
+from rlforge.types import value
 
 Say = Callable[[str], None]
 
 _NEVER_SERVED = ("rejected", "failed", "interrupted")
 
+#: Groups that configure the service and not the run, so that their options can be chosen for a run.
+_SERVICE_GROUPS = ("deployment", "serve", "hardware")
 
-def serve(config: ServingConfig, state_dir: Path, source: Path | None, say: Say) -> None:
+
+@value
+class ServiceSetup:
+    """config: validated. source: a run to deploy at the first start; None: the base model."""
+
+    config: ServingConfig
+    source: Path | None
+    state_dir: Path
+
+
+def compose_service(arguments: Sequence[str], config_dir: Path | None = None) -> ServiceSetup:
+    """The configuration of ``[RUN] KEY=VALUE …``: that of the run, with single values changed.
+
+    Raises ConfigError for an invalid one.
+    """
+    runs = [argument for argument in arguments if "=" not in argument]
+    overrides = [argument for argument in arguments if "=" in argument]
+    if len(runs) > 1:
+        raise ConfigError(f"serve one run, not {len(runs)}: {', '.join(runs)}")
+    if runs:
+        source = Path(runs[0])
+        config, state_dir = _of_run(source, overrides, config_dir), source / STATE_DIR
+    else:
+        composed = compose(overrides, config_dir, root=ServingConfig)
+        check_policy(composed)
+        check_lineup(composed)
+        config, source, state_dir = composed.config, None, Path(STATE_DIR)
+    return ServiceSetup(
+        config=config, source=source, state_dir=Path(config.serve.state_dir or state_dir)
+    )
+
+
+def _of_run(run: Path, overrides: Sequence[str], config_dir: Path | None) -> ServingConfig:
+    try:
+        find_source(run)
+    except DeploymentError as error:
+        raise ConfigError(str(error)) from error
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(
+            f"{run} is an adapter, not a run: start a service with model=… engine=…, then "
+            f"rlforge deploy {run}"
+        )
+    of_service = [o for o in overrides if _head(o) in _SERVICE_GROUPS]
+    changes = [o for o in overrides if _head(o) not in _SERVICE_GROUPS]
+    service = compose(of_service, config_dir, root=ServingConfig).config
+    for change in changes:
+        if "." not in change.partition("=")[0]:
+            raise ConfigError(
+                f"{change} (command line): the run in {run} has its own {_head(change)}; change "
+                f"single values of it, as in {_head(change)}.KEY=VALUE"
+            )
+    config = from_yaml(run / "config.yaml", ServingConfig)
+    if is_continuous(run):  # it has no environments: probes and held-out games are of its market
+        config.env.train = [EnvEntry(id="market", source="market", max_turns=100)]
+    config.deployment, config.serve = service.deployment, service.serve
+    if any(_head(o) == "hardware" for o in overrides):
+        config.hardware = service.hardware
+    try:
+        return changed(config, changes)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{' '.join(changes)} (command line): {error}".split("\n")[0]) from None
+
+
+def _head(override: str) -> str:
+    return override.partition("=")[0].lstrip("+").split(".")[0].split("@")[0]
+
+
+def serve(setup: ServiceSetup, say: Say) -> None:
     """Serve until SIGINT or SIGTERM; requests under way are finished then.
 
-    source: the run or adapter that a service without a past begins with; None: the base model.
-    say: told what takes time, and the address. Raises ConfigError before anything is started,
-    DeploymentError when there is nothing that can be served, and RunError when the engines are
-    dead for good.
+    say: called with the progress of the start, and the address. Raises ConfigError before anything
+    is started, DeploymentError when no version can be served, and RunError when an engine died too
+    often.
     """
+    config = setup.config
     check_serve(config.serve)
     check_deployment(config.deployment)
     check_room(config.engine, config.deployment)
@@ -52,46 +130,32 @@ def serve(config: ServingConfig, state_dir: Path, source: Path | None, say: Say)
     )
     prepare_ray(hardware)
     cards = math.ceil(config.engine.num_engines * hardware.engine_gpus)
+    state_dir = setup.state_dir.absolute()
     with claim_gpus(hardware, cards) as hardware:
-        _serve_on(config, hardware, state_dir.absolute(), source, say)
+        state_dir.mkdir(parents=True, exist_ok=True)
+        with RunLock(state_dir):  # released at once: the service itself acquires it
+            token = make_token(state_dir)
+            (state_dir / "config.yaml").write_text(to_yaml(config))
+        with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
+            # Imported late: Ray takes seconds, and the errors above should not wait for it.
+            from rlforge.actors.cluster import ray_started
+            from rlforge.models.load import resolve_model
 
-
-def _serve_on(
-    config: ServingConfig,
-    hardware: HardwareConfig,
-    state_dir: Path,
-    source: Path | None,
-    say: Say,
-) -> None:
-    """Prepare the state, the address and the model, then Ray."""
-    state_dir.mkdir(parents=True, exist_ok=True)
-    with RunLock(state_dir):  # let go again at once: the service itself takes it
-        token = make_token(state_dir)
-        (state_dir / "config.yaml").write_text(to_yaml(config))
-    with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
-        # Ray is imported late: what can be wrong before does not wait for it.
-        from rlforge.actors.cluster import ray_started
-        from rlforge.models.load import resolve_model
-
-        resolve_model(config.model, say)
-        with ray_started(hardware, build_graph(config, detect()).num_cpus):
-            asyncio.run(_serve(config, hardware, state_dir, token, listener, source, say))
+            resolve_model(config.model, say)
+            with ray_started(hardware, build_graph(config, detect()).num_cpus):
+                setup = dataclasses.replace(setup, state_dir=state_dir)
+                asyncio.run(_serve(setup, hardware, token, listener, say))
 
 
 async def _serve(
-    config: ServingConfig,
-    hardware: HardwareConfig,
-    state_dir: Path,
-    token: str,
-    listener: socket.socket,
-    source: Path | None,
-    say: Say,
+    setup: ServiceSetup, hardware: HardwareConfig, token: str, listener: socket.socket, say: Say
 ) -> None:
-    """Start the engines, take up the state, answer until told to stop."""
+    """Start the engines, open the service, answer until a signal."""
     from rlforge.actors.cluster import reason
     from rlforge.serving.engine import start_engine
     from rlforge.tracking.files import open_log
 
+    config, state_dir = setup.config, setup.state_dir
     open_log("service", str(state_dir))
     say("starting the engine")
     restarts = config.serve.max_engine_restarts
@@ -104,17 +168,17 @@ async def _serve(
             service,
             app,
         ):
-            await _begin(service, source, say)
+            await _begin(service, setup.source, say)
             say(f"serving {service.current.uid} at {url_of(listener)}/v1, state in {state_dir}")
             if config.serve.require_token or not is_loopback(config.serve.host):
                 say("every request needs the token: see rlforge serve --help")
             with found_at(state_dir, url_of(listener)):
-                told = await answer_requests(
+                signalled = await answer_requests(
                     app, listener, drain_s=config.serve.drain_s, failed=engine.gone()
                 )
     finally:
         await engine.close()
-    if not told:
+    if not signalled:
         raise RunError(
             f"an engine died more than serve.max_engine_restarts={restarts} times; see "
             f"{state_dir}/logs"
@@ -135,8 +199,7 @@ async def assembled(
     """The deployments in ``state_dir`` over ``engine``, and the HTTP application over them.
 
     Probes and held-out games are those of the environments of evaluation. ready: whether the
-    engine answers. on_phase: told of every step of a deployment. Raises as
-    ``DeploymentService.open`` does.
+    engine answers. on_phase, errors raised: as for ``DeploymentService.open``.
     """
     from rlforge.models.load import load_tokenizer, stop_token_ids
     from rlforge.serving.game_checks import GameHoldout, game_probes
@@ -145,7 +208,7 @@ async def assembled(
     stops = stop_token_ids(config.model, tokenizer)
     settings, metrics = config.deployment, Metrics()
 
-    def tell(deployment: Deployment) -> None:
+    def count(deployment: Deployment) -> None:
         metrics.on_phase(deployment)
         on_phase(deployment)
 
@@ -158,10 +221,10 @@ async def assembled(
             config, tokenizer, stops, number=settings.probes, max_tokens=settings.probe_tokens
         ),
         holdout=GameHoldout(config, engine, tokenizer, stops) if settings.holdout_games else None,
-        on_phase=tell,
+        on_phase=count,
     )
     try:
-        yield service, http_over(service, engine, config, config.serve, token, metrics, ready=ready)
+        yield service, http_over(service, engine, config, token, metrics, ready=ready)
     finally:
         await service.close()
 
@@ -169,16 +232,15 @@ async def assembled(
 def http_over(
     service: DeploymentService,
     engine: Engine,
-    config: PolicyConfig,
-    serve: ServeConfig,
+    config: ServingConfig | ContinuousConfig,
     token: str,
     metrics: Metrics,
     *,
     ready: Callable[[], bool] = lambda: True,
 ) -> App:
-    """The HTTP application over a service that is open, for ``listener.answer_requests``.
+    """The HTTP application over an open service, for ``answer_requests``.
 
-    metrics: whose ``on_phase`` the service was opened with, where deployments are to be counted.
+    metrics: its ``on_phase`` is that of the service, where deployments are counted.
     """
     from rlforge.models.load import load_model_config, load_tokenizer, stop_token_ids
     from rlforge.serving.answering import Answering, Limits
@@ -190,17 +252,17 @@ def http_over(
     limits = Limits(
         model_len=min(config.engine.max_model_len, positions),
         vocab_size=described.vocab_size,
-        default_max_tokens=min(serve.default_max_tokens, config.engine.max_tokens),
+        default_max_tokens=min(config.serve.default_max_tokens, config.engine.max_tokens),
         temperature=config.engine.temperature,
         top_p=config.engine.top_p,
     )
     stops = stop_token_ids(config.model, tokenizer)
-    answering = Answering(service, tokenizer, stops, limits, serve.model_name or config.name)
-    return make_app(service, engine, answering, serve, token, metrics, ready=ready)
+    answering = Answering(service, tokenizer, stops, limits, config.serve.model_name or config.name)
+    return make_app(service, engine, answering, config.serve, token, metrics, ready=ready)
 
 
 async def _begin(service: DeploymentService, source: Path | None, say: Say) -> None:
-    """The first start deploys ``source``; later ones go on with what they find."""
+    """Deploy ``source`` if nothing was ever served, then the staged adapters."""
     past = service.history()[1:]
     if source is not None and all(d.phase in _NEVER_SERVED for d in past):
         say(f"deploying {source}")
@@ -213,7 +275,7 @@ async def _begin(service: DeploymentService, source: Path | None, say: Say) -> N
 
 @contextlib.contextmanager
 def found_at(state_dir: Path, url: str) -> Iterator[None]:
-    """Tell clients in ``state_dir`` where the service is, for as long as it is there."""
+    """Write the address of the service into ``state_dir`` while the context lasts."""
     address = state_dir / ADDRESS_FILE
     atomic_write(address, json.dumps({"url": url, "pid": os.getpid()}) + "\n")
     try:
@@ -223,7 +285,7 @@ def found_at(state_dir: Path, url: str) -> Iterator[None]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections; ConfigError where the address is taken or not ours."""
+    """A listening socket; ConfigError where the address is taken or not of this machine."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
@@ -243,7 +305,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where clients find it."""
+    """The URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -251,9 +313,9 @@ def url_of(listener: socket.socket) -> str:
 async def answer_requests(
     app: App, listener: socket.socket, *, drain_s: float, failed: Coroutine[Any, Any, None]
 ) -> bool:
-    """Answer until SIGINT, SIGTERM or the end of ``failed``; then finish what is under way.
+    """Answer until SIGINT, SIGTERM or the end of ``failed``; then finish requests under way.
 
-    drain_s: seconds that it has to end. Returns whether it was told to stop by a signal.
+    drain_s: seconds to finish them. Returns whether a signal ended it.
     """
     server = _Server(
         uvicorn.Config(
@@ -270,16 +332,16 @@ async def answer_requests(
     answering = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await asyncio.wait((watch, answering), return_when=asyncio.FIRST_COMPLETED)
-        told = answering.done()
+        signalled = answering.done()
         server.should_exit = True
         await answering
     finally:
         watch.cancel()
-    return told
+    return signalled
 
 
 class _Server(uvicorn.Server):
-    """uvicorn raises the signals that it caught again at its end; here they are done with."""
+    """Handles signals without raising them again at the end, as uvicorn does."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ import pytest
 from rlforge.config.compose import compose, to_yaml
 from rlforge.config.serving import ServingConfig
 from rlforge.errors import ConfigError
-from rlforge.serving.compose import compose_service
+from rlforge.serving.server import compose_service
 
 
 @pytest.fixture
