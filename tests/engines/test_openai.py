@@ -1,4 +1,4 @@
-"""API players against a real HTTP server on this machine, in its better and worse moods."""
+"""API players against a local HTTP server that answers well, badly, slowly or not at all."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ async def test_server_errors_are_tried_again(server: Server) -> None:
         ("no text", r"without text \(finish_reason 'tool_calls'\)", 1),
     ],
 )
-async def test_what_is_no_answer_is_an_engine_error(
+async def test_an_unusable_answer_is_an_engine_error(
     server: Server, mood: str, message: str, tries: int
 ) -> None:
     server.mood = mood

@@ -1,4 +1,4 @@
-"""Small windows of a market with a truth behind it, and agents of known skill."""
+"""Small windows of a market with known right answers, and agents of known skill."""
 
 from __future__ import annotations
 

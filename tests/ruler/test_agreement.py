@@ -31,7 +31,7 @@ def test_equal_scores_count_half_and_equal_truths_not_at_all() -> None:
 
 
 @pytest.mark.parametrize("scores", [[], [0.3], [0.3, 0.4, 0.5]])
-def test_where_nothing_differs_there_is_no_figure(scores: list[float]) -> None:
+def test_without_differences_there_is_no_figure(scores: list[float]) -> None:
     found = agreement(scores, [1.0] * len(scores))
     assert (found.kendall_tau, found.pairwise_accuracy, found.pairs) == (None, None, 0)
 
@@ -41,13 +41,13 @@ def test_equal_scores_have_no_tau() -> None:
     assert (found.kendall_tau, found.pairwise_accuracy) == (None, 0.5)
 
 
-def test_what_is_unscored_or_unknown_is_left_out() -> None:
+def test_unscored_decisions_and_unknown_rewards_are_left_out() -> None:
     found = agreement([0.1, None, 0.9, 0.5], [0.0, 5.0, 1.0, None])
     assert (found.items, found.pairs, found.pairwise_accuracy) == (2, 1, 1.0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=12))
-def test_against_a_count_of_pairs(rows: list[tuple[int, int]]) -> None:
+def test_agreement_equals_a_count_over_all_pairs(rows: list[tuple[int, int]]) -> None:
     """Kendall's τ-b by its definition, and accuracy by going through all pairs."""
     found = agreement([x / 4 for x, _ in rows], [float(y) for _, y in rows])
     gaps = [

@@ -145,7 +145,7 @@ def test_a_leveraged_position() -> None:
         "trend_in_favour": 0.2,
         "feed_in_favour": 1.0,
         "memory_in_favour": -1.0,
-        "advice_over_price": -0.5,  # what an agent was told outweighs the feed
+        "advice_over_price": -0.5,  # a tip outweighs the feed
         "premium_in_favour": 0.2,
         "funding_in_favour": 0.1,
         "against_position": 1.0,
@@ -154,7 +154,7 @@ def test_a_leveraged_position() -> None:
     assert {name: row[name] for name in expected} == pytest.approx(expected)
 
 
-def test_leaving_a_position_is_the_opposite_of_holding_it() -> None:
+def test_closing_a_position_has_the_opposite_signs_of_holding_it() -> None:
     sell = _row({"type": "SELL_SHARES", "positionId": "p1", "shares": 10})
     assert sell["feed_in_favour"] == 1.0  # the news say YES, and NO is sold
     assert sell["closes_gain"] == pytest.approx(0.2)
@@ -176,7 +176,7 @@ def test_leaving_a_position_is_the_opposite_of_holding_it() -> None:
         {},
     ],
 )
-def test_what_the_state_does_not_allow_is_invalid(action: dict[str, Any]) -> None:
+def test_an_action_that_the_state_does_not_allow_is_invalid(action: dict[str, Any]) -> None:
     assert _row(action)["invalid"] == 1.0
 
 
@@ -193,7 +193,7 @@ def test_one_column_for_each_type() -> None:
     assert {f"is_{kind.lower()}" for kind in ACTION_TYPES} <= set(names)
 
 
-def test_the_outcome_is_seen_only_when_asked_for() -> None:
+def test_the_outcome_is_a_feature_only_when_configured() -> None:
     after = {
         **STATE,
         "portfolio": {"balance": 1100.0, "positions": []},
@@ -219,7 +219,7 @@ def test_the_outcome_is_seen_only_when_asked_for() -> None:
     assert _row(BUY, **known) == _row(BUY)
 
 
-def test_a_decision_without_its_outcome_has_none(make_window: Any) -> None:
+def test_a_decision_without_outcome_has_no_outcome_features(make_window: Any) -> None:
     shown = [without_outcome(decision) for decision in make_window(0, each=2).decisions]
     hidden = featurize(shown, WITH_OUTCOME)[:, len(feature_names(STATE_ACTION)) :]
     assert not hidden.any()
@@ -274,7 +274,7 @@ OBJECTS = st.dictionaries(
 
 @settings(max_examples=60)
 @given(OBJECTS, OBJECTS, st.sampled_from([*ACTION_TYPES, "?"]), JUNK, st.floats())
-def test_whatever_is_missing_or_odd_the_row_is_finite(
+def test_rows_are_finite_for_missing_and_odd_values(
     state: Any, after: Any, kind: str, content: Any, figure: float
 ) -> None:
     action = {"type": kind, "marketId": content, "ticker": "ACME", "amount": content, "size": 1e300}

@@ -1,4 +1,4 @@
-"""The judge against a real HTTP server on this machine, in its better and worse moods."""
+"""The judge against a local HTTP server that answers well, badly, slowly or not at all."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ class Handler(BaseHTTPRequestHandler):
         return self._send(200, self._completion(self._text(mood, asked)))
 
     def _text(self, mood: str, asked: dict[str, Any]) -> str:
-        told = asked["messages"][1]["content"]
-        parts = re.split(r"Decision (\w+)\n", told)
+        text = asked["messages"][1]["content"]
+        parts = re.split(r"Decision (\w+)\n", text)
         entries = [
             {"id": name, "explanation": f"on {name}", "score": _verdict(parts[0] + text)}
             for name, text in zip(parts[1::2], parts[2::2], strict=True)
@@ -211,7 +211,9 @@ async def _last(server: Server, make_window: Make, **judge: Any) -> dict[str, An
     return server.requests[-1]
 
 
-async def test_temperature_sharpens_and_softens(server: Server, make_window: Make) -> None:
+async def test_low_temperatures_spread_scores_and_high_ones_contract_them(
+    server: Server, make_window: Make
+) -> None:
     decisions, found = make_window(0).decisions, {}
     for temperature in (0.5, 1.0, 4.0):
         config = _config(server)
@@ -223,7 +225,7 @@ async def test_temperature_sharpens_and_softens(server: Server, make_window: Mak
 
 
 @pytest.mark.parametrize("mood", ["prose", "missing", "unknown", "out of range", "not chat"])
-async def test_a_bad_answer_is_asked_for_again_and_then_left(
+async def test_after_bad_answers_a_group_stays_unscored(
     server: Server, make_window: Make, mood: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.mood = mood
@@ -295,7 +297,7 @@ async def test_pauses_grow_and_heed_the_server(
     assert [seconds for seconds in taken if seconds] == pauses
 
 
-async def test_a_judge_that_is_down_is_not_asked_for_ever(
+async def test_a_judge_that_is_down_is_not_asked_again(
     server: Server, make_window: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.mood = "broken"
@@ -306,7 +308,7 @@ async def test_a_judge_that_is_down_is_not_asked_for_ever(
     assert "the judge is down" in caplog.text
 
 
-async def test_a_wrong_key_is_one_call_and_stays_secret(
+async def test_a_wrong_key_costs_one_call_and_is_not_shown(
     server: Server, make_window: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.mood = "wrong key"
@@ -334,7 +336,7 @@ async def test_an_address_without_a_server_leaves_everything_unscored(
         ("plain", ["json_schema", "json_object", None, None]),
     ],
 )
-async def test_servers_that_know_no_schema_are_asked_more_simply(
+async def test_servers_without_schemas_are_asked_for_simpler_forms(
     server: Server, make_window: Make, mood: str, forms: list[str | None]
 ) -> None:
     server.mood = mood
@@ -354,7 +356,7 @@ async def test_the_form_can_be_fixed(server: Server, make_window: Make) -> None:
     assert len(server.requests) == 1
 
 
-async def test_answers_are_kept_by_content(
+async def test_answers_are_cached_by_content(
     server: Server, make_window: Make, tmp_path: Path
 ) -> None:
     config, decisions = _config(server, tmp_path), make_window(0).decisions
@@ -372,7 +374,9 @@ async def test_answers_are_kept_by_content(
     assert len(server.requests) == 30
 
 
-async def test_bad_answers_are_not_kept(server: Server, make_window: Make, tmp_path: Path) -> None:
+async def test_bad_answers_are_not_cached(
+    server: Server, make_window: Make, tmp_path: Path
+) -> None:
     server.mood = "prose"
     config, decisions = _config(server, tmp_path, retries=0), make_window(0, each=2).decisions
     await _score(config, decisions)
@@ -406,7 +410,7 @@ async def test_tokens_of_a_window_are_bounded(server: Server, make_window: Make)
     assert scores.metrics["unscored"] == 8 * (10 - len(server.requests))
 
 
-async def test_calls_at_once_are_bounded(server: Server, make_window: Make) -> None:
+async def test_concurrent_calls_are_bounded(server: Server, make_window: Make) -> None:
     server.mood = "busy"
     await _score(_config(server, max_concurrency=3), make_window(0).decisions)
     assert server.most_running <= 3
@@ -418,7 +422,7 @@ async def test_one_agent_costs_nothing(server: Server, make_window: Make) -> Non
     assert server.requests == []
 
 
-async def test_a_judge_that_sees_no_difference_says_so(
+async def test_equal_scores_of_a_judge_are_reported_as_nothing_to_compare(
     server: Server, make_window: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.mood = "all equal"
@@ -430,7 +434,7 @@ async def test_a_judge_that_sees_no_difference_says_so(
 
 
 @pytest.mark.parametrize("features", ["state_action", "with_outcome"])
-async def test_a_judge_tells_how_well_it_forecast_the_rewards(
+async def test_learn_reports_how_well_a_judge_forecast_the_rewards(
     server: Server, make_window: Make, features: str
 ) -> None:
     config, window = _config(server), make_window(0)
@@ -440,7 +444,7 @@ async def test_a_judge_tells_how_well_it_forecast_the_rewards(
     await scorer.score(window.decisions)
     metrics = scorer.learn([window])
     await scorer.close()
-    if features == "with_outcome":  # it was told
+    if features == "with_outcome":  # the judge saw the outcome
         assert metrics == {}
         return
     assert metrics["forecast_pairwise_accuracy"] > 0.6
@@ -452,7 +456,7 @@ def _groups(decisions: Any, by: str, size: int = 8) -> list[list[Decision]]:
     return [[decisions[place] for place in group] for group in divide(decisions, config)]
 
 
-def test_groups_are_neighbours_in_time(make_window: Make) -> None:
+def test_groups_by_time_are_neighbours_in_time(make_window: Make) -> None:
     decisions = make_window(0, each=5).decisions
     groups = _groups(list(reversed(decisions)), "time")
     assert [len(group) for group in groups] == [6, 7, 7]  # about even, none above 8
@@ -461,7 +465,7 @@ def test_groups_are_neighbours_in_time(make_window: Make) -> None:
     assert {decision.agent_id for decision in groups[0]} == {"expert", "fair", "good", "noise"}
 
 
-def test_or_the_decisions_of_one_agent(make_window: Make) -> None:
+def test_groups_by_agent_are_decisions_of_one_agent(make_window: Make) -> None:
     decisions = make_window(0, each=10).decisions
     groups = _groups(decisions, "agent")
     assert [len(group) for group in groups] == [5] * 8
@@ -493,7 +497,7 @@ def _question(text: str = "which?") -> JudgeQuestion:
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
-def test_answers_are_found_by_content_and_voice(tmp_path: Path, on_disk: bool) -> None:
+def test_cached_answers_are_found_by_content_and_judge(tmp_path: Path, on_disk: bool) -> None:
     cache = AnswerCache(tmp_path / "deep" / "judge.sqlite" if on_disk else None)
     assert cache.get("m", _question()) is None
     cache.put("m", _question(), VERDICTS)
@@ -504,7 +508,7 @@ def test_answers_are_found_by_content_and_voice(tmp_path: Path, on_disk: bool) -
     assert cache.get("m", _question()) == VERDICTS
 
 
-def test_answers_outlive_the_process(tmp_path: Path) -> None:
+def test_cached_answers_outlive_the_process(tmp_path: Path) -> None:
     first = AnswerCache(tmp_path / "judge.sqlite")
     first.put("m", _question(), VERDICTS)
     first.close()
@@ -519,7 +523,7 @@ def test_a_later_answer_replaces_an_earlier_one(tmp_path: Path) -> None:
     assert cache.get("m", _question()) == other
 
 
-def test_a_damaged_file_is_named_and_done_without(
+def test_a_damaged_cache_file_is_named_and_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "judge.sqlite").write_bytes(b"no database at all" * 100)
@@ -532,7 +536,7 @@ def test_a_damaged_file_is_named_and_done_without(
     assert (tmp_path / "judge.sqlite").read_bytes() == b"no database at all" * 100
 
 
-def test_a_folder_that_cannot_be_made_is_done_without(
+def test_a_cache_whose_folder_cannot_be_made_is_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")

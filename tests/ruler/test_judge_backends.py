@@ -45,7 +45,7 @@ class Letters:
 
 
 class Model:
-    """Scores every decision it is asked about; or fails, or rambles, as it is told.
+    """Scores every decision it is asked about; fails, or ignores the form, as configured.
 
     numbers: what a model that does not keep to the form says when a number is due.
     """
@@ -77,10 +77,10 @@ def _local(model: Model, chat: bool = True) -> LocalModel:
     return LocalModel(generator=model, tokenizer=Letters(chat), policy=POLICY, stop_token_ids=(7,))
 
 
-async def test_a_local_model_is_asked_in_its_own_markup_and_its_answer_is_begun() -> None:
+async def test_a_local_model_is_asked_in_its_chat_template_with_the_start_of_the_answer() -> None:
     model = Model()
-    voice = LocalJudge(JudgeConfig(max_answer_tokens=99), _local(model))
-    reply = await voice.answer(MESSAGES, SCHEMA)
+    judge = LocalJudge(JudgeConfig(max_answer_tokens=99), _local(model))
+    reply = await judge.answer(MESSAGES, SCHEMA)
     ((prompt, params),) = model.asked
     assert prompt == f"<system>Judge.<user>{TEXT}<assistant>{BEGUN}"
     assert reply.text.startswith(BEGUN)
@@ -88,7 +88,7 @@ async def test_a_local_model_is_asked_in_its_own_markup_and_its_answer_is_begun(
     assert reply.tokens == len(prompt) + 3
 
 
-async def test_a_model_without_markup_gets_plain_text() -> None:
+async def test_a_model_without_chat_template_gets_plain_text() -> None:
     model = Model()
     await LocalJudge(JudgeConfig(), _local(model, chat=False)).answer(MESSAGES, SCHEMA)
     assert model.asked[0][0] == f"Judge.\n\n{TEXT}\n\nAnswer:{BEGUN}"
@@ -102,14 +102,14 @@ async def test_a_model_without_markup_gets_plain_text() -> None:
         (Model(pause=1.0), "again"),
     ],
 )
-async def test_failures_say_what_may_help(model: Model, kind: str) -> None:
-    voice = LocalJudge(JudgeConfig(timeout_s=0.05), _local(model))
+async def test_failures_say_which_requests_may_succeed(model: Model, kind: str) -> None:
+    judge = LocalJudge(JudgeConfig(timeout_s=0.05), _local(model))
     with pytest.raises(ChatError) as caught:
-        await voice.answer(MESSAGES, SCHEMA)
+        await judge.answer(MESSAGES, SCHEMA)
     assert caught.value.kind == kind
 
 
-async def test_a_model_that_rambles_is_asked_for_each_number() -> None:
+async def test_a_model_that_ignores_the_form_is_asked_for_each_score() -> None:
     model = Model(numbers=" 0.75, because")
     reply = await LocalJudge(JudgeConfig(), _local(model)).answer(MESSAGES, SCHEMA)
     verdicts = read(reply.text, ["aa", "bb"])
@@ -120,7 +120,7 @@ async def test_a_model_that_rambles_is_asked_for_each_number() -> None:
 
 
 @pytest.mark.parametrize("numbers", ["", " high", " -1"])
-async def test_what_is_no_number_is_no_score(numbers: str) -> None:
+async def test_an_answer_without_a_number_is_no_score(numbers: str) -> None:
     model = Model(numbers=numbers)
     reply = await LocalJudge(JudgeConfig(), _local(model)).answer(MESSAGES, SCHEMA)
     assert json.loads(reply.text) == {"scores": []}

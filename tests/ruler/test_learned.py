@@ -1,4 +1,4 @@
-"""What holds for both scorers that learn."""
+"""Tests of both scorers that learn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def test_it_forecasts_windows_that_it_has_not_seen(
+async def test_a_learned_scorer_forecasts_unseen_windows(
     method: str, make_window: Make, skill: dict[str, float]
 ) -> None:
     scorer = _scorer(method)
@@ -56,7 +56,7 @@ async def test_scores_are_in_range_with_a_reason_for_each(method: str, make_wind
     assert scores.metrics["learned_windows"] == 1
 
 
-async def test_a_low_temperature_parts_scores(method: str, make_window: Make) -> None:
+async def test_a_low_temperature_spreads_scores(method: str, make_window: Make) -> None:
     spreads = []
     for temperature in (0.2, 0.7, 5.0):
         scorer = _scorer(method, temperature=temperature)
@@ -67,7 +67,7 @@ async def test_a_low_temperature_parts_scores(method: str, make_window: Make) ->
     assert spreads[-1] < spreads[0] / 2
 
 
-async def test_what_was_learned_is_there_in_the_next_process(
+async def test_the_next_process_has_the_memory(
     method: str, make_window: Make, tmp_path: Path
 ) -> None:
     first = _scorer(method, model_path=str(tmp_path / "ruler"))
@@ -84,7 +84,7 @@ async def test_what_was_learned_is_there_in_the_next_process(
     assert [path.name for path in (tmp_path / "ruler").iterdir()] == [f"{method}.npz"]
 
 
-def test_learning_tells_how_well_the_window_was_forecast(method: str, make_window: Make) -> None:
+def test_learn_reports_how_well_the_window_was_forecast(method: str, make_window: Make) -> None:
     scorer = _scorer(method)
     assert "forecast_kendall_tau" not in scorer.learn([make_window(0)])
     metrics = scorer.learn([make_window(n) for n in range(1, 6)])
@@ -96,13 +96,13 @@ def test_learning_tells_how_well_the_window_was_forecast(method: str, make_windo
     assert "forecast_kendall_tau" not in seeing.learn([make_window(1)])
 
 
-async def test_the_forecast_is_that_of_an_examination(method: str, make_window: Make) -> None:
+async def test_the_reported_forecast_equals_an_examination(method: str, make_window: Make) -> None:
     first, second = _scorer(method), _scorer(method)
     for scorer in (first, second):
         scorer.learn([make_window(0)])
-    told = first.learn([make_window(1)])
+    metrics = first.learn([make_window(1)])
     report = await examine(second, [make_window(1)])
-    assert told["forecast_kendall_tau"] == pytest.approx(report.decisions.kendall_tau)
+    assert metrics["forecast_kendall_tau"] == pytest.approx(report.decisions.kendall_tau)
 
 
 def test_a_full_disk_is_logged_and_tried_again(
@@ -119,7 +119,7 @@ def test_a_full_disk_is_logged_and_tried_again(
     assert _scorer(method, model_path=str(tmp_path)).learn([])["learned_windows"] == 1
 
 
-def test_its_memory_is_bounded(method: str, make_window: Make) -> None:
+def test_the_memory_of_a_scorer_is_bounded(method: str, make_window: Make) -> None:
     scorer = _scorer(method, memory_windows=2, memory_rows=10)
     metrics = scorer.learn([make_window(n) for n in range(3)])
     assert metrics == {
@@ -144,7 +144,7 @@ async def test_a_window_learned_again_changes_nothing(
 
 def test_a_damaged_state_is_named(method: str, tmp_path: Path) -> None:
     (tmp_path / f"{method}.npz").write_bytes(b"nonsense")
-    with pytest.raises(CheckpointError, match=rf"{method}\.npz is no readable state"):
+    with pytest.raises(CheckpointError, match=rf"{method}\.npz is not a readable state"):
         _scorer(method, model_path=str(tmp_path))
 
 
@@ -156,7 +156,7 @@ def test_a_state_of_other_features_is_refused(
         _scorer(method, model_path=str(tmp_path), features="with_outcome")
 
 
-async def test_the_outcome_does_not_move_the_score_of_a_decision_by_itself(
+async def test_the_outcome_alone_does_not_change_the_score_of_a_decision(
     method: str, make_window: Make
 ) -> None:
     """Features of ``state_action`` know nothing of it; pairs of the window are left out here."""
@@ -169,7 +169,9 @@ async def test_the_outcome_does_not_move_the_score_of_a_decision_by_itself(
     assert (await scorer.score(decisions)).values == (await scorer.score(hidden)).values
 
 
-async def test_seen_outcomes_forecast_them_better(method: str, make_window: Make) -> None:
+async def test_features_with_outcome_agree_better_with_rewards(
+    method: str, make_window: Make
+) -> None:
     held_out = [make_window(n) for n in (5, 6)]
     found = {}
     for features in ("state_action", "with_outcome"):
@@ -232,9 +234,7 @@ async def test_without_model_and_outcomes_decisions_stay_unscored(
     assert "no window was learned so far" in caplog.text
 
 
-async def test_windows_of_equal_rewards_teach_nothing_and_break_nothing(
-    method: str, make_window: Make
-) -> None:
+async def test_windows_of_equal_rewards_do_no_harm(method: str, make_window: Make) -> None:
     window = make_window(1)
     alike = [dataclasses.replace(decision, reward=0.4) for decision in window.decisions]
     scorer = _scorer(method)
@@ -243,7 +243,7 @@ async def test_windows_of_equal_rewards_teach_nothing_and_break_nothing(
     assert all(score is None or 0 <= score <= 1 for score in scores.values)
 
 
-async def test_rewards_that_are_no_numbers_are_left_out(method: str, make_window: Make) -> None:
+async def test_rewards_that_are_not_finite_are_left_out(method: str, make_window: Make) -> None:
     def spoiled(number: int) -> TrainingWindow:
         window = make_window(number)
         rewards = (math.nan, math.inf, None)

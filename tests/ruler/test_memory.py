@@ -20,7 +20,7 @@ def _rows(n: int, offset: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([rewards * 10, -rewards], axis=1), rewards
 
 
-def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+def test_a_saved_memory_is_read_back(tmp_path: Path) -> None:
     memory, path = _memory(), tmp_path / "deep" / "state.npz"
     memory.add("w1", *_rows(3))
     memory.add("w0", *_rows(2, offset=7.0))
@@ -56,7 +56,7 @@ def test_a_window_is_remembered_once() -> None:
     assert len(memory.windows) == 1
 
 
-def test_of_a_large_window_a_seeded_draw_is_kept() -> None:
+def test_a_seeded_sample_of_a_large_window_is_kept() -> None:
     draws = []
     for _ in range(2):
         memory = _memory(rows=10)
@@ -74,7 +74,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: bytes | None) -> None:
     _memory().save(path)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
-    with pytest.raises(CheckpointError, match=r"state\.npz is no readable state.*remove it"):
+    with pytest.raises(CheckpointError, match=r"state\.npz is not a readable state.*remove it"):
         _memory().load(path)
 
 

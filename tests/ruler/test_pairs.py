@@ -79,7 +79,7 @@ def test_strengths_maximise_the_likelihood(prior_games: float) -> None:
     np.testing.assert_allclose(found, best, atol=1e-4)
 
 
-def test_without_games_the_prior_stands() -> None:
+def test_without_games_the_strengths_are_the_prior() -> None:
     prior = np.array([1.0, -2.0, 0.5])
     np.testing.assert_array_equal(fit_strengths(_pairs([], []), prior, prior_games=3.0), prior)
 
@@ -95,20 +95,20 @@ def test_far_apart_priors_do_not_overflow() -> None:
     assert np.isfinite(fit_strengths(_pairs([0], [1]), prior, prior_games=1.0)).all()
 
 
-def test_scores_are_the_chance_to_beat_another_one() -> None:
+def test_scores_are_the_probability_to_beat_another_item() -> None:
     s = np.array([0.0, 1.0, 3.0])
     first = (expit(-1 / 0.7) + expit(-3 / 0.7)) / 2
     assert expected_wins(s, 0.7)[0] == pytest.approx(first)
     assert expected_wins(s, 0.7).mean() == pytest.approx(0.5)
 
 
-def test_temperature_parts_and_closes_scores() -> None:
+def test_scores_spread_at_low_and_contract_at_high_temperatures() -> None:
     s = np.array([-1.0, 0.0, 1.0])
     np.testing.assert_allclose(expected_wins(s, 1e-3), [0.0, 0.5, 1.0], atol=1e-9)
     np.testing.assert_allclose(expected_wins(s, 1e6), [0.5, 0.5, 0.5], atol=1e-5)
 
 
-def test_quantiles_stand_for_very_many_opponents() -> None:
+def test_quantiles_replace_very_many_opponents() -> None:
     s = np.random.default_rng(1).normal(size=5000)
     exact = np.array([(expit((x - s) / 0.7).sum() - 0.5) / (len(s) - 1) for x in s[:20]])
     np.testing.assert_allclose(expected_wins(s, 0.7)[:20], exact, atol=2e-3)

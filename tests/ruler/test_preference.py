@@ -9,7 +9,6 @@ from scipy.special import log_expit
 
 from rlforge.config.ruler import PreferenceConfig, RulerConfig
 from rlforge.ruler.agreement import agreement
-from rlforge.ruler.memory import WindowMemory
 from rlforge.ruler.preference import PreferenceScorer
 from rlforge.trajectories.records import TrainingWindow
 
@@ -27,18 +26,18 @@ def test_the_learned_weights_maximise_the_penalised_likelihood() -> None:
     features[:, 5:] = 0.0
     rewards = features[:, :5] @ np.array([1.0, -0.5, 0.0, 0.2, 0.0]) + draw.normal(size=40)
     scorer.memory.add("w", features, rewards)
-    scorer._fit(scorer.memory)
-    assert scorer._weights is not None
+    weights = scorer.weights
+    assert weights is not None
     rows = (features[:, :5] - features[:, :5].mean(0)) / features[:, :5].std(0)
     better, worse = np.nonzero(rewards[:, None] > rewards[None, :])
     gaps = rows[better] - rows[worse]
     best = minimize(lambda w: -log_expit(gaps @ w).sum() + w @ w, np.zeros(5), tol=1e-10).x
-    np.testing.assert_allclose(scorer._weights[:5], best, atol=2e-3)
-    np.testing.assert_array_equal(scorer._weights[5:], 0.0)
+    np.testing.assert_allclose(weights[:5], best, atol=2e-3)
+    np.testing.assert_array_equal(weights[5:], 0.0)
 
 
 def test_pairs_never_cross_windows() -> None:
-    """A window that pays everybody more would otherwise look better for its decisions."""
+    """Decisions of a window with higher rewards for all must not look better for that."""
     scorer = _scorer(margin=0.0)
     names = len(scorer.memory.names)
     for number in range(4):
@@ -46,9 +45,9 @@ def test_pairs_never_cross_windows() -> None:
         rows[:, 0] = number  # tells windows apart, and nothing else
         rows[:, 1] = (0.0, 1.0)
         scorer.memory.add(f"w{number}", rows, np.array([number, number + 0.5]))
-    scorer._fit(scorer.memory)
-    assert scorer._weights is not None
-    assert abs(scorer._weights[0]) < 1e-6 < scorer._weights[1]
+    weights = scorer.weights
+    assert weights is not None
+    assert abs(weights[0]) < 1e-6 < weights[1]
 
 
 async def test_the_model_is_weighed_against_the_window(make_window: Make) -> None:
@@ -86,7 +85,7 @@ async def test_pairs_are_bounded(make_window: Make) -> None:
     assert scores.metrics["learned_pairs"] == 100
 
 
-async def test_an_explanation_names_what_counted_most(make_window: Make) -> None:
+async def test_an_explanation_names_the_features_with_most_influence(make_window: Make) -> None:
     scorer = _scorer(window_pairs=False)
     scorer.learn([make_window(n) for n in range(6)])
     decisions = make_window(7).decisions
@@ -108,7 +107,5 @@ async def test_scores_follow_the_seed(make_window: Make) -> None:
 def test_a_margin_that_nothing_exceeds_leaves_no_model(make_window: Make) -> None:
     scorer = _scorer(margin=5.0)
     scorer.learn([make_window(0)])
-    memory: WindowMemory = scorer.memory
-    scorer._fit(memory)
-    assert scorer._weights is None
+    assert scorer.weights is None
     assert scorer.score_now(make_window(1).decisions).metrics["unscored"] == 80

@@ -35,22 +35,22 @@ def _decision(number: int, **changes: Any) -> Decision:
 GROUP = [_decision(number) for number in range(5)]
 
 
-def test_what_all_saw_is_shown_once() -> None:
-    told = _ask(GROUP).messages[1]["content"]
-    assert told.count('{"id": "m1"}') == 1
-    assert told.startswith("All agents saw this:\nmarkets.predictions:\n- ")
+def test_the_common_beginning_is_shown_once() -> None:
+    text = _ask(GROUP).messages[1]["content"]
+    assert text.count('{"id": "m1"}') == 1
+    assert text.startswith("All agents saw this:\nmarkets.predictions:\n- ")
     for number in range(5):
-        assert told.count(f"portfolio.balance: {number}") == 1
-        assert told.count(f"Reasoning: because {number}") == 1
-    assert "Confidence: 0.25" in told
+        assert text.count(f"portfolio.balance: {number}") == 1
+        assert text.count(f"Reasoning: because {number}") == 1
+    assert "Confidence: 0.25" in text
 
 
 def test_a_model_s_own_observation_is_shown_instead_of_the_state() -> None:
     group = [_decision(n, observation=f"Prices rise.\nYou have {n}.") for n in range(2)]
-    told = _ask(group).messages[1]["content"]
-    assert told.count("Prices rise.") == 1
-    assert "You have 1." in told
-    assert "portfolio" not in told
+    text = _ask(group).messages[1]["content"]
+    assert text.count("Prices rise.") == 1
+    assert "You have 1." in text
+    assert "portfolio" not in text
 
 
 def test_the_question_depends_on_content_and_seed_only() -> None:
@@ -69,25 +69,25 @@ def test_the_order_is_shuffled_without_favourites() -> None:
     assert all(35 < count < 90 for count in first)
 
 
-def test_ids_lead_back_to_the_decisions_and_give_nothing_away() -> None:
+def test_ids_map_to_decisions_and_reveal_nothing() -> None:
     question = _ask(GROUP)
-    told = question.messages[1]["content"]
+    text = question.messages[1]["content"]
     assert sorted(place for name in question.ids for place in question.members[name]) == [*range(5)]
     for name, (place,) in question.members.items():
-        part = told.split(f"Decision {name}\n")[1].split("---")[0]
+        part = text.split(f"Decision {name}\n")[1].split("---")[0]
         assert f"portfolio.balance: {place}" in part
-    assert "agent-" not in told
-    assert "secret-" not in told
+    assert "agent-" not in text
+    assert "secret-" not in text
 
 
-def test_decisions_that_read_the_same_are_shown_once() -> None:
+def test_decisions_with_equal_texts_are_shown_once() -> None:
     twin = dataclasses.replace(GROUP[2], id="another", agent_id="another")
     question = _ask([*GROUP, twin])
     assert len(question.ids) == 5
     assert (2, 5) in question.members.values()
 
 
-def test_the_outcome_is_told_only_when_asked_for() -> None:
+def test_the_outcome_is_shown_only_when_configured() -> None:
     result = Result(pnl=12.5, investment=50.0, hold_time_minutes=30.0, win_rate=0.5)
     group = [_decision(n, result=result, reward=0.25) for n in range(2)]
     assert "12.5" not in _ask(group).messages[1]["content"]
@@ -96,10 +96,10 @@ def test_the_outcome_is_told_only_when_asked_for() -> None:
 
 def test_long_texts_lose_their_middle() -> None:
     group = [_decision(n, observation=f"{n}" * 5000) for n in range(2)]
-    told = _ask(group, max_text_chars=300).messages[1]["content"]
-    assert len(told) < 800
-    assert "[…]" in told
-    assert told.count("Action: ") == 2
+    text = _ask(group, max_text_chars=300).messages[1]["content"]
+    assert len(text) < 800
+    assert "[…]" in text
+    assert text.count("Action: ") == 2
 
 
 def test_the_rubric_is_the_configured_one() -> None:

@@ -39,7 +39,7 @@ def test_every_shipped_option_makes_its_scorer(monkeypatch: pytest.MonkeyPatch) 
         assert isinstance(make_scorer(config), kind)
 
 
-def test_defaults_are_the_document_s() -> None:
+def test_defaults_are_the_documented_ones() -> None:
     config = RulerConfig()
     assert (config.scoring_method, config.temperature) == ("preference", 0.7)
     assert dataclasses.asdict(_shipped("preference")) == dataclasses.asdict(config)
@@ -69,7 +69,7 @@ def test_defaults_are_the_document_s() -> None:
         (RulerConfig(judge=JudgeConfig(structured="xml")), r"ruler\.judge\.structured=xml"),
     ],
 )
-def test_what_cannot_be_is_named(config: RulerConfig, message: str) -> None:
+def test_an_invalid_value_is_named(config: RulerConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_ruler(config)
 
@@ -88,12 +88,12 @@ def _judge(**changes: Any) -> RulerConfig:
         (_judge(rubric="  "), r"ruler\.judge\.rubric is empty"),
     ],
 )
-def test_a_judge_that_cannot_be_asked_is_named(config: RulerConfig, message: str) -> None:
+def test_a_judge_without_model_or_key_is_refused(config: RulerConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_scorer(config)
 
 
-def test_looking_at_a_configuration_needs_no_key() -> None:
+def test_checking_a_configuration_needs_no_key() -> None:
     check_ruler(_judge(), keys=False)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from rlforge.config.ruler import RegressionConfig, RulerConfig
 from rlforge.ruler.agreement import agreement
@@ -28,8 +28,7 @@ def test_scores_are_ridge_predictions_on_the_scale_of_past_rewards(temperature: 
     features = draw.normal(size=(200, d))
     rewards = features[:, 0] - 0.5 * features[:, 1] + draw.normal(size=200)
     scorer.memory.add("w", features, rewards)
-    scorer._fit(scorer.memory)
-    judged = scorer._judge(features[:10], [None] * 10)
+    judged = scorer.judge(features[:10], [None] * 10)
     assert judged is not None
     # The closed form of ridge regression on standardised features.
     z = (features - features.mean(0)) / features.std(0)
@@ -40,7 +39,7 @@ def test_scores_are_ridge_predictions_on_the_scale_of_past_rewards(temperature: 
     assert judged.explanations[0] == f"predicted reward {predicted[0]:+.3f}"
 
 
-def test_trees_see_what_a_line_cannot() -> None:
+def test_trees_fit_an_interaction_that_a_linear_model_cannot() -> None:
     draw = np.random.default_rng(0)
     found = {}
     for model in ("ridge", "gradient_boosting"):
@@ -48,8 +47,7 @@ def test_trees_see_what_a_line_cannot() -> None:
         features = draw.normal(size=(600, len(scorer.memory.names)))
         rewards = np.sign(features[:, 0] * features[:, 1])
         scorer.memory.add("w", features[:400], rewards[:400])
-        scorer._fit(scorer.memory)
-        judged = scorer._judge(features[400:], [None] * 200)
+        judged = scorer.judge(features[400:], [None] * 200)
         assert judged is not None
         found[model] = agreement(judged.values.tolist(), rewards[400:].tolist()).pairwise_accuracy
     assert (found["gradient_boosting"] or 0) > 0.9 > 0.65 > (found["ridge"] or 0)
@@ -62,8 +60,11 @@ def test_more_trees_fit_more() -> None:
         scorer = _scorer(model="gradient_boosting", trees=trees)
         features = draw.normal(size=(300, len(scorer.memory.names)))
         scorer.memory.add("w", features, features[:, 0])
-        scorer._fit(scorer.memory)
-        errors.append(np.abs(scorer._model.predict(features) - features[:, 0]).mean())
+        judged = scorer.judge(features, [None] * 300)
+        assert judged is not None
+        # Scores are sigmoid((prediction - mean) / (deviation * temperature)).
+        predicted = logit(judged.values) * features[:, 0].std() * 0.7 + features[:, 0].mean()
+        errors.append(np.abs(predicted - features[:, 0]).mean())
     assert errors[1] < errors[0] / 2
 
 
@@ -75,10 +76,10 @@ async def test_the_first_window_is_predicted_from_its_other_decisions(make_windo
 
 
 def test_a_decision_is_not_predicted_from_its_own_reward() -> None:
-    """Pure noise: whoever saw the rewards would agree with them, cross-validation cannot."""
+    """Rewards are noise: only a model that saw them could agree with them."""
     scorer, draw = _scorer(model="gradient_boosting"), np.random.default_rng(3)
     features = draw.normal(size=(300, len(scorer.memory.names)))
     rewards = draw.normal(size=300).tolist()
-    judged = scorer._judge(features, rewards)
+    judged = scorer.judge(features, rewards)
     assert judged is not None
     assert abs(agreement(judged.values.tolist(), rewards).kendall_tau or 0.0) < 0.12

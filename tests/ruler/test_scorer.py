@@ -1,4 +1,4 @@
-"""The document's example, word for word where its words are ours."""
+"""The documented example, and the class in threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Make = Callable[..., TrainingWindow]
 
 
 @pytest.mark.parametrize("method", ["preference", "regression"])
-def test_the_document_s_constructor_and_call(
+def test_the_documented_constructor_and_call(
     method: str, make_window: Make, tmp_path: Path
 ) -> None:
     scorer = RULERScorer(
@@ -33,7 +33,7 @@ def test_the_document_s_constructor_and_call(
     assert list(again.score(trajectories).values) == scores
 
 
-def test_the_defaults_are_the_document_s(make_window: Make) -> None:
+def test_the_defaults_are_the_documented_ones(make_window: Make) -> None:
     scorer = RULERScorer()
     assert (scorer.config.scoring_method, scorer.config.temperature) == ("preference", 0.7)
     assert scorer.config.model_path is None

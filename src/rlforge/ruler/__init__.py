@@ -1,1 +1,1 @@
-"""RULER: how good decisions were, relative to others of the same window."""
+"""RULER: scores of decisions, relative to the other decisions of the same window."""

@@ -1,4 +1,4 @@
-"""How well scores agree with what happened, and with who is skilled."""
+"""How well scores agree with rewards, and with the true skill of agents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlforge.ruler.pairs import generate_pairs
 from rlforge.trajectories.records import Decision, TrainingWindow
 from rlforge.types import value
 
-#: Pairs that an accuracy is counted over; drawn by a fixed seed where there are more.
+#: Most pairs compared; drawn by a fixed seed if there are more.
 _MOST_PAIRS = 200_000
 
 
@@ -25,8 +25,8 @@ class Agreement:
 
     kendall_tau: τ-b, which corrects for ties on either side (Kendall 1945), -1 to 1.
     pairwise_accuracy: share of the pairs with different truths that the scores order alike; a pair
-    with equal scores counts as half. Both are None where there is nothing to compare.
-    pairs: that the accuracy was counted over. items: decisions or agents with score and truth.
+    with equal scores counts as half. Both are None if there is nothing to compare.
+    pairs: number of pairs compared. items: decisions or agents with score and truth.
     """
 
     kendall_tau: float | None
@@ -35,18 +35,18 @@ class Agreement:
     items: int
 
     def metrics(self, prefix: str) -> dict[str, float]:
-        """The figures that there are, by name."""
+        """The known figures, by name."""
         found = {"kendall_tau": self.kendall_tau, "pairwise_accuracy": self.pairwise_accuracy}
         return {f"{prefix}{name}": one for name, one in found.items() if one is not None}
 
 
 @value
 class ScorerReport:
-    """What a scorer is worth on windows that it has not learned.
+    """How a scorer agrees with rewards and skill on windows that it has not learned.
 
     decisions: agreement with rewards inside each window, averaged by pairs. agents: mean score of
-    each agent over all windows against its true skill, None where that was not given.
-    agent_scores: those means. unscored: decisions without a score. windows: how many.
+    each agent over all windows against its true skill, None if that was not given.
+    agent_scores: those means. unscored: decisions without a score. windows: their number.
     """
 
     decisions: Agreement
@@ -56,7 +56,7 @@ class ScorerReport:
     windows: int
 
     def metrics(self) -> dict[str, float]:
-        """The figures that there are, by name."""
+        """The known figures, by name."""
         return {
             **self.decisions.metrics(""),
             **(self.agents.metrics("skill_") if self.agents else {}),
@@ -68,7 +68,12 @@ class ScorerReport:
 def agreement(
     scores: Sequence[float | None], truths: Sequence[float | None], *, margin: float = 0.0
 ) -> Agreement:
-    """Of the items that have a score and a truth; truths within ``margin`` are equal."""
+    """Agreement over the items with a score and a truth; truths within ``margin`` are equal.
+
+    Example:
+        >>> agreement([0.9, 0.1, None], [2.0, 1.0, 3.0]).kendall_tau
+        1.0
+    """
     known = [
         (score, truth)
         for score, truth in zip(scores, truths, strict=True)
@@ -91,7 +96,7 @@ def agreement(
 
 
 def agent_means(decisions: Sequence[Decision], scores: Sequence[float | None]) -> dict[str, float]:
-    """The mean score of each agent that has one."""
+    """The mean score of each agent with a scored decision."""
     found: dict[str, list[float]] = defaultdict(list)
     for decision, score in zip(decisions, scores, strict=True):
         if score is not None:
@@ -100,7 +105,7 @@ def agent_means(decisions: Sequence[Decision], scores: Sequence[float | None]) -
 
 
 def without_outcome(decision: Decision) -> Decision:
-    """The decision as it was when it was made: nothing of what came of it."""
+    """The decision as it was when it was made, without reward, next state and result."""
     return dataclasses.replace(decision, reward=None, next_state=None, result=None)
 
 
@@ -112,10 +117,10 @@ async def examine(
     hide_outcomes: bool = True,
     margin: float = 0.0,
 ) -> ScorerReport:
-    """Score windows that the scorer has not learned, and compare.
+    """Score windows that the scorer has not learned, and compare with rewards and skill.
 
     hide_outcomes: the scorer sees decisions without their outcome, so that its agreement with the
-    rewards is a forecast. Without it only the agreement with ``skill`` means something.
+    rewards is a forecast. Otherwise only the agreement with ``skill`` is meaningful.
     skill: agent id -> true skill, higher is better. margin: rewards within it are equal.
     """
     all_decisions: list[Decision] = []

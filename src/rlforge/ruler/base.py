@@ -1,4 +1,4 @@
-"""The one interface behind which every scorer sits."""
+"""The interface of scorers, and scores of windows in which nothing can be compared."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from typing import Protocol
 from rlforge.trajectories.records import Decision, TrainingWindow
 from rlforge.types import value
 
+log = logging.getLogger(__name__)
+
+#: Scores closer together than this are equal.
+_SAME = 1e-9
+
 
 @value
 class DecisionScores:
     """Scores of decisions, in their order.
 
-    values: 0 to 1, or None where the scorer failed: that decision is kept unscored.
-    explanations: why, one per decision; empty strings where the scorer does not say.
-    metrics: what the scorer saw, e.g. ``pairs``, ``judge_calls``, ``unscored``.
+    values: 0 to 1, or None if the scorer failed: that decision is kept unscored.
+    explanations: one per decision; empty strings if the scorer gives none.
+    metrics: e.g. ``pairs``, ``judge_calls``, ``unscored``.
     """
 
     values: tuple[float | None, ...]
@@ -26,41 +31,35 @@ class DecisionScores:
 
 
 class DecisionScorer(Protocol):
-    """Judges the decisions of one window against each other."""
+    """Scores the decisions of one window relative to each other."""
 
     async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
-        """A score for each; failures of one group leave that group unscored, and are logged."""
+        """A score for each; a group that fails is logged and left unscored."""
         ...
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
-        """Take in windows whose outcomes are known, and keep what was learned.
+        """Learn from windows whose outcomes are known; a window learned before changes nothing.
 
-        A window that was learned before changes nothing. Returns metrics: what the scorer knows
-        now, and how well it forecast the rewards of these windows before it knew them
-        (``forecast_kendall_tau``, ``forecast_pairwise_accuracy``; missing where it could not).
+        Returns metrics: the size of the memory, and how well the scorer forecast the rewards of
+        these windows before learning them (``forecast_kendall_tau``,
+        ``forecast_pairwise_accuracy``; missing if it could not).
         """
         ...
 
     async def close(self) -> None:
-        """Give back connections."""
+        """Close connections."""
         ...
 
 
-log = logging.getLogger(__name__)
-
-#: Scores closer together than this are equal.
-_SAME = 1e-9
-
-
 def finite_rewards(decisions: Sequence[Decision]) -> list[float | None]:
-    """The rewards; None for those that are missing or no number."""
+    """The rewards; None for those that are missing or not finite."""
     return [
         d.reward if d.reward is not None and math.isfinite(d.reward) else None for d in decisions
     ]
 
 
 def nothing_to_compare(decisions: Sequence[Decision], min_agents: int) -> str | None:
-    """Why these decisions cannot be told apart, or None."""
+    """Why these decisions cannot be compared, or None."""
     agents = len({decision.agent_id for decision in decisions})
     if agents < min_agents:
         return f"{agents} agent{'s' * (agents != 1)} of at least {min_agents}"
@@ -98,7 +97,7 @@ def finished(
     explanations: Sequence[str],
     metrics: Mapping[str, float],
 ) -> DecisionScores:
-    """The scores with their counts, or ``undecided`` where all of them are the same."""
+    """The scores with their counts, or ``undecided`` if all of them are equal."""
     known = [value for value in values if value is not None]
     if len(known) == len(values) > 1 and max(known) - min(known) < _SAME:
         alike = undecided(decisions, "all scores are equal")

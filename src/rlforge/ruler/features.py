@@ -1,10 +1,10 @@
 """A decision as a fixed row of numbers.
 
-By default these are what was known when the decision was made: a scorer that sees the outcome too
-can only repeat it, luck included, and its agreement with outcomes says nothing. ``with_outcome``
-adds what came of the decision, for judging who is skilled rather than what is wise.
+By default (``state_action``) the row holds what was known when the decision was made. A scorer that
+also sees the outcome repeats it, luck included, and its agreement with outcomes means nothing.
+``with_outcome`` adds the outcome, to judge the skill of agents rather than single decisions.
 
-Whatever a state, an action or a result lacks counts as 0. All numbers are finite.
+Missing parts of a state, an action or a result count as 0. All numbers are finite.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def listed(found: Any) -> list[Json]:
 
 @value
 class Target:
-    """What a trade is about.
+    """The market or ticker that a trade is about.
 
-    about: a market's id or a ticker. offer: it as ``state.markets`` shows it. sign: 1 for what
-    gains when YES or the price rises, -1 for the opposite; leaving a position is the opposite of
-    holding it. position: the one that is left, None for trades that open one.
+    about: a market's id or a ticker. offer: its entry in ``state.markets``. sign: 1 if the trade
+    gains when YES or the price rises, -1 if it loses; closing a position has the opposite sign of
+    the position. position: the closed one, None for trades that open one.
     """
 
     about: str
@@ -59,17 +59,17 @@ class Target:
 
     @property
     def price(self) -> float:
-        """Of a YES share, or of the perpetual; 0 where it is not shown."""
+        """Of a YES share, or of the perpetual; 0 if it is not shown."""
         return _price(self.offer)
 
     def price_in(self, state: Json) -> float:
-        """The same in another state; 0 where either price is not known."""
+        """The same in another state; 0 if either price is not known."""
         offer = _offer(self.about, state)
         return _price(offer) if offer is not None and self.price > 0 else 0.0
 
 
 def find_target(action: Json, state: Json) -> Target | None:
-    """What ``action`` trades, or None where it trades nothing that ``state`` has."""
+    """The target of the trade ``action``, or None if ``state`` has none."""
     kind = action.get("type")
     if kind in ("BUY_SHARES", "OPEN_POSITION"):
         return _target(action, state)
@@ -86,7 +86,7 @@ def find_target(action: Json, state: Json) -> Target | None:
 
 
 def sign_of(named: Json) -> int:
-    """1 for YES shares and longs, -1 for NO shares and shorts, of an action or a position."""
+    """1 for YES shares and longs, -1 for NO shares and shorts; of an action or a position."""
     return 1 if named.get("outcome") == "YES" or named.get("side") == "long" else -1
 
 
@@ -127,10 +127,10 @@ ACTION_TYPES = (
 )
 _TRADES = ACTION_TYPES[:4]
 
-#: No feature is further from 0: one absurd number must not outweigh all others.
+#: Features are clipped to this absolute value, so that no outlier outweighs all others.
 _WIDEST = 10.0
 
-#: The document's line between fast and slow decisions.
+#: Decisions held for less are fast, as in the reward.
 _FAST_MINUTES = 60.0
 
 _BEFORE = (
@@ -249,23 +249,23 @@ def _trade(decision: Decision, target: Target | None) -> dict[str, float]:
 
 
 def _against_market(target: Target, state: Mapping[str, Any]) -> dict[str, float]:
-    """How the trade stands to prices, news, memory and what the agent holds already."""
+    """The trade compared with prices, news, memory and the agent's positions."""
     offer, sign, closing = target.offer, target.sign, target.position
     feed = _stances(listed(mapped(state.get("social")).get("feed")), target.about)
-    told = _stances(listed(mapped(state.get("agent")).get("memory")), target.about)
+    noted = _stances(listed(mapped(state.get("agent")).get("memory")), target.about)
     positions = listed(mapped(state.get("portfolio")).get("positions"))
     held = [p for p in positions if target.about in (p.get("marketId"), p.get("ticker"))]
     same = [p for p in held if sign_of(p) == sign]
     mark, index = number(offer.get("markPrice")), number(offer.get("indexPrice"))
     price = number(offer.get("yesPrice" if sign > 0 else "noPrice"))
-    advice = sign * (_mean(told.values()) if told else _mean(feed.values()))
+    advice = sign * (_mean(noted.values()) if noted else _mean(feed.values()))
     found = {
         "price_paid": price,
         "long_shot": max(0.0, 0.5 - price) if price else 0.0,
         "trend_in_favour": 10 * sign * number(offer.get("change")),
         "feed_in_favour": sign * _mean(feed.values()),
         "feed_voices": math.log1p(len(feed)),
-        "memory_in_favour": sign * _mean(told.values()),
+        "memory_in_favour": sign * _mean(noted.values()),
         # Advice as a probability, less the price; a perpetual's even chance costs one half.
         "advice_over_price": 0.5 + 0.5 * advice - (price or 0.5),
         "premium_in_favour": 10 * sign * _share(index - mark, index),
@@ -304,11 +304,11 @@ def _outcome(decision: Decision, target: Target | None) -> dict[str, float]:
     return found
 
 
-def _stances(told: Iterable[Mapping[str, Any]], about: str) -> dict[str, float]:
-    """What each voice said last about a market: 1 for YES or UP, -1 for NO or DOWN."""
+def _stances(entries: Iterable[Mapping[str, Any]], about: str) -> dict[str, float]:
+    """The last stance of each account about a market: 1 for YES or UP, -1 for NO or DOWN."""
     return {
         str(entry.get("userId")): 1.0 if entry.get("stance") in ("YES", "UP") else -1.0
-        for entry in told
+        for entry in entries
         if entry.get("about") == about and entry.get("stance")
     }
 

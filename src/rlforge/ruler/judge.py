@@ -1,4 +1,4 @@
-"""RULER by a language model: one call scores a group of decisions relative to each other."""
+"""Scores from a language model: one call scores a group of decisions relative to each other."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ from rlforge.types import value
 
 log = logging.getLogger(__name__)
 
+_LONGEST_PAUSE_S = 8.0
+
+#: After so many groups in a row without an answer the judge is down: the others are not asked.
+_DOWN_AFTER = 3
+
 _TABLE = """
 CREATE TABLE IF NOT EXISTS answers (
     question TEXT PRIMARY KEY,
@@ -43,8 +48,8 @@ CREATE TABLE IF NOT EXISTS answers (
 class AnswerCache:
     """Verdicts in SQLite: in the file ``path``, or in memory where that is None.
 
-    A cache is a convenience. Where its file is damaged or its disk is full, that is logged once,
-    ``failed`` is set, and nothing is kept or found any more.
+    If the file is damaged or the disk is full, that is logged once and ``failed`` is set; from then
+    on nothing is stored or found.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -52,9 +57,9 @@ class AnswerCache:
         self._connection: sqlite3.Connection | None = None
         self.failed = False
 
-    def get(self, voice: str, question: JudgeQuestion) -> dict[str, JudgeVerdict] | None:
-        """The verdicts that ``voice`` gave to this very question, or None."""
-        rows = self._run("SELECT verdicts FROM answers WHERE question = ?", _key(voice, question))
+    def get(self, backend: str, question: JudgeQuestion) -> dict[str, JudgeVerdict] | None:
+        """The verdicts of ``backend`` on this question, or None."""
+        rows = self._run("SELECT verdicts FROM answers WHERE question = ?", _key(backend, question))
         if not rows:
             return None
         kept: dict[str, tuple[float, str]] = json.loads(rows[0][0])
@@ -63,18 +68,18 @@ class AnswerCache:
         }
 
     def put(
-        self, voice: str, question: JudgeQuestion, verdicts: Mapping[str, JudgeVerdict]
+        self, backend: str, question: JudgeQuestion, verdicts: Mapping[str, JudgeVerdict]
     ) -> None:
         """Keep verdicts; those given before to the same question are replaced."""
         kept = json.dumps({name: [v.score, v.explanation] for name, v in verdicts.items()})
         self._run(
             "INSERT OR REPLACE INTO answers (question, verdicts) VALUES (?, ?)",
-            _key(voice, question),
+            _key(backend, question),
             kept,
         )
 
     def close(self) -> None:
-        """Give back the file, until it is next used. What is in memory only stays."""
+        """Close the file until it is used again. A cache in memory stays."""
         if self._connection is not None and self._path is not None:
             self._connection.close()
             self._connection = None
@@ -88,8 +93,8 @@ class AnswerCache:
         except (sqlite3.Error, OSError) as error:
             self.failed = True
             log.warning(
-                "judge cache %s cannot be used (%s); judging goes on without it: remove the file, "
-                "make room, or set ruler.judge.cache=false",
+                "judge cache %s cannot be used (%s); judging continues without it: remove the "
+                "file, make room, or set ruler.judge.cache=false",
                 self._path or "in memory",
                 error,
             )
@@ -105,17 +110,9 @@ class AnswerCache:
         return self._connection
 
 
-def _key(voice: str, question: JudgeQuestion) -> str:
-    content = json.dumps([voice, question.messages], ensure_ascii=False)
+def _key(backend: str, question: JudgeQuestion) -> str:
+    content = json.dumps([backend, question.messages], ensure_ascii=False)
     return hashlib.sha256(content.encode()).hexdigest()
-
-
-log = logging.getLogger(__name__)
-
-_LONGEST_PAUSE_S = 8.0
-
-#: So many groups in a row without any answer at all: the judge is down, the rest is not asked.
-_DOWN_AFTER = 3
 
 
 class UnscoredError(RlforgeError):
@@ -124,7 +121,7 @@ class UnscoredError(RlforgeError):
 
 @value
 class GroupVerdict:
-    """positions: in the window. verdicts: one each, or None where the group stays unscored."""
+    """positions: in the window. verdicts: one each, or None if the group stays unscored."""
 
     positions: tuple[int, ...]
     verdicts: tuple[JudgeVerdict, ...] | None
@@ -132,9 +129,9 @@ class GroupVerdict:
 
 
 class JudgeBudget:
-    """One window before the judge: what it has cost, what it may cost, and whether it goes on.
+    """Calls and tokens of judging one window, their limits, and whether the judge answers.
 
-    A call is paid ahead with the most that it can cost, and settled when that is known.
+    The most that a call can cost is reserved before it, and replaced by the actual cost after it.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
@@ -144,8 +141,8 @@ class JudgeBudget:
         self._silent_groups = 0
         self.down: str | None = None
 
-    def pay(self, question_tokens: int) -> int:
-        """Reserve a call. Raises UnscoredError where it would cost more than is left."""
+    def reserve(self, question_tokens: int) -> int:
+        """Reserve a call; returns its tokens. Raises UnscoredError if the budget is too small."""
         reserved = question_tokens + self._config.max_answer_tokens
         if self.calls >= self._config.max_calls:
             raise UnscoredError(
@@ -159,16 +156,16 @@ class JudgeBudget:
         self.tokens += reserved
         return reserved
 
-    def settle(self, reserved: int, tokens: int) -> None:
-        """Take back what was reserved, and count what it was."""
+    def charge(self, reserved: int, tokens: int) -> None:
+        """Replace the reserved tokens of a call by those that it took."""
         self.tokens += tokens - reserved
 
-    def heard(self) -> None:
-        """The judge said something."""
+    def answered(self) -> None:
+        """The judge has answered a call."""
         self._silent_groups = 0
 
-    def unheard(self, problem: str) -> None:
-        """A group got no answer at all; after too many of them in a row the judge is down."""
+    def failed(self, problem: str) -> None:
+        """A group got no answer; after ``_DOWN_AFTER`` of them in a row the judge is down."""
         self._silent_groups += 1
         if self._silent_groups >= _DOWN_AFTER:
             self.down = problem
@@ -177,13 +174,13 @@ class JudgeBudget:
 class JudgeScorer:
     """Scores from a language model, ``ruler.judge.group_size`` decisions at a time.
 
-    A group whose answer does not come or cannot be used, after ``ruler.judge.retries`` more tries,
-    stays unscored: None for each of its decisions, a warning in the log, a count in the metrics.
-    Scores are then sharpened or softened by ``ruler.temperature`` T: sigmoid(logit(score) / T).
+    A group without a usable answer after ``ruler.judge.retries`` more tries stays unscored: None
+    for each of its decisions, a warning in the log, a count in the metrics. ``ruler.temperature`` T
+    changes the judge's scores to sigmoid(logit(score) / T).
     """
 
-    def __init__(self, config: RulerConfig, voice: JudgeBackend, *, seed: int = 0) -> None:
-        self._config, self._voice, self._seed = config, voice, seed
+    def __init__(self, config: RulerConfig, backend: JudgeBackend, *, seed: int = 0) -> None:
+        self._config, self._backend, self._seed = config, backend, seed
         self._given: dict[str, float | None] = {}  # scores of the last window, by decision
         self._cache: AnswerCache | None = None
         if config.judge.cache:
@@ -191,13 +188,13 @@ class JudgeScorer:
             self._cache = AnswerCache(folder / "judge.sqlite" if folder else None)
 
     async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
-        """See ``Scorer``."""
+        """See ``DecisionScorer``."""
         if reason := nothing_to_compare(decisions, self._config.min_agents):
             return undecided(decisions, reason)
-        sitting = JudgeBudget(self._config.judge)
+        budget = JudgeBudget(self._config.judge)
         groups = divide(decisions, self._config.judge)
         verdicts = await asyncio.gather(
-            *(self._group([decisions[i] for i in group], group, sitting) for group in groups)
+            *(self._group([decisions[i] for i in group], group, budget) for group in groups)
         )
         values: list[float | None] = [None] * len(decisions)
         explanations = [""] * len(decisions)
@@ -209,10 +206,10 @@ class JudgeScorer:
                     values[position] = self._tempered(group.verdicts[place].score)
                     explanations[position] = group.verdicts[place].explanation
         self._given = {one.id: score for one, score in zip(decisions, values, strict=True)}
-        return finished(decisions, values, explanations, self._metrics(sitting, verdicts))
+        return finished(decisions, values, explanations, self._metrics(budget, verdicts))
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
-        """See ``Scorer``. A judge does not learn; its scores of these windows are compared."""
+        """See ``DecisionScorer``. A judge does not learn; its last scores are compared."""
         if self._config.features != STATE_ACTION:
             return {}
         found = []
@@ -222,17 +219,17 @@ class JudgeScorer:
         return pooled(found).metrics("forecast_")
 
     async def close(self) -> None:
-        """See ``Scorer``."""
-        await self._voice.close()
+        """See ``DecisionScorer``."""
+        await self._backend.close()
         if self._cache is not None:
             self._cache.close()
 
     async def _group(
-        self, group: Sequence[Decision], positions: tuple[int, ...], sitting: JudgeBudget
+        self, group: Sequence[Decision], positions: tuple[int, ...], budget: JudgeBudget
     ) -> GroupVerdict:
         question = ask(group, self._config.judge, self._config.features, self._seed)
         try:
-            found = await self._answer(question, sitting)
+            found = await self._answer(question, budget)
         except UnscoredError as error:
             log.warning(
                 "window %s: %d decisions unscored: %s", group[0].window_id, len(group), error
@@ -244,48 +241,48 @@ class JudgeScorer:
         )
 
     async def _answer(
-        self, question: JudgeQuestion, sitting: JudgeBudget
+        self, question: JudgeQuestion, budget: JudgeBudget
     ) -> Mapping[str, JudgeVerdict]:
-        """The verdicts on a question. Raises UnscoredError when there are none to be had."""
+        """The verdicts on a question. Raises UnscoredError without a usable answer."""
         if len(question.ids) == 1:
             alike = JudgeVerdict(
                 score=0.5, explanation="nothing to compare: the group is all alike"
             )
             return {question.ids[0]: alike}
-        if self._cache is not None and (kept := self._cache.get(self._voice.name, question)):
-            sitting.cache_hits += 1
+        if self._cache is not None and (kept := self._cache.get(self._backend.name, question)):
+            budget.cache_hits += 1
             return kept
-        async with sitting.places:
-            verdicts = await self._asked(question, sitting)
+        async with budget.places:
+            verdicts = await self._asked(question, budget)
         if self._cache is not None:
-            self._cache.put(self._voice.name, question, verdicts)
+            self._cache.put(self._backend.name, question, verdicts)
         return verdicts
 
     async def _asked(
-        self, question: JudgeQuestion, sitting: JudgeBudget
+        self, question: JudgeQuestion, budget: JudgeBudget
     ) -> Mapping[str, JudgeVerdict]:
-        """Ask until the answer is good, or the tries, the budget or the judge are at an end."""
+        """Ask until an answer is usable; raises UnscoredError after the last try."""
         config, messages, tries, silent = self._config.judge, question.messages, 0, True
         while True:
-            if sitting.down is not None:
-                raise UnscoredError(f"the judge is down: {sitting.down}")
+            if budget.down is not None:
+                raise UnscoredError(f"the judge is down: {budget.down}")
             asked = estimated_tokens(messages)
-            reserved = sitting.pay(asked)
+            reserved = budget.reserve(asked)
             try:
-                reply = await self._voice.answer(messages, question.schema)
+                reply = await self._backend.answer(messages, question.schema)
             except ChatError as error:
-                sitting.settle(reserved, asked)
+                budget.charge(reserved, asked)
                 if error.kind == "form":
-                    continue  # there are few forms
+                    continue  # there are three forms, so this ends
                 problem, again = str(error), error.kind == "again"
                 pause = max(error.wait_s, min(_LONGEST_PAUSE_S, config.backoff_s * 2**tries))
                 if error.kind == "refused":
-                    sitting.down = problem
+                    budget.down = problem
                 elif again and silent and tries == config.retries:
-                    sitting.unheard(problem)
+                    budget.failed(problem)
             else:
-                sitting.settle(reserved, reply.tokens)
-                sitting.heard()
+                budget.charge(reserved, reply.tokens)
+                budget.answered()
                 silent = False
                 try:
                     return read(reply.text, question.ids)
@@ -295,21 +292,21 @@ class JudgeScorer:
             tries += 1
             if not again or tries > config.retries:
                 raise UnscoredError(f"{problem} (tried {tries} times)")
-            sitting.retries += 1
+            budget.retries += 1
             await asyncio.sleep(pause)
 
     def _tempered(self, score: float) -> float:
         return float(expit(logit(score) / self._config.temperature))
 
-    def _metrics(self, sitting: JudgeBudget, groups: Sequence[GroupVerdict]) -> dict[str, float]:
+    def _metrics(self, budget: JudgeBudget, groups: Sequence[GroupVerdict]) -> dict[str, float]:
         failed = sum(group.verdicts is None for group in groups)
         return {
             "judge_groups": float(len(groups)),
             "judge_failed_groups": float(failed),
-            "judge_calls": float(sitting.calls),
-            "judge_tokens": float(sitting.tokens),
-            "judge_retries": float(sitting.retries),
-            "judge_cache_hits": float(sitting.cache_hits),
+            "judge_calls": float(budget.calls),
+            "judge_tokens": float(budget.tokens),
+            "judge_retries": float(budget.retries),
+            "judge_cache_hits": float(budget.cache_hits),
             "judge_cache_failed": float(self._cache is not None and self._cache.failed),
         }
 
@@ -317,8 +314,8 @@ class JudgeScorer:
 def divide(decisions: Sequence[Decision], config: JudgeConfig) -> list[tuple[int, ...]]:
     """Positions of the decisions that are judged together, in groups of about the same size.
 
-    ``time``: neighbours in time, who saw the same market. ``agent``: neighbours in time of one
-    agent. No group is larger than ``config.group_size``.
+    ``time``: neighbours in time, which see nearly the same market. ``agent``: neighbours in time of
+    one agent. No group is larger than ``config.group_size``.
     """
     by_time = sorted(range(len(decisions)), key=lambda i: (decisions[i].timestamp, decisions[i].id))
     if config.group_by == "time":

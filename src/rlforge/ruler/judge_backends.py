@@ -1,4 +1,4 @@
-"""Who answers a judge's question: any model that a conversation can be had with."""
+"""The models that answer a judge's question: behind an HTTP endpoint, or in the run's engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlforge.games.prompts import Tokenizer
 from rlforge.ruler.question import UnusableAnswerError, asked_ids, read
 from rlforge.types import PolicyRef, SamplingParams, value
 
-#: Characters per token, where nobody counts: low, so that estimates are high.
+#: Characters per token for estimates; low, so that estimates are high.
 _CHARS_PER_TOKEN = 3
 
 #: The number that follows ``"score":``, and how many tokens it takes at most.
@@ -34,31 +34,31 @@ class Reply:
 
 
 class JudgeBackend(Protocol):
-    """Answers a conversation, in one call."""
+    """A chat model that answers in one call."""
 
     @property
     def name(self) -> str:
-        """Model and place, without secrets: part of what answers are remembered under."""
+        """Model and address, without keys: part of the cache key of answers."""
         ...
 
     async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> Reply:
-        """The model's words, JSON of ``schema`` if it can hold to it. Raises ChatError."""
+        """The model's answer, JSON of ``schema`` if it can comply. Raises ChatError."""
         ...
 
     async def close(self) -> None:
-        """Give back connections."""
+        """Close connections."""
         ...
 
 
 def estimated_tokens(messages: Sequence[Message], answer: str = "") -> int:
-    """Tokens of a conversation by its length, rather too many than too few."""
+    """An upper estimate of a conversation's tokens by its length."""
     length = sum(len(message["content"]) for message in messages) + len(answer)
     return length // _CHARS_PER_TOKEN + 8 * len(messages)
 
 
 @value
 class LocalModel:
-    """A model that an engine of the house holds, and the tokenizer that belongs to it."""
+    """A model served by the run's own engine, and its tokenizer."""
 
     generator: Generator
     tokenizer: Tokenizer
@@ -69,8 +69,8 @@ class LocalModel:
 class LocalJudge:
     """A local model as a judge. Without ``ruler.judge.sampling_temperature`` it is greedy.
 
-    The answer is begun for the model. One that does not keep to the form all the same is asked
-    for each number alone, where nothing else fits: then there are scores without explanations.
+    The prompt ends with the first characters of the JSON answer. If the model still does not keep
+    to the form, it is asked for each score alone; then there are scores without explanations.
     """
 
     def __init__(self, config: JudgeConfig, model: LocalModel) -> None:
@@ -102,7 +102,7 @@ class LocalJudge:
             raise ChatError(str(error), "rejected") from error
 
     async def close(self) -> None:
-        """The engine belongs to whoever made it."""
+        """The engine belongs to the caller."""
 
     async def _in_form(self, messages: Sequence[Message], ids: Sequence[str]) -> Reply:
         whole = await self._continued(messages, '{"scores": [{"id": "', self._params)
@@ -149,7 +149,7 @@ class LocalJudge:
         )
 
 
-#: Forms of an answer, from the strictest on.
+#: Forms of an answer, the strictest first.
 FORMS = ("json_schema", "json_object", "text")
 
 

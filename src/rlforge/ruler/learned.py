@@ -1,4 +1,4 @@
-"""Scorers that learn from past windows: what the preference and the regression scorer share."""
+"""Base of the preference and the regression scorer, which learn from past windows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @value
 class Judgement:
-    """values, explanations: one per decision; metrics: of the model and what it saw."""
+    """values, explanations: one per decision. metrics: of the model and its data."""
 
     values: Floats
     explanations: Sequence[str]
@@ -41,7 +41,7 @@ class Judgement:
 
 @value
 class FeatureScale:
-    """Mean and standard deviation of each feature (1 where it never changes)."""
+    """Mean and standard deviation of each feature (1 for constant features)."""
 
     mean: Floats
     deviation: Floats
@@ -53,7 +53,7 @@ class FeatureScale:
         return cls(mean=features.mean(axis=0), deviation=np.where(deviation > 1e-9, deviation, 1.0))
 
     def standardise(self, features: Floats) -> Floats:
-        """The features with mean 0 and deviation 1, where they are like those of the scale."""
+        """The features in units of the deviation, less the mean."""
         scaled: Floats = (features - self.mean) / self.deviation
         return scaled
 
@@ -61,9 +61,9 @@ class FeatureScale:
 class LearnedScorer(abc.ABC):
     """A model over features, fitted to the windows in its memory.
 
-    With ``ruler.model_path`` the memory is read from there and written back whenever a window
-    was learned. A scorer without a model judges a window by the window's own outcomes; where it
-    has neither, the decisions stay unscored.
+    With ``ruler.model_path`` the memory is read from there and written back after a window was
+    learned. Before the first window, decisions are scored by the window's own outcomes; without
+    outcomes they stay unscored.
     """
 
     #: Name of the state file under ``ruler.model_path``.
@@ -84,16 +84,15 @@ class LearnedScorer(abc.ABC):
         self._unsaved = False
 
     async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
-        """See ``Scorer``."""
+        """See ``DecisionScorer``."""
         return self.score_now(decisions)
 
     def score_now(self, decisions: Sequence[Decision]) -> DecisionScores:
-        """The same, outside an event loop."""
+        """``score`` without an event loop."""
         if reason := nothing_to_compare(decisions, self.config.min_agents):
             return undecided(decisions, reason)
-        self._fit_once()
         rewards = finite_rewards(decisions)
-        judged = self._judge(featurize(decisions, self.config.features), rewards)
+        judged = self.judge(featurize(decisions, self.config.features), rewards)
         metrics = {"learned_windows": float(len(self.memory.windows))}
         if judged is None:
             reason = "no window was learned so far, and too few outcomes of this one are known"
@@ -102,10 +101,10 @@ class LearnedScorer(abc.ABC):
         return finished(decisions, values, judged.explanations, {**metrics, **judged.metrics})
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
-        """See ``Scorer``. The state file is replaced whole: a crash leaves the old or the new.
+        """See ``DecisionScorer``. The state file is replaced in one step.
 
-        Where it cannot be written (``state_saved`` 0), that is logged, what was learned stays in
-        memory, and the next call tries again.
+        If it cannot be written (``state_saved`` 0), that is logged, the windows stay in memory, and
+        the next call tries again.
         """
         added, forecasts = 0, []
         self._fit_once()
@@ -127,8 +126,8 @@ class LearnedScorer(abc.ABC):
             **pooled(forecasts).metrics("forecast_"),
         }
 
-    async def close(self) -> None:  # noqa: B027  # nothing to give back is the common case
-        """Nothing to give back."""
+    async def close(self) -> None:  # noqa: B027  # most scorers have no connections
+        """See ``DecisionScorer``; there are no connections."""
 
     def _known(self, window: TrainingWindow) -> tuple[Floats, Floats]:
         """Features and rewards of the decisions whose reward is known."""
@@ -140,10 +139,10 @@ class LearnedScorer(abc.ABC):
         )
 
     def _forecast(self, features: Floats) -> Judgement | None:
-        """Scores by the model as it is, where that is honest: it must not see the outcome."""
+        """Scores without these outcomes; None if the features contain the outcome."""
         if self.config.features != STATE_ACTION or len(features) < 2:
             return None
-        return self._judge(features, [None] * len(features))
+        return self.judge(features, [None] * len(features))
 
     def _save(self) -> None:
         if self._path is None or not self._unsaved:
@@ -154,6 +153,14 @@ class LearnedScorer(abc.ABC):
         except CheckpointError as error:
             log.error("%s", error)
 
+    def judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
+        """Score rows of features, shape [n, features], by the model of the whole memory.
+
+        None without a model and enough rewards.
+        """
+        self._fit_once()
+        return self._judge(features, rewards)
+
     def _fit_once(self) -> None:
         if not self._fitted:
             self._fit(self.memory)
@@ -161,8 +168,8 @@ class LearnedScorer(abc.ABC):
 
     @abc.abstractmethod
     def _fit(self, memory: WindowMemory) -> None:
-        """Fit the model to all of ``memory``, or forget it where there is nothing to learn."""
+        """Fit the model to all of ``memory``, or drop it if there is too little to learn from."""
 
     @abc.abstractmethod
     def _judge(self, features: Floats, rewards: Sequence[float | None]) -> Judgement | None:
-        """Score rows of features, shape [n, features]; None without a model and outcomes."""
+        """See ``judge``; the model is fitted."""

@@ -1,4 +1,4 @@
-"""What scorers learn from: the features and rewards of past windows, in memory and in one file."""
+"""The features and rewards of past windows that scorers learn from, in memory and in one file."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class LearnedWindow:
 class WindowMemory:
     """The newest ``windows`` windows that were learned, at most ``rows`` decisions of each.
 
-    names: of the features. A model is fitted to all of it anew each time, so that what a scorer
-    knows is a function of its memory and its configuration alone.
+    names: of the features. Models are refitted to the whole memory, so that a scorer's state is a
+    function of its memory and its configuration alone.
     """
 
     def __init__(self, names: Sequence[str], *, windows: int, rows: int, seed: int) -> None:
@@ -43,7 +43,7 @@ class WindowMemory:
         return any(window.id == window_id for window in self.windows)
 
     def add(self, window_id: str, features: Floats, rewards: Floats) -> bool:
-        """Remember a window; False where it is known already, or has no rows."""
+        """Remember a window; False if it is known already or has no rows."""
         if not len(rewards) or self.knows(window_id):
             return False
         if len(rewards) > self._most_rows:
@@ -56,35 +56,35 @@ class WindowMemory:
         return True
 
     def save(self, path: Path) -> None:
-        """Write everything to ``path``, whole or not at all. CheckpointError where it cannot be."""
+        """Write the memory to ``path``, whole or not at all. Raises CheckpointError."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_path(path, durable=True) as work, work.open("wb") as file:
                 self._write(file)
         except OSError as error:
             raise CheckpointError(
-                f"what the scorer learned cannot be written to {path} ({error}); make room, or "
+                f"the scorer's memory cannot be written to {path} ({error}); make room, or "
                 "name another ruler.model_path"
             ) from error
 
     def load(self, path: Path) -> None:
-        """Read ``path`` back. Raises CheckpointError when it is damaged or of other features."""
+        """Read ``path``. Raises CheckpointError if it is damaged or of other features."""
         try:
             with np.load(path, allow_pickle=False) as stored:
                 kind = int(stored["format"])
                 names = tuple(str(name) for name in stored["names"])
                 ids, counts = stored["ids"], stored["counts"]
                 features, rewards = stored["features"], stored["rewards"]
-        except Exception as error:  # a broken archive raises whatever it was broken in
+        except Exception as error:  # a damaged archive raises many kinds of errors
             raise CheckpointError(
-                f"{path} is no readable state of a scorer ({type(error).__name__}: {error}); "
-                "remove it to learn anew, or name another ruler.model_path"
+                f"{path} is not a readable state of a scorer ({type(error).__name__}: {error}); "
+                "remove it to start without a memory, or name another ruler.model_path"
             ) from error
         if kind != _FORMAT or names != self.names:
             raise CheckpointError(
                 f"{path} was learned from other features (format {kind}, {len(names)} features; "
                 f"here format {_FORMAT}, {len(self.names)}); set ruler.features as it was, name "
-                "another ruler.model_path, or remove the file to learn anew"
+                "another ruler.model_path, or remove the file to start without a memory"
             )
         ends = np.cumsum(counts)
         self.windows = [

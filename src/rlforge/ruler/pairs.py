@@ -1,4 +1,4 @@
-"""Which of two decisions of one window was better: the pairs that preferences are learned from."""
+"""Pairs of decisions by reward, and the Bradley-Terry strengths that explain who won."""
 
 from __future__ import annotations
 
@@ -30,8 +30,13 @@ def generate_pairs(
 ) -> Pairs:
     """Pairs of positions whose rewards differ by more than ``margin``.
 
-    All of them where there are at most ``max_pairs``, else a uniform draw without repeats.
-    Positions without a finite reward are in none.
+    All of them if there are at most ``max_pairs``, else a uniform draw without repeats. Positions
+    without a finite reward are in no pair.
+
+    Example:
+        >>> pairs = generate_pairs([0.1, None, 0.9], margin=0.0, max_pairs=10, seed=0)
+        >>> pairs.better.tolist(), pairs.worse.tolist()
+        ([2], [0])
     """
     known = np.array(
         [i for i, r in enumerate(rewards) if r is not None and np.isfinite(r)], dtype=np.intp
@@ -55,10 +60,10 @@ def generate_pairs(
 
 Floats = NDArray[np.float64]
 
-#: Opponents that a score is averaged over; quantiles of the strengths stand for more of them.
+#: Opponents that a score is averaged over; more are replaced by quantiles of their strengths.
 _MOST_OPPONENTS = 1024
 
-#: Log-strengths further than this from the mean win or lose for certain in double precision.
+#: At this distance from the mean, log-strengths win or lose with certainty in double precision.
 _WIDEST = 30.0
 
 
@@ -75,8 +80,8 @@ def fit_strengths(
     P(i beats j) = γ_i / (γ_i + γ_j). The minorisation-maximisation steps of Hunter (2004, "MM
     algorithms for generalized Bradley-Terry models", eq. 3) raise the likelihood each time. Every
     item also draws ``prior_games`` games against an opponent of fixed log-strength ``prior[i]``:
-    without them an item that never lost would be infinitely strong, and islands of the comparison
-    graph could not be compared.
+    without them an item that never lost would be infinitely strong, and unconnected parts of the
+    comparison graph could not be compared.
 
     prior: one log-strength per item, shape [n]. prior_games: above 0. tolerance: largest change of
     a log-strength in the last step.
@@ -101,7 +106,7 @@ def fit_strengths(
 
 
 def expected_wins(strengths: Floats, temperature: float) -> Floats:
-    """The probability of each item to beat a random other one: scores from 0 to 1.
+    """The probability of each item to beat a random other one, 0 to 1.
 
     Mean over the others of sigmoid((s_i - s_j) / temperature). Equal strengths give 0.5.
     """

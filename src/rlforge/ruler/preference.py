@@ -1,4 +1,4 @@
-"""RULER's first method: which of two decisions is better, learned from pairs within windows."""
+"""The preference scorer: it learns from pairs within windows which decision is better."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PreferenceScorer(LearnedScorer):
     The learned part is linear, s(x) = w·x, so that P(x beats y) = sigmoid(w·(x - y)): logistic
     regression on feature differences of the pairs of past windows, without an intercept. In the
     window to be scored every decision starts at its learned strength, and the pairs of the
-    window's own outcomes move it (``fit_strengths``). Its score is the chance to beat a random
+    window's own outcomes change it (``fit_strengths``). Its score is the chance to beat a random
     other decision of the window at ``ruler.temperature``.
     """
 
@@ -29,6 +29,12 @@ class PreferenceScorer(LearnedScorer):
     _weights: Floats | None = None
     _scale: FeatureScale | None = None
     _learned_pairs = 0
+
+    @property
+    def weights(self) -> Floats | None:
+        """Weights of the standardised features; None before there are enough pairs."""
+        self._fit_once()
+        return self._weights
 
     def _fit(self, memory: WindowMemory) -> None:
         self._weights = self._scale = None
@@ -45,10 +51,10 @@ class PreferenceScorer(LearnedScorer):
         self._learned_pairs = len(rows)
         if self._learned_pairs < 2:
             return
-        # Without an intercept a pair and its mirror image say the same; two classes are needed.
+        # The solver needs two classes; without an intercept a pair equals its mirror image.
         mirrored = np.arange(len(rows)) % 2 == 1
         rows[mirrored] *= -1
-        # Newton's method: few features, many pairs, and it converges where lbfgs gives up.
+        # Newton's method suits few features and many pairs, and converges where lbfgs does not.
         model = LogisticRegression(
             C=1.0 / self.config.preference.l2, fit_intercept=False, solver="newton-cholesky"
         )
@@ -79,7 +85,7 @@ class PreferenceScorer(LearnedScorer):
         )
 
     def _contributions(self, features: Floats) -> Floats:
-        """What each feature adds to each strength, shape [n, features]; 0 without a model."""
+        """Each feature's part of each strength, shape [n, features]; 0 without a model."""
         if self._weights is None or self._scale is None:
             return np.zeros_like(features)
         added: Floats = self._scale.standardise(features) * self._weights

@@ -1,4 +1,4 @@
-"""What a judge is asked about a group of decisions, and what counts as an answer."""
+"""The question to a judge about a group of decisions, and the parsing of its answer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rlforge.ruler.features import WITH_OUTCOME
 from rlforge.trajectories.records import Decision
 from rlforge.types import value
 
-#: What agents see alike comes first, so that the texts of a group begin alike.
+#: Parts that agents share come first, so that the texts of a group begin alike.
 _ROOMS = ("markets", "social", "portfolio", "agent")
 _CUT = "\n[…]\n"
 
 
 def situation(decision: Decision) -> str:
-    """What the agent knew: what its model read, or the state, one fact a line."""
+    """What the agent knew: the prompt of its model, or the state, one fact a line."""
     if decision.observation:
         return decision.observation.strip()
     state = decision.state
@@ -30,7 +30,7 @@ def situation(decision: Decision) -> str:
 
 
 def choice(decision: Decision, features: str) -> str:
-    """What it did and why; what came of it, where ``features`` is ``with_outcome``."""
+    """Action, reasoning and confidence; the outcome if ``features`` is ``with_outcome``."""
     lines = [f"Action: {_compact(decision.action)}"]
     if decision.metadata.reasoning.strip():
         lines.append(f"Reasoning: {' '.join(decision.metadata.reasoning.split())}")
@@ -45,7 +45,7 @@ def choice(decision: Decision, features: str) -> str:
 
 
 def common_beginning(texts: Sequence[str]) -> tuple[str, list[str]]:
-    """The whole lines that all texts begin with, and what is left of each."""
+    """The whole lines that all texts begin with, and the rest of each."""
     lines = [text.split("\n") for text in texts]
     alike = takewhile(lambda row: len(set(row)) == 1, zip(*lines, strict=False))
     shared = len(list(alike))
@@ -53,7 +53,7 @@ def common_beginning(texts: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def shortened(text: str, limit: int) -> str:
-    """At most ``limit`` characters: beginning and end, with a mark where the middle was."""
+    """At most ``limit`` characters: beginning and end, with a mark in place of the middle."""
     if len(text) <= limit:
         return text
     room = max(0, limit - len(_CUT))
@@ -81,7 +81,7 @@ def _compact(content: Any) -> str:
 
 _LETTERS = "bcdfghjkmnpqrstvwxz"
 
-#: Places of an answer in which an object is looked for: prose has few braces, nonsense has many.
+#: Most places of an answer at which a JSON object is looked for.
 _MOST_BRACES = 100
 _TASK = """You compare decisions of agents in a market, and score each one.
 
@@ -97,7 +97,7 @@ Answer with one JSON object and nothing else, with one entry for each decision, 
 
 
 class UnusableAnswerError(ValueError):
-    """An answer that does not score the decisions that were asked about; says what is wrong."""
+    """An answer that does not score each of the decisions; the message says why."""
 
 
 @value
@@ -113,7 +113,7 @@ class JudgeQuestion:
     """ids: one per distinct decision, in the order asked. members: id -> positions in the group.
 
     messages: the conversation to send. schema: JSON schema of the answer. Equal groups give
-    equal questions, in whatever order their decisions come.
+    equal questions, in any order of their decisions.
     """
 
     ids: tuple[str, ...]
@@ -122,17 +122,19 @@ class JudgeQuestion:
     schema: Mapping[str, Any]
 
     def again(self, problem: str) -> tuple[Message, ...]:
-        """The conversation once more, with what was wrong with the last answer."""
+        """The conversation again, with the problem of the last answer."""
         *before, last = self.messages
-        told = f"{last['content']}\n\nYour last answer could not be used: {problem}. Answer anew."
-        return (*before, {**last, "content": told})
+        content = (
+            f"{last['content']}\n\nYour last answer could not be used: {problem}. Answer again."
+        )
+        return (*before, {**last, "content": content})
 
 
 def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int) -> JudgeQuestion:
     """The question about ``group``.
 
-    Decisions that read the same are shown once. What all situations begin with is shown once,
-    too. The order is shuffled by ``seed`` and content, and ids give nothing away.
+    Decisions with equal texts are shown once, and so is the common beginning of all situations. The
+    order is shuffled by ``seed`` and content, and ids say nothing about agents or order.
     """
     beginning, rests = common_beginning([situation(decision) for decision in group])
     limit = config.max_text_chars
@@ -161,7 +163,7 @@ def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int
 def read(text: str, ids: Sequence[str]) -> dict[str, JudgeVerdict]:
     """The verdict under each id. Raises UnusableAnswerError unless each is there once, in range.
 
-    Prose and code fences around the JSON object are passed over.
+    Prose and code fences around the JSON object are ignored.
     """
     verdicts: dict[str, JudgeVerdict] = {}
     for entry in _entries(text):
@@ -201,7 +203,7 @@ def _objects(text: str) -> Iterator[Mapping[str, Any]]:
         try:
             found, _ = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            continue  # a brace of prose
+            continue  # a brace in prose
         yield found
 
 

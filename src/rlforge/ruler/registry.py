@@ -1,4 +1,4 @@
-"""Which scorer a configuration asks for. A new scorer is a class and one line here."""
+"""The scorer of a configuration. A new scorer is a class and one line here."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ ENGINE = "engine"
 def make_scorer(
     config: RulerConfig, *, seed: int = 0, local: LocalModel | None = None
 ) -> DecisionScorer:
-    """The scorer ``ruler.scoring_method``, with what it learned before if it has a model path.
+    """The scorer ``ruler.scoring_method``, with its memory if it has a model path.
 
-    local: the model behind ``ruler.judge.model=engine``. Raises ConfigError for values that
-    cannot be and a missing key, CheckpointError for a damaged state file.
+    local: the model behind ``ruler.judge.model=engine``. Raises ConfigError for
+    invalid values and a missing key, CheckpointError for a damaged state file.
     """
     check_ruler(config)
     return _SCORERS[config.scoring_method](config, seed, local)
@@ -90,8 +90,8 @@ def _check_judge(judge: JudgeConfig, keys: bool) -> None:
         check_endpoint(judge)
 
 
-# Scorers are imported when they are made: every command checks a configuration, and none should
-# wait for the statistics behind them.
+# Scorers are imported when they are made: every command checks a configuration, and should not wait
+# for the import of their statistics libraries.
 
 
 def _preference(config: RulerConfig, seed: int, local: LocalModel | None) -> DecisionScorer:
@@ -109,17 +109,17 @@ def _regression(config: RulerConfig, seed: int, local: LocalModel | None) -> Dec
 def _judge(config: RulerConfig, seed: int, local: LocalModel | None) -> DecisionScorer:
     from rlforge.ruler.judge import JudgeScorer
 
-    voice: JudgeBackend
+    backend: JudgeBackend
     if config.judge.model != ENGINE:
-        voice = ApiJudge(config.judge)
+        backend = ApiJudge(config.judge)
     elif local is not None:
-        voice = LocalJudge(config.judge, local)
+        backend = LocalJudge(config.judge, local)
     else:
         raise ConfigError(
             "ruler.judge.model=engine: there is no engine here; name openai:MODEL or "
             "openrouter:MODEL"
         )
-    return JudgeScorer(config, voice, seed=seed)
+    return JudgeScorer(config, backend, seed=seed)
 
 
 _SCORERS: dict[str, Callable[[RulerConfig, int, LocalModel | None], DecisionScorer]] = {

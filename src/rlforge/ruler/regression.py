@@ -1,4 +1,4 @@
-"""RULER's second method: the reward that a decision's features predict."""
+"""The regression scorer: it predicts the reward of a decision from its features."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlforge.ruler.learned import Judgement, LearnedScorer
 from rlforge.ruler.memory import WindowMemory
 from rlforge.ruler.pairs import Floats
 
-#: Known outcomes below which nothing is predicted.
+#: Fewest known rewards to fit a model to.
 _FEWEST = 4
 _FOLDS = 5
 
@@ -26,9 +26,9 @@ _FOLDS = 5
 class RegressionScorer(LearnedScorer):
     """The predicted reward r, as sigmoid((r - mean) / (deviation × ``ruler.temperature``)).
 
-    mean and deviation are of the rewards it learned from, so 0.5 is a decision of average promise
-    and scores of different windows have one scale. Before any window was learned, the window's own
-    rewards serve: each decision is predicted by a model fitted to the others (cross-validation).
+    mean and deviation are of the rewards it learned from, so 0.5 is an average predicted reward and
+    scores of different windows are comparable. Before the first window, each decision is predicted
+    by a model fitted to the other decisions of its own window (cross-validation).
     """
 
     file_name = "regression.npz"

@@ -1,4 +1,4 @@
-"""RULER under the names of its document, for scripts and notebooks."""
+"""A scorer without an event loop, for scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,28 @@ from rlforge.trajectories.records import Decision, TrainingWindow
 class RULERScorer:
     """Reward Understanding via Learning from Examples and Rewards.
 
-        scorer = RULERScorer(model_path="./checkpoints/latest", scoring_method="preference")
-        scorer.learn(past_windows)
-        scores = scorer.score_trajectories(window.decisions)  # [0.73, 0.82, 0.65, …]
+    Wraps ``make_scorer``; inside an event loop, use that function. config: all other settings; the
+    three named arguments override it. ``scorer.learn(past_windows)`` improves its scores.
 
-    A door to ``make_scorer`` that needs no event loop; inside one, use that. config: everything
-    else that can be set; the three named arguments win over it.
+    Example:
+        >>> from rlforge.trajectories.records import Metadata
+        >>> scorer = RULERScorer(scoring_method="preference")
+        >>> decisions = [
+        ...     Decision(
+        ...         id=f"{agent}-1",
+        ...         agent_id=agent,
+        ...         window_id="2024-11-13-10:00",
+        ...         state={},
+        ...         action={"type": "NO_OP"},
+        ...         timestamp=1731492000.0,
+        ...         metadata=Metadata(provider="scripted:noise"),
+        ...         reward=reward,
+        ...     )
+        ...     for agent, reward in (("ann", 0.9), ("bob", 0.1))
+        ... ]
+        >>> better, worse = scorer.score_trajectories(decisions)
+        >>> better > 0.5 > worse
+        True
     """
 
     def __init__(
@@ -45,15 +61,15 @@ class RULERScorer:
         self._scorer = make_scorer(self.config, seed=seed)
 
     def score_trajectories(self, decisions: Sequence[Decision]) -> list[float | None]:
-        """One score from 0 to 1 for each; None where the scorer could not judge."""
+        """One score from 0 to 1 for each decision; None if the scorer could not judge it."""
         return list(self.score(decisions).values)
 
     def score(self, decisions: Sequence[Decision]) -> DecisionScores:
-        """The same with explanations and metrics."""
+        """Scores with explanations and metrics."""
         return asyncio.run(self._score(decisions))
 
     def generate_pairs(self, decisions: Sequence[Decision]) -> list[tuple[Decision, Decision]]:
-        """(better, worse): the pairs that a window's rewards give."""
+        """Pairs (better, worse) by the rewards of a window."""
         settings = self.config.preference
         pairs = generate_pairs(
             finite_rewards(decisions),
@@ -67,11 +83,11 @@ class RULERScorer:
         ]
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
-        """Learn from windows whose outcomes are known; see ``Scorer``."""
+        """Learn from windows whose outcomes are known; see ``DecisionScorer``."""
         return self._scorer.learn(windows)
 
     async def _score(self, decisions: Sequence[Decision]) -> DecisionScores:
         try:
             return await self._scorer.score(decisions)
         finally:
-            await self._scorer.close()  # connections end with their event loop
+            await self._scorer.close()  # connections belong to one event loop
