@@ -128,14 +128,15 @@ def play(
         options.pop("shard_weights", None)
     kernel = broken_kernel if options.pop("no_kernel", False) else attention.segment_attention
     if warm:
-        first = parts.learner(seed=3)
-        parts.randomise_adapter(first._policy._model, seed=5)
+        trained = parts.model()
+        first = parts.learner(trained, seed=3)
+        parts.randomise_adapter(trained, seed=5)
         start = folder / f"start-{ranks.rank}"
         start.mkdir()
         first.save(start)
         options["initial_adapter"] = str(start)
 
-    def new() -> Learner:
+    def new() -> tuple[Learner, Any]:
         model = parts.model(tie_word_embeddings=tied)
         if scaled or alone:
             model = granite_model(parts) if scaled else minicpm_model(parts)
@@ -149,9 +150,9 @@ def play(
             )
         if options.get("train") != "full" and not warm:
             parts.randomise_adapter(model)
-        return learner
+        return learner, model
 
-    learner = new()
+    learner, model = new()
     metrics = []
     for version in range(UPDATES):
         batch = batch_of(parts, games, version, rules)
@@ -165,7 +166,7 @@ def play(
                 state.mkdir()
             learner.save_state(state if ranks.rank == 0 else None)
             ranks.add_up({})  # a barrier: all ranks wait until it is written
-            learner = new()
+            learner, model = new()
             learner.load_state(resume_from or state)
     saved = folder / "saved"
     if ranks.rank == 0:
@@ -174,7 +175,7 @@ def play(
     return {
         "weights": learner.state_dict()["policy"],
         "metrics": metrics,
-        "held": held(learner._policy._model),
+        "held": held(model),
     }
 
 

@@ -21,6 +21,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rlforge.config.schema import LoraConfig
 from rlforge.learner import attention
@@ -84,7 +85,7 @@ def test_packed_rows_score_like_padded_ones(parts, make):
 
 
 @pytest.mark.parametrize("make", [qwen3, gpt2])
-def test_padded_rows_and_shared_beginnings_score_the_same(parts, make):
+def test_padded_rows_and_shared_prefixes_score_the_same(parts, make):
     torch.manual_seed(0)
     model = make().eval()
     scorer = Scorer(model, ScorerOptions(temperature=0.9), torch.nn.Linear(32, 1))
@@ -115,20 +116,20 @@ def test_padded_rows_and_shared_beginnings_score_the_same(parts, make):
         lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=8)),
     ],
 )
-def test_models_that_want_more_keep_their_own_attention(make):
+def test_models_with_softcaps_sinks_or_windows_keep_their_own_attention(make):
     model = make().eval()
     own = model.config._attn_implementation
     assert not Scorer(model, ScorerOptions(temperature=1.0)).can_pack()
     assert model.config._attn_implementation == own != NAME
 
 
-def test_a_model_that_answers_differently_keeps_its_own_attention(monkeypatch):
+def test_a_model_whose_outputs_change_when_packed_keeps_its_own_attention(monkeypatch):
     def wrong(*args, **kwargs):
         output, weights = causal_attention(*args, **kwargs)
         return output * 1.01, weights
 
     model = qwen3().eval()
-    monkeypatch.setitem(__import__("transformers").AttentionInterface._global_mapping, NAME, wrong)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, NAME, wrong)
     assert not Scorer(model, ScorerOptions(temperature=1.0)).can_pack()
     assert model.config._attn_implementation == "sdpa"
 
@@ -226,7 +227,7 @@ def torch_2_13(
     return attend(query, key, value, cu_seq_q, cu_seq_k, scale, window_size, enable_gqa)
 
 
-def test_one_of_the_stand_ins_is_called_as_the_torch_that_is_here():
+def test_installed_torch_has_the_signature_of_one_fake_kernel():
     here, *others = (
         list(inspect.signature(call).parameters)
         for call in (varlen.varlen_attn, torch_2_11, torch_2_13)
@@ -236,7 +237,9 @@ def test_one_of_the_stand_ins_is_called_as_the_torch_that_is_here():
 
 @pytest.mark.parametrize("kernel", [torch_2_11, torch_2_13])
 @pytest.mark.parametrize("build", [whole, segments])
-def test_every_version_of_the_kernel_is_called_for_what_segments_give(monkeypatch, kernel, build):
+def test_every_version_of_the_kernel_gives_the_result_of_segment_attention(
+    monkeypatch, kernel, build
+):
     torch.manual_seed(0)
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
     rows = [Row(step=0, prompt=(1,) * n + (n,), answer=()) for n in (4, 10, 10, 17)]
@@ -266,7 +269,7 @@ class OneByOne(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_the_gradient_of_a_beginning_that_hundreds_share_is_as_good_as_one_number_of_its_dtype(
+def test_gradient_of_a_prefix_shared_by_hundreds_is_exact_to_its_dtype(
     monkeypatch,
 ):
     """Keys of the beginning get a gradient from each of 300 rows, which must not get lost."""
@@ -290,7 +293,7 @@ def test_the_gradient_of_a_beginning_that_hundreds_share_is_as_good_as_one_numbe
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("build", [whole, segments])
-def test_the_kernel_gives_what_segments_givesegment_attention(build):
+def test_varlen_kernel_on_a_gpu_equals_segment_attention(build):
     torch.manual_seed(0)
     device = torch.device("cuda")
     rows = [Row(step=0, prompt=(1,) * n + (n,), answer=()) for n in (44, 103, 103, 169)]

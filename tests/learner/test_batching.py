@@ -83,7 +83,7 @@ def test_packed_rows_follow_each_other():
     assert (micro.packing.longest, micro.padding, micro.reused) == ((4, 4), 0, 0)
 
 
-def test_segments_go_on_from_what_they_share():
+def test_segments_continue_their_shared_prefix():
     rows = [row(3, 3), row(6, 1)]
     stem = Segment(row=1, begin=0, end=2, shared=True)
     ends = [Segment(row=n, begin=2, end=rows[n].input_length, parent=0) for n in range(2)]
@@ -123,7 +123,7 @@ def test_split_rows_shuffles_every_row_into_even_parts(sizes, parts, seed):
     assert len(split) == min(parts, len(rows))
 
 
-def test_split_into_one_part_keeps_the_rows_and_nothing_gives_no_part():
+def test_split_into_one_part_keeps_the_order_and_no_rows_give_no_parts():
     rows = [row(2, 1, step=1), row(3, 1, step=0)]
     generator = np.random.default_rng(0)
 

@@ -51,7 +51,7 @@ def run(norm, x, weight):
 
 @pytest.mark.parametrize("shape", [(7, 48), (2, 5, 3, 48)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_outputs_are_the_same_to_the_last_bit_and_gradients_as_good(shape, dtype):
+def test_fused_norm_has_bit_identical_outputs_and_gradients_as_exact(shape, dtype):
     torch.manual_seed(0)
     x, weight = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
     plain = llama_norm(dtype)
@@ -73,7 +73,7 @@ def test_outputs_are_the_same_to_the_last_bit_and_gradients_as_good(shape, dtype
             assert error < 1.1 * (other - exact).norm() + 1e-6 * exact.norm()
 
 
-def test_only_the_input_and_one_number_per_row_are_kept():
+def test_fused_norm_keeps_only_its_input_and_one_number_per_row():
     norm = llama_norm(torch.bfloat16).requires_grad_(False)
     fuse_norms(norm)
     x = torch.randn(6, 48, dtype=torch.bfloat16, requires_grad=True)
@@ -86,7 +86,7 @@ def test_only_the_input_and_one_number_per_row_are_kept():
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_a_model_gives_the_same_loss_and_gradient(trained):
+def test_a_model_with_fused_norms_gives_the_same_loss_and_gradient(trained):
     torch.manual_seed(0)
     plain = Qwen3ForCausalLM(Qwen3Config(**SIZES))
     for name, parameter in plain.named_parameters():
@@ -106,7 +106,7 @@ def test_a_model_gives_the_same_loss_and_gradient(trained):
             torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_norms_that_do_something_else_stay_as_they_are():
+def test_modules_that_are_no_plain_rms_norm_are_not_fused():
     torch.manual_seed(0)
     assert fuse_norms(Gemma2ForCausalLM(Gemma2Config(**SIZES))) == 0  # adds one to its weight
     assert fuse_norms(GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2))) == 0
@@ -128,7 +128,7 @@ def test_norms_that_do_something_else_stay_as_they_are():
         assert "forward" not in vars(norm)
 
 
-def test_a_gain_in_another_dtype_than_the_input_is_mixed_as_the_model_does():
+def test_a_weight_in_another_dtype_than_the_input_falls_back_to_the_model():
     plain = llama_norm()
     fused = copy.deepcopy(plain)
     assert fuse_norms(fused) == 1
@@ -140,7 +140,7 @@ def test_a_gain_in_another_dtype_than_the_input_is_mixed_as_the_model_does():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_fused_kernel_gives_what_the_model_gives(dtype):
+def test_torch_fused_kernel_equals_the_norm_of_the_model(dtype):
     x, weight = (torch.randn(64, 48, device="cuda", dtype=dtype) for _ in range(2))
     plain = llama_norm(dtype).to("cuda")
     fused = copy.deepcopy(plain)
@@ -181,11 +181,11 @@ def loss_and_gradient(model):
     return loss, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-def test_loss_and_gradient_are_those_of_peft(adapted):
+def test_merged_layers_give_loss_and_gradient_of_peft(adapted):
     plain = adapted()
-    folded = copy.deepcopy(plain)
-    assert merge_small_lora(folded) == 2 * len(LAYERS)
-    loss, gradient = loss_and_gradient(folded)
+    merged = copy.deepcopy(plain)
+    assert merge_small_lora(merged) == 2 * len(LAYERS)
+    loss, gradient = loss_and_gradient(merged)
     expected_loss, expected = loss_and_gradient(plain)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=1e-6)
     assert gradient.keys() == expected.keys()
@@ -194,41 +194,41 @@ def test_loss_and_gradient_are_those_of_peft(adapted):
         torch.testing.assert_close(gradient[name], wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_a_switched_off_adapter_stays_off(adapted):
+def test_a_switched_off_adapter_of_merged_layers_stays_off(adapted):
     plain = adapted()
-    folded = copy.deepcopy(plain)
-    merge_small_lora(folded)
+    merged = copy.deepcopy(plain)
+    merge_small_lora(merged)
     ids = torch.arange(9)[None]
     with torch.no_grad():
-        on = folded(ids).logits
-        with plain.disable_adapter(), folded.disable_adapter():
-            torch.testing.assert_close(folded(ids).logits, plain(ids).logits)
-            assert not torch.allclose(folded(ids).logits, on)
+        on = merged(ids).logits
+        with plain.disable_adapter(), merged.disable_adapter():
+            torch.testing.assert_close(merged(ids).logits, plain(ids).logits)
+            assert not torch.allclose(merged(ids).logits, on)
 
 
 def test_saved_weights_keep_their_names(adapted):
-    folded = adapted()
-    names = list(folded.state_dict())
-    merge_small_lora(folded)
-    assert list(folded.state_dict()) == names
+    merged = adapted()
+    names = list(merged.state_dict())
+    merge_small_lora(merged)
+    assert list(merged.state_dict()) == names
 
 
-@pytest.mark.parametrize(("rank", "folded"), [(3, 0), (4, 4), (6, 8), (8, 14)])
-def test_only_layers_that_gain_are_folded(adapted, rank, folded):
+@pytest.mark.parametrize(("rank", "merged"), [(3, 0), (4, 4), (6, 8), (8, 14)])
+def test_only_layers_that_gain_are_merged(adapted, rank, merged):
     """Layers of 32 x 16 gain from rank 3.6 on, 32 x 32 from 5.4, 32 x 64 from 7.2."""
-    assert merge_small_lora(adapted(rank=rank)) == folded
+    assert merge_small_lora(adapted(rank=rank)) == merged
 
 
-def test_dropout_and_reduced_precision_are_left_to_peft(adapted):
+def test_layers_with_dropout_or_bfloat16_are_not_merged(adapted):
     assert merge_small_lora(adapted(dropout=0.1)) == 0
     assert merge_small_lora(adapted().to(torch.bfloat16)) == 0
 
 
-def test_joined_layers_give_loss_and_gradient_of_peft(adapted):
+def test_fused_layers_give_loss_and_gradient_of_peft(adapted):
     plain = adapted(rank=3)
-    joined = copy.deepcopy(plain)
-    assert fuse_lora_add(joined) == 2 * len(LAYERS)
-    loss, gradient = loss_and_gradient(joined)
+    fused = copy.deepcopy(plain)
+    assert fuse_lora_add(fused) == 2 * len(LAYERS)
+    loss, gradient = loss_and_gradient(fused)
     expected_loss, expected = loss_and_gradient(plain)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=1e-6)
     assert gradient.keys() == expected.keys()
@@ -236,20 +236,20 @@ def test_joined_layers_give_loss_and_gradient_of_peft(adapted):
         torch.testing.assert_close(gradient[name], wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_joined_layers_drop_out_what_peft_drops(adapted):
+def test_fused_layers_apply_the_same_dropout_as_peft(adapted):
     plain = adapted(rank=3, dropout=0.5).train()
-    joined = copy.deepcopy(plain)
-    fuse_lora_add(joined)
+    fused = copy.deepcopy(plain)
+    fuse_lora_add(fused)
     results = []
-    for model in (plain, joined):
+    for model in (plain, fused):
         torch.manual_seed(5)
         results.append(loss_and_gradient(model)[0])
     torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
     torch.manual_seed(6)
-    assert not torch.allclose(loss_and_gradient(joined)[0], results[1])
+    assert not torch.allclose(loss_and_gradient(fused)[0], results[1])
 
 
-def test_joined_layers_are_no_further_from_exact_under_autocast(adapted):
+def test_fused_layers_are_as_exact_as_peft_under_autocast(adapted):
     exact = adapted(rank=3).to(torch.bfloat16).to(torch.float64)
     _, expected = loss_and_gradient(exact)
     wanted = torch.cat([gradient.flatten() for gradient in expected.values()])
@@ -269,7 +269,7 @@ def test_joined_layers_are_no_further_from_exact_under_autocast(adapted):
     assert errors[1] < 1.1 * errors[0] < 0.05
 
 
-def test_joined_layers_add_in_place_and_make_nothing_else_of_all_outputs(adapted):
+def test_fused_layers_add_in_place_without_another_tensor_of_all_outputs(adapted):
     """Tensors as large as the output: W x, and no B A x, none scaled, no sum."""
     model = adapted(rank=3)
     fuse_lora_add(model)
@@ -289,20 +289,20 @@ def test_joined_layers_add_in_place_and_make_nothing_else_of_all_outputs(adapted
     assert len(set(made)) == 1
 
 
-def test_a_switched_off_adapter_of_joined_layers_stays_off(adapted):
-    joined = adapted(rank=3)
-    fuse_lora_add(joined)
+def test_a_switched_off_adapter_of_fused_layers_stays_off(adapted):
+    fused = adapted(rank=3)
+    fuse_lora_add(fused)
     ids = torch.arange(9)[None]
     with torch.no_grad():
-        on = joined(ids).logits
-        with joined.disable_adapter():
-            off = joined(ids).logits
-        bare = joined.unload()(ids).logits
+        on = fused(ids).logits
+        with fused.disable_adapter():
+            off = fused(ids).logits
+        bare = fused.unload()(ids).logits
     torch.testing.assert_close(off, bare)
     assert not torch.allclose(on, off)
 
 
-def test_folded_layers_are_not_joined(adapted):
+def test_merged_layers_are_not_fused(adapted):
     model = adapted(rank=6)
     assert merge_small_lora(model) == 8
     assert fuse_lora_add(model) == 2 * len(LAYERS) - 8

@@ -50,7 +50,7 @@ def test_compiled_layers_have_the_same_gradients(parts, settings):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("packing", ["on", "off"])
-def test_passes_of_other_lengths_are_not_compiled_anew(parts, packing):
+def test_passes_of_other_lengths_do_not_compile_again(parts, packing):
     torch._dynamo.reset()
     learner = parts.learner(parts.model(num_hidden_layers=4), compile=True, packing=packing)
     graphs = []

@@ -98,7 +98,7 @@ def test_the_loss_sees_answer_tokens_only_and_all_of_them(parts):
     assert result.metrics["samples_empty"] == 1.0
 
 
-def test_the_prompt_and_the_padding_token_do_not_matter_to_each_other(parts):
+def test_padding_does_not_change_logprobs(parts):
     """The same step alone and batched with a longer one gives the same log-probs."""
     short, long = parts.step(token_ids=(8,), logprobs=(-1.0,)), parts.random_steps(1, seed=3)[0]
     seen = []
@@ -137,7 +137,7 @@ def test_gap_is_absent_when_no_step_is_of_the_current_version(parts):
     assert metrics["lag_mean"] == 1.0
 
 
-def test_gap_is_measured_before_the_update_whatever_the_number_of_optimizer_steps(parts):
+def test_gap_is_measured_before_the_update_for_any_number_of_optimizer_steps(parts):
     gaps = []
     for settings in ({}, {"optimizer_steps": 2, "epochs": 2}):
         learner = parts.learner(parts.model(), learning_rate=0.5, **settings)
@@ -177,7 +177,7 @@ def test_padding_share_counts_computed_positions(parts):
     assert apart["padding_share"] == 0.0
 
 
-def test_the_share_of_stale_steps_is_that_of_all_that_were_played(parts):
+def test_dropped_stale_share_is_relative_to_dropped_and_trained_steps(parts):
     batch = dataclasses.replace(parts.batch(parts.random_steps(6)), dropped_stale=2)
     metrics = parts.learner().update(batch).metrics
     assert (metrics["dropped_stale"], metrics["dropped_stale_share"]) == (2.0, 0.25)

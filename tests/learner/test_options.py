@@ -166,7 +166,7 @@ def test_proximal_logprobs_are_the_current_ones_in_a_single_step(parts):
         assert not inputs.proximal_logprobs.requires_grad
 
 
-def test_proximal_logprobs_stay_those_of_the_start_over_several_steps(parts):
+def test_proximal_logprobs_are_fixed_at_the_start_of_an_update_of_several_steps(parts):
     algorithm = parts.PolicyGradient()
     learner = parts.learner(algorithm=algorithm, epochs=2, mini_batch_size=8, learning_rate=0.1)
     learner.update(parts.batch(parts.random_steps(8)))

@@ -45,7 +45,7 @@ def tokens_of(made, rows, index):
 
 
 @given(prompts, st.integers(0, 3))
-def test_segments_make_every_row_and_hold_each_beginning_once(drawn, answered):
+def test_segments_make_every_row_and_hold_each_shared_prefix_once(drawn, answered):
     answer = tuple(range(7, 7 + answered))
     rows = in_order([row(prompt, step, answer) for step, prompt in enumerate(drawn)])
     made = segments(rows)
@@ -64,7 +64,7 @@ def test_segments_make_every_row_and_hold_each_beginning_once(drawn, answered):
     assert computed == lengths - sum(shared_with_previous(rows))
 
 
-def test_turns_of_a_game_go_on_from_each_other_and_games_from_their_rules():
+def test_turns_continue_earlier_turns_and_games_continue_the_rules():
     rules, first, second = (1, 2, 3), (4, 5), (6,)
     turns = [(*rules, *first, 9), (*rules, *first, 8, 9), (*rules, *second, 9), (*rules, 7, 9)]
     made = segments(in_order([row(prompt) for prompt in turns]))
@@ -78,7 +78,7 @@ def test_turns_of_a_game_go_on_from_each_other_and_games_from_their_rules():
     ]
 
 
-def test_a_long_game_is_no_deeper_than_its_turns():
+def test_a_game_of_many_turns_needs_no_recursion():
     """Every turn goes on from all those before it: more of them than Python has stack frames."""
     rows = [row(range(n)) for n in range(2, 3002)]
     assert len(segments(rows)) == 2 * len(rows) - 1
@@ -132,7 +132,7 @@ def update(parts, lora=None, **config):
 @pytest.mark.parametrize(
     "config", [{}, {"gradient_checkpointing": True}, {"activation_checkpointing": True}]
 )
-def test_an_update_is_the_same_and_reads_less(parts, config):
+def test_sharing_prefixes_gives_the_same_update_from_fewer_positions(parts, config):
     share, loss, gradients = update(parts, **config)
     none, expected_loss, expected = update(parts, share_prefixes=False, **config)
     tokens = sum(len(s.prompt_token_ids) + len(s.token_ids) - 1 for s in alike(parts))
@@ -144,7 +144,7 @@ def test_an_update_is_the_same_and_reads_less(parts, config):
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_dropout_is_not_shared(parts):
+def test_prefixes_are_not_shared_under_dropout(parts):
     assert update(parts, lora=LoraConfig(rank=4, alpha=8, dropout=0.1))[0] == 0.0
 
 
@@ -163,7 +163,9 @@ def test_every_index_is_dealt_once_in_ascending_order(costs: list[int], parts: i
 
 
 @given(COSTS, PARTS)
-def test_no_load_lies_further_above_the_mean_than_the_dearest(costs: list[int], parts: int) -> None:
+def test_no_load_exceeds_the_mean_by_more_than_the_largest_cost(
+    costs: list[int], parts: int
+) -> None:
     loads = [sum(costs[index] for index in indexes) for indexes in balanced(costs, parts)]
     assert max(loads) * parts <= sum(costs) + max(costs, default=0) * (parts - 1)
 
@@ -180,7 +182,7 @@ def test_the_largest_load_is_near_the_smallest_possible(costs: list[int], parts:
 
 
 @given(st.integers(0, 40), PARTS)
-def test_equal_costs_are_counted_out_even_when_they_are_nothing(count: int, parts: int) -> None:
+def test_equal_costs_are_dealt_evenly_even_if_zero(count: int, parts: int) -> None:
     for cost in (0, 5):
         sizes = [len(indexes) for indexes in balanced([cost] * count, parts)]
         assert max(sizes) - min(sizes) <= 1
@@ -195,7 +197,7 @@ def reads(rows: list[Row]) -> int:
 
 
 @given(PROMPTS, PARTS)
-def test_rows_that_share_beginnings_are_dealt_once_each_as_evenly_as_neighbours_can_be(
+def test_rows_with_shared_prefixes_are_dealt_once_each_and_evenly(
     prompts: list[list[int]], size: int
 ) -> None:
     rows = [Row(step=n, prompt=tuple(prompt), answer=(3,)) for n, prompt in enumerate(prompts)]
@@ -220,7 +222,7 @@ def test_a_game_stays_on_one_rank_while_others_balance_it() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
-def test_rows_with_one_beginning_are_divided(size: int) -> None:
+def test_rows_with_one_common_prefix_are_divided(size: int) -> None:
     rules = tuple(range(50))
     rows = [
         Row(step=n, prompt=(*rules, *range(100 * n, 120 + 101 * n)), answer=(1,))

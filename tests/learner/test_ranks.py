@@ -85,7 +85,7 @@ def test_two_ranks_give_the_weights_and_metrics_of_one(
 
 
 @pytest.mark.parametrize("name", ["resumed", "spread full, resumed"])
-def test_one_rank_goes_on_where_two_were(parts: Any, name: str, two_ranks: Path) -> None:
+def test_one_rank_resumes_from_the_state_of_two(parts: Any, name: str, two_ranks: Path) -> None:
     own = two_ranks / name / "alone"
     own.mkdir()
     alone = scenarios().play(name, Ranks(), own, resume_from=two_ranks / name / "state")
@@ -104,7 +104,7 @@ def test_all_ranks_report_the_same_and_only_the_first_holds_files(
 
 
 @NAMES
-def test_a_spread_model_is_held_in_parts_only(name: str, two_ranks: Path) -> None:
+def test_a_rank_holds_only_its_part_of_a_spread_model(name: str, two_ranks: Path) -> None:
     held = [results(two_ranks, rank, name)["held"] for rank in range(2)]
     assert held == (pytest.approx([0.5, 0.5]) if "spread" in name else [1.0, 1.0])
 
@@ -128,12 +128,12 @@ def test_spread_weights_are_gathered_in_bfloat16_and_trained_in_float32(two_rank
     assert error(spread) < 1.5 * error(alone) < 0.1
 
 
-def test_ranks_share_beginnings_among_their_own_rows(two_ranks: Path) -> None:
+def test_each_rank_shares_prefixes_among_its_own_rows(two_ranks: Path) -> None:
     for metrics in results(two_ranks, 0, "shared beginnings")["metrics"]:
         assert metrics["reused_share"] > 0.5
 
 
-def test_what_is_not_finite_on_one_rank_is_skipped_by_all(two_ranks: Path) -> None:
+def test_a_step_not_finite_on_one_rank_is_skipped_by_all(two_ranks: Path) -> None:
     for rank in range(2):
         metrics = results(two_ranks, rank, "not finite")["metrics"]
         assert [each["nonfinite_steps"] for each in metrics] == [0, 1, 0]
@@ -151,7 +151,7 @@ def test_spread_weights_are_saved_whole_in_the_usual_layout(name: str, two_ranks
 
 
 @pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
-def test_ranks_of_one_machine_are_reached_by_nobody_else(
+def test_ranks_of_one_machine_listen_on_loopback_only(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment: dict[str, str] = {}

@@ -52,7 +52,7 @@ def three_updates(parts: Any, case: dict[str, Any], rests: bool) -> tuple[Any, l
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_updates_are_the_same_to_the_last_bit(
+def test_updates_after_rest_and_wake_are_bit_identical(
     parts: Any, case: dict[str, Any], elsewhere: list[int]
 ) -> None:
     steady, expected = three_updates(parts, case, rests=False)

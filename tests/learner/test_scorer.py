@@ -145,9 +145,7 @@ LAST_LAYERS = {
 
 @pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
 @pytest.mark.parametrize("name", LAST_LAYERS)
-def test_a_last_layer_computed_where_it_is_read_changes_neither_scores_nor_gradients(
-    parts, name, layout
-):
+def test_a_narrowed_last_layer_changes_neither_scores_nor_gradients(parts, name, layout):
     makers = {"granite": granite, "cohere": cohere, "gemma": gemma, "gpt2": gpt2}
     makers |= {"mixtral": mixtral, "llama": parts.model}
     torch.manual_seed(0)
@@ -182,13 +180,13 @@ def test_a_last_layer_computed_where_it_is_read_changes_neither_scores_nor_gradi
         torch.testing.assert_close(gradient, expected[parameter], rtol=1e-4, atol=1e-5)
 
 
-def test_where_most_positions_are_read_all_are_computed(parts):
+def test_the_last_layer_is_not_narrowed_if_most_positions_are_read(parts):
     step = parts.step(prompt_token_ids=(3, 4), token_ids=(5, 6, 7), logprobs=(-1.0,) * 3)
     scorer = Scorer(parts.model(), ScorerOptions(temperature=1.0, narrow=True))
     assert scorer.score(micro_of([step])).unread == 0
 
 
-def test_a_last_layer_that_mixes_positions_computes_all_of_them(parts):
+def test_a_last_layer_that_mixes_positions_is_not_narrowed(parts):
     model = parts.model().eval()
     mlp = model.model.layers[-1].mlp
     own = mlp.forward
@@ -214,7 +212,8 @@ def test_a_narrowed_head_gives_the_critic_the_same_hidden_state(parts):
     assert not scorer.decoder_and_head
     torch.testing.assert_close(scorer.values(micro), expected)
     torch.testing.assert_close(scorer.score(micro).values, expected)
-    assert not model.lm_head._forward_pre_hooks
+    # Afterwards the head sees all positions again.
+    assert model(input_ids=micro.input_ids).logits.shape[:2] == micro.input_ids.shape
 
 
 def test_entropy_is_that_of_the_tempered_distribution_and_has_a_gradient(parts):

@@ -61,7 +61,7 @@ def test_positions_that_the_last_layer_leaves_out_cost_only_its_keys_and_values(
     assert planned[0] - planned[1] == pytest.approx(counted[0] - counted[1], rel=0.001)
 
 
-def test_an_update_says_where_its_time_went(parts):
+def test_an_update_reports_the_seconds_of_each_phase(parts):
     learner = parts.learner(algorithm=parts.PolicyGradient(reference=True, values=True))
     metrics = learner.update(parts.batch(parts.random_steps(9))).metrics
     phases = {name: number for name, number in metrics.items() if name.startswith("seconds_")}
@@ -134,7 +134,7 @@ def test_a_cpu_has_no_known_peak():
     assert peak_operations(torch.device("cpu")) is None
 
 
-def test_mfu_is_the_model_s_operations_over_time_and_the_peak_of_the_cards(monkeypatch):
+def test_mfu_is_operations_over_time_and_peak(monkeypatch):
     """Worked by hand: a model with an adapter, two sequences, 0.5 ms on two cards of 70 TFLOPS."""
     operations = Operations(linear=1_000_000, trained=100_000, head=50_000, attention=1_000)
     rows = [

@@ -109,7 +109,7 @@ def test_without_a_critic_none_is_saved(parts, tmp_path):
     ]
 
 
-def test_a_warm_start_begins_where_the_adapter_ended(parts, tmp_path):
+def test_a_warm_start_gives_the_logprobs_of_the_saved_adapter(parts, tmp_path):
     model, learner = trained(parts)
     learner.save(tmp_path)
 
@@ -119,7 +119,7 @@ def test_a_warm_start_begins_where_the_adapter_ended(parts, tmp_path):
     assert torch.equal(logits(warm), logits(model))
 
 
-def test_the_reference_of_a_warm_start_is_the_warm_start(parts, tmp_path):
+def test_reference_of_a_warm_start_is_the_warm_started_model(parts, tmp_path):
     model, learner = trained(parts)
     learner.save(tmp_path)
     expected = torch.log_softmax(logits(model)[0, 2], -1)[8].item()
