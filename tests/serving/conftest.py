@@ -58,7 +58,8 @@ def tokenizer(config: ServingConfig) -> Any:
 @pytest.fixture
 def probes(config: ServingConfig, tokenizer: Any) -> tuple[Probe, ...]:
     stops = stop_token_ids(config.model, tokenizer)
-    return game_probes(config, tokenizer, stops, number=2, max_tokens=8)
+    config.deployment.probe_tokens = 8
+    return game_probes(config, tokenizer, stops)
 
 
 @pytest.fixture

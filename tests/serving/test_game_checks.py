@@ -56,7 +56,8 @@ async def test_games_that_fail_are_said(
 
 def test_probes_are_positions_that_games_can_read(config: ServingConfig, tokenizer: Any) -> None:
     config.env.train.append(EnvEntry(id="kuhn_poker", source="openspiel", max_turns=20))
-    probes = game_probes(config, tokenizer, (3,), number=8, max_tokens=5)
+    config.deployment.probes, config.deployment.probe_tokens = 8, 5
+    probes = game_probes(config, tokenizer, (3,))
     texts = [tokenizer.decode(probe.prompt_token_ids) for probe in probes]
     assert len(set(texts)) > 2
     assert sum("kuhn" in text for text in texts) == 4
@@ -64,5 +65,5 @@ def test_probes_are_positions_that_games_can_read(config: ServingConfig, tokeniz
     assert all(probe.params.stop_token_ids == (3,) for probe in probes)
     assert probes[0].well_formed("my move: [4]")
     assert not probes[0].well_formed("no idea")
-    again = game_probes(config, tokenizer, (3,), number=8, max_tokens=5)
+    again = game_probes(config, tokenizer, (3,))
     assert [probe.prompt_token_ids for probe in again] == [p.prompt_token_ids for p in probes]

@@ -1,4 +1,4 @@
-"""What a new version is asked at the games of its run: probes, and held-out games."""
+"""Checks of a new version at the games of its run: probes, and held-out games."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from rlforge.config.schema import GamesConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError
@@ -20,17 +19,18 @@ from rlforge.rollout.evaluation import plan_evaluation
 from rlforge.rollout.lineup import eval_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.serving.records import PairedOutcomes, Probe
-from rlforge.types import EnvSpec, GameRecord, PolicyRef, SamplingParams
+from rlforge.types import EnvSpec, GameRecord, GameSpec, PolicyRef, SamplingParams
 
-#: Added to the run's seed: these are not the games of its evaluations.
+#: Added to the run's seed, so that held-out games differ from those of its evaluations.
 _SEED_OFFSET = 7919
 
 
 class GameHoldout:
-    """Plays ``deployment.holdout_games`` games with each of two versions, seats swapped.
+    """Plays ``deployment.holdout_games`` games with each of two versions, in alternating seats.
 
-    A call gives the rewards of both, game by game; games that failed for either are left out, and
-    DeploymentError is raised where that is more than one in ten.
+    Both play with the same seeds, opponent and draws. A call returns the rewards of both, game by
+    game, without the games that failed for either. Raises DeploymentError where more than one in
+    ten failed.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class GameHoldout:
             seed=self._config.seed + _SEED_OFFSET,
         )
 
-        async def play(index: int) -> GameRecord:
+        async def play(spec: GameSpec) -> GameRecord:
             async with self._slots:
-                return await play_game(specs[index], self._answers.for_game(specs[index]))
+                return await play_game(spec, self._answers.for_game(spec))
 
-        return await asyncio.gather(*(play(index) for index in range(len(specs))))
+        return await asyncio.gather(*map(play, specs))
 
 
 def _focus(record: GameRecord) -> int:
@@ -86,23 +86,18 @@ def _focus(record: GameRecord) -> int:
 
 
 def game_probes(
-    config: GamesConfig,
-    tokenizer: Any,
-    stop_token_ids: Sequence[int],
-    *,
-    number: int,
-    max_tokens: int,
+    config: ServingConfig, tokenizer: Any, stop_token_ids: Sequence[int]
 ) -> tuple[Probe, ...]:
-    """``number`` positions of random play in the environments of evaluation, answered greedily."""
+    """``deployment.probes`` positions of random play in the environments of evaluation."""
     prompter, draw = Prompter(tokenizer), random.Random(config.seed)
     params = SamplingParams(
         temperature=0.0,
-        max_tokens=min(max_tokens, config.engine.max_tokens),
+        max_tokens=min(config.deployment.probe_tokens, config.engine.max_tokens),
         stop_token_ids=tuple(stop_token_ids),
     )
     envs = eval_envs(config)
     probes = []
-    for index in range(number):
+    for index in range(config.deployment.probes):
         env = envs[index % len(envs)]
         view = _position(env, draw)
         _, ids = prompter.encode(env.prompt_template, view, env.action_extraction)
@@ -118,7 +113,7 @@ def game_probes(
 
 
 def _position(env: EnvSpec, draw: random.Random) -> View:
-    """What the player to move sees, a few random moves into a game that lists its moves."""
+    """The observation of the player to move, after up to five random moves if moves are listed."""
     game = make_game(env, draw.getrandbits(32))
     view = game.view()
     for _ in range(draw.randrange(6)):

@@ -217,9 +217,7 @@ async def assembled(
         engine,
         settings,
         config.model,
-        game_probes(
-            config, tokenizer, stops, number=settings.probes, max_tokens=settings.probe_tokens
-        ),
+        game_probes(config, tokenizer, stops),
         holdout=GameHoldout(config, engine, tokenizer, stops) if settings.holdout_games else None,
         on_phase=count,
     )
