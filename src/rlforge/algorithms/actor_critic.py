@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+from torch import Tensor
 
 from rlforge.algorithms.advantages import (
     episodes_of,
@@ -17,8 +20,10 @@ from rlforge.algorithms.policy_gradient import PolicyGradient, clipped_policy_lo
 from rlforge.config.schema import A2cConfig, PpoConfig
 from rlforge.types import Step
 
+CriticConfig = TypeVar("CriticConfig", bound=A2cConfig)
 
-class ActorCritic(PolicyGradient):
+
+class ActorCritic(PolicyGradient[CriticConfig]):
     """GAE over a player's turns; the loss is policy loss + value_coef * (V - R)^2.
 
     All answer tokens of a turn share its advantage. The return of turn t is R_t = A_t + V_t
@@ -28,25 +33,18 @@ class ActorCritic(PolicyGradient):
 
     needs_values = True
 
-    def __init__(self, config: A2cConfig, max_tokens: int) -> None:
-        super().__init__(config, max_tokens)
-        self._critic = config
-        self._value_clip: float | None = None
-
     def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
         """Raises ValueError without values, RunError where an episode is not whole."""
         if values is None or len(values) != len(steps):
             raise ValueError("an actor-critic needs one value per step")
+        config = self._config
         advantages: list[float] = []
         for where in episodes_of(steps):
             advantages += generalized_advantages(
-                turn_rewards(steps[where]),
-                values[where],
-                self._critic.gamma,
-                self._critic.gae_lambda,
+                turn_rewards(steps[where]), values[where], config.gamma, config.gae_lambda
             )
         returns = tuple(a + v for a, v in zip(advantages, values, strict=True))
-        if self._critic.normalize_advantages:
+        if config.normalize_advantages:
             advantages = standardize(advantages)
         return Targets(
             advantages=tuple(advantages),
@@ -56,27 +54,29 @@ class ActorCritic(PolicyGradient):
 
     def loss(self, inputs: LossInputs) -> LossOutput:
         output = super().loss(inputs)
-        critic = value_loss(inputs, self._value_clip)
+        critic = self.critic_loss(inputs)
         return LossOutput(
-            loss=output.loss + self._critic.value_coef * critic,
+            loss=output.loss + self._config.value_coef * critic,
             metrics={**output.metrics, "value_loss": critic.detach()},
         )
 
+    def critic_loss(self, inputs: LossInputs) -> Tensor:
+        """The critic's own loss."""
+        return value_loss(inputs, value_clip=None)
 
-class A2c(ActorCritic):
+
+class A2c(ActorCritic[A2cConfig]):
     """Advantage actor-critic (Mnih et al. 2016): the score-function loss on GAE advantages."""
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
-        return score_function_loss(inputs, self._critic.importance_cap)
+        return score_function_loss(inputs, self._config.importance_cap)
 
 
-class Ppo(ActorCritic):
+class Ppo(ActorCritic[PpoConfig]):
     """Proximal policy optimisation (Schulman et al. 2017): the clipped loss on GAE advantages."""
 
-    def __init__(self, config: PpoConfig, max_tokens: int) -> None:
-        super().__init__(config, max_tokens)
-        self._ppo = config
-        self._value_clip = config.value_clip
-
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
-        return clipped_policy_loss(inputs, self._ppo)
+        return clipped_policy_loss(inputs, self._config)
+
+    def critic_loss(self, inputs: LossInputs) -> Tensor:
+        return value_loss(inputs, self._config.value_clip)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +30,10 @@ KL_TARGETS = ("base", "previous")
 ADVANTAGES = ("documented", "group_relative")
 
 
-class PolicyGradient(ABC):
+Config = TypeVar("Config", bound=AlgorithmConfig)
+
+
+class PolicyGradient(ABC, Generic[Config]):
     """loss = aggregate(policy loss + kl.coef * KL - entropy_coef * entropy), summed per token.
 
     A subclass gives the advantages and the policy loss. Metrics, all additive: ``policy_loss`` as
@@ -42,7 +46,7 @@ class PolicyGradient(ABC):
 
     needs_values = False
 
-    def __init__(self, config: AlgorithmConfig, max_tokens: int) -> None:
+    def __init__(self, config: Config, max_tokens: int) -> None:
         self._config = config
         self._max_generation_len = config.max_generation_len or max_tokens
 
@@ -94,7 +98,7 @@ class PolicyGradient(ABC):
         return aggregate(per_token, inputs, self._config.loss_aggregation, self._max_generation_len)
 
 
-class Reinforce(PolicyGradient):
+class Reinforce(PolicyGradient[AlgorithmConfig]):
     """grad J = E[A grad log pi(a | s)] (Williams 1992), with the shaped reward as A.
 
     Baselines are reward transforms (``role_advantage_by_env``, ``normalize_by_env``). The only bias
@@ -108,7 +112,7 @@ class Reinforce(PolicyGradient):
         return score_function_loss(inputs, self._config.importance_cap)
 
 
-class Grpo(PolicyGradient):
+class Grpo(PolicyGradient[GrpoConfig]):
     """The clipped objective on advantages relative to a group of games from the same start.
 
     Shao et al. 2024 (DeepSeekMath), eq. 3, with the mean and deviation of the group as baseline and
@@ -116,22 +120,18 @@ class Grpo(PolicyGradient):
     2025) is ``normalize_std: false`` with ``loss_aggregation: constant``.
     """
 
-    def __init__(self, config: GrpoConfig, max_tokens: int) -> None:
-        super().__init__(config, max_tokens)
-        self._grpo = config
-
     def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
-        relative = group_relative(steps, self._grpo.normalize_std)
+        relative = group_relative(steps, self._config.normalize_std)
         return Targets(
             advantages=relative.advantages,
             metrics=_group_metrics(relative.groups, relative.constant),
         )
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
-        return clipped_policy_loss(inputs, self._grpo)
+        return clipped_policy_loss(inputs, self._config)
 
 
-class WindowGrpo(PolicyGradient):
+class WindowGrpo(PolicyGradient[WindowGrpoConfig]):
     """The clipped objective on the decisions of a time window, grouped by agent.
 
     An agent's group is its decisions in the batch: the steps of one (game, player), which need not
@@ -142,24 +142,20 @@ class WindowGrpo(PolicyGradient):
     that ratio is the gradient of log pi.
     """
 
-    def __init__(self, config: WindowGrpoConfig, max_tokens: int) -> None:
-        super().__init__(config, max_tokens)
-        self._window = config
-
     def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
         rewards = [step.reward for step in steps]
         agents = _by_agent(steps)
-        compared = [list(range(len(steps)))] if self._window.advantage == "documented" else agents
+        compared = [list(range(len(steps)))] if self._config.advantage == "documented" else agents
         advantages = [0.0] * len(steps)
         for group in compared:
-            relative = standardize([rewards[i] for i in group], self._window.normalize_std)
+            relative = standardize([rewards[i] for i in group], self._config.normalize_std)
             for index, advantage in zip(group, relative, strict=True):
                 advantages[index] = advantage
         constant = sum(is_constant([rewards[i] for i in group]) for group in agents)
         return Targets(advantages=tuple(advantages), metrics=_group_metrics(len(agents), constant))
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
-        return clipped_policy_loss(inputs, self._window)
+        return clipped_policy_loss(inputs, self._config)
 
 
 def clipped_policy_loss(
