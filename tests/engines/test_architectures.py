@@ -1,4 +1,4 @@
-"""Models of many kinds are answered for as they were trained, also those that see a window."""
+"""Log-probs of many architectures equal a plain forward pass, also with sliding windows."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_logprobs_agree_with_a_plain_forward_pass(model: Any) -> None:
 
 @pytest.mark.parametrize("padding", [(0, 0, 0), (3, 0, 7)], ids=["even", "padded"])
 @pytest.mark.parametrize("model", _models(), ids=lambda model: type(model).__name__)
-def test_new_tokens_attend_as_written_and_repeat_no_keys(
+def test_grouped_attention_equals_eager_attention_and_repeats_no_keys(
     model: Any, padding: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference is transformers' "eager" attention: two matrix products and a softmax."""
@@ -142,7 +142,7 @@ def test_models_that_use_another_attention_keep_it() -> None:
     assert model.config._attn_implementation == "eager"
 
 
-def test_models_without_keys_and_values_are_refused(tokenizer: Any) -> None:
+def test_models_without_a_key_value_cache_are_refused(tokenizer: Any) -> None:
     model = MambaForCausalLM(MambaConfig(vocab_size=120, hidden_size=16, num_hidden_layers=1))
     with pytest.raises(ConfigError, match=r"cannot run MambaForCausalLM.*recurrent"):
         TransformersEngine(EngineConfig(), model, tokenizer)

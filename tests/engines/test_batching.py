@@ -1,4 +1,4 @@
-"""The generator without threads: right log-probs, whatever joins or leaves, and fair turns."""
+"""Continuous batching: exact log-probs while requests join and leave, and fair turns."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_logprobs_are_those_of_a_plain_forward_pass(
         assert_true_logprobs(base, completion, temperature=0.7)
 
 
-def test_of_prompts_the_last_layer_computes_the_ends_only(
+def test_the_last_layer_computes_only_the_ends_of_prompts(
     base: Any, make_core: Core, base_policy: PolicyRef
 ) -> None:
     core = make_core()
@@ -140,7 +140,7 @@ def test_a_stop_token_ends_the_answer_and_stays_in_it(
     assert completion.finish_reason == "stop"
 
 
-def test_the_model_length_cuts_an_answer(make_core: Core, base_policy: PolicyRef) -> None:
+def test_the_model_length_ends_an_answer(make_core: Core, base_policy: PolicyRef) -> None:
     core = make_core(max_model_len=10)
     request = core.submit((1,) * 7, SamplingParams(max_tokens=50, seed=0), base_policy)
     completion = completion_of(finish(core)[request])
@@ -208,7 +208,7 @@ def _beginning(core: BatchGenerator, steps: int) -> list[int]:
     return begun
 
 
-def test_few_requests_wait_a_while_to_be_read_together(
+def test_few_requests_are_held_back_to_be_read_together(
     make_core: Core, base_policy: PolicyRef
 ) -> None:
     core = make_core(max_sequences=26, patience_steps=4)
@@ -229,7 +229,7 @@ def test_few_requests_wait_a_while_to_be_read_together(
     assert _beginning(core, 6) == [0, 0, 0, 0, 2, 0]  # all that there is room for
     assert core.stats().queued == 7
     ask(1)
-    core.cancel(range(1, 5))  # the full house counts for nobody's patience
+    core.cancel(range(1, 5))  # steps without room do not count as patience
     assert _beginning(core, 1) == [4]
     assert len(finish(core)) == 34 - 4
 
@@ -286,7 +286,7 @@ def test_a_version_in_use_is_not_evicted(make_core: Core, make_adapter: Adapter)
 def test_a_busy_version_makes_room_for_one_that_waits(
     make_core: Core, make_adapter: Adapter
 ) -> None:
-    """With a steady stream of requests for one version, another still gets its turn."""
+    """With a steady stream of requests for one version, another is still loaded and answered."""
     core = make_core(max_loras=1, max_sequences=4)
     (first, _), (second, _) = make_adapter(1), make_adapter(2)
     waiting = None
@@ -301,7 +301,7 @@ def test_a_busy_version_makes_room_for_one_that_waits(
     assert index < 15
 
 
-def test_the_least_recently_used_version_leaves_first(
+def test_the_least_recently_used_version_is_replaced_first(
     make_core: Core, make_adapter: Adapter
 ) -> None:
     core = make_core(max_loras=2)

@@ -1,4 +1,4 @@
-"""Rows of a cache hold their own keys and values, whatever joins, leaves, grows or fails."""
+"""Rows of a cache hold their own keys and values while others join, leave, grow or fail."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Book:
 
 @pytest.fixture(autouse=True)
 def rubbish(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that nobody has written is NaN, which no weight of zero makes harmless."""
+    """Memory that was never written is NaN, which stays NaN under an attention weight of zero."""
     fresh = Tensor.new_empty
     monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: fresh(*a, **k).fill_(torch.nan))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_are_what_was_read_after_any_history(seed: int) -> None:
+def test_rows_hold_their_own_keys_and_values_after_any_history(seed: int) -> None:
     rng, draw = random.Random(seed), torch.Generator().manual_seed(seed)
     book = Book.read([rng.randint(1, 9) for _ in range(3)], draw)
     for _ in range(40):
@@ -102,7 +102,7 @@ def test_a_join_in_free_places_copies_no_other_row() -> None:
     assert rooms == [layer.keys.untyped_storage().data_ptr() for layer in book.cache.layers]
 
 
-def test_a_batch_that_grows_by_single_rows_is_copied_now_and_then() -> None:
+def test_a_batch_that_grows_row_by_row_is_seldom_copied() -> None:
     draw = torch.Generator().manual_seed(0)
     book = Book.read([5] * 16, draw)
     rooms = set()
@@ -114,7 +114,7 @@ def test_a_batch_that_grows_by_single_rows_is_copied_now_and_then() -> None:
     assert len(rooms) < 16
 
 
-def test_room_of_rows_that_left_is_given_back() -> None:
+def test_the_memory_of_rows_that_left_is_released() -> None:
     draw = torch.Generator().manual_seed(0)
     book = Book.read([5] * 10, draw)
     book.grow(draw)
@@ -144,7 +144,7 @@ class Shortage:
 
 @pytest.mark.parametrize("method", ["new_empty", "index_copy_"])
 @pytest.mark.parametrize("allowed", range(6))
-def test_a_join_that_fails_between_layers_leaves_the_others_whole(
+def test_a_join_that_fails_between_layers_leaves_other_rows_intact(
     monkeypatch: pytest.MonkeyPatch, method: str, allowed: int
 ) -> None:
     draw = torch.Generator().manual_seed(0)
@@ -161,7 +161,7 @@ def test_a_join_that_fails_between_layers_leaves_the_others_whole(
 
 
 @pytest.mark.parametrize("allowed", range(6))
-def test_leaving_that_fails_between_layers_leaves_the_others_whole(
+def test_a_removal_that_fails_between_layers_leaves_other_rows_intact(
     monkeypatch: pytest.MonkeyPatch, allowed: int
 ) -> None:
     draw = torch.Generator().manual_seed(0)
@@ -176,7 +176,7 @@ def test_leaving_that_fails_between_layers_leaves_the_others_whole(
 
 
 @pytest.mark.parametrize("allowed", range(6))
-def test_giving_room_back_that_fails_between_layers_leaves_all_whole(
+def test_a_shrink_that_fails_between_layers_leaves_all_rows_intact(
     monkeypatch: pytest.MonkeyPatch, allowed: int
 ) -> None:
     draw = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Who may go next: first come, first served, within the places for versions and requests."""
+"""Waiting requests are admitted first come, first served, within the limits of the engine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _ids(admitted: list[tuple[PolicyKey, EngineRequest]]) -> list[int]:
     return [request.id for _, request in admitted]
 
 
-def test_requests_go_in_order_of_arrival_whatever_their_version() -> None:
+def test_requests_of_all_versions_are_admitted_in_order_of_arrival() -> None:
     room = _room(2, (A, 1), (B, 2), (A, 3), (B, 4))
     assert room.place_policies([]) == []
     assert _ids(room.admit(3, 1000)) == [1, 2, 3]
@@ -60,7 +60,7 @@ def test_requests_go_in_order_of_arrival_whatever_their_version() -> None:
     assert not room.has_work
 
 
-def test_prompt_tokens_bound_what_goes_at_once() -> None:
+def test_prompt_tokens_bound_the_requests_admitted_at_once() -> None:
     room = _room(1, *((A, number) for number in range(5)))
     room.place_policies([])
     assert _ids(room.admit(10, 3)) == [0, 1]
@@ -73,7 +73,7 @@ def test_a_version_without_a_place_waits_until_the_oldest_running_one_is_done() 
     room.add(A, _request(4))
     room.add(B, _request(5))
     room.place_policies([A, B])
-    # A is to leave for C, so it takes nobody new; B goes on.
+    # A is to be replaced by C, so it admits no new request; B goes on.
     assert _ids(room.admit(10, 1000)) == [5]
     room.place_policies([B])
     assert _ids(room.admit(10, 1000)) == [3]
@@ -81,7 +81,7 @@ def test_a_version_without_a_place_waits_until_the_oldest_running_one_is_done() 
     assert _ids(room.admit(10, 1000)) == [4]
 
 
-def test_a_load_is_answered_once_its_version_is_there() -> None:
+def test_a_load_is_answered_once_its_version_is_resident() -> None:
     room = _room(1, (A, 1))
     room.add_load(B, 2)
     assert room.place_policies([]) == []
@@ -90,7 +90,7 @@ def test_a_load_is_answered_once_its_version_is_there() -> None:
     assert not room.has_work
 
 
-def test_a_version_asked_for_ahead_of_its_requests_outlives_the_next_one_to_load() -> None:
+def test_the_next_load_does_not_replace_a_version_just_loaded_ahead() -> None:
     places = Places(2)
     room: WaitingRoom[EngineRequest] = WaitingRoom(places)
     for ticket, key in enumerate((A, B, A, C)):
@@ -99,7 +99,7 @@ def test_a_version_asked_for_ahead_of_its_requests_outlives_the_next_one_to_load
     assert places.resident == (A, C)
 
 
-def test_a_version_that_does_not_load_ends_those_who_wait_for_it_and_nobody_else() -> None:
+def test_a_version_that_does_not_load_ends_only_the_requests_for_it() -> None:
     room: WaitingRoom[EngineRequest] = WaitingRoom(Places(2, broken=[A]))
     for key, number in ((A, 1), (B, 2), (A, 3)):
         room.add(key, _request(number))
@@ -126,7 +126,7 @@ def test_cancelled_requests_and_loads_are_forgotten() -> None:
     assert not room.has_work
 
 
-def test_a_closed_room_takes_requests_in_and_lets_none_through() -> None:
+def test_a_closed_room_takes_requests_and_admits_none() -> None:
     room = _room(1, (A, 1))
     room.close()
     room.add(A, _request(2))
@@ -141,7 +141,7 @@ def test_a_closed_room_takes_requests_in_and_lets_none_through() -> None:
     assert _ids(room.admit(9, 1000)) == [1, 2]
 
 
-def test_what_is_cancelled_in_a_closed_room_is_forgotten() -> None:
+def test_requests_cancelled_in_a_closed_room_are_forgotten() -> None:
     room = _room(1, (A, 1), (A, 2))
     room.close()
     room.cancel({1})

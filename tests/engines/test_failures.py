@@ -1,4 +1,4 @@
-"""The generator when something fails: who gets an error, who does not, and what is left."""
+"""Failures of the generator: the requests that end with an error, and the state afterwards."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_failing_forward_pass_ends_the_requests_in_it_and_no_others(
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_logits_that_are_no_numbers_end_their_own_requests_and_no_others(
+def test_nan_or_infinite_logits_end_their_own_requests_and_no_others(
     base: Any, make_core: Core, base_policy: PolicyRef, wrong: float
 ) -> None:
     """Of five requests that run, two get wrong logits; of two that are new, one does."""
@@ -118,7 +118,7 @@ def test_a_lost_device_ends_the_engine(
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), _error(2)])
-def test_a_lack_of_memory_does_not(
+def test_lack_of_memory_ends_only_the_requests_of_its_pass(
     base: Any, make_core: Core, base_policy: PolicyRef, error: Exception
 ) -> None:
     core = make_core()
@@ -137,7 +137,7 @@ def test_a_lack_of_memory_does_not(
 
 
 @pytest.mark.parametrize("fails", ["reserve", "write", "copy", "resize"])
-def test_a_cache_that_fails_between_layers_ends_the_requests_that_needed_it_and_no_others(
+def test_a_cache_that_fails_between_layers_ends_only_the_requests_that_needed_it(
     base: Any, make_core: Core, base_policy: PolicyRef, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = make_core()

@@ -1,4 +1,4 @@
-"""Versions load right, share what they can, leave the base alone and leave no memory behind."""
+"""Versions load correctly, share the base's parameters, do not change them and leak no memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _path(policy: PolicyRef) -> str:
     return policy.path_or_name
 
 
-def test_an_adapter_is_folded_into_copies_of_its_targets_only(
+def test_an_adapter_is_merged_into_copies_of_its_targets_only(
     base: Any, make_adapter: Adapter
 ) -> None:
     before = {name: p.clone() for name, p in base.state_dict().items()}
@@ -49,7 +49,7 @@ def test_an_adapter_is_folded_into_copies_of_its_targets_only(
 
 
 @pytest.mark.filterwarnings("ignore:.*tie.*embeddings:UserWarning")
-def test_an_adapter_on_a_tied_output_layer_leaves_the_input_embedding(
+def test_an_adapter_on_a_tied_output_layer_does_not_change_the_input_embedding(
     base: Any, tmp_path: Path
 ) -> None:
     wrapped = get_peft_model(copy.deepcopy(base), LoraConfig(r=4, target_modules=["lm_head"]))
@@ -62,7 +62,7 @@ def test_an_adapter_on_a_tied_output_layer_leaves_the_input_embedding(
     assert not torch.allclose(_logits(model), _logits(base), atol=1e-2)
 
 
-def test_bfloat16_keeps_updates_that_folding_would_round_away(
+def test_bfloat16_keeps_updates_that_merging_would_round_away(
     base: Any, make_adapter: Adapter
 ) -> None:
     half = copy.deepcopy(base).to(torch.bfloat16)
@@ -134,7 +134,7 @@ def _break_no_config(path: Path) -> None:
         _break_no_config,
     ],
 )
-def test_a_damaged_adapter_is_named(
+def test_a_damaged_adapter_is_refused_with_its_path(
     base: Any, make_adapter: Adapter, damage: Callable[[Path], None]
 ) -> None:
     path = Path(_path(make_adapter(1)[0]))
@@ -144,7 +144,7 @@ def test_a_damaged_adapter_is_named(
     assert str(path) in str(caught.value)
 
 
-def test_a_store_needs_a_place(base: Any) -> None:
+def test_a_store_without_capacity_is_refused(base: Any) -> None:
     with pytest.raises(EngineError, match="max_loras is 0"):
         PolicyStore(base, 0)
 

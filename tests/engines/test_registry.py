@@ -1,4 +1,4 @@
-"""A configuration names its engine, and saved policies that it cannot play are refused before."""
+"""A configuration names its engine; saved policies that the engine cannot play are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_the_transformers_engine_answers_for_the_configured_model(
     assert torch.get_num_threads() == 1
 
 
-def test_an_unknown_engine_is_named_with_its_neighbours() -> None:
+def test_an_unknown_engine_name_is_refused_with_a_suggestion() -> None:
     config = RunConfig(engine=EngineConfig(name="transformer"))
     with pytest.raises(ConfigError, match="did you mean transformers"):
         make_engine(config)
@@ -82,7 +82,7 @@ def test_the_transformers_engine_plays_adapters_of_any_rank_and_layers(
     load_policy(base, policy.path_or_name or "", policy.uid)
 
 
-def test_what_it_plays_are_whole_models_of_the_same_tokens_too(
+def test_the_transformers_engine_plays_full_weights_of_the_same_vocabulary(
     base: Any, config: RunConfig, tmp_path: Path
 ) -> None:
     base.save_pretrained(tmp_path / "full")
@@ -124,7 +124,7 @@ def test_vllm_plays_plain_adapters_up_to_the_rank_that_it_makes_room_for(
 
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
-def test_a_torn_opponent_is_refused_as_the_engine_would(
+def test_a_truncated_opponent_is_refused_by_the_check_and_by_the_engine(
     base: Any, config: RunConfig, opponent: Callable[..., PolicyRef], engine: str
 ) -> None:
     policy = opponent()
@@ -143,7 +143,7 @@ def test_a_directory_without_weights_is_refused(config: RunConfig, tmp_path: Pat
         check_playable([parse_opponent(f"checkpoint:{tmp_path / 'run'}")], config)
 
 
-def test_others_than_saved_policies_are_not_looked_at() -> None:
+def test_only_saved_policies_are_checked() -> None:
     config = RunConfig(model=ModelConfig(kind="hf", name="no/where"))
     names = ("base", "random_legal", "openai:model")
     check_playable([parse_opponent(name) for name in names], config)

@@ -102,7 +102,7 @@ def test_the_ends_of_the_unit_interval_draw_tokens_with_mass(uniform: float) -> 
     assert torch.isfinite(logprobs).all()
 
 
-def test_large_batches_are_worked_on_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batches_are_sampled_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(7, 50, generator=generator)
     numbers = torch.rand(7, generator=generator, dtype=torch.float64)

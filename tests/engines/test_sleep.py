@@ -1,4 +1,4 @@
-"""An engine that sleeps: it ends what runs, holds what comes, and answers as if it had not."""
+"""An engine that sleeps finishes running requests, keeps new ones, and answers them unchanged."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def done(tasks: list[asyncio.Task[Completion]]) -> int:
     return sum(task.done() for task in tasks)
 
 
-async def test_answers_are_those_of_an_engine_that_never_slept(
+async def test_sleep_changes_no_answer(
     engine: TransformersEngine, asking: Asking, spoilt: None
 ) -> None:
     steady = await asyncio.gather(*start(engine, asking, *range(12)))
@@ -89,7 +89,7 @@ async def test_answers_are_those_of_an_engine_that_never_slept(
         assert after.policy_uid == before.policy_uid
 
 
-async def test_only_what_runs_is_finished_before_it_sleeps(
+async def test_only_running_requests_are_finished_before_sleep(
     engine: TransformersEngine, asking: Asking
 ) -> None:
     tasks = start(engine, asking, *range(0, 60, 3))  # of one policy, with 8 places
@@ -104,7 +104,7 @@ async def test_only_what_runs_is_finished_before_it_sleeps(
     assert len(await asyncio.gather(*tasks)) == 20
 
 
-async def test_a_policy_asked_for_in_sleep_is_loaded_afterwards(
+async def test_a_load_during_sleep_is_done_after_wake(
     engine: TransformersEngine, make_adapter: Callable[..., Any]
 ) -> None:
     await engine.load(make_adapter(1)[0])
@@ -117,7 +117,7 @@ async def test_a_policy_asked_for_in_sleep_is_loaded_afterwards(
     assert engine.stats().resident == ("v1", "v2")
 
 
-async def test_what_is_cancelled_in_sleep_is_forgotten(
+async def test_requests_cancelled_during_sleep_are_never_computed(
     engine: TransformersEngine, asking: Asking
 ) -> None:
     queued = start(engine, asking, *range(0, 60, 3))
@@ -134,9 +134,7 @@ async def test_what_is_cancelled_in_sleep_is_forgotten(
     assert engine.stats().queued == engine.stats().running == 0
 
 
-async def test_sleeping_twice_and_waking_twice_is_once(
-    engine: TransformersEngine, asking: Asking
-) -> None:
+async def test_sleep_and_wake_are_idempotent(engine: TransformersEngine, asking: Asking) -> None:
     await engine.wake()
     await engine.sleep()
     await engine.sleep()
@@ -145,7 +143,7 @@ async def test_sleeping_twice_and_waking_twice_is_once(
     await task
 
 
-async def test_waking_before_it_sleeps_calls_it_off(
+async def test_wake_while_draining_ends_the_sleep(
     engine: TransformersEngine, asking: Asking
 ) -> None:
     tasks = start(engine, asking, 0, 1, 2)
@@ -158,7 +156,9 @@ async def test_waking_before_it_sleeps_calls_it_off(
     await asyncio.gather(*tasks)
 
 
-async def test_closing_in_sleep_fails_what_waits(base: Any, tokenizer: Any, asking: Asking) -> None:
+async def test_closing_during_sleep_fails_the_waiting_requests(
+    base: Any, tokenizer: Any, asking: Asking
+) -> None:
     engine = TransformersEngine(EngineConfig(), base, tokenizer)
     await engine.sleep()
     held = start(engine, asking, 0, 1)
@@ -171,7 +171,7 @@ async def test_closing_in_sleep_fails_what_waits(base: Any, tokenizer: Any, aski
             await call()
 
 
-async def test_sleep_with_requests_waiting_is_no_reason_to_be_taken_for_stuck(
+async def test_a_sleeping_engine_with_waiting_requests_does_not_count_as_stuck(
     make_core: Callable[..., BatchGenerator], asking: Asking
 ) -> None:
     engine = ThreadedEngine(make_core(), stuck_after_s=0.2)
@@ -184,7 +184,7 @@ async def test_sleep_with_requests_waiting_is_no_reason_to_be_taken_for_stuck(
 
 
 @pytest.mark.parametrize("fails", ["sleep", "wake"])
-async def test_an_engine_that_fails_on_the_way_is_dead(
+async def test_an_engine_that_fails_in_sleep_or_wake_is_dead(
     make_core: Callable[..., BatchGenerator],
     asking: Asking,
     fails: str,
@@ -211,7 +211,7 @@ async def test_an_engine_that_fails_on_the_way_is_dead(
     await engine.close()
 
 
-async def test_a_way_that_never_ends_is_found(
+async def test_a_sleep_that_never_ends_counts_as_stuck(
     make_core: Callable[..., BatchGenerator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core, never = make_core(), threading.Event()
@@ -224,9 +224,7 @@ async def test_a_way_that_never_ends_is_found(
 
 
 @pytest.mark.gpu
-async def test_the_gpu_is_free_of_an_engine_asleep(
-    base: Any, tokenizer: Any, asking: Asking
-) -> None:
+async def test_a_sleeping_engine_frees_the_gpu(base: Any, tokenizer: Any, asking: Asking) -> None:
     before = torch.cuda.memory_allocated()
     engine = TransformersEngine(EngineConfig(), copy.deepcopy(base).to("cuda"), tokenizer)
     expected = await engine.generate(*asking(1))

@@ -1,4 +1,4 @@
-"""The watch over the worker thread: a step that never ends, steps that lead nowhere, idleness."""
+"""The watch over the worker thread, and streams of tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlforge.types import PolicyRef, SamplingParams
 ONE = SamplingParams(max_tokens=1, seed=0)
 
 
-async def test_a_step_that_never_ends_is_found_and_said_where(
+async def test_a_step_that_never_ends_is_reported_with_its_stack(
     make_core: Callable[..., BatchGenerator],
     base_policy: PolicyRef,
     monkeypatch: pytest.MonkeyPatch,
@@ -46,7 +46,7 @@ async def test_a_step_that_never_ends_is_found_and_said_where(
     never.set()
 
 
-async def test_steps_that_lead_nowhere_are_found(
+async def test_steps_without_progress_count_as_stuck(
     make_core: Callable[..., BatchGenerator],
     base_policy: PolicyRef,
     monkeypatch: pytest.MonkeyPatch,
@@ -64,7 +64,7 @@ async def test_steps_that_lead_nowhere_are_found(
     await engine.close()
 
 
-async def test_slow_progress_and_idleness_are_no_reason(
+async def test_slow_progress_and_idleness_do_not_count_as_stuck(
     make_core: Callable[..., BatchGenerator],
     base_policy: PolicyRef,
     monkeypatch: pytest.MonkeyPatch,
@@ -87,7 +87,7 @@ async def test_slow_progress_and_idleness_are_no_reason(
     await engine.close()
 
 
-async def test_closing_is_not_dying(
+async def test_requests_after_close_fail_without_a_dead_engine_error(
     make_core: Callable[..., BatchGenerator], base_policy: PolicyRef
 ) -> None:
     engine = ThreadedEngine(make_core(), stuck_after_s=60)
@@ -97,13 +97,13 @@ async def test_closing_is_not_dying(
     assert not isinstance(caught.value, EngineDeadError)
 
 
-async def test_tokens_are_told_as_they_are_drawn_and_add_up_to_the_answer(
+async def test_streamed_tokens_add_up_to_the_answer(
     make_core: Callable[..., BatchGenerator], base_policy: PolicyRef
 ) -> None:
     engine = ThreadedEngine(make_core(), stuck_after_s=60)
     long = SamplingParams(max_tokens=30, seed=3)
     heard: dict[int, list[tuple[int, ...]]] = {1: [], 2: []}
-    told, silent = (
+    streamed, silent = (
         await asyncio.gather(
             *(
                 engine.generate([number], long, base_policy, heard[number].append)  # type: ignore[arg-type]
@@ -112,8 +112,8 @@ async def test_tokens_are_told_as_they_are_drawn_and_add_up_to_the_answer(
         ),
         await engine.generate([1], long, base_policy),
     )
-    assert told[0].token_ids == silent.token_ids
-    for number, completion in zip(heard, told, strict=True):
+    assert streamed[0].token_ids == silent.token_ids
+    for number, completion in zip(heard, streamed, strict=True):
         pieces = heard[number]
         together = tuple(token for piece in pieces for token in piece)
         # Those of the last step come with the completion only.
@@ -123,7 +123,7 @@ async def test_tokens_are_told_as_they_are_drawn_and_add_up_to_the_answer(
     await engine.close()
 
 
-async def test_a_stream_that_is_given_up_is_told_no_more(
+async def test_a_cancelled_stream_gets_no_more_tokens(
     make_core: Callable[..., BatchGenerator], base_policy: PolicyRef
 ) -> None:
     engine = ThreadedEngine(make_core(), stuck_after_s=60)

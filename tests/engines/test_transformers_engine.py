@@ -1,4 +1,4 @@
-"""The engine in its thread: many callers, several loops, cancelling, closing, dying."""
+"""The engine in its thread: many callers, several event loops, cancelling, closing, failing."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_callers_in_several_event_loops_are_served(
     asyncio.run(engine.close())
 
 
-async def test_closing_fails_what_is_under_way_and_what_comes_after(
+async def test_closing_fails_running_and_later_requests(
     base: Any, tokenizer: Any, base_policy: PolicyRef
 ) -> None:
     engine = TransformersEngine(EngineConfig(), base, tokenizer)

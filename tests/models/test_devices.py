@@ -60,7 +60,7 @@ def everything(model: nn.Module) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
-def test_a_model_predicts_the_same_afterwards(model: Any, elsewhere: list[int]) -> None:
+def test_a_moved_model_predicts_the_same(model: Any, elsewhere: list[int]) -> None:
     ids = torch.arange(10)[None]
     with torch.no_grad():
         before = model(input_ids=ids).logits
@@ -83,21 +83,21 @@ def test_shared_memory_moves_once_and_stays_shared(model: Any, elsewhere: list[i
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_a_tensor_named_twice_and_an_empty_one_are_no_trouble(elsewhere: list[int]) -> None:
+def test_repeated_and_empty_tensors_are_moved(elsewhere: list[int]) -> None:
     tensor, empty, other = torch.ones(3), torch.empty(0), torch.empty(0, 4, dtype=torch.long)
     move([tensor, tensor, empty, other], CPU)
     assert tensor.tolist() == [1.0, 1.0, 1.0]
     assert (empty.shape, other.shape, other.dtype) == ((0,), (0, 4), torch.long)
 
 
-def test_what_is_there_already_keeps_its_memory(model: Any) -> None:
+def test_tensors_already_on_the_device_keep_their_memory(model: Any) -> None:
     before = [tensor.data_ptr() for tensor in everything(model)]
     move(everything(model), CPU)
     give_back(CPU)
     assert [tensor.data_ptr() for tensor in everything(model)] == before
 
 
-def test_what_cublas_keeps_is_let_go_before_memory_is_given_back(
+def test_cublas_workspaces_are_freed_before_the_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[str] = []
@@ -113,7 +113,7 @@ def test_what_cublas_keeps_is_let_go_before_memory_is_given_back(
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_rid_of_a_model_and_gets_it_back(model: Any) -> None:
+def test_moving_a_model_away_frees_the_gpu(model: Any) -> None:
     gpu = torch.device("cuda")
     big = nn.Linear(4096, 4096).to(gpu)  # 64 MiB
     expected = copy.deepcopy(big.weight.cpu())
@@ -157,7 +157,7 @@ def test_a_device_is_chosen_by_name_and_availability(
         ("cpu", {}, {}),
     ],
 )
-def test_freed_memory_of_a_gpu_serves_other_sizes_unless_the_user_set_the_allocator(
+def test_expandable_segments_are_on_unless_the_user_set_the_allocator(
     monkeypatch: pytest.MonkeyPatch, device: str, given: dict[str, str], expected: dict[str, str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -174,7 +174,7 @@ def test_freed_memory_of_a_gpu_serves_other_sizes_unless_the_user_set_the_alloca
 
 
 @pytest.mark.gpu
-def test_the_allocator_of_a_gpu_heeds_it() -> None:
+def test_the_allocator_of_a_gpu_uses_expandable_segments() -> None:
     code = (
         "from rlforge.models.devices import resolve_device; import torch;"
         "x = torch.ones(1, device=resolve_device('cuda'));"
@@ -205,6 +205,6 @@ def test_auto_is_bfloat16_on_gpus_that_compute_in_it(
     assert resolve_dtype(name, device) is expected
 
 
-def test_an_unknown_dtype_is_named() -> None:
+def test_an_unknown_dtype_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.dtype 'float16' is unknown"):
         resolve_dtype("float16", CPU)

@@ -1,4 +1,4 @@
-"""What is in the cache is whole, and made by one process only."""
+"""Models in the cache are complete, and made by one process only."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_the_variable_names_the_place(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_names_the_cache(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert cache_dir() == own_cache
     monkeypatch.delenv("RLFORGE_CACHE")
     monkeypatch.setenv("HOME", "/somewhere")
     assert cache_dir() == Path("/somewhere/.cache/rlforge/models")
 
 
-def test_it_is_made_once(own_cache: Path) -> None:
+def test_a_cached_model_is_made_once(own_cache: Path) -> None:
     calls = []
 
     def make(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Directories of weights against a real small Llama, and the sentence for each that misfits."""
+"""Directories of weights against a real small Llama, and the message for each that does not fit."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_an_adapter_that_names_no_base_fits_by_its_shapes(
     assert _check(adapter(base=""), model) == ["down_proj", "q_proj"]
 
 
-def test_no_random_number_is_drawn(model: ModelConfig, adapter: Callable[..., Path]) -> None:
+def test_the_check_draws_no_random_number(model: ModelConfig, adapter: Callable[..., Path]) -> None:
     path, state = adapter(), torch.random.get_rng_state()
     _check(path, model)
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -153,7 +153,7 @@ def test_an_adapter_of_another_base_is_refused_by_name_and_by_shape(
         ),
     ],
 )
-def test_a_damaged_adapter_is_one_sentence_with_its_file(
+def test_a_damaged_adapter_is_refused_in_one_line_with_its_file(
     model: ModelConfig, adapter: Callable[..., Path], damage: Callable[[Path], Any], message: str
 ) -> None:
     path = adapter()
@@ -164,7 +164,7 @@ def test_a_damaged_adapter_is_one_sentence_with_its_file(
     assert "\n" not in str(caught.value)
 
 
-def test_full_weights_fit_that_read_the_same_tokens(model: ModelConfig, tmp_path: Path) -> None:
+def test_full_weights_with_the_same_vocabulary_fit(model: ModelConfig, tmp_path: Path) -> None:
     _llama(hidden_size=32, num_hidden_layers=1).save_pretrained(tmp_path / "wide")
     check_model_fits(tmp_path / "wide", model)
     _llama(vocab_size=60).save_pretrained(tmp_path / "other")
@@ -182,9 +182,7 @@ def test_full_weights_of_other_shapes_are_refused_where_they_must_be_the_same(
 
 
 @pytest.mark.parametrize("size", ["1KB", "1GB"])
-def test_full_weights_that_are_not_whole_are_refused(
-    model: ModelConfig, tmp_path: Path, size: str
-) -> None:
+def test_incomplete_full_weights_are_refused(model: ModelConfig, tmp_path: Path, size: str) -> None:
     path = tmp_path / "full"
     _llama(hidden_size=32).save_pretrained(path, max_shard_size=size)
     check_model_fits(path, model)

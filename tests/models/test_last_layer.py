@@ -1,4 +1,4 @@
-"""A last layer that leaves positions out is tried before, and as it was afterwards."""
+"""A last layer that computes some positions only, the trial before, and its tolerance."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model() -> Any:
 
 
 @torch.no_grad()
-def test_positions_that_are_read_are_as_without_it_and_only_they_are_computed(model: Any) -> None:
+def test_read_positions_are_unchanged_and_only_they_are_computed(model: Any) -> None:
     ids, read = torch.arange(20)[None], torch.tensor([7, 19])
     rows: list[int] = []
     for layer in model.model.layers:
@@ -51,7 +51,7 @@ def test_positions_that_are_read_are_as_without_it_and_only_they_are_computed(mo
     assert rows == [20, 20, 20, 2]
 
 
-def test_the_layer_is_as_it_was_afterwards_whatever_happened(model: Any) -> None:
+def test_the_layer_is_restored_even_after_an_error(model: Any) -> None:
     mlp = model.model.layers[-1].mlp
     own = mlp.forward = lambda x: x
     layer = LastLayer(model.model)
@@ -67,14 +67,14 @@ def test_the_layer_is_as_it_was_afterwards_whatever_happened(model: Any) -> None
     assert all("forward" not in vars(module) for module in layer.modules if module is not mlp)
 
 
-def test_where_half_of_the_positions_are_read_all_are_computed(model: Any) -> None:
+def test_all_positions_are_computed_when_half_of_them_are_read(model: Any) -> None:
     mlp = model.model.layers[-1].mlp
     with LastLayer(model.model).read_at(torch.arange(5), 10) as left_out:
         assert "forward" not in vars(mlp)
     assert left_out == 0
 
 
-def test_a_model_is_tried_before_it_leaves_positions_out(
+def test_a_model_that_predicts_differently_is_found_by_a_trial(
     model: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -91,7 +91,7 @@ def test_a_model_is_tried_before_it_leaves_positions_out(
     assert all("last layer of LlamaForCausalLM is computed whole" in m for m in caplog.messages)
 
 
-def test_under_autocast_float32_weights_are_judged_by_what_they_are_rounded_to(model: Any) -> None:
+def test_under_autocast_the_tolerance_is_that_of_its_dtype(model: Any) -> None:
     mlp = model.model.layers[-1].mlp
     own = mlp.forward
     mlp.forward = lambda x: own(x) * (1 if x.shape[1] == 9 else 1.002)
@@ -111,7 +111,7 @@ def test_under_autocast_float32_weights_are_judged_by_what_they_are_rounded_to(m
         *((dtype, False, 0.1, False) for dtype in HALVES),
     ],
 )
-def test_what_was_computed_in_fewer_bits_may_differ_by_more(dtype, autocast, error, same):
+def test_the_tolerance_follows_the_dtype_of_the_computation(dtype, autocast, error, same):
     torch.manual_seed(0)
     expected = torch.randn(7, 40, dtype=torch.float64)
     actual = expected * (1 + error)
@@ -127,14 +127,14 @@ def test_a_sum_in_bfloat16_is_the_same_in_another_order():
     assert same_up_to_rounding(halves, left @ right)
 
 
-def test_numbers_that_are_none_are_never_the_same():
+def test_nan_is_never_the_same():
     broken = torch.full((3,), float("nan"))
     assert not same_up_to_rounding(broken, broken)
     assert not same_up_to_rounding(torch.ones(3), torch.zeros(3))
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_model_trains_after_a_trial_if_it_did_before_whatever_happened(training):
+def test_the_training_mode_is_restored_even_after_an_error(training):
     model = torch.nn.Dropout().train(training)
 
     def fail():

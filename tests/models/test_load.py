@@ -1,4 +1,4 @@
-"""One loader for every kind of model, and clear words when there is nothing to load."""
+"""One loader for every kind of model, and clear messages when a model cannot be loaded."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ sys.exit("torch" in sys.modules)
     assert ours.init_kwargs.keys() == theirs.init_kwargs.keys()
 
 
-def test_stop_tokens_come_from_all_that_names_them(local_model: ModelConfig) -> None:
+def test_stop_tokens_come_from_generation_config_and_tokenizer(local_model: ModelConfig) -> None:
     tokenizer = load_tokenizer(local_model)
     end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert stop_token_ids(local_model, tokenizer) == tuple(sorted({1, 5, end_of_turn}))
@@ -107,7 +107,7 @@ def test_stop_tokens_without_a_generation_config(local_model: ModelConfig) -> No
     assert stop_token_ids(local_model, tokenizer) == tuple(sorted({1, end_of_turn}))
 
 
-def test_most_models_bring_no_value_head(local_model: ModelConfig) -> None:
+def test_other_models_have_no_value_head(local_model: ModelConfig) -> None:
     assert load_value_head(local_model) is None
 
 
@@ -120,7 +120,7 @@ def test_most_models_bring_no_value_head(local_model: ModelConfig) -> None:
         (ModelConfig(kind="hf", name="not an id!"), "no Hugging Face id"),
     ],
 )
-def test_what_cannot_be_loaded_is_named(config: ModelConfig, message: str) -> None:
+def test_a_model_that_cannot_be_loaded_is_named(config: ModelConfig, message: str) -> None:
     for loader in (load_tokenizer, lambda c: load_base_model(c, CPU, torch.float32)):
         with pytest.raises(ConfigError, match=message):
             loader(config)
@@ -153,7 +153,7 @@ def test_an_unreachable_hub_falls_back_to_its_local_copy(
     assert 5 in stop_token_ids(config, load_tokenizer(config))
 
 
-def test_the_hub_is_asked_for_by_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_reachable_if_a_connection_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     constants = "huggingface_hub.constants."
     monkeypatch.setattr(constants + "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(load, "getproxies", dict)

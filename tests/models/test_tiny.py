@@ -1,4 +1,4 @@
-"""The tiny model: its words, its lessons from real games, and what a little training does."""
+"""The tiny model: its vocabulary, its lessons from real games, and the effect of training."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_any_text_survives_the_tokenizer(taught: tuple[Any, list[Any]], text: st
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
 
 
-def test_conversations_have_a_form(taught: tuple[Any, list[Any]]) -> None:
+def test_conversations_are_rendered_by_the_chat_template(taught: tuple[Any, list[Any]]) -> None:
     tokenizer, _ = taught
     messages = [{"role": "system", "content": "Play."}, {"role": "user", "content": "[1]?"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -82,7 +82,7 @@ def test_all_tokens_with_a_closing_bracket_end_an_action(taught: tuple[Any, list
     assert all("]" in tokenizer.decode([index]) for index in closing)
 
 
-def test_a_word_that_the_split_takes_apart_is_refused() -> None:
+def test_a_word_that_the_pre_split_divides_is_refused() -> None:
     with pytest.raises(RlforgeError, match="tokens for 'a b'"):
         build_tokenizer(["a b"])
 
@@ -118,7 +118,7 @@ def _lessons_of(grids: list[Grid], tokenizer: Any) -> Any:
 
 
 @pytest.mark.parametrize("env", [SIMPLETAK, TICTACTOE])
-def test_lessons_are_true_of_the_boards_that_they_show(
+def test_lessons_describe_their_boards_correctly(
     env: EnvSpec, taught: tuple[Any, list[Any]]
 ) -> None:
     """Each row, in each orientation, is decoded back into a board and checked with the rules."""
@@ -244,12 +244,12 @@ def test_the_digest_follows_every_part_of_the_recipe() -> None:
     assert len({recipe.digest() for recipe in [TINY, TinyRecipe(), *changed]}) == 5
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
-    told: list[str] = []
-    create_tiny(tmp_path, _small(steps=18), told.append)
-    assert told[0] == "playing 180 random games"
-    assert told[-1].startswith("warming up: step 18 of 18, loss ")
-    assert len(told) == 10
+def test_progress_is_reported(tmp_path: Path) -> None:
+    lines: list[str] = []
+    create_tiny(tmp_path, _small(steps=18), lines.append)
+    assert lines[0] == "playing 180 random games"
+    assert lines[-1].startswith("warming up: step 18 of 18, loss ")
+    assert len(lines) == 10
 
 
 @pytest.mark.slow

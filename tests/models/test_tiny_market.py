@@ -1,4 +1,4 @@
-"""The tiny trader: the market's words, lessons from markets of random play, a model that reads."""
+"""The tiny trader: the market's vocabulary, lessons from random play, the trained model."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def test_answers_that_no_warm_up_state_allowed_are_one_token_too(
     )
 
 
-def test_players_do_anything_that_is_legal(states: list[State]) -> None:
+def test_random_markets_offer_every_answer(states: list[State]) -> None:
     offered = {action for state in states for action in state.view.legal_actions or ()}
     assert offered == set(market_words()[1])
     assert {state.view.player_id for state in states} == set(range(12))
 
 
-def test_facts_say_what_the_prompt_holds(states: list[State]) -> None:
+def test_facts_name_the_words_of_the_prompt(states: list[State]) -> None:
     words, _ = market_words()
     for state in states:
         assert state.view.board is not None
@@ -81,8 +81,8 @@ def test_facts_say_what_the_prompt_holds(states: list[State]) -> None:
         assert held == set(state.view.board.split())
 
 
-def test_facts_say_how_the_focus_ends() -> None:
-    """No account is told to be right more rarely than half the time, and one in 0.725 on average:
+def test_facts_tell_how_the_market_in_focus_ends() -> None:
+    """No account is right less often than half the time, and one in 0.725 on average:
     what both agree on comes true in most markets."""
     many = play(WarmupMarket(accounts=2, games=12, batch_size=1, players=6), 0.9, seed=1)
     for yes, no in (("yes", "no"), ("up", "down")):
@@ -123,7 +123,7 @@ def test_a_little_training_teaches_which_answers_are_legal(made: Path) -> None:
         assert -1e-6 < measured["kl_uniform"] < 0.5
 
 
-def test_its_answer_is_one_word_in_brackets(made: Path) -> None:
+def test_the_tiny_trader_answers_one_word_in_brackets(made: Path) -> None:
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(made),
         AutoTokenizer.from_pretrained(made),
@@ -135,13 +135,13 @@ def test_its_answer_is_one_word_in_brackets(made: Path) -> None:
     assert generated.shape[1] == prompt["input_ids"].shape[1] + 1
 
 
-def test_it_brings_a_value_head(made: Path) -> None:
+def test_the_tiny_trader_has_a_value_head(made: Path) -> None:
     head = load_value_head(ModelConfig(kind="hf", name=str(made)))
     assert head is not None
     assert tuple(head["weight"].shape) == (1, 48)
 
 
-def test_the_two_tiny_models_have_folders_of_their_own(
+def test_the_two_tiny_models_have_separate_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLFORGE_CACHE", str(tmp_path))
@@ -162,7 +162,7 @@ def test_the_two_tiny_models_have_folders_of_their_own(
 
 
 @pytest.mark.slow
-def test_the_tiny_trader_begins_at_random() -> None:
+def test_the_tiny_trader_starts_with_random_play() -> None:
     directory = Path(resolve_model(ModelConfig(kind="tiny_market")))
     summary = json.loads((directory / "warmup.json").read_text())
     for measured in summary["states"].values():

@@ -20,11 +20,11 @@ RANKS = 2
 
 def main(job: dict[str, Any]) -> None:
     def divided(*arguments: Any, **named: Any) -> dict[str, Any]:
-        # What it is told for two GPUs, on two processes of a CPU.
-        told = given(*arguments, **named)
+        # The arguments for two GPUs, on two processes of a CPU.
+        own = given(*arguments, **named)
         for_gpus = given(*arguments, **named | {"device": "cuda", "gpus": float(RANKS)})
         changed = ("tensor_parallel_size", "distributed_executor_backend")
-        return told | {key: for_gpus[key] for key in changed}
+        return own | {key: for_gpus[key] for key in changed}
 
     given = vllm_engine.vllm_arguments
     vllm_engine.vllm_arguments = divided

@@ -1,4 +1,4 @@
-"""A model that is divided among cards answers as one on a single card."""
+"""A model divided among cards answers as on a single card."""
 
 from __future__ import annotations
 

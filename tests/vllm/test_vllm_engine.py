@@ -1,4 +1,4 @@
-"""The vLLM engine gives what the protocol promises: tokens, their log-probs, the right version."""
+"""The vLLM engine keeps the protocol: tokens, their log-probs, the right version."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def _running(engine: Any, number: int) -> None:
 
 @pytest.fixture
 def torn(make_adapter: Callable[..., tuple[PolicyRef, Any]]) -> PolicyRef:
-    """A version whose weights are not whole."""
+    """A version whose weights file is truncated."""
     policy, _ = make_adapter(10)
     Path(policy.path_or_name or "", "adapter_model.safetensors").write_bytes(b"torn")
     return policy
@@ -125,7 +125,7 @@ async def test_more_versions_than_places_are_all_answered(engine: Any, versions:
     assert len(engine.llm.list_loras()) == 2
 
 
-async def test_a_version_that_vllm_refuses_sends_nobody_away(
+async def test_a_version_that_vllm_refuses_replaces_none(
     engine: Any, versions: Versions, make_adapter: Callable[..., tuple[PolicyRef, Any]]
 ) -> None:
     large, _ = make_adapter(11, LoraConfig(rank=64))
@@ -306,15 +306,15 @@ async def test_errors_reach_the_caller_that_caused_them(
     assert engine.stats().queued == engine.stats().running == 0
 
 
-async def test_tokens_are_told_as_they_are_drawn(engine: Any, versions: Versions) -> None:
+async def test_tokens_are_streamed_as_they_are_drawn(engine: Any, versions: Versions) -> None:
     heard: list[tuple[int, ...]] = []
     params = SamplingParams(max_tokens=24, seed=3)
     policy = versions[0][0]
-    told = await engine.generate([5, 6, 7], params, policy, heard.append)
+    streamed = await engine.generate([5, 6, 7], params, policy, heard.append)
     silent = await engine.generate([5, 6, 7], params, policy)
     together = tuple(token for piece in heard for token in piece)
-    assert told.token_ids == silent.token_ids
-    assert together == told.token_ids[: len(together)]
+    assert streamed.token_ids == silent.token_ids
+    assert together == streamed.token_ids[: len(together)]
     assert len(heard) > 1
 
 
@@ -361,7 +361,7 @@ async def test_stats_count_tokens_as_they_come_and_spans_cover_the_work(
     assert covered >= after.busy_s - before.busy_s - 1e-6
 
 
-def test_a_model_that_vllm_cannot_hold_is_one_message(
+def test_a_model_that_does_not_fit_vllm_is_refused_in_one_message(
     make_config: Callable[..., RunConfig], model_folder: Path
 ) -> None:
     config = make_config()
@@ -382,7 +382,7 @@ def test_heads_that_vllm_has_no_kernel_for_are_refused(base: Any, tmp_path: Path
         make_engine(config, device="cpu", threads=1)
 
 
-async def test_closing_fails_what_is_under_way_and_what_comes_after(
+async def test_closing_fails_running_and_later_requests(
     make_config: Callable[..., RunConfig], base_policy: PolicyRef
 ) -> None:
     engine = make_engine(make_config(), device="cpu", threads=1)

