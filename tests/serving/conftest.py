@@ -134,7 +134,7 @@ def opened(
 
 
 async def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for something that happens elsewhere."""
+    """Wait for a change made by another task."""
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110  # what holds has no event
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What on disk can be served, and the sentence for each thing that cannot."""
+"""Sources of deployments: which are accepted, and the error for each that is not."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_adapter_of_this_model_fits_and_is_finite(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_weight_that_is_no_number_is_named(
+def test_a_nan_or_infinite_weight_is_refused_by_name(
     config: ServingConfig, make_adapter: MakeAdapter, tmp_path: Path, value: float
 ) -> None:
     path = _plain(make_adapter(1), tmp_path / "bad")
@@ -63,7 +63,7 @@ def test_a_weight_that_is_no_number_is_named(
         check_finite(path)
 
 
-def test_a_truncated_file_is_named_with_and_without_a_manifest(
+def test_a_truncated_file_is_refused_with_and_without_a_manifest(
     config: ServingConfig, make_adapter: MakeAdapter, tmp_path: Path
 ) -> None:
     path = make_adapter(1)
@@ -113,7 +113,7 @@ def test_weights_of_other_shapes_or_for_other_layers_are_refused(
         check_fit(deep, config.model)
 
 
-def test_a_rank_beyond_the_services_is_refused(
+def test_a_rank_above_that_of_the_service_is_refused(
     config: ServingConfig, make_adapter: MakeAdapter
 ) -> None:
     path = make_adapter(1, lora=LoraConfig(rank=8, alpha=8, target_modules=["q_proj"]))
@@ -121,7 +121,7 @@ def test_a_rank_beyond_the_services_is_refused(
         check_fit(path, config.model)
 
 
-def test_full_weights_fit_where_their_shapes_do(
+def test_full_weights_fit_if_their_shapes_do(
     config: ServingConfig, small_model: Path, tmp_path: Path
 ) -> None:
     assert check_fit(small_model, config.model) == "full weights of this model"
@@ -133,7 +133,9 @@ def test_full_weights_fit_where_their_shapes_do(
         check_fit(tmp_path / "wide", other)
 
 
-def test_a_run_stands_for_its_newest_checkpoint(make_adapter: MakeAdapter, tmp_path: Path) -> None:
+def test_the_source_of_a_run_is_its_newest_checkpoint(
+    make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     run.mkdir()
     for seed in (1, 2):
@@ -156,7 +158,7 @@ def test_a_run_stands_for_its_newest_checkpoint(make_adapter: MakeAdapter, tmp_p
         (lambda path: (path / "checkpoints").mkdir(parents=True), "holds no checkpoint yet"),
     ],
 )
-def test_what_is_neither_run_nor_adapter_is_said(
+def test_a_path_that_is_neither_run_nor_adapter_is_refused(
     tmp_path: Path, make: Callable[[Path], None], message: str
 ) -> None:
     make(tmp_path / "thing")
@@ -164,7 +166,7 @@ def test_what_is_neither_run_nor_adapter_is_said(
         find_source(tmp_path / "thing")
 
 
-def test_files_that_change_while_they_are_copied_are_noticed(
+def test_a_file_that_changed_after_its_digest_is_not_copied(
     make_adapter: MakeAdapter, tmp_path: Path
 ) -> None:
     path = make_adapter(1)

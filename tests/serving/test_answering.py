@@ -1,4 +1,4 @@
-"""Pieces add up to the whole text, whatever the tokens, and end before a stop string."""
+"""The pieces of a text stream add up to the whole text and end before a stop string."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _stream(pieces: list[list[int]], stops: tuple[str, ...] = ()) -> tuple[list[
 
 
 @given(st.lists(st.lists(st.integers(0, SIZE - 1), max_size=4), max_size=12))
-def test_pieces_add_up_to_the_whole_text(pieces: list[list[int]]) -> None:
+def test_the_concatenated_pieces_are_the_whole_text(pieces: list[list[int]]) -> None:
     out, _ = _stream(pieces)
     assert "".join(out) == DECODE([token for piece in pieces for token in piece])
 
@@ -43,7 +43,7 @@ def test_no_piece_ends_within_a_character(written: str) -> None:
     written=st.text(alphabet="ab c", max_size=40),
     stops=st.lists(st.text(alphabet="ab c", min_size=1, max_size=4), min_size=1, max_size=3),
 )
-def test_the_text_ends_before_the_stop_string_that_is_complete_first(
+def test_the_text_ends_before_the_first_complete_stop_string(
     written: str, stops: list[str]
 ) -> None:
     ids = TOKENIZER.encode(written, add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""The HTTP service as OpenAI's own client, a shell and an attacker meet it: over real sockets."""
+"""The HTTP service over real sockets: OpenAI's client, admin calls, hostile requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPT = "tic tac toe [0]"
 
 @value
 class Served:
-    """A service that listens. stop: makes it end as a signal would."""
+    """A running service. stop: ends it, as a signal does."""
 
     service: DeploymentService
     url: str
@@ -57,15 +57,17 @@ def serving(config: ServingConfig, engine: Engine, tmp_path: Path) -> Serving:
         for name, setting in settings.items():
             setattr(config.serve, name, setting)
         listener = listen("127.0.0.1", 0)
-        config.serve.host = host  # what the guard goes by; the socket stays on loopback
+        config.serve.host = host  # the guard reads it; the socket stays on loopback
         stop = asyncio.Event()
 
-        async def told() -> None:
+        async def stopped() -> None:
             await stop.wait()
 
         async with assembled(config, tmp_path / "state", TOKEN, engine) as (service, app):
             drain = config.serve.drain_s
-            done = asyncio.create_task(answer_requests(app, listener, drain_s=drain, failed=told()))
+            done = asyncio.create_task(
+                answer_requests(app, listener, drain_s=drain, failed=stopped())
+            )
             url = url_of(listener)
             async with (
                 httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
@@ -89,7 +91,7 @@ def _admin(token: str = TOKEN) -> dict[str, str]:
 # ---------------------------------------------------------------- OpenAI's client
 
 
-async def test_a_chat_is_answered_with_text_counts_and_version(serving: Serving) -> None:
+async def test_a_chat_answer_has_text_token_counts_and_version(serving: Serving) -> None:
     async with serving() as served:
         answer = await served.openai.chat.completions.create(
             model="small",
@@ -221,7 +223,7 @@ async def test_a_stop_string_ends_the_answer_before_it(serving: Serving) -> None
         ({"messages": [{"role": "user", "content": "go " * 500}]}, "max_model_len"),
     ],
 )
-async def test_what_cannot_be_answered_is_a_400_that_says_why(
+async def test_an_invalid_request_is_a_400_with_the_reason(
     serving: Serving, change: dict[str, Any], part: str
 ) -> None:
     body = {"model": "small", "messages": [{"role": "user", "content": "go"}]} | change
@@ -233,7 +235,9 @@ async def test_what_cannot_be_answered_is_a_400_that_says_why(
         assert error["type"] == "invalid_request_error"
 
 
-async def test_unknown_models_paths_and_methods_are_said_in_openais_form(serving: Serving) -> None:
+async def test_unknown_models_paths_and_methods_are_errors_in_openais_form(
+    serving: Serving,
+) -> None:
     async with serving() as served:
         with pytest.raises(openai.NotFoundError, match="'gpt-9' is not served; there are small"):
             await served.openai.completions.create(model="gpt-9", prompt="go")
@@ -275,7 +279,7 @@ async def test_malformed_oversized_and_foreign_requests_are_refused(
         assert (await served.http.get("/health")).status_code == 200
 
 
-async def test_a_body_without_a_length_is_cut_off_where_it_grows_too_large(
+async def test_a_body_without_a_length_is_refused_once_it_is_too_large(
     serving: Serving,
 ) -> None:
     async def for_ever() -> AsyncIterator[bytes]:
@@ -294,7 +298,7 @@ async def test_a_body_without_a_length_is_cut_off_where_it_grows_too_large(
         assert (await served.http.get("/health")).status_code == 200
 
 
-async def test_a_body_that_does_not_come_is_given_up(serving: Serving) -> None:
+async def test_a_body_that_does_not_arrive_in_time_is_a_408(serving: Serving) -> None:
     async with serving(body_timeout_s=0.2) as served:
         host, port = served.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -326,7 +330,7 @@ async def test_beyond_loopback_every_request_needs_the_token(serving: Serving) -
         assert (await served.openai.models.list()).data
 
 
-async def test_on_loopback_only_admin_calls_need_it_unless_told(serving: Serving) -> None:
+async def test_on_loopback_only_admin_calls_need_the_token_by_default(serving: Serving) -> None:
     async with serving() as served:
         assert (await served.http.get("/v1/models")).status_code == 200
         for method, path in (
@@ -339,7 +343,7 @@ async def test_on_loopback_only_admin_calls_need_it_unless_told(serving: Serving
         assert (await served.http.get("/v1/models")).status_code == 401
 
 
-def test_the_token_is_made_once_and_kept_from_others(
+def test_the_token_is_made_once_and_readable_by_its_owner_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
@@ -375,7 +379,7 @@ async def test_no_token_is_ever_logged(serving: Serving, caplog: pytest.LogCaptu
 # ---------------------------------------------------------------- load, trouble, the end
 
 
-async def test_more_requests_than_places_are_told_to_try_again(serving: Serving) -> None:
+async def test_requests_beyond_max_concurrent_are_a_429(serving: Serving) -> None:
     body = {"model": "small", "prompt": "go", "max_tokens": 100, "seed": 3}
     async with serving(max_concurrent=2) as served:
         answers = await asyncio.gather(
@@ -390,7 +394,7 @@ async def test_more_requests_than_places_are_told_to_try_again(serving: Serving)
 
 
 class Slow:
-    """The real engine, but for a while before each answer."""
+    """The real engine, with a delay before each answer."""
 
     def __init__(self, engine: Engine, seconds: float) -> None:
         self._engine, self.seconds = engine, seconds
@@ -409,7 +413,7 @@ class Slow:
         return getattr(self._engine, name)
 
 
-async def test_a_request_that_takes_too_long_is_a_504_and_leaves_the_engine(
+async def test_a_request_past_its_time_is_a_504_and_cancelled_in_the_engine(
     serving: Serving, engine: Engine
 ) -> None:
     slow = Slow(engine, 0.0)
@@ -423,7 +427,9 @@ async def test_a_request_that_takes_too_long_is_a_504_and_leaves_the_engine(
         assert slow.given_up == 2
 
 
-async def test_a_client_that_goes_away_leaves_the_engine(serving: Serving, engine: Engine) -> None:
+async def test_the_request_of_a_disconnected_client_is_cancelled_in_the_engine(
+    serving: Serving, engine: Engine
+) -> None:
     slow = Slow(engine, 0.0)
     async with serving(engine=slow) as served:
         slow.seconds, before = 30, slow.asked
@@ -453,7 +459,9 @@ async def test_requests_under_way_are_finished_when_the_service_stops(
             await httpx.AsyncClient(trust_env=False).get(f"{served.url}/health")
 
 
-async def test_requests_that_outlast_the_drain_are_cut(serving: Serving, engine: Engine) -> None:
+async def test_requests_that_outlast_drain_s_are_cancelled(
+    serving: Serving, engine: Engine
+) -> None:
     slow = Slow(engine, 0.0)
     async with serving(engine=slow, drain_s=1.0) as served:
         slow.seconds, before = 60, slow.asked
@@ -469,7 +477,7 @@ async def test_requests_that_outlast_the_drain_are_cut(serving: Serving, engine:
         await asyncio.gather(under_way, return_exceptions=True)
 
 
-async def test_the_name_and_the_usual_length_are_those_of_the_configuration(
+async def test_model_name_and_default_max_tokens_are_configured(
     serving: Serving,
 ) -> None:
     async with serving(model_name="mine", default_max_tokens=1) as served:
@@ -479,7 +487,7 @@ async def test_the_name_and_the_usual_length_are_those_of_the_configuration(
         assert answer.usage.completion_tokens == 1
 
 
-async def test_an_engine_that_is_dead_is_a_503_and_not_ready(
+async def test_a_dead_engine_is_a_503(
     serving: Serving, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving() as served:
@@ -520,7 +528,7 @@ async def test_metrics_count_requests_tokens_and_deployments(
 # ---------------------------------------------------------------- admin, trials
 
 
-async def test_the_admin_deploys_rolls_back_and_looks(
+async def test_the_admin_deploys_rolls_back_and_lists(
     serving: Serving, make_adapter: MakeAdapter
 ) -> None:
     path = make_adapter(1)
@@ -541,10 +549,10 @@ async def test_the_admin_deploys_rolls_back_and_looks(
         assert back.json()["uid"] == "deploy-0"
         again = await post("/admin/rollback", json={}, headers=headers)
         assert again.status_code == 409
-        told = (await served.http.get("/admin/deployments", headers=headers)).json()
-        assert told["current"] == "deploy-0"
-        assert told["trial"] is None
-        assert [d["phase"] for d in told["deployments"]] == ["live", "rolled_back", "rejected"]
+        listed = (await served.http.get("/admin/deployments", headers=headers)).json()
+        assert listed["current"] == "deploy-0"
+        assert listed["trial"] is None
+        assert [d["phase"] for d in listed["deployments"]] == ["live", "rolled_back", "rejected"]
 
 
 async def test_outcomes_of_answers_decide_a_trial(
@@ -562,11 +570,11 @@ async def test_outcomes_of_answers_decide_a_trial(
             )
             reward = float(answer.system_fingerprint == "deploy-1") + 0.1 * (number % 2)
             for counted in (True, False) if served.service.trial is not None else ():
-                told = await served.http.post(
+                answered = await served.http.post(
                     "/v1/outcomes", json={"id": answer.id, "reward": reward}
                 )
-                assert told.json()["version"] == answer.system_fingerprint
-                assert told.json()["counted"] == counted
+                assert answered.json()["version"] == answer.system_fingerprint
+                assert answered.json()["counted"] == counted
             number += 1
         assert served.service.current.uid == "deploy-1"
         bad = await served.http.post("/v1/outcomes", json={"id": "chatcmpl-12", "reward": 1})
@@ -578,7 +586,7 @@ async def test_outcomes_of_answers_decide_a_trial(
         assert nan.status_code == 400
 
 
-def test_an_address_that_is_taken_is_said_with_the_mend() -> None:
+def test_an_address_in_use_is_an_error_that_says_what_to_change() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

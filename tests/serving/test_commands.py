@@ -1,4 +1,4 @@
-"""``rlforge serve``, ``deploy``, ``rollback`` and ``deployments`` as a user meets them."""
+"""The commands ``rlforge serve``, ``deploy``, ``rollback`` and ``deployments``."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def start(config: ServingConfig, tmp_path: Path) -> Iterator[Start]:
         limit = time.monotonic() + 150
         while time.monotonic() < limit and process.poll() is None:
             if address.is_file():
-                told = json.loads(address.read_text())
-                if told["pid"] == process.pid:
-                    return process, told["url"]
+                found = json.loads(address.read_text())
+                if found["pid"] == process.pid:
+                    return process, found["url"]
             time.sleep(0.05)
         raise AssertionError((tmp_path / "serve.err").read_text())
 
@@ -90,7 +90,7 @@ def _answered_by(url: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_service_is_deployed_to_killed_taken_up_again_and_stopped(
+def test_a_service_deploys_survives_sigkill_and_stops_at_sigterm(
     start: Start, make_adapter: MakeAdapter, tmp_path: Path
 ) -> None:
     adapters = [make_adapter(seed) for seed in (1, 2)]
@@ -156,7 +156,7 @@ def test_a_service_is_deployed_to_killed_taken_up_again_and_stopped(
         (("serve", "model=tiny", "deployment.test=x"), 2, "deployment.test=x: no such choice"),
     ],
 )
-def test_slips_are_one_line_with_the_mend(
+def test_wrong_arguments_are_one_line_that_says_what_to_change(
     arguments: tuple[str, ...],
     code: int,
     message: str,
@@ -174,7 +174,7 @@ def test_slips_are_one_line_with_the_mend(
     assert "Traceback" not in error
 
 
-def test_an_address_without_a_service_is_said(
+def test_an_address_without_a_service_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rlforge.cli import main

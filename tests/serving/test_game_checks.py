@@ -1,4 +1,4 @@
-"""Probes are positions of the run's games; the held-out games are the same for both versions."""
+"""Probes are positions of the run's games; both versions play the same held-out games."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ def small_holdout(config: ServingConfig, engine: Engine, tokenizer: Any) -> Game
     return GameHoldout(config, engine, tokenizer, stop_token_ids(config.model, tokenizer))
 
 
-async def test_a_version_is_as_good_as_itself_game_by_game(small_holdout: GameHoldout) -> None:
+async def test_a_version_gets_the_same_reward_as_itself_in_every_game(
+    small_holdout: GameHoldout,
+) -> None:
     outcomes = await small_holdout(dataclasses.replace(BASE, uid="candidate-1"), BASE)
     assert len(outcomes.candidate) == 24
     assert outcomes.candidate == outcomes.current
     assert set(outcomes.current) <= {-1.0, 0.0, 1.0}
 
 
-async def test_another_version_meets_the_same_games(
+async def test_two_versions_play_the_same_games(
     small_holdout: GameHoldout, adapter: Checkpoint
 ) -> None:
     alone = await small_holdout(BASE, BASE)
@@ -41,7 +43,7 @@ async def test_another_version_meets_the_same_games(
     assert np.any(np.array(outcomes.candidate) != np.array(outcomes.current))
 
 
-async def test_games_that_fail_are_said(
+async def test_failed_games_are_an_error_with_their_cause(
     config: ServingConfig, engine: Engine, tokenizer: Any
 ) -> None:
     class Failing:

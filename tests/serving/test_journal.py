@@ -1,4 +1,4 @@
-"""What is written is there after any end of the process, and a damaged file is named and mended."""
+"""The journal reads back what it wrote, and a damaged file is replaced by its copy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_deployment_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert (written.uid, written.updates, written.checks) == ("deploy-1", 40, checks)
 
 
-def test_what_is_served_is_a_stack(tmp_path: Path) -> None:
+def test_going_back_takes_the_later_versions_off_the_stack(tmp_path: Path) -> None:
     with _journal(tmp_path) as journal:
         _promoted(journal, 4)
         assert [d.number for d in journal.live()] == [3, 2, 1, 0]
@@ -69,7 +69,7 @@ def test_the_base_and_a_few_former_versions_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", ["validating", "checkpointing", "swapping", "verifying"])
-def test_what_a_process_left_under_way_is_closed(tmp_path: Path, phase: str) -> None:
+def test_a_deployment_left_under_way_is_marked_as_interrupted(tmp_path: Path, phase: str) -> None:
     with _journal(tmp_path) as journal:
         _promoted(journal, 1)
         journal.begin("somewhere", strategy="replace", phase=phase)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ def test_an_outcome_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["overwritten", "truncated", "emptied"])
-def test_a_damaged_file_is_named_and_its_copy_is_used(
+def test_a_damaged_file_is_replaced_by_its_copy(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with _journal(tmp_path) as journal:
@@ -115,7 +115,7 @@ def test_a_damaged_file_without_a_copy_is_an_error_that_names_it(tmp_path: Path)
         Journal(tmp_path)
 
 
-def test_a_full_disk_is_one_message_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_deployment_error_and_changes_nothing(tmp_path: Path) -> None:
     with _journal(tmp_path) as journal:
         _promoted(journal, 1)
         (pages,) = journal.database.execute("PRAGMA page_count").fetchone()
@@ -127,7 +127,7 @@ def test_a_full_disk_is_one_message_and_changes_nothing(tmp_path: Path) -> None:
         assert journal.begin("x", strategy="replace").number == 1
 
 
-def test_changes_are_durable_before_they_count(tmp_path: Path) -> None:
+def test_transactions_are_synced_to_disk(tmp_path: Path) -> None:
     with _journal(tmp_path) as journal:
         assert journal.database.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
         assert journal.database.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
@@ -149,4 +149,6 @@ def test_reading_a_folder_without_a_service_finds_nothing(tmp_path: Path) -> Non
     (tmp_path / FILE).write_bytes(b"no database at all" * 100)
     with pytest.raises(DeploymentError, match="cannot be read"):
         read_history(tmp_path)
-    assert issubclass(sqlite3.OperationalError, sqlite3.DatabaseError)  # what _open relies on
+    assert issubclass(
+        sqlite3.OperationalError, sqlite3.DatabaseError
+    )  # the order of the handlers in _open relies on it

@@ -1,4 +1,4 @@
-"""Users stay where they are, shares are what they say, and growing ones move users one way only."""
+"""Trials: places of users are fixed and uniform, and a growing share moves users one way only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_places_are_spread_evenly() -> None:
     assert counts.max() < 500
 
 
-def test_another_trial_places_users_anew() -> None:
+def test_places_in_two_trials_are_independent() -> None:
     first, second = (
         np.array([place(f"agent-{index}", salt) for index in range(2000)]) for salt in ("a", "b")
     )
@@ -32,7 +32,7 @@ def test_another_trial_places_users_anew() -> None:
 
 
 @given(user=st.text(min_size=1))
-def test_a_user_stays_and_moves_to_the_new_version_at_most_once(user: str) -> None:
+def test_a_user_changes_to_the_new_version_once_and_never_back(user: str) -> None:
     trial = _trial(shares=[0.2, 0.5, 0.9], step_outcomes=10, min_outcomes=1000)
     arms = []
     for _ in range(40):
@@ -53,13 +53,13 @@ def test_the_share_grows_with_outcomes_of_the_new_version_only() -> None:
     assert trial.share == 0.5
 
 
-def test_requests_without_a_user_are_shared_out() -> None:
+def test_requests_without_a_user_are_divided_by_the_share() -> None:
     trial = _trial(shares=[0.5])
     arms = [trial.arm(None) for _ in range(400)]
     assert 120 < arms.count("new") < 280
 
 
-def test_an_undecided_trial_ends_as_it_is_told() -> None:
+def test_an_undecided_trial_ends_as_configured() -> None:
     for undecided, ending in (("keep", "roll_back"), ("promote", "promote")):
         trial = _trial(max_outcomes=4, min_outcomes=1000, undecided=undecided)
         for index in range(4):

@@ -1,4 +1,4 @@
-"""What ``rlforge serve`` makes of its arguments: an experiment, or a run with changes."""
+"""The arguments of ``rlforge serve``: an experiment, or a run with changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlforge.serving.server import compose_service
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run with a checkpoint, as far as composing looks at it."""
+    """The files of a run that composing reads: a configuration and a checkpoint."""
     path = tmp_path / "runs" / "one"
     checkpoint = path / "checkpoints" / "step-3"
     checkpoint.mkdir(parents=True)
@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
-def test_without_a_run_it_is_an_experiment_and_the_groups_of_a_service() -> None:
+def test_without_a_run_the_configuration_is_an_experiment_with_service_groups() -> None:
     composed = compose_service(
         ["+experiment=simpletak_mirror", "deployment=ab_test", "serve.port=0", "engine.max_loras=3"]
     )
@@ -57,7 +57,7 @@ def test_a_run_brings_its_own_configuration(run: Path) -> None:
         (["serve.port=many"], r"serve\.port=many.*Integer"),
     ],
 )
-def test_slips_are_one_message(arguments: list[str], message: str) -> None:
+def test_wrong_arguments_are_one_message(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compose_service(arguments)
 

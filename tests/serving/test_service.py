@@ -1,4 +1,4 @@
-"""Versions are replaced while they are served, and whatever goes wrong, one is served."""
+"""Versions are replaced while requests run, and a verified one is served after every failure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def _ask(service: DeploymentService, **named: Any) -> Completion:
 
 
 async def _alone(engine: Engine, path: Path) -> tuple[int, ...]:
-    """What the adapter answers when nothing else is there."""
+    """The answer of the adapter without a service."""
     policy = PolicyRef(uid=f"alone-{path}", kind="checkpoint", path_or_name=str(path))
     return (await engine.generate(PROMPT, GREEDY, policy)).token_ids
 
@@ -54,7 +54,7 @@ async def _worse(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
 # ---------------------------------------------------------------- replace
 
 
-async def test_a_service_without_a_past_serves_the_base_model(opened: Opened) -> None:
+async def test_a_new_service_serves_the_base_model(opened: Opened) -> None:
     async with opened() as service:
         answer = await _ask(service)
         assert (answer.policy_uid, service.current.number) == ("deploy-0", 0)
@@ -103,7 +103,7 @@ async def test_requests_finish_on_the_version_they_began_with(
         assert (before.policy_uid, after.policy_uid) == ("deploy-0", deployed.uid)
 
 
-async def test_each_check_that_fails_is_the_reason_and_nothing_changes(
+async def test_a_failed_check_is_the_reason_and_the_served_version_stays(
     opened: Opened, small_model: Path, make_adapter: MakeAdapter, tmp_path: Path
 ) -> None:
     good = make_adapter(1)
@@ -122,7 +122,7 @@ async def test_each_check_that_fails_is_the_reason_and_nothing_changes(
 
     def other_base(path: Path) -> None:
         described = json.loads((path / "adapter_config.json").read_text())
-        described["base_model_name_or_path"] = "somebody/else"
+        described["base_model_name_or_path"] = "other/model"
         (path / "adapter_config.json").write_text(json.dumps(described))
 
     def lacking(path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_each_check_that_fails_is_the_reason_and_nothing_changes(
         del weights[min(weights)]
         save_file(weights, path / "adapter_model.safetensors")
 
-    unknown = tmp_path / "unknown"  # weights of this model that say to be of a kind of none
+    unknown = tmp_path / "unknown"  # weights of this model with an unknown model type
     shutil.copytree(small_model, unknown)
     (unknown / "config.json").write_text('{"model_type": "unheard_of"}')
     cut = make_adapter(2)
@@ -170,7 +170,7 @@ async def test_a_version_that_the_engine_cannot_load_is_rejected(
         assert (await _ask(service)).policy_uid == "deploy-0"
 
 
-async def test_answers_that_cannot_be_read_are_a_reason(
+async def test_a_version_whose_answers_cannot_be_read_is_rejected(
     opened: Opened, adapter: Checkpoint, probes: tuple[Probe, ...]
 ) -> None:
     boxed = tuple(dataclasses.replace(probe, extraction="boxed") for probe in probes)
@@ -205,7 +205,9 @@ async def test_a_version_that_is_worse_on_held_out_items_is_not_served(
         assert asked == [(f"candidate-{passed.number}", "deploy-0")]
 
 
-async def test_a_step_that_does_not_end_is_given_up(opened: Opened, adapter: Checkpoint) -> None:
+async def test_a_phase_that_exceeds_timeout_s_fails_the_deployment(
+    opened: Opened, adapter: Checkpoint
+) -> None:
     async def never(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
         await asyncio.Event().wait()
         raise AssertionError
@@ -217,7 +219,7 @@ async def test_a_step_that_does_not_end_is_given_up(opened: Opened, adapter: Che
         assert (await _ask(service)).policy_uid == "deploy-0"
 
 
-async def test_a_full_disk_leaves_what_is_served(
+async def test_a_full_disk_fails_the_deployment_and_the_served_version_stays(
     opened: Opened, adapter: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async with opened() as service:
@@ -234,7 +236,7 @@ async def test_a_full_disk_leaves_what_is_served(
         assert (await service.deploy(adapter)).phase == "live"
 
 
-async def test_a_journal_that_cannot_be_written_is_an_answer_too(
+async def test_a_journal_that_cannot_be_written_fails_the_deployment(
     opened: Opened, adapter: Checkpoint, tmp_path: Path
 ) -> None:
     file = tmp_path / "state" / "state.sqlite"
@@ -296,7 +298,7 @@ async def test_a_power_cut_in_any_phase_leaves_the_last_verified_version(
 
     def power_cut(deployment: Deployment) -> None:
         if deployment.number == 2 and deployment.phase == phase and not cut.exists():
-            # What a disk holds when the machine stops now: log and all.
+            # The files, with the write-ahead log, as they are when the machine stops now.
             shutil.copytree(tmp_path / "state", cut)
 
     async with opened(on_phase=power_cut) as service:
@@ -338,7 +340,7 @@ async def test_a_version_whose_files_vanish_while_it_is_served_is_rolled_back(
         await service.deploy(make_adapter(1))
         await service.deploy(make_adapter(2))
         shutil.rmtree(tmp_path / "state" / "versions" / "deploy-2")
-        # The engine forgets it as others come.
+        # The engine unloads it to make room for others.
         for seed in range(3, 3 + config.engine.max_loras):
             other = PolicyRef(
                 uid=f"other-{seed}", kind="checkpoint", path_or_name=str(make_adapter(seed))
@@ -351,7 +353,7 @@ async def test_a_version_whose_files_vanish_while_it_is_served_is_rolled_back(
             await _ask(service, policy=service.history()[2].policy())
 
 
-async def test_old_versions_leave_the_disk_and_the_base_stays(
+async def test_only_the_last_keep_versions_and_the_base_can_be_rolled_back_to(
     opened: Opened, make_adapter: MakeAdapter, tmp_path: Path
 ) -> None:
     async with opened(keep=1) as service:
@@ -393,7 +395,7 @@ async def test_one_service_owns_a_folder(opened: Opened) -> None:
         pass
 
 
-async def test_what_was_staged_is_deployed_by_the_next_service(
+async def test_a_staged_adapter_is_deployed_by_the_next_service(
     opened: Opened, adapter: Checkpoint, tmp_path: Path
 ) -> None:
     assert adapter.path is not None
@@ -445,7 +447,7 @@ async def test_a_trial_splits_users_and_promotes_the_better_version(
         assert not await service.record_outcome(1.0, uid="deploy-1")  # nothing is on trial
 
 
-async def test_a_trial_ends_with_the_worse_version_gone(
+async def test_a_worse_version_is_rolled_back_at_the_end_of_its_trial(
     opened: Opened, config: ServingConfig, adapter: Checkpoint
 ) -> None:
     async with opened(**_ab(config, shares=[0.5], min_outcomes=10)) as service:
@@ -481,7 +483,7 @@ async def test_a_trial_goes_on_after_a_restart_with_all_its_outcomes(
         assert after == before
 
 
-async def test_during_a_trial_nothing_else_is_deployed_and_rolling_back_ends_it(
+async def test_during_a_trial_other_deployments_fail_and_a_rollback_ends_it(
     opened: Opened, config: ServingConfig, make_adapter: MakeAdapter
 ) -> None:
     async with opened(**_ab(config)) as service:
@@ -518,7 +520,7 @@ async def test_a_reward_must_be_a_finite_number(
         ({"holdout_games": 1}, r"deployment\.holdout_games=1"),
     ],
 )
-async def test_settings_that_cannot_be_are_refused(
+async def test_impossible_settings_are_refused(
     opened: Opened, settings: dict[str, Any], key: str
 ) -> None:
     with pytest.raises(ConfigError, match=key):
@@ -538,7 +540,7 @@ async def test_settings_that_cannot_be_are_refused(
         {"step_outcomes": 0},
     ],
 )
-async def test_settings_of_trials_that_cannot_be_are_refused(
+async def test_impossible_settings_of_trials_are_refused(
     opened: Opened, config: ServingConfig, settings: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError, match=rf"deployment\.ab\.{next(iter(settings))}="):

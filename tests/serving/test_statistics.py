@@ -32,7 +32,7 @@ def _games(draw: np.random.Generator, number: int, loss: float) -> PairedOutcome
 
 
 @pytest.mark.parametrize("items", [40, 200])
-def test_a_version_worse_by_the_margin_passes_as_rarely_as_alpha_says(items: int) -> None:
+def test_a_version_worse_by_the_margin_passes_with_probability_alpha_at_most(items: int) -> None:
     draw, runs = np.random.default_rng(0), 800
     passed = sum(
         compare(_games(draw, items, loss=0.25), margin=0.25, alpha=0.05, test="t").passed
@@ -43,7 +43,7 @@ def test_a_version_worse_by_the_margin_passes_as_rarely_as_alpha_says(items: int
 
 
 @pytest.mark.parametrize("test", TESTS)
-def test_symmetric_noise_around_the_margin_passes_as_rarely_as_alpha_says(test: str) -> None:
+def test_symmetric_noise_around_the_margin_passes_with_probability_alpha_at_most(test: str) -> None:
     draw, runs = np.random.default_rng(1), 500
     passed = 0
     for _ in range(runs):
@@ -72,7 +72,7 @@ def test_the_p_value_is_that_of_students_distribution() -> None:
 
 
 @given(difference=st.floats(-1, 1), margin=st.floats(0, 1), items=st.integers(1, 5))
-def test_without_chance_the_difference_itself_decides(
+def test_equal_differences_are_compared_with_the_margin(
     difference: float, margin: float, items: int
 ) -> None:
     outcomes = PairedOutcomes(candidate=(difference,) * items, current=(0.0,) * items)
@@ -81,12 +81,12 @@ def test_without_chance_the_difference_itself_decides(
         assert result.passed == (difference + margin >= 0)
 
 
-def test_no_items_show_nothing() -> None:
+def test_no_items_do_not_pass() -> None:
     nothing = PairedOutcomes(candidate=(), current=())
     assert not compare(nothing, margin=1.0, alpha=0.5, test="sign").passed
 
 
-def test_outcomes_that_are_no_numbers_are_refused() -> None:
+def test_outcomes_that_are_not_finite_are_refused() -> None:
     outcomes = PairedOutcomes(candidate=(math.nan,), current=(0.0,))
     with pytest.raises(ValueError, match="finite"):
         compare(outcomes, margin=0.1, alpha=0.05, test="t")
@@ -113,7 +113,7 @@ def test_the_p_value_is_one_over_the_averaged_likelihood_ratio(
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=50))
-def test_moments_are_those_of_all_numbers(numbers: list[float]) -> None:
+def test_moments_are_mean_and_variance_of_the_mean(numbers: list[float]) -> None:
     moments = Moments()
     for number in numbers:
         moments.add(number)
@@ -123,7 +123,7 @@ def test_moments_are_those_of_all_numbers(numbers: list[float]) -> None:
 
 
 def _verdict(draw: np.random.Generator, new: float, outcomes: int, share: float) -> str | None:
-    """A trial looked at after every outcome: rewards of 0 or 1, the current version wins half."""
+    """The verdict of a trial with rewards of 0 or 1; the current version wins half its games."""
     test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=50)
     chances = {"current": 0.5, "new": new}
     for on_new, luck in zip(draw.uniform(size=outcomes), draw.uniform(size=outcomes), strict=True):
@@ -135,7 +135,7 @@ def _verdict(draw: np.random.Generator, new: float, outcomes: int, share: float)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.1])
-def test_without_a_difference_looking_all_the_time_decides_as_rarely_as_alpha_says(
+def test_without_a_difference_a_verdict_has_probability_alpha_at_most(
     share: float,
 ) -> None:
     draw, runs = np.random.default_rng(0), 300
@@ -144,7 +144,7 @@ def test_without_a_difference_looking_all_the_time_decides_as_rarely_as_alpha_sa
 
 
 @pytest.mark.parametrize(("new", "verdict"), [(0.65, "new_is_better"), (0.35, "new_is_worse")])
-def test_a_difference_is_found_and_in_the_right_direction(new: float, verdict: str) -> None:
+def test_a_difference_is_found_with_its_sign(new: float, verdict: str) -> None:
     draw = np.random.default_rng(1)
     found = [_verdict(draw, new, 2000, 0.5) for _ in range(50)]
     assert found.count(verdict) >= 48
@@ -165,6 +165,6 @@ def test_outcomes_without_spread_decide_at_once_when_they_differ() -> None:
     assert same.p_value == 1.0
 
 
-def test_a_reward_must_be_a_number() -> None:
+def test_a_reward_must_be_finite() -> None:
     with pytest.raises(ValueError, match="finite"):
         MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=1).add("new", math.nan)
