@@ -19,11 +19,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import Any
+from typing import Any, get_args
 
 from common import record, seconds, shown, spread
 
-from rlforge.config.market import TRADER_KINDS, MarketConfig
+from rlforge.config.market import MarketConfig, TraderKind
 from rlforge.config.ruler import RegressionConfig, RulerConfig
 from rlforge.market.books import Settled
 from rlforge.market.traders import Choice, Crowd
@@ -64,7 +64,7 @@ def play(seed: int, windows: int) -> tuple[list[TrainingWindow], dict[str, float
         if world.minute < last:
             for choice in crowd.act():
                 pending[choice.receipt.ticket] = (choice, world.minute)
-                skill[choice.agent_id] = float(TRADER_KINDS.index(choice.kind))
+                skill[choice.agent_id] = float(get_args(TraderKind).index(choice.kind))
         for settled in world.tick():
             if found := pending.pop(settled.ticket, None):
                 done.append(decision(*found, settled, world.state(settled.agent_id)))

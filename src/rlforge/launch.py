@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,12 +25,14 @@ from rlforge.config.compose import Composed, conf_dir, from_hydra, register_sche
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import compose_any, compose_run, read_run
 from rlforge.config.schema import PolicyConfig, RunConfig
+from rlforge.config.serving import ServingConfig
 from rlforge.continuous.journal import check_windows_left
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.preflight.continuous import check_continuous
 from rlforge.preflight.doctor import check_fit, divided
 from rlforge.preflight.games import validate
 from rlforge.preflight.memory.plan import place
+from rlforge.preflight.serving import check_service
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import claim_gpus
 from rlforge.train.graph import build_graph
@@ -68,10 +70,16 @@ def _composed(
     return result.config, build_graph(result.config, detect())
 
 
+_CHECKS: dict[type[PolicyConfig], Callable[..., None]] = {
+    RunConfig: validate,
+    ContinuousConfig: check_continuous,
+    ServingConfig: check_service,
+}
+
+
 def check(result: Composed[Any], *, keys: bool = True) -> None:
     """Raise ConfigError for what cannot run; keys: also for what it needs and is not there."""
-    continuous = isinstance(result.config, ContinuousConfig)
-    (check_continuous if continuous else validate)(result, keys=keys)
+    _CHECKS[type(result.config)](result, keys=keys)
 
 
 def train(
@@ -89,6 +97,7 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig) -> Any:
     naming the file when that state is damaged: nothing is started then.
     """
     config = read_run(run_dir, root)
+    check(Composed(config=config, rest=str(run_dir / "config.yaml")))
     check_fit(config)
     if isinstance(config, ContinuousConfig):
         check_windows_left(run_dir, config.continuous.windows)
@@ -127,7 +136,7 @@ def sweep(
 def sweep_job(config: DictConfig) -> float:
     """One job of a sweep, wherever the launcher runs it; returns the objective.
 
-    A failed job is written down beside its files and counts as the worst result; the sweep goes on.
+    A failed job leaves ``failed.txt`` and counts as the worst result; the sweep goes on.
     An interrupted one ends the sweep: raises KeyboardInterrupt.
     """
     hydra = HydraConfig.get()

@@ -45,7 +45,7 @@ def test_an_answer_without_tokens_weighs_nothing(make_inputs, how):
 
 
 def test_an_unknown_aggregation_is_refused(make_inputs):
-    with pytest.raises(ValueError, match="none of token_mean, sequence_mean, constant"):
+    with pytest.raises(ValueError, match="no such aggregation: 'mean'"):
         aggregate(torch.zeros(1, 1), make_inputs([[0.0]]), "mean", 1)
 
 
@@ -233,7 +233,7 @@ def test_kl_by_hand(make_inputs):
 def test_kl_needs_a_reference_and_a_known_estimator(make_inputs):
     with pytest.raises(ValueError, match="needs reference_logprobs"):
         kl_penalty(make_inputs([[0.0]]), "k1", None)
-    with pytest.raises(ValueError, match="none of k1, k2, k3"):
+    with pytest.raises(ValueError, match="no such KL estimator: 'k4'"):
         kl_penalty(make_inputs([[0.0]], reference_logprobs=[[0.0]]), "k4", None)
 
 

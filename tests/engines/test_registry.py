@@ -39,12 +39,6 @@ async def test_the_transformers_engine_answers_for_the_configured_model(
     assert torch.get_num_threads() == 1
 
 
-def test_an_unknown_engine_name_is_refused_with_a_suggestion() -> None:
-    config = RunConfig(engine=EngineConfig(name="transformer"))
-    with pytest.raises(ConfigError, match="did you mean transformers"):
-        make_engine(config)
-
-
 @pytest.fixture
 def config(base: Any, tmp_path: Path) -> RunConfig:
     base.save_pretrained(tmp_path / "base")

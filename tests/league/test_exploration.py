@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlforge.config.schema import ExplorationConfig
-from rlforge.errors import ConfigError
 from rlforge.league.exploration import (
     OPTIMISTIC_COVERAGE,
     Coverage,
@@ -112,9 +111,3 @@ def test_forgotten_opponents_leave_the_environment_counts():
         },
         "opponents": {},
     }
-
-
-@pytest.mark.parametrize("config", [ExplorationConfig(ngram=0), ExplorationConfig(window=0)])
-def test_empty_ngrams_and_windows_are_refused(config):
-    with pytest.raises(ConfigError, match=r"pool\.exploration"):
-        ExplorationTracker(config)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlforge.config.schema import ExplorationConfig, PoolConfig
-from rlforge.errors import ConfigError, RunError
+from rlforge.errors import RunError
 from rlforge.league.modes import mode_names
 from rlforge.league.pool import ModelPool
 from rlforge.types import (
@@ -350,19 +350,3 @@ def test_the_seed_decides_the_draws():
     draws = first.opponents(30)
     assert again.opponents(30) == draws
     assert other.opponents(30) != draws
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"mode": "mirorr"}, "did you mean mirror"),
-        ({"mode": "fixed"}, "fixed_opponents"),
-        ({"max_active_lora": 0}, "max_active_lora"),
-        ({"lag_range": [3, 1]}, "lag_range"),
-        ({"lag_range": [1]}, "lag_range"),
-        ({"temperature": 0.0}, "temperature"),
-    ],
-)
-def test_impossible_settings_are_refused(config, message):
-    with pytest.raises(ConfigError, match=message):
-        ModelPool(PoolConfig(**config), [], seed=0)

@@ -6,7 +6,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rlforge.config.schema import TrueSkillConfig
-from rlforge.errors import ConfigError
 from rlforge.league.ratings import Rating, RatingTable
 
 CONFIG = TrueSkillConfig(mu=30.0, sigma=6.0, beta=3.0, tau=0.05, draw_probability=0.2)
@@ -152,18 +151,3 @@ def test_registering_twice_or_under_an_unknown_parent_is_refused():
         ratings.add("a")
     with pytest.raises(KeyError):
         ratings.add("b", parent="unknown")
-
-
-@pytest.mark.parametrize(
-    ("config", "names"),
-    [
-        (TrueSkillConfig(draw_probability=0.0), "draw_probability"),
-        (TrueSkillConfig(draw_probability=1.0), "draw_probability"),
-        (TrueSkillConfig(sigma=0.0), "sigma"),
-        (TrueSkillConfig(beta=-1.0), "beta"),
-        (TrueSkillConfig(tau=-0.1), "tau"),
-    ],
-)
-def test_impossible_constants_are_refused(config, names):
-    with pytest.raises(ConfigError, match=names):
-        RatingTable(config)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlforge.config.schema import LoraConfig
-from rlforge.errors import CheckpointError, ConfigError
+from rlforge.errors import CheckpointError
 
 
 def change(before, after) -> dict[str, float]:
@@ -299,12 +299,6 @@ def test_use_trainer_cache_keeps_the_kv_cache(parts):
         assert [cache is not None for cache in caches] == [use_cache]
 
 
-@pytest.mark.parametrize("option", ["gradient_checkpointing", "activation_checkpointing"])
-def test_a_cache_and_recomputation_contradict(parts, option):
-    with pytest.raises(ConfigError, match=r"learner\.use_trainer_cache.*switch it off"):
-        parts.learner(use_trainer_cache=True, **{option: True})
-
-
 def test_reference_is_the_untrained_model(parts):
     for train in ("lora", "full"):
         model = parts.model().eval()
@@ -441,23 +435,6 @@ def test_bfloat16_computes_under_autocast_and_trains_float32_weights(parts, trai
         assert not torch.equal(rough.logprobs, fine.logprobs)
         current = rough.logprobs.detach()
         torch.testing.assert_close(rough.reference_logprobs, current, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"train": "half"}, r"learner\.train: 'half' is neither lora nor full"),
-        (
-            {"train": "full", "initial_adapter": "some/where"},
-            r"learner\.initial_adapter: needs learner\.train=lora",
-        ),
-        ({"temperature": 0.0}, r"engine\.temperature: 0\.0 has no log-probs"),
-        ({"schedule": "step"}, r"learner\.schedule: no schedule 'step'"),
-    ],
-)
-def test_contradictions_are_config_errors(parts, settings, message):
-    with pytest.raises(ConfigError, match=message):
-        parts.learner(**settings)
 
 
 def test_the_random_steps_of_these_tests_differ_in_length(parts):

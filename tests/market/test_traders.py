@@ -3,10 +3,11 @@
 import random
 import statistics
 from collections import Counter, defaultdict
+from typing import get_args
 
 import pytest
 
-from rlforge.config.market import TRADER_KINDS, MarketConfig
+from rlforge.config.market import MarketConfig, TraderKind
 from rlforge.errors import ConfigError
 from rlforge.market.traders import Crowd, make_trader
 from rlforge.market.world import World
@@ -30,7 +31,7 @@ def profits(config, seeds, episodes=2):
 
 def test_profits_rank_the_kinds_of_traders_far_beyond_chance():
     earned, actions = profits(MarketConfig(), range(15))
-    noise, momentum, value, insider = (earned[kind] for kind in TRADER_KINDS)
+    noise, momentum, value, insider = (earned[kind] for kind in get_args(TraderKind))
     for worse, better in ((noise, momentum), (momentum, value), (value, insider)):
         gap = statistics.mean(better) - statistics.mean(worse)
         error = (

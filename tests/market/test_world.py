@@ -6,7 +6,6 @@ import pickle
 import pytest
 
 from rlforge.config.market import MarketConfig
-from rlforge.errors import ConfigError
 from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 
@@ -251,8 +250,3 @@ def test_a_name_can_be_taken_once(make_world):
         world.join("eve", "valu")
     with pytest.raises(ValueError, match="no agent 'eve' has joined"):
         world.state("eve")
-
-
-def test_an_invalid_market_is_refused():
-    with pytest.raises(ConfigError, match=r"market\.predictions=0"):
-        World(MarketConfig(predictions=0, tickers=[]))

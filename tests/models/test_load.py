@@ -114,8 +114,6 @@ def test_other_models_have_no_value_head(local_model: ModelConfig) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (ModelConfig(kind="hf"), "needs model.name"),
-        (ModelConfig(kind="tyni"), "did you mean tiny"),
         (ModelConfig(kind="hf", name="org/absent"), "not on this machine.*model=tiny"),
         (ModelConfig(kind="hf", name="not an id!"), "no Hugging Face id"),
     ],

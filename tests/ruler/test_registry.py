@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ from omegaconf import OmegaConf
 
 from rlforge.config.compose import conf_dir
 from rlforge.config.ruler import JudgeConfig, PreferenceConfig, RegressionConfig, RulerConfig
+from rlforge.config.rules import read
 from rlforge.errors import ConfigError
 from rlforge.ruler.judge import JudgeScorer
 from rlforge.ruler.preference import PreferenceScorer
-from rlforge.ruler.registry import check_ruler, make_scorer
+from rlforge.ruler.registry import check_judge, make_scorer
 from rlforge.ruler.regression import RegressionScorer
 
 KINDS = {"preference": PreferenceScorer, "regression": RegressionScorer, "judge": JudgeScorer}
@@ -25,9 +27,7 @@ def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _shipped(name: str) -> RulerConfig:
     loaded = OmegaConf.load(conf_dir() / "ruler" / f"{name}.yaml")
-    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RulerConfig), loaded))
-    assert isinstance(config, RulerConfig)
-    return config
+    return read(RulerConfig, loaded)
 
 
 def test_every_shipped_option_makes_its_scorer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,30 +48,33 @@ def test_defaults_are_the_documented_ones() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (RulerConfig(scoring_method="preferance"), r"scoring_method=preferance.*mean preference"),
-        (RulerConfig(features="all"), r"ruler\.features=all.*state_action, with_outcome"),
-        (RulerConfig(temperature=0.0), r"ruler\.temperature=0\.0: must be above 0"),
-        (RulerConfig(temperature=float("nan")), r"ruler\.temperature=nan: must be above 0"),
-        (RulerConfig(memory_windows=0), r"ruler\.memory_windows=0: must be 1 or more"),
+        (RulerConfig(features="all"), r"ruler\.features: .*state_action, with_outcome"),
+        (RulerConfig(temperature=0.0), r"ruler\.temperature: must be above 0"),
+        (RulerConfig(temperature=float("nan")), r"ruler\.temperature: must be a finite number"),
+        (RulerConfig(memory_windows=0), r"ruler\.memory_windows: must be 1 or more"),
         (
             RulerConfig(preference=PreferenceConfig(model_weight=0)),
-            r"ruler\.preference\.model_weight=0: must be above 0",
+            r"ruler\.preference\.model_weight: must be above 0",
         ),
         (
             RulerConfig(regression=RegressionConfig(model="forest")),
-            r"ruler\.regression\.model=forest.*ridge, gradient_boosting",
+            r"ruler\.regression\.model: .*ridge, gradient_boosting",
         ),
         (
             RulerConfig(judge=JudgeConfig(group_size=1)),
-            r"ruler\.judge\.group_size=1: must be 2 or more",
+            r"ruler\.judge\.group_size: must be 2 or more",
         ),
-        (RulerConfig(judge=JudgeConfig(group_by="day")), r"ruler\.judge\.group_by=day"),
-        (RulerConfig(judge=JudgeConfig(structured="xml")), r"ruler\.judge\.structured=xml"),
+        (RulerConfig(judge=JudgeConfig(group_by="day")), r"ruler\.judge\.group_by: no such choice"),
+        (RulerConfig(judge=JudgeConfig(rubric="  ")), r"ruler\.judge\.rubric: must not be empty"),
+        (
+            RulerConfig(judge=JudgeConfig(structured="xml")),
+            r"judge\.structured: no such choice",
+        ),
     ],
 )
-def test_an_invalid_value_is_named(config: RulerConfig, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        check_ruler(config)
+def test_what_cannot_be_is_named(config: RulerConfig, message: str) -> None:
+    ((key, reason),) = config.problems()
+    assert re.search(message, f"ruler.{key}: {reason}")
 
 
 def _judge(**changes: Any) -> RulerConfig:
@@ -85,7 +88,6 @@ def _judge(**changes: Any) -> RulerConfig:
         (_judge(model="openrouter:org/m"), r"ruler\.judge\.model=.*OPENROUTER_API_KEY"),
         (_judge(model="gpt"), r"ruler\.judge\.model=gpt.*write openai:MODEL"),
         (_judge(model="engine"), r"ruler\.judge\.model=engine: there is no engine here"),
-        (_judge(rubric="  "), r"ruler\.judge\.rubric is empty"),
     ],
 )
 def test_a_judge_without_model_or_key_is_refused(config: RulerConfig, message: str) -> None:
@@ -93,8 +95,10 @@ def test_a_judge_without_model_or_key_is_refused(config: RulerConfig, message: s
         make_scorer(config)
 
 
-def test_checking_a_configuration_needs_no_key() -> None:
-    check_ruler(_judge(), keys=False)
+def test_only_a_configured_judge_is_asked_for_its_key() -> None:
+    check_judge(RulerConfig())
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+        check_judge(_judge())
 
 
 def test_a_server_on_this_machine_needs_no_key() -> None:

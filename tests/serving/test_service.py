@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
-from rlforge.errors import ConfigError, DeploymentError, EngineError, PolicyLoadError, RunError
+from rlforge.errors import DeploymentError, EngineError, PolicyLoadError, RunError
 from rlforge.serving.adapter import copy_files, fingerprint
 from rlforge.serving.client import stage
 from rlforge.serving.records import Deployment, PairedOutcomes, Probe
@@ -503,46 +503,3 @@ async def test_a_reward_must_be_a_finite_number(
         with pytest.raises(ValueError, match="finite"):
             await service.record_outcome(float("nan"), uid="deploy-1")
         assert not await service.record_outcome(1.0, uid="deploy-7")
-
-
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"strategy": "blue_green"}, r"deployment\.strategy=blue_green"),
-        ({"probes": 0}, r"deployment\.probes=0"),
-        ({"test": "z"}, r"deployment\.test=z"),
-        ({"alpha": 1.0}, r"deployment\.alpha=1"),
-        ({"margin": -0.1}, r"deployment\.margin=-0\.1"),
-        ({"keep": 0}, r"deployment\.keep=0"),
-        ({"timeout_s": 0}, r"deployment\.timeout_s=0"),
-        ({"min_format": 2}, r"deployment\.min_format=2"),
-        ({"probe_tokens": 0}, r"deployment\.probe_tokens=0"),
-        ({"holdout_games": 1}, r"deployment\.holdout_games=1"),
-    ],
-)
-async def test_impossible_settings_are_refused(
-    opened: Opened, settings: dict[str, Any], key: str
-) -> None:
-    with pytest.raises(ConfigError, match=key):
-        async with opened(**settings):
-            pass
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"shares": []},
-        {"shares": [0.5, 0.2]},
-        {"shares": [1.5]},
-        {"alpha": 0},
-        {"effect": 0},
-        {"undecided": "perhaps"},
-        {"step_outcomes": 0},
-    ],
-)
-async def test_impossible_settings_of_trials_are_refused(
-    opened: Opened, config: ServingConfig, settings: dict[str, Any]
-) -> None:
-    with pytest.raises(ConfigError, match=rf"deployment\.ab\.{next(iter(settings))}="):
-        async with opened(**_ab(config, **settings)):
-            pass

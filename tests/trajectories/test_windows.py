@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlforge.config.windows import WindowConfig
-from rlforge.errors import ConfigError, RlforgeError
+from rlforge.errors import RlforgeError
 from rlforge.trajectories.store import TrajectoryStore
 from rlforge.trajectories.windows import Windows, activity_of, average_reward, counts, missing
 
@@ -132,9 +132,7 @@ def test_windows_of_other_lengths(tmp_path: Path, make: Any) -> None:
     assert len(window.decisions) == 2
 
 
-def test_invalid_settings_and_ids_are_named(store: TrajectoryStore) -> None:
-    with pytest.raises(ConfigError, match=r"window\.mode=windows: no such choice; did you mean"):
-        Windows(store, WindowConfig(mode="windows"))
+def test_invalid_ids_are_named(store: TrajectoryStore) -> None:
     with pytest.raises(RlforgeError, match="window id 'latest' is not a time"):
         Windows(store, WindowConfig()).get("latest")
 

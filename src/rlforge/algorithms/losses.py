@@ -14,9 +14,6 @@ from torch import Tensor
 from rlforge.algorithms.base import LossInputs
 from rlforge.types import value
 
-AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
-KL_ESTIMATORS = ("k1", "k2", "k3")
-
 # exp(20) = 5e8: far beyond every clip and cap, far below what overflows float32.
 _MAX_LOG_RATIO = 20.0
 
@@ -64,7 +61,7 @@ def aggregate(loss: Tensor, inputs: LossInputs, how: str, max_generation_len: in
         return (per_sequence / lengths).sum() / max(1, inputs.total_sequences)
     if how == "constant":
         return per_sequence.sum() / (max(1, inputs.total_sequences) * max_generation_len)
-    raise ValueError(f"aggregation {how!r} is none of {', '.join(AGGREGATIONS)}")
+    raise ValueError(f"no such aggregation: {how!r}")
 
 
 def importance_weights(logprobs: Tensor, inputs: LossInputs, cap: float | None) -> TokenLoss:
@@ -170,7 +167,7 @@ def kl_penalty(inputs: LossInputs, estimator: str, cap: float | None) -> TokenLo
     elif estimator == "k3":
         estimate = (-d).clamp(max=_MAX_LOG_RATIO).exp() - 1.0 + d
     else:
-        raise ValueError(f"KL estimator {estimator!r} is none of {', '.join(KL_ESTIMATORS)}")
+        raise ValueError(f"no such KL estimator: {estimator!r}")
     weighted = importance_weights(inputs.logprobs, inputs, cap).loss * estimate
     return TokenLoss(loss=weighted, metrics={"kl": token_mean(weighted, inputs)})
 

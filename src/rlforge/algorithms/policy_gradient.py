@@ -25,9 +25,6 @@ from rlforge.types import Step
 
 #: The KL penalty goes to the model before training (``base``) or to the proximal policy, that at
 #: the start of the update (``previous``).
-KL_TARGETS = ("base", "previous")
-
-ADVANTAGES = ("documented", "group_relative")
 
 
 Config = TypeVar("Config", bound=AlgorithmConfig)

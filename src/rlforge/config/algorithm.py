@@ -2,47 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from rlforge.config.rules import Group
+from rlforge.config.rules import (
+    Count,
+    Group,
+    NotNegative,
+    Positive,
+    Problem,
+    Range,
+    Share,
+    hints,
+    no_such_choice,
+)
+
+ClipLow = Annotated[float, Range(0, 1, open="(")]
+DualClip = Annotated[float, Range(1, open="(")]
 
 
 @dataclass
 class KlConfig(Group):
-    """Penalty that holds the policy near an earlier one."""
+    """Penalty on the KL divergence from a reference policy."""
 
     #: Weight of the penalty; 0 switches it, and the reference pass, off.
-    coef: float = 0.0
-    #: Estimator: k1, k2 or k3 (Schulman 2020, "Approximating KL divergence").
-    estimator: str = "k3"
-    #: Near whom: ``base`` (the model before training) or ``previous`` (the policy as it was when
-    #: the update began, which costs no pass of its own).
-    to: str = "base"
+    coef: NotNegative = 0.0
+    #: Estimator (Schulman 2020, "Approximating KL divergence").
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    #: Reference policy: ``base`` (the model before training) or ``previous`` (the policy at the
+    #: start of the update, which needs no forward pass of its own).
+    to: Literal["base", "previous"] = "base"
 
 
 @dataclass
 class AlgorithmConfig(Group):
-    """What every algorithm has (group ``algorithm``)."""
+    """Settings of every algorithm (group ``algorithm``)."""
 
-    #: Algorithm: reinforce, grpo, window_grpo, a2c or ppo.
+    #: Algorithm: ``reinforce``, ``grpo``, ``window_grpo``, ``a2c`` or ``ppo``.
     name: str = "reinforce"
     #: Cap of the truncated importance weight pi_learner / pi_engine per token; null: no correction.
-    importance_cap: float | None = 2.0
-    #: token_mean, sequence_mean or constant (Dr. GRPO: divide by ``max_generation_len``).
-    loss_aggregation: str = "token_mean"
+    importance_cap: Positive | None = 2.0
+    #: Mean over tokens, over sequences' means, or the sum over sequences times
+    #: ``max_generation_len`` (``constant``, Dr. GRPO).
+    loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     #: Divisor of ``constant``; null takes ``engine.max_tokens``.
-    max_generation_len: int | None = None
+    max_generation_len: Count | None = None
     #: Penalty on the distance from an earlier policy.
     kl: KlConfig = field(default_factory=KlConfig)
     #: Weight of the entropy bonus (over the whole vocabulary).
-    entropy_coef: float = 0.0
+    entropy_coef: NotNegative = 0.0
 
     @classmethod
     def variant(cls, values: Mapping[str, Any]) -> type[AlgorithmConfig]:
-        """The class of the algorithm that ``values`` name."""
-        return ALGORITHMS.get(str(values.get("name")), cls)
+        """The class with the keys of ``values``: of the algorithm that they name, if it fits."""
+        fitting = [kind for kind in ALGORITHMS.values() if set(hints(kind)) == set(values)]
+        named = ALGORITHMS.get(str(values.get("name")))
+        return named if named in fitting else next(iter(fitting), cls)
+
+    def clashes(self) -> Iterator[Problem]:
+        if self.name not in ALGORITHMS:
+            yield "name", no_such_choice(self.name, ALGORITHMS)
+        elif set(hints(ALGORITHMS[self.name])) != set(hints(type(self))):
+            yield "name", f"needs settings of its own; choose them with algorithm={self.name}"
 
 
 @dataclass
@@ -58,15 +80,15 @@ class GrpoConfig(AlgorithmConfig):
 
     name: str = "grpo"
     #: Games per group.
-    group_size: int = 8
+    group_size: Annotated[int, Range(2)] = 8
     #: Divide by the group's standard deviation (Dr. GRPO: false).
     normalize_std: bool = True
     #: Ratio clip below 1 - clip_low.
-    clip_low: float = 0.2
+    clip_low: ClipLow = 0.2
     #: Ratio clip above 1 + clip_high.
-    clip_high: float = 0.2
+    clip_high: Positive = 0.2
     #: Dual clip: bound of the ratio times a negative advantage; null: off.
-    dual_clip: float | None = None
+    dual_clip: DualClip | None = None
 
 
 @dataclass
@@ -80,16 +102,16 @@ class WindowGrpoConfig(AlgorithmConfig):
     """
 
     name: str = "window_grpo"
-    #: ``documented`` or ``group_relative``.
-    advantage: str = "documented"
-    #: Divide by the standard deviation of those a reward is compared with.
+    #: Advantage formula, see above.
+    advantage: Literal["documented", "group_relative"] = "documented"
+    #: Divide by the standard deviation of the group's rewards.
     normalize_std: bool = False
     #: Ratio clip below 1 - clip_low.
-    clip_low: float = 0.2
+    clip_low: ClipLow = 0.2
     #: Ratio clip above 1 + clip_high.
-    clip_high: float = 0.2
+    clip_high: Positive = 0.2
     #: Dual clip: bound of the ratio times a negative advantage; null: off.
-    dual_clip: float | None = None
+    dual_clip: DualClip | None = None
 
 
 @dataclass
@@ -98,13 +120,13 @@ class A2cConfig(AlgorithmConfig):
 
     name: str = "a2c"
     #: Discount per turn of the player.
-    gamma: float = 1.0
+    gamma: Share = 1.0
     #: GAE lambda (Schulman et al. 2016).
-    gae_lambda: float = 0.95
+    gae_lambda: Share = 0.95
     #: Weight of the value loss.
-    value_coef: float = 0.5
+    value_coef: NotNegative = 0.5
     #: Learning rate of the value head; null takes ``learner.learning_rate``.
-    value_learning_rate: float | None = None
+    value_learning_rate: Positive | None = None
     #: Standardise advantages over the batch.
     normalize_advantages: bool = True
 
@@ -115,13 +137,13 @@ class PpoConfig(A2cConfig):
 
     name: str = "ppo"
     #: Ratio clip below 1 - clip_low.
-    clip_low: float = 0.2
+    clip_low: ClipLow = 0.2
     #: Ratio clip above 1 + clip_high.
-    clip_high: float = 0.2
+    clip_high: Positive = 0.2
     #: Dual clip bound; null: off.
-    dual_clip: float | None = None
+    dual_clip: DualClip | None = None
     #: Clip of the value change; null: off.
-    value_clip: float | None = None
+    value_clip: Positive | None = None
 
 
 ALGORITHMS: dict[str, type[AlgorithmConfig]] = {

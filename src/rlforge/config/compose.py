@@ -40,7 +40,7 @@ ROOTS: tuple[type[PolicyConfig], ...] = (ServingConfig, ContinuousConfig, RunCon
 
 
 def conf_dir() -> Path:
-    """The YAML groups that ship with rlforge: inside the package, or beside its sources."""
+    """The YAML groups that ship with rlforge: in the package, or next to its sources."""
     packaged = Path(__file__).resolve().parents[1] / "conf"
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[3] / "conf"
 
@@ -74,7 +74,7 @@ class Composed(Generic[C_co]):
     """
 
     config: C_co
-    overrides: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
     choices: dict[str, str] = dataclasses.field(default_factory=dict)
     config_dirs: tuple[Path, ...] = ()
     rest: str = "default"
@@ -272,7 +272,7 @@ def _unreadable(override: str) -> str:
 
 
 def _check_overrides(overrides: Sequence[str], root: type[PolicyConfig]) -> None:
-    """Refuse what Hydra would read in a way that nobody means, or explain in its own terms.
+    """Refuse overrides that Hydra would misread or explain in its own terms.
 
     ``+key=value`` may add a group choice (``+experiment=``), never a key the schema lacks.
     """

@@ -1,4 +1,4 @@
-"""The configuration of a continuous run: what a policy is trained with, and the market it lives in.
+"""The configuration of a continuous run: a policy, how it is trained, and its market.
 
 A continuous experiment composes ``conf/continuous.yaml`` instead of ``conf/config.yaml``.
 """
@@ -6,10 +6,11 @@ A continuous experiment composes ``conf/continuous.yaml`` instead of ``conf/conf
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rlforge.config.market import MarketConfig
 from rlforge.config.ruler import RulerConfig
-from rlforge.config.rules import Group
+from rlforge.config.rules import Count, FolderName, Group, Share, Whole
 from rlforge.config.schema import PolicyConfig
 from rlforge.config.serving import DeploymentConfig, ServeConfig
 from rlforge.config.windows import DecisionRewardConfig, StoreConfig, WindowConfig
@@ -19,31 +20,31 @@ from rlforge.config.windows import DecisionRewardConfig, StoreConfig, WindowConf
 class ContinuousSettings(Group):
     """The loop from window to window (group ``continuous``)."""
 
-    #: Windows until the run is done; null: for ever.
-    windows: int | None = 8
-    #: Agents of the model that live in the market, beside the scripted ``market.traders``.
-    agents: int = 16
+    #: Windows until the run is done; null: no end.
+    windows: Count | None = 8
+    #: Agents that the model plays in the market, in addition to the scripted
+    #: ``market.traders``.
+    agents: Count = 16
     #: Window that simulated time begins with, in UTC.
     start: str = "2024-11-13-10:00"
-    #: Which decisions are learned from: those whose ``score``, or ``reward``, is above the
-    #: threshold, or ``all``.
-    select_by: str = "score"
-    #: What a score (0 to 1) or reward must exceed.
+    #: Train on decisions whose ``score`` or ``reward`` exceeds ``threshold``, or on ``all``.
+    select_by: Literal["score", "reward", "all"] = "score"
+    #: Threshold of ``select_by``; scores range from 0 to 1.
     threshold: float = 0.5
-    #: Selected decisions below which a window trains nothing.
-    min_selected: int = 5
-    #: What is learned: ``reward``, ``score``, or ``mix``, (1 - w) reward + w (2 score - 1); of
-    #: refused actions ``invalid_reward``, always.
-    train_on: str = "reward"
+    #: Least number of selected decisions for an update; a window with fewer is not trained on.
+    min_selected: Count = 5
+    #: Training reward of a decision: ``reward``, ``score``, or ``mix``: (1 - w) reward +
+    #: w (2 score - 1). Invalid actions always get ``invalid_reward``.
+    train_on: Literal["reward", "score", "mix"] = "reward"
     #: w of ``mix``.
-    score_weight: float = 0.5
-    #: Most versions a decision may be behind the one that learns from it.
-    max_staleness: int = 1
-    #: Reward of an answer that is no action, or none that the market accepts. It is learned from
-    #: whatever its score. null: it is a decision like others, which does nothing.
+    score_weight: Share = 0.5
+    #: Most versions between the one that made a decision and the one that is trained on it.
+    max_staleness: Whole = 1
+    #: Reward of an answer without an action that the market accepts; such answers are always
+    #: selected. null: they count as decisions to do nothing.
     invalid_reward: float | None = -1.0
-    #: Episodes of markets of their own in which the policy before and after the run is compared.
-    compare_episodes: int = 4
+    #: Episodes, in separate markets, that compare the policy before and after the run.
+    compare_episodes: Whole = 4
     #: Serve the current version over HTTP while the run lasts (group ``serve``).
     http: bool = False
 
@@ -56,7 +57,7 @@ class ContinuousConfig(PolicyConfig):
     command = "continuous"
     about = "a continuous run"
 
-    name: str = "continuous"
+    name: FolderName = "continuous"
     market: MarketConfig = field(default_factory=MarketConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     window: WindowConfig = field(default_factory=WindowConfig)

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rlforge.config import schema
 from rlforge.config.algorithm import ALGORITHMS
 from rlforge.config.compose import all_keys, conf_dir, foreign_keys, nested_class
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.rules import Length, Range, hints, optional, parts
 
 HEADER = """# Configuration
 
@@ -48,7 +50,8 @@ def field_comments(cls: type) -> dict[str, str]:
 
 def _default(field: dataclasses.Field[Any]) -> str:
     if field.default is not dataclasses.MISSING:
-        return "null" if field.default is None else str(field.default).replace("False", "false")
+        text = "null" if field.default is None else str(field.default)
+        return text.lower() if isinstance(field.default, bool) else text
     factory = field.default_factory
     assert factory is not dataclasses.MISSING
     made = factory()
@@ -57,8 +60,25 @@ def _default(field: dataclasses.Field[Any]) -> str:
     return str(made).replace("'", "")
 
 
+def _type(hint: Any) -> str:
+    """An annotation in words: ``int ≥ 1 or null``, ``list of text``, the choices there are."""
+    kind, rules = parts(hint)
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        text = ", ".join(f"`{choice}`" for choice in inner)
+    elif origin is list:
+        text = f"list of {_type(inner[0])}"
+    elif origin is dict:
+        text = f"mapping to {_type(inner[1])}"
+    else:
+        text = {str: "text", typing.Any: "any"}.get(kind, kind.__name__)
+    ranges = [str(rule) for rule in rules if isinstance(rule, Range)]
+    lengths = [f", {rule}" for rule in rules if isinstance(rule, Length)]
+    return " ".join([text, *ranges]) + "".join(lengths) + (" or null" if optional(hint) else "")
+
+
 def _table(cls: type, prefix: str, skip: frozenset[str] = frozenset()) -> list[str]:
-    comments, rows = _inherited_comments(cls), []
+    comments, types, rows = _inherited_comments(cls), hints(cls), []
     nested: list[str] = []
     for field in dataclasses.fields(cls):
         if field.name in skip:
@@ -66,7 +86,7 @@ def _table(cls: type, prefix: str, skip: frozenset[str] = frozenset()) -> list[s
         if inner := nested_class(field):
             nested += _table(inner, f"{prefix}.{field.name}")
             continue
-        kind = str(field.type).replace("|", "\\|")
+        kind = _type(types[field.name])
         about = comments.get(field.name, "").replace("|", "\\|")
         rows.append(f"| `{prefix}.{field.name}` | {kind} | `{_default(field)}` | {about} |")
     return rows + nested
@@ -89,7 +109,8 @@ def render() -> str:
     comments = _inherited_comments(schema.RunConfig)
     for name in ("name", "seed", "run_dir"):
         field = next(f for f in dataclasses.fields(schema.RunConfig) if f.name == name)
-        lines.append(f"| `{name}` | {field.type} | `{_default(field)}` | {comments[name]} |")
+        kind = _type(hints(schema.RunConfig)[name])
+        lines.append(f"| `{name}` | {kind} | `{_default(field)}` | {comments[name]} |")
     for field in dataclasses.fields(schema.RunConfig):
         group = nested_class(field)
         if group is None:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from rlforge.errors import nearest
+from rlforge.errors import ConfigError, nearest
 
 C = TypeVar("C", bound="Group")
 
@@ -58,41 +58,45 @@ class Group:
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from ``low`` to ``high``; the ends that ``open`` names ("(", ")") are outside."""
+    """Numbers from ``low`` to ``high``; ``open`` names the ends, "(" and ")", that are outside."""
 
-    low: float = -math.inf
+    low: float
     high: float = math.inf
     open: str = ""
 
     def problem(self, number: float) -> str | None:
         above = number > self.low if "(" in self.open else number >= self.low
         below = number < self.high if ")" in self.open else number <= self.high
-        return None if above and below else f"must {self}"
+        if above and below:
+            return None
+        if not math.isinf(self.high):
+            return f"must lie {self}"
+        return f"must be above {self.low}" if "(" in self.open else f"must be {self.low} or more"
 
     def __str__(self) -> str:
         if math.isinf(self.high):
-            return f"be above {self.low:g}" if "(" in self.open else f"be {self.low:g} or more"
-        left = "(" if "(" in self.open else "["
-        right = ")" if ")" in self.open else "]"
-        return f"lie in {left}{self.low:g}, {self.high:g}{right}"
+            return f"> {self.low}" if "(" in self.open else f"≥ {self.low}"
+        left, right = "(" if "(" in self.open else "[", ")" if ")" in self.open else "]"
+        return f"in {left}{self.low}, {self.high}{right}"
 
 
 @dataclass(frozen=True)
 class Length:
-    """Lists and mappings of ``least`` to ``most`` entries (the same number, where one is given)."""
+    """Lists and mappings of ``least`` to ``most`` entries; of ``least`` where ``most`` is None."""
 
     least: int
     most: float | None = None
 
     def problem(self, entries: typing.Sized) -> str | None:
         most = self.least if self.most is None else self.most
-        return None if self.least <= len(entries) <= most else f"must {self}"
+        return None if self.least <= len(entries) <= most else f"must have {self}"
 
     def __str__(self) -> str:
         if self.most is None:
-            return f"have {self.least} entries"
-        several = f"have {self.least} or more" if math.isinf(self.most) else ""
-        return f"{several or f'have {self.least} to {self.most:g}'} entries"
+            return f"{self.least} entries"
+        if math.isinf(self.most):
+            return f"at least {self.least} entr{'y' if self.least == 1 else 'ies'}"
+        return f"{self.least} to {self.most} entries"
 
 
 @dataclass(frozen=True)
@@ -105,22 +109,25 @@ class Distinct:
 
 @dataclass(frozen=True)
 class Pattern:
-    """Text that matches ``regex`` as a whole; ``about`` describes it."""
+    """Text that matches ``regex`` as a whole; ``must`` says what that comes to."""
 
     regex: str
-    about: str
+    must: str
 
     def problem(self, text: str) -> str | None:
-        return None if re.fullmatch(self.regex, text) else f"must be {self.about}"
+        return None if re.fullmatch(self.regex, text) else f"must {self.must}"
 
 
 Count = Annotated[int, Range(1)]
 Whole = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(0, open="(")]
 NotNegative = Annotated[float, Range(0)]
+Beta = Annotated[float, Range(0, 1, open=")")]
 Share = Annotated[float, Range(0, 1)]
 Probability = Annotated[float, Range(0, 1, open="()")]
-Text = Annotated[str, Pattern(r"(?s).*\S.*", "a text that is not empty")]
+Text = Annotated[str, Pattern(r"(?s).*\S.*", "not be empty")]
+Url = Annotated[str, Pattern(r"https?://\S+", "be an http:// or https:// address")]
+FolderName = Annotated[str, Pattern(r"(?!\.{1,2}$)[^\s/\\][^/\\]*", "be the name of a folder")]
 
 
 def hints(cls: type) -> dict[str, Any]:
@@ -163,11 +170,11 @@ def _judged(hint: Any, value: Any) -> Iterator[Problem]:
         for key, reason in value.problems():
             yield f".{key}", reason
     elif origin in (list, dict):
-        entries = value.items() if origin is dict else enumerate(value)
-        for index, entry in entries:
-            for key, reason in _judged(typing.get_args(kind)[-1], entry):
-                found = True
-                yield f".{index}{key}", reason
+        named, inner = typing.get_args(kind)[0], typing.get_args(kind)[-1]
+        for index, entry in value.items() if origin is dict else enumerate(value):
+            problems = [*_judged(inner, entry), *(_judged(named, index) if origin is dict else ())]
+            found = found or bool(problems)
+            yield from ((f".{index}{key}", reason) for key, reason in problems)
     for rule in rules if not found else ():
         if (reason := rule.problem(value)) is not None:
             yield "", reason
@@ -206,12 +213,13 @@ def _plain_hint(hint: Any) -> Any:
         kind = origin[tuple(_plain_hint(one) for one in inner)]
     elif dataclasses.is_dataclass(kind):
         kind = plain(kind)  # type: ignore[arg-type]
-    return kind | None if _optional(hint) else kind
+    return kind | None if optional(hint) else kind
 
 
-def _optional(hint: Any) -> bool:
+def optional(hint: Any) -> bool:
+    """Whether an annotation ends in ``| None``."""
     inner = typing.get_args(hint)
-    return _optional(inner[0]) if typing.get_origin(hint) is Annotated else type(None) in inner
+    return optional(inner[0]) if typing.get_origin(hint) is Annotated else type(None) in inner
 
 
 def _plain_default(field: dataclasses.Field[Any]) -> Any:
@@ -250,13 +258,22 @@ def read(cls: type[C], loaded: Any) -> C:
     return build(cls, typing.cast("Mapping[str, Any]", OmegaConf.to_container(merged)))
 
 
+def checked(config: C, where: object) -> C:
+    """``config``, read from ``where``; ConfigError for the first of its problems."""
+    for key, problem in config.problems():
+        raise ConfigError(f"{where}: {key}: {problem}")
+    return config
+
+
 def changed(config: C, assignments: typing.Sequence[str]) -> C:
     """A copy of ``config`` after ``KEY=VALUE`` assignments; raises as ``read`` does."""
     from omegaconf import OmegaConf
 
-    base = OmegaConf.structured(_plain_value(config))
-    merged = OmegaConf.merge(base, OmegaConf.from_dotlist(list(assignments)))
-    return build(type(config), typing.cast("Mapping[str, Any]", OmegaConf.to_container(merged)))
+    node = OmegaConf.structured(_plain_value(config))
+    for assignment in assignments:
+        key, _, value = assignment.partition("=")
+        OmegaConf.update(node, key, OmegaConf.from_dotlist([f"value={value}"]).value)
+    return build(type(config), typing.cast("Mapping[str, Any]", OmegaConf.to_container(node)))
 
 
 def _built(hint: Any, value: Any) -> Any:

@@ -6,8 +6,10 @@ only these plain objects are seen. Field comments (``#:``) become ``docs/config.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from math import inf
+from typing import Annotated, Any, ClassVar, Literal
 
 from rlforge.config.algorithm import A2cConfig as A2cConfig
 from rlforge.config.algorithm import AlgorithmConfig as AlgorithmConfig
@@ -18,7 +20,20 @@ from rlforge.config.algorithm import ReinforceConfig as ReinforceConfig
 from rlforge.config.algorithm import WindowGrpoConfig as WindowGrpoConfig
 from rlforge.config.learner import GameLearnerConfig as GameLearnerConfig
 from rlforge.config.learner import LearnerConfig as LearnerConfig
-from rlforge.config.rules import Group
+from rlforge.config.rules import (
+    Count,
+    FolderName,
+    Group,
+    Length,
+    NotNegative,
+    Positive,
+    Probability,
+    Problem,
+    Range,
+    Text,
+    Url,
+    Whole,
+)
 
 # ---------------------------------------------------------------- env
 
@@ -29,19 +44,19 @@ class EnvEntry(Group):
 
     #: TextArena id (``SimpleTak-v0-train``), OpenSpiel name (``kuhn_poker``) or market preset
     #: (``market-small``).
-    id: str = "SimpleTak-v0-train"
-    #: Where the game comes from: ``textarena``, ``openspiel`` or ``market``.
+    id: Text = "SimpleTak-v0-train"
+    #: Source of the game: ``textarena``, ``openspiel`` or ``market``.
     source: str = "textarena"
     #: Number of seats.
-    num_players: int = 2
+    num_players: Count = 2
     #: Share of training games, relative to the other environments.
-    weight: float = 1.0
+    weight: Positive = 1.0
     #: Turns after which a game is cut and scored as a draw.
-    max_turns: int = 200
-    #: Seconds after which a game is given up as failed.
-    timeout_s: float = 600.0
+    max_turns: Count = 200
+    #: Seconds after which a game counts as failed.
+    timeout_s: Positive = 600.0
     #: Invalid moves in a row that a player may take back.
-    error_allowance: int = 1
+    error_allowance: Whole = 1
     #: Prompt template; null takes ``model.prompt_template``.
     prompt_template: str | None = None
     #: Action extraction; null takes ``model.action_extraction``.
@@ -53,7 +68,7 @@ class EnvConfig(Group):
     """Which games are played (group ``env``)."""
 
     #: Environments that training games are drawn from, by weight.
-    train: list[EnvEntry] = field(default_factory=lambda: [EnvEntry()])
+    train: Annotated[list[EnvEntry], Length(1, inf)] = field(default_factory=lambda: [EnvEntry()])
     #: Environments of the evaluations; empty means those of ``env.train``.
     eval: list[EnvEntry] = field(default_factory=list)
 
@@ -66,13 +81,13 @@ class LoraConfig(Group):
     """The low-rank adapter that is trained."""
 
     #: Rank of the adapter matrices.
-    rank: int = 32
+    rank: Count = 32
     #: Scale: the update is alpha / rank times B A.
-    alpha: int = 32
+    alpha: Count = 32
     #: Dropout in front of A.
-    dropout: float = 0.0
+    dropout: Annotated[float, Range(0, 1, open=")")] = 0.0
     #: Names of the linear layers that get an adapter.
-    target_modules: list[str] = field(
+    target_modules: list[Text] = field(
         default_factory=lambda: [
             "q_proj",
             "k_proj",
@@ -89,19 +104,25 @@ class LoraConfig(Group):
 class ModelConfig(Group):
     """The language model that plays (group ``model``)."""
 
-    #: ``tiny`` (for games) and ``tiny_market``, made here on first use, ``smollm2_135m`` (from a
-    #: package) or ``hf``.
+    #: ``tiny`` (for games) and ``tiny_market``, trained on this machine at first use,
+    #: ``smollm2_135m`` (from a package) or ``hf``.
     kind: str = "hf"
     #: Hugging Face id or local directory; only for ``kind: hf``.
-    name: str | None = None
-    #: Prompt template of environments that name none.
+    name: Text | None = None
+    #: Default prompt template of the environments.
     prompt_template: str = "chat"
-    #: Action extraction of environments that name none.
+    #: Default action extraction of the environments.
     action_extraction: str = "boxed"
-    #: ``auto`` (bfloat16 where the hardware is good at it), ``float32`` or ``bfloat16``.
-    dtype: str = "auto"
+    #: Data type of the weights; ``auto``: bfloat16 where the hardware computes in it.
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     #: The adapter; unused with ``learner.train: full``.
     lora: LoraConfig = field(default_factory=LoraConfig)
+
+    def clashes(self) -> Iterator[Problem]:
+        if self.kind == "hf" and not self.name:
+            yield "name", "model.kind=hf needs a name; add model.name=ORG/MODEL"
+        if self.kind != "hf" and self.name:
+            yield "name", f"only for model.kind=hf, not {self.kind}"
 
 
 # ---------------------------------------------------------------- engine
@@ -109,48 +130,48 @@ class ModelConfig(Group):
 
 @dataclass
 class VllmConfig(Group):
-    """What only ``engine.name: vllm`` reads; the meanings are vLLM's own."""
+    """Settings of ``engine.name: vllm``, with vLLM's own meanings."""
 
-    #: Share of the GPU's memory for weights and KV cache; null: what the memory plan says that the
-    #: learner leaves, or 0.9 of the engine's share of a card where no learner is.
-    gpu_memory_utilization: float | None = None
+    #: Share of the GPU's memory for weights and KV cache. null: the memory plan gives it what the
+    #: learner leaves; on a card without a learner 0.9 of the engine's share.
+    gpu_memory_utilization: Annotated[float, Range(0, 1, open="(")] | None = None
     #: GiB of the KV cache; null: what the GPU's share leaves, 1 on a CPU.
-    kv_cache_gb: float | None = None
+    kv_cache_gb: Positive | None = None
     #: Run without CUDA graphs and compilation: a faster start, slower tokens.
     enforce_eager: bool = False
-    #: Keep the KV cache of prompts for later prompts that begin alike.
+    #: Reuse the KV cache of prompts for later prompts with the same prefix.
     enable_prefix_caching: bool = True
-    #: Tokens of one step, over all sequences; null: vLLM's choice.
-    max_num_batched_tokens: int | None = None
+    #: Most tokens per engine step, over all sequences; null: vLLM's choice.
+    max_num_batched_tokens: Count | None = None
 
 
 @dataclass
 class EngineConfig(Group):
-    """Who generates (group ``engine``)."""
+    """The engines that generate (group ``engine``)."""
 
     #: Engine kind: ``transformers`` or ``vllm``.
     name: str = "transformers"
     #: Number of engine actors (``num_actors`` of UnstableBaselines).
-    num_engines: int = 1
+    num_engines: Count = 1
     #: Sequences generated at the same time in one engine.
-    max_parallel_seq: int = 128
+    max_parallel_seq: Count = 128
     #: Most tokens in one answer.
-    max_tokens: int = 4096
+    max_tokens: Count = 4096
     #: Most tokens of prompt and answer together.
-    max_model_len: int = 8192
+    max_model_len: Count = 8192
     #: Policy versions resident at once (current and opponents).
-    max_loras: int = 5
-    #: Sampling temperature; the learner uses the same.
-    temperature: float = 1.0
+    max_loras: Count = 5
+    #: Sampling temperature, which the learner uses too. 0 (greedy) would leave nothing to learn.
+    temperature: Positive = 1.0
     #: Nucleus sampling: smallest set of tokens with this probability mass. The learner's log-probs
     #: are over all tokens.
-    top_p: float = 1.0
-    #: Seconds until an unanswered request counts as failed.
-    request_timeout_s: float = 600.0
-    #: Seconds with requests under way and no new token until the engine counts as dead.
-    stuck_after_s: float = 300.0
+    top_p: Annotated[float, Range(0, 1, open="(")] = 1.0
+    #: Seconds after which a request without answer counts as failed.
+    request_timeout_s: Positive = 600.0
+    #: Seconds without a new token, while requests run, after which the engine counts as dead.
+    stuck_after_s: Positive = 300.0
     #: How often a dead engine is restarted before the run ends.
-    max_restarts: int = 3
+    max_restarts: Whole = 3
     #: Settings of vLLM.
     vllm: VllmConfig = field(default_factory=VllmConfig)
 
@@ -163,19 +184,19 @@ class ApiConfig(Group):
     """
 
     #: Base URL for ``openai:MODEL``; null is the library's default.
-    openai_base_url: str | None = None
+    openai_base_url: Url | None = None
     #: Base URL for ``openrouter:MODEL``.
-    openrouter_base_url: str = "https://openrouter.ai/api/v1"
+    openrouter_base_url: Url = "https://openrouter.ai/api/v1"
     #: Seconds until a request counts as failed.
-    timeout_s: float = 60.0
+    timeout_s: Positive = 60.0
     #: Tries after the first.
-    max_retries: int = 2
+    max_retries: Whole = 2
     #: Requests under way at once.
-    max_concurrency: int = 32
+    max_concurrency: Count = 32
     #: Most tokens in one answer.
-    max_tokens: int = 1024
+    max_tokens: Count = 1024
     #: Sampling temperature.
-    temperature: float = 0.7
+    temperature: NotNegative = 0.7
 
 
 # ---------------------------------------------------------------- pool
@@ -188,45 +209,60 @@ class TrueSkillConfig(Group):
     #: Mean rating of a newcomer.
     mu: float = 25.0
     #: Uncertainty of a newcomer's rating.
-    sigma: float = 8.333333333333334
+    sigma: Positive = 8.333333333333334
     #: Skill difference that wins about 76 % of games.
-    beta: float = 4.166666666666667
+    beta: Positive = 4.166666666666667
     #: Uncertainty added before each game.
-    tau: float = 0.08333333333333333
+    tau: NotNegative = 0.08333333333333333
     #: Expected share of draws.
-    draw_probability: float = 0.1
+    draw_probability: Probability = 0.1
 
 
 @dataclass
 class ExplorationConfig(Group):
-    """The n-gram coverage tracker behind pool mode ``exploration`` and the dashboard."""
+    """N-gram coverage of actions, for pool mode ``exploration`` and the dashboard."""
 
     #: Length of the action n-grams.
-    ngram: int = 3
+    ngram: Count = 3
     #: Recent games per opponent and environment that count.
-    window: int = 256
+    window: Count = 256
 
 
 @dataclass
 class PoolConfig(Group):
-    """Who the learner plays against (group ``pool``)."""
+    """The learner's opponents (group ``pool``)."""
 
-    #: fixed, mirror, lagged, random, match_quality, ts_dist or exploration.
+    #: How opponents are drawn: ``fixed``, ``mirror``, ``lagged``, ``random``, ``match_quality``,
+    #: ``ts_dist`` or ``exploration``.
     mode: str = "mirror"
     #: Learner checkpoints kept active as opponents.
-    max_active_lora: int = 5
+    max_active_lora: Count = 5
     #: [low, high] versions behind the current one, for mode ``lagged``; 1 is the previous one.
-    lag_range: list[int] = field(default_factory=lambda: [1, 4])
+    lag_range: Annotated[list[Whole], Length(2)] = field(default_factory=lambda: [1, 4])
     #: Names: a scripted player, ``base``, ``checkpoint:DIR``, ``openai:M`` or ``openrouter:M``.
-    fixed_opponents: list[str] = field(default_factory=list)
+    fixed_opponents: list[Text] = field(default_factory=list)
     #: Softmax temperature of match_quality, ts_dist and exploration.
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     #: Rating constants.
     trueskill: TrueSkillConfig = field(default_factory=TrueSkillConfig)
     #: Coverage tracker.
     exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
     #: Endpoints of API opponents, in pool and evaluation.
     api: ApiConfig = field(default_factory=ApiConfig)
+
+    def clashes(self) -> Iterator[Problem]:
+        low, high = self.lag_range
+        if low > high:
+            yield "lag_range", "must be [low, high] with 0 <= low <= high"
+        if self.mode == "fixed" and not self.fixed_opponents:
+            yield "mode", "needs opponents; add pool.fixed_opponents=[random_legal], for example"
+        if self.mode == "lagged" and high >= self.max_active_lora:
+            yield (
+                "lag_range",
+                f"reaches {high} versions back, outside the active window of "
+                f"pool.max_active_lora={self.max_active_lora} (current one included); "
+                "lower the one or raise the other",
+            )
 
 
 # ---------------------------------------------------------------- rewards
@@ -241,9 +277,9 @@ class RewardsConfig(Group):
 
     #: On the vector of final rewards of a game.
     final: list[dict[str, Any]] = field(default_factory=list)
-    #: On each step of a trajectory.
+    #: On each turn of an episode.
     step: list[dict[str, Any]] = field(default_factory=list)
-    #: On the batch as it is drawn.
+    #: On each batch drawn from the buffer.
     sampling: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -256,103 +292,103 @@ class HardwareConfig(Group):
 
     #: Name of the profile.
     name: str = "auto"
-    #: ``auto``, ``cpu`` or ``cuda``.
-    device: str = "auto"
+    #: Device of engines and learner; ``auto``: CUDA where there is a GPU.
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     #: CPU cores for Ray; null: all.
-    num_cpus: int | None = None
+    num_cpus: Count | None = None
     #: GPUs for Ray; null: all.
-    num_gpus: int | None = None
+    num_gpus: Whole | None = None
     #: GPUs of each learner rank; a single rank may take a fraction of a shared card.
-    learner_gpus: float = 0.0
+    learner_gpus: NotNegative = 0.0
     #: GPUs of each engine; fractions share a card, and among several vLLM divides the model.
-    engine_gpus: float = 0.0
-    #: Engines and one learner rank share one GPU in turns: engines sleep while the learner updates.
-    #: On a CPU they take turns, too, but keep their memory.
+    engine_gpus: NotNegative = 0.0
+    #: Engines and one learner rank use one GPU in turns: engines sleep while the learner updates.
+    #: On a CPU they also take turns, but keep their memory.
     alternate: bool = False
-    #: With ``alternate``: the learner's weights and states are on the host while engines play.
+    #: With ``alternate``: move weights and optimizer state of the learner to the host while the
+    #: engines generate.
     offload_learner: bool = True
-    #: Take only GPUs that no other run of rlforge has, and keep them from others until the end.
+    #: Use only GPUs that no other run of rlforge uses, and reserve them until the run ends.
     exclusive: bool = True
-    #: GiB of memory on each GPU, as its name says (24 of a 24 GB card): no more than that is used,
-    #: nor more than the machine's cards have. null: what they have.
-    memory_gb: float | None = None
+    #: GiB of memory to use on each GPU, at most what it has (24 for a 24 GB card); null: all.
+    memory_gb: Positive | None = None
     #: OpenMP threads in each engine and learner rank; null lets torch choose.
-    threads: int | None = None
+    threads: Count | None = None
     #: Address of an existing Ray cluster (``auto`` finds a local one); null starts one.
     ray_address: str | None = None
 
 
 @dataclass
 class BufferConfig(Group):
-    """Between collector and learner (group ``buffer``)."""
+    """Samples between collector and learner (group ``buffer``)."""
 
-    #: ``step`` (batches of single turns) or ``episode`` (batches of whole trajectories).
-    kind: str = "step"
-    #: Most steps (or episodes) kept; beyond it, random ones are evicted.
-    max_size: int = 768
+    #: Samples of the buffer: single turns (``step``) or whole episodes (``episode``).
+    kind: Literal["step", "episode"] = "step"
+    #: Most samples kept; beyond it, random ones are evicted.
+    max_size: Count = 768
     #: Eviction: ``random`` (uniform reservoir).
-    strategy: str = "random"
-    #: Most updates a sample may be behind when it is learned from; 0 is strictly on-policy. A step
-    #: counts from its version, an episode from its newest turn (with 0: from its oldest).
-    max_staleness: int = 1
+    strategy: Literal["random"] = "random"
+    #: Most updates between the version that generated a sample and the version that is trained; 0
+    #: is strictly on-policy. Of an episode its newest turn counts (with 0: its oldest).
+    max_staleness: Whole = 1
     #: Write each batch as parquet under the run directory.
     save_batches: bool = True
 
 
 @dataclass
 class CollectorConfig(Group):
-    """Who plays (group ``collector``)."""
+    """The collectors that play the games (group ``collector``)."""
 
     #: Training games under way at once.
-    num_train_workers: int = 384
+    num_train_workers: Count = 384
     #: Evaluation games under way at once.
-    num_eval_workers: int = 16
+    num_eval_workers: Count = 16
     #: Collector processes.
-    num_collectors: int = 1
-    #: Do not learn from games that an opponent ended by an invalid move.
+    num_collectors: Count = 1
+    #: Do not train on games that an opponent ended by an invalid move.
     filter_opponent_invalid: bool = False
     #: Failed games in a row that end the run.
-    max_failures: int = 32
+    max_failures: Count = 32
     #: How often a dead collector is restarted before the run ends.
-    max_restarts: int = 3
+    max_restarts: Whole = 3
     #: Write finished games as parquet under the run directory.
     save_games: bool = True
 
 
 @dataclass
 class EvalConfig(Group):
-    """Measuring (group ``eval``)."""
+    """Evaluation games (group ``eval``)."""
 
     #: Updates between evaluations; 0: only at the start and the end.
-    every: int = 20
+    every: Whole = 20
     #: Opponents; the untrained model (``base``) is always among them.
-    opponents: list[str] = field(default_factory=lambda: ["base"])
+    opponents: list[Text] = field(default_factory=lambda: ["base"])
     #: Games per environment and opponent, seats swapped; even for two players.
-    games: int = 128
+    games: Count = 128
     #: Games at the start and the end of training; null takes ``games``.
-    final_games: int | None = None
+    final_games: Count | None = None
     #: Cap of evaluation games per checkpoint and environment; null: none.
-    max_games_per_checkpoint: int | None = None
+    max_games_per_checkpoint: Count | None = None
     #: Sampling temperature; null takes ``engine.temperature``.
-    temperature: float | None = None
+    temperature: NotNegative | None = None
 
 
 @dataclass
 class TrackerConfig(Group):
-    """Where numbers go (group ``tracker``); JSONL files are always written."""
+    """Metrics and progress (group ``tracker``); JSONL files are always written."""
 
     #: Write TensorBoard events.
     tensorboard: bool = False
     #: Weights & Biases project; null: off.
-    wandb_project: str | None = None
-    #: W&B mode: ``online`` or ``offline``.
-    wandb_mode: str = "offline"
+    wandb_project: Text | None = None
+    #: W&B mode.
+    wandb_mode: Literal["online", "offline"] = "offline"
     #: Seconds between flushes of aggregated metrics.
-    flush_every_s: float = 64.0
-    #: Values per key behind a rolling mean.
-    window: int = 512
-    #: Progress display: ``auto``, ``rich``, ``plain`` or ``off``.
-    progress: str = "auto"
+    flush_every_s: Positive = 64.0
+    #: Values per key in a rolling mean.
+    window: Count = 512
+    #: Progress display; ``auto``: ``rich`` in a terminal, ``plain`` elsewhere.
+    progress: Literal["auto", "rich", "plain", "off"] = "auto"
     #: Write report.html when the run ends.
     report: bool = True
 
@@ -368,9 +404,9 @@ class PolicyConfig(Group):
     about: ClassVar[str]
 
     #: Name of the experiment, and of its folder under runs/.
-    name: str = "run"
+    name: FolderName = "run"
     #: Seed of everything.
-    seed: int = 0
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     #: Run directory; null is runs/NAME/TIMESTAMP.
     run_dir: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)

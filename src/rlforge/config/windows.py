@@ -1,23 +1,26 @@
-"""Settings of what agents leave behind: the store, windows of time, and the reward of a decision.
-
-Each class has a list of ``problems``: pairs of a key in its group and what is wrong with its value,
-so that whoever composes the configuration can add where the value came from.
-"""
+"""Settings of a market's records: store, windows of time, and the reward of a decision."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
-from rlforge.config.rules import Group, read
-from rlforge.errors import ConfigError, nearest
-
-COMPRESSIONS = ("zstd", "snappy", "none")
-MODES = ("windowed", "rolling")
-CLOCKS = ("wall", "simulated")
-NORMALIZATIONS = ("none", "center", "zscore", "minmax")
+from rlforge.config.rules import (
+    Count,
+    Group,
+    NotNegative,
+    Positive,
+    Problem,
+    Range,
+    Share,
+    Text,
+    Whole,
+    checked,
+    read,
+)
+from rlforge.errors import ConfigError
 
 
 @dataclass
@@ -25,21 +28,13 @@ class StoreConfig(Group):
     """Where decisions are kept (group ``store``)."""
 
     #: Folder of the store; null: ``store`` in the run directory.
-    path: str | None = None
-    #: MiB of the log of new decisions after which they move into parquet files.
-    segment_mb: float = 32.0
+    path: Text | None = None
+    #: MiB of the write-ahead log at which its decisions move into parquet files.
+    segment_mb: Positive = 32.0
     #: Small files of one window that are merged into one.
-    merge_files: int = 8
-    #: Compression of the parquet files: zstd, snappy or none.
-    compression: str = "zstd"
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Keys with values that cannot be, and why."""
-        if not self.segment_mb > 0:
-            yield "segment_mb", "must be above 0"
-        if self.merge_files < 2:
-            yield "merge_files", "must be 2 or more"
-        yield from _choice("compression", self.compression, COMPRESSIONS)
+    merge_files: Annotated[int, Range(2)] = 8
+    #: Compression of the parquet files.
+    compression: Literal["zstd", "snappy", "none"] = "zstd"
 
 
 @dataclass
@@ -47,45 +42,30 @@ class WindowConfig(Group):
     """Which decisions are trained on together, and when (group ``window``)."""
 
     #: ``windowed`` takes the decisions of one window, ``rolling`` the newest complete ones.
-    mode: str = "windowed"
+    mode: Literal["windowed", "rolling"] = "windowed"
     #: Clock that decisions are stamped with: ``wall`` or ``simulated`` (that of the market).
-    clock: str = "wall"
+    clock: Literal["wall", "simulated"] = "wall"
     #: Minutes of one window; windows do not overlap and the first begins with 1970 UTC.
-    minutes: float = 60.0
-    #: Seconds of the clock after a window's end in which late decisions are waited for.
-    grace_seconds: float = 0.0
-    #: Agents that a window needs; only those count that meet the two keys below.
-    min_agents: int = 3
+    minutes: Positive = 60.0
+    #: Seconds to wait for late decisions after a window's end.
+    grace_seconds: NotNegative = 0.0
+    #: Agents that a window needs, counting those that meet the next two keys.
+    min_agents: Count = 3
     #: Decisions with an action other than NO_OP that an agent needs to count.
-    min_actions: int = 5
+    min_actions: Whole = 5
     #: Decisions that an agent needs to count.
-    min_trajectories_per_agent: int = 5
+    min_trajectories_per_agent: Count = 5
     #: Share of a window's decisions whose outcome must be known.
-    completeness: float = 1.0
-    #: Average reward that a window must reach; null: any.
+    completeness: Share = 1.0
+    #: Least average reward of a window; null: any.
     avg_reward_threshold: float | None = 0.3
-    #: Decisions that mode ``rolling`` takes.
-    rolling_decisions: int = 512
+    #: Decisions of a batch in mode ``rolling``.
+    rolling_decisions: Count = 512
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Keys with values that cannot be, and why."""
-        yield from _choice("mode", self.mode, MODES)
-        yield from _choice("clock", self.clock, CLOCKS)
+    def clashes(self) -> Iterator[Problem]:
         seconds = self.minutes * 60
-        if not 1 <= seconds < math.inf or abs(seconds - round(seconds)) > 1e-6:
+        if seconds < 1 or abs(seconds - round(seconds)) > 1e-6:
             yield "minutes", "a window lasts a whole number of seconds, 1 or more"
-        if not 0 <= self.grace_seconds < math.inf:
-            yield "grace_seconds", "must be 0 or more"
-        for key in ("min_agents", "min_trajectories_per_agent", "rolling_decisions"):
-            if getattr(self, key) < 1:
-                yield key, "must be 1 or more"
-        if self.min_actions < 0:
-            yield "min_actions", "must be 0 or more"
-        if not 0 <= self.completeness <= 1:
-            yield "completeness", "must be between 0 and 1"
-        threshold = self.avg_reward_threshold
-        if threshold is not None and not math.isfinite(threshold):
-            yield "avg_reward_threshold", "must be a finite number, or null for none"
 
 
 @dataclass
@@ -99,7 +79,7 @@ class DecisionRewardConfig(Group):
     #: Weight of the consistency term, the agent's win rate.
     consistency_weight: float = 0.3
     #: Minutes of holding below which a decision counts as fast.
-    fast_minutes: float = 60.0
+    fast_minutes: NotNegative = 60.0
     #: Speed term of a fast decision.
     fast_reward: float = 1.0
     #: Speed term of any other decision.
@@ -112,27 +92,13 @@ class DecisionRewardConfig(Group):
     high: float = 1.0
     #: Rewards of one window before training: ``none``; ``center`` (less their mean); ``zscore``
     #: (and divided by their deviation); ``minmax`` (stretched to ``low`` … ``high``).
-    normalize: str = "none"
+    normalize: Literal["none", "center", "zscore", "minmax"] = "none"
     #: Discount of an agent's later rewards in its return.
-    gamma: float = 0.99
+    gamma: Share = 0.99
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Keys with values that cannot be, and why."""
-        yield from _choice("normalize", self.normalize, NORMALIZATIONS)
-        for key, given in vars(self).items():
-            if isinstance(given, float | int) and not math.isfinite(given):
-                yield key, "must be a finite number"
+    def clashes(self) -> Iterator[Problem]:
         if not self.low < self.high:
             yield "low", f"must be below decision_reward.high={self.high:g}"
-        if not 0 <= self.gamma <= 1:
-            yield "gamma", "must be between 0 and 1"
-
-
-def check(config: StoreConfig | WindowConfig | DecisionRewardConfig) -> None:
-    """Raise ConfigError for the first of the ``problems``."""
-    group = {StoreConfig: "store", WindowConfig: "window", DecisionRewardConfig: "decision_reward"}
-    for key, problem in config.problems():
-        raise ConfigError(f"{group[type(config)]}.{key}={getattr(config, key)}: {problem}")
 
 
 def saved_groups(config_file: Path) -> tuple[StoreConfig, WindowConfig]:
@@ -150,13 +116,9 @@ def saved_groups(config_file: Path) -> tuple[StoreConfig, WindowConfig]:
             raise ConfigError(
                 f"{config_file}: a run without windows; want one of rlforge continuous"
             )
-        return read(StoreConfig, loaded.store), read(WindowConfig, loaded.window)
+        store, window = read(StoreConfig, loaded.store), read(WindowConfig, loaded.window)
     except FileNotFoundError:
         raise ConfigError(f"{config_file}: not found") from None
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{config_file}: {str(error).splitlines()[0]}") from None
-
-
-def _choice(key: str, given: str, choices: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    if given not in choices:
-        yield key, f"no such choice{nearest(given, choices)} (there are {', '.join(choices)})"
+    return checked(store, config_file), checked(window, config_file)

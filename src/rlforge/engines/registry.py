@@ -11,7 +11,7 @@ from pathlib import Path
 from rlforge.config.schema import PolicyConfig
 from rlforge.engines.base import LocalEngine
 from rlforge.engines.vllm_settings import lora_rank
-from rlforge.errors import ConfigError, nearest
+from rlforge.errors import ConfigError
 from rlforge.models.fit import (
     check_adapter_fits,
     check_lora,
@@ -61,16 +61,10 @@ def make_engine(
     """The engine ``engine.name`` on ``device`` (auto, cpu or cuda), with its model loaded.
 
     threads: OpenMP threads of this process; None leaves them. gpus: its share of a GPU, for an
-    engine that reserves memory when it starts. Raises ConfigError for an unknown engine, a model
-    that does not load and a device that is not there.
+    engine that reserves memory when it starts. Raises ConfigError for a model that does not
+    load and a device that is not there.
     """
-    name = config.engine.name
-    if name not in _ENGINES:
-        raise ConfigError(
-            f"engine.name {name!r} is unknown{nearest(name, _ENGINES)}; there are "
-            f"{', '.join(sorted(_ENGINES))}"
-        )
-    return _ENGINES[name](config, device, threads, gpus)
+    return _ENGINES[config.engine.name](config, device, threads, gpus)
 
 
 def _transformers(
@@ -96,6 +90,11 @@ def _vllm(config: PolicyConfig, device: str, threads: int | None, gpus: float) -
     # vLLM cannot sleep with the allocator settings of ``resolve_device``.
     place = named_device(device).type
     return VllmEngine(config, device=place, threads=threads, gpus=gpus)
+
+
+def engine_names() -> list[str]:
+    """The names that ``engine.name`` may have."""
+    return list(_ENGINES)
 
 
 _ENGINES: dict[str, Callable[[PolicyConfig, str, int | None, float], LocalEngine]] = {

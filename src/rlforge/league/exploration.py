@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlforge.config.schema import ExplorationConfig
-from rlforge.errors import ConfigError
 from rlforge.types import value
 
 #: Coverage of an empty window: the maximum, so that opponents not met yet are tried.
@@ -129,12 +128,6 @@ class ExplorationTracker:
     """
 
     def __init__(self, config: ExplorationConfig) -> None:
-        """Raises ConfigError where n or the window is below 1."""
-        if config.ngram < 1 or config.window < 1:
-            raise ConfigError(
-                f"pool.exploration: ngram {config.ngram} and window {config.window} must be "
-                "at least 1"
-            )
         self._config = config
         self._opponents: dict[str, dict[str, NgramWindow]] = {}
         self._envs: dict[str, NgramWindow] = {}

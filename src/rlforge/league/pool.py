@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from rlforge.config.schema import PoolConfig
-from rlforge.errors import ConfigError, RunError, nearest
+from rlforge.errors import RunError, nearest
 from rlforge.league.exploration import ExplorationTracker
 from rlforge.league.modes import PoolView, Weights, find_mode
 from rlforge.league.ratings import Rating, RatingTable
@@ -36,20 +36,7 @@ class ModelPool:
     """
 
     def __init__(self, cfg: PoolConfig, fixed: Sequence[PolicyRef], seed: int) -> None:
-        """Raises ConfigError for a mode or numbers that cannot work."""
         self._mode = find_mode(cfg.mode)
-        if cfg.mode == "fixed" and not fixed:
-            raise ConfigError("pool.mode 'fixed' needs at least one name in pool.fixed_opponents")
-        if cfg.max_active_lora < 1:
-            raise ConfigError(
-                f"pool.max_active_lora is {cfg.max_active_lora}: at least 1 is needed"
-            )
-        if len(cfg.lag_range) != 2 or not 0 <= cfg.lag_range[0] <= cfg.lag_range[1]:
-            raise ConfigError(
-                f"pool.lag_range is {cfg.lag_range}: want [low, high], 0 <= low <= high"
-            )
-        if not cfg.temperature > 0:
-            raise ConfigError(f"pool.temperature is {cfg.temperature}: must be above 0")
         self._cfg = cfg
         self._random = random.Random(f"pool {seed}")
         self._ratings = RatingTable(cfg.trueskill)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import trueskill
 
 from rlforge.config.schema import TrueSkillConfig
-from rlforge.errors import ConfigError
 
 #: Rewards that agree to this many decimals tie: means of floats must not decide a rank.
 TIE_DECIMALS = 9
@@ -52,17 +51,6 @@ class RatingTable:
     """
 
     def __init__(self, config: TrueSkillConfig) -> None:
-        """Raises ConfigError for constants that TrueSkill cannot work with."""
-        if not (config.sigma > 0 and config.beta > 0 and config.tau >= 0):
-            raise ConfigError(
-                f"pool.trueskill: sigma {config.sigma} and beta {config.beta} must be above 0 "
-                f"and tau {config.tau} not below 0"
-            )
-        if not 0 < config.draw_probability < 1:
-            raise ConfigError(
-                f"pool.trueskill.draw_probability is {config.draw_probability}: must lie between "
-                "0 and 1, both excluded; for games without draws set a small value such as 0.001"
-            )
         self._skill = trueskill.TrueSkill(
             mu=config.mu,
             sigma=config.sigma,

@@ -43,12 +43,6 @@ def apply_memory_options(model: Any, config: LearnerConfig) -> None:
     one per module (attention, MLP, norms) of each layer. Raises ConfigError for a contradiction
     or a model that has no such layers.
     """
-    recompute = config.gradient_checkpointing or config.activation_checkpointing
-    if config.use_trainer_cache and recompute:
-        raise ConfigError(
-            "learner.use_trainer_cache: a KV cache cannot be kept while activations are "
-            "recomputed; switch it off, or gradient_checkpointing and activation_checkpointing"
-        )
     if config.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise ConfigError(
@@ -67,27 +61,8 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
-def check_compiling(config: LearnerConfig, device: str | None) -> None:
-    """Raise ConfigError where ``learner.compile`` cannot work on ``device`` of this machine.
-
-    device: cpu or cuda; None: the learner runs on another machine.
-    """
-    if not config.compile:
-        return
-    if config.use_trainer_cache:
-        raise ConfigError(
-            "learner.compile: compiled layers keep no cache; set learner.use_trainer_cache=false"
-        )
-    if config.shard_weights:
-        raise ConfigError(
-            "learner.compile: not together with weights that are divided over ranks; set "
-            "learner.compile=false or learner.shard_weights=false"
-        )
-    if config.activation_checkpointing:
-        raise ConfigError(
-            "learner.compile: modules of a compiled layer cannot be recomputed one by one; use "
-            "learner.gradient_checkpointing instead of learner.activation_checkpointing"
-        )
+def check_compiling(device: str) -> None:
+    """Raise ConfigError where ``learner.compile`` cannot work on ``device`` (cpu or cuda) here."""
     compiler = os.environ.get("CXX", "g++")
     if device == "cpu" and shutil.which(compiler) is None:
         raise ConfigError(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlforge.algorithms.base import Algorithm, LossInputs
 from rlforge.config.schema import LearnerConfig
-from rlforge.errors import CheckpointError, ConfigError, RunError
+from rlforge.errors import CheckpointError, RunError
 from rlforge.learner.batching import MicroBatch, Row, Selection, select_rows, split_rows
 from rlforge.learner.optim import (
     learning_rate_factor,
@@ -96,7 +96,6 @@ class Learner:
         Raises ConfigError for options that contradict each other, CheckpointError for initial
         weights that are missing or do not fit.
         """
-        _check(config, spec.temperature)
         self.version = 0
         self.samples_seen = 0
         self._config = config
@@ -377,16 +376,3 @@ def _on_cpu(optimizer_state: Mapping[str, Any], keep: bool) -> dict[str, Any]:
         },
         "param_groups": copy.deepcopy(optimizer_state["param_groups"]),
     }
-
-
-def _check(config: LearnerConfig, temperature: float) -> None:
-    # An unknown schedule would show only once the warm-up is over.
-    learning_rate_factor(config.warmup_updates, config)
-    if config.train not in ("lora", "full"):
-        raise ConfigError(f"learner.train: {config.train!r} is neither lora nor full")
-    if config.train == "full" and config.initial_adapter is not None:
-        raise ConfigError("learner.initial_adapter: needs learner.train=lora, not full")
-    if temperature <= 0:
-        raise ConfigError(
-            f"engine.temperature: {temperature} has no log-probs to learn from; set it above 0"
-        )

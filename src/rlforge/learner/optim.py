@@ -9,9 +9,6 @@ import torch
 from torch import nn
 
 from rlforge.config.schema import LearnerConfig
-from rlforge.errors import ConfigError, nearest
-
-SCHEDULES = ("constant", "linear", "cosine")
 
 
 def learning_rate_factor(
@@ -31,12 +28,7 @@ def learning_rate_factor(
         return 1.0
     if config.schedule == "linear":
         return 1.0 - (1.0 - final) * progress
-    if config.schedule == "cosine":
-        return final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
-    raise ConfigError(
-        f"learner.schedule: no schedule {config.schedule!r}; one of {', '.join(SCHEDULES)}"
-        f"{nearest(config.schedule, SCHEDULES)}"
-    )
+    return final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 def make_optimizer(

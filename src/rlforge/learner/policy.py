@@ -81,7 +81,8 @@ class Policy:
         needs_values: bool = False,
         needs_reference: bool = False,
     ) -> None:
-        check_compiling(config, device.type)
+        if config.compile:
+            check_compiling(device.type)
         model = spec.model
         self._config, self._device, self._ranks = config, device, ranks
         self._dtype: torch.dtype = model.dtype

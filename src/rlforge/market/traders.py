@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from rlforge.config.market import TRADER_KINDS, MarketConfig
+from rlforge.config.market import MarketConfig
 from rlforge.errors import ConfigError, nearest
 from rlforge.market.actions import NO_OP, Json
 from rlforge.market.books import Receipt
@@ -212,7 +212,6 @@ _TRADERS: dict[str, type[NoiseTrader | MomentumTrader | ValueTrader]] = {
     "value": ValueTrader,
     "insider": InsiderTrader,
 }
-assert tuple(_TRADERS) == TRADER_KINDS
 
 
 def make_trader(kind: str, config: MarketConfig, rng: random.Random) -> Trader:

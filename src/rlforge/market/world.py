@@ -7,9 +7,9 @@ two worlds with one seed differ only by the actions of their agents.
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, get_args
 
-from rlforge.config.market import TRADER_KINDS, MarketConfig, check_market
+from rlforge.config.market import MarketConfig, TraderKind
 from rlforge.errors import nearest
 from rlforge.market.accounts import Agent, Lengths, cents, dollars
 from rlforge.market.actions import ActionError, Json, check_form
@@ -36,8 +36,6 @@ class World:
     """
 
     def __init__(self, config: MarketConfig, seed: int = 0) -> None:
-        """Raises ``ConfigError`` for invalid settings."""
-        check_market(config)
         self.config = config
         self.books = Books(config)
         self._shares, self._perps = ShareDesk(self.books), PerpDesk(self.books)
@@ -61,8 +59,8 @@ class World:
         """
         if agent_id in self.books.agents or agent_id in self.config.news or not agent_id:
             raise ValueError(f"the name {agent_id!r} is taken")
-        if kind is not None and kind not in TRADER_KINDS:
-            raise ValueError(f"trader kind {kind!r} is unknown{nearest(kind, TRADER_KINDS)}")
+        if kind is not None and kind not in (kinds := get_args(TraderKind)):
+            raise ValueError(f"trader kind {kind!r} is unknown{nearest(kind, kinds)}")
         config = self.config
         lengths = Lengths(config.feed_length, config.memory_length, config.recent_actions)
         rng = random.Random(f"{self._seed}/agent/{agent_id}")

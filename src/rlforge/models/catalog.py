@@ -23,6 +23,9 @@ _MADE_HERE = {
     "smollm2_135m": SMOLLM2_CACHE_NAME,
 }
 
+MODEL_KINDS = (*_MADE_HERE, "hf")
+"""What ``model.kind`` may be."""
+
 
 @value
 class ModelRow:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from rlforge.config.schema import ModelConfig
-from rlforge.errors import ConfigError, nearest
+from rlforge.errors import ConfigError
 from rlforge.models.files import MODEL_CONFIG, VALUE_HEAD, made_once, no_progress_bars
 from rlforge.models.smollm2 import CACHE_NAME as SMOLLM2_CACHE_NAME
 from rlforge.models.smollm2 import create_smollm2
@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # locating a model and reading its tokenizer need no torch
 
 log = logging.getLogger(__name__)
 
-KINDS = (*RECIPES, "smollm2_135m", "hf")
 
 #: Tokens that end a turn of chat models, apart from the end of the text.
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|end|>")
@@ -45,13 +44,7 @@ def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.inf
         return str(made_once(cache_name(kind), lambda d: _create_tiny(kind, d, progress)))
     if config.kind == "smollm2_135m":
         return str(made_once(SMOLLM2_CACHE_NAME, lambda d: create_smollm2(d, progress)))
-    if config.kind != "hf":
-        raise ConfigError(
-            f"model.kind {config.kind!r} is unknown{nearest(config.kind, KINDS)}; there are "
-            f"{', '.join(KINDS)}"
-        )
-    if not config.name:
-        raise ConfigError("model.kind hf needs model.name, a Hugging Face id or a local directory")
+    assert config.name is not None, f"model.kind={config.kind} without model.name"
     folder = Path(config.name).expanduser()
     if folder.is_dir():
         if not (folder / MODEL_CONFIG).is_file():

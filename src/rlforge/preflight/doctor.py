@@ -69,7 +69,7 @@ def examine(
 ) -> Report:
     """Everything about a run that can be known here.
 
-    gpu_memory_gb: plan for GPUs of so many GiB, whatever this machine has. check: raises
+    gpu_memory_gb: plan for GPUs of so many GiB instead of this machine's. check: raises
     ConfigError for a configuration that cannot run. Raises ConfigError for GPU memory on a CPU run.
     """
     config, found = composed.config, gpus()

@@ -83,7 +83,7 @@ def _needs(memory: Memory) -> Table:
     table = _plain(f"{unit}, at the fullest moment")
     needs: tuple[Need, ...] = (plan.learner, plan.least, plan.engine)
     titles: tuple[str, ...] = ("learner", "engine, one sequence", "engine, all sequences")
-    if plan.least == plan.engine:  # it takes its memory at the start, whatever it will run
+    if plan.least == plan.engine:  # it reserves its memory at the start
         needs, titles = needs[:2], ("learner", "engine")
     for title in titles:
         table.add_column(title, justify="right")
@@ -125,7 +125,7 @@ def _cards(memory: Memory) -> list[RenderableType]:
         if plan.share is not None:
             lines.append(
                 f"it takes {plan.share:.2f} of its card, and can have {plan.left:.2f} "
-                f"{'in its turn' if plan.alternate else 'beside the learner'} "
+                f"{'in its turn' if plan.alternate else 'next to the learner'} "
                 "(engine.vllm.gpu_memory_utilization)"
             )
         if plan.verdict == "tight":

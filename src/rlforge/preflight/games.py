@@ -1,121 +1,102 @@
-"""Everything that can be known to be wrong before a directory or a process exists."""
+"""Checks of a run that plays games across groups, before anything is created."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rlforge.config.compose import Composed
-from rlforge.config.schema import GamesConfig, GrpoConfig, RunConfig
+from rlforge.config.schema import GamesConfig, GrpoConfig, RewardsConfig, RunConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError
-from rlforge.games.actions import check_extraction
+from rlforge.games.actions import extraction_names
 from rlforge.games.players import check_player
-from rlforge.games.prompts import check_template
+from rlforge.games.prompts import template_names
 from rlforge.games.registry import SOURCES, check_env, make_game
+from rlforge.league.modes import mode_names
 from rlforge.league.names import parse_opponent
-from rlforge.preflight.policy import check_policy
+from rlforge.preflight.policy import check_machine, check_name, check_policy, check_temperature
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.lineup import env_spec, eval_envs, eval_opponents, train_envs
-from rlforge.tracking.sinks import check_sinks
-
-MODES_WITH_PAST = ("lagged",)
+from rlforge.types import EnvSpec
 
 
 def validate(composed: Composed[RunConfig], *, keys: bool = True) -> None:
-    """Raise ConfigError for the first contradiction, unknown name or impossible value.
+    """Raise ConfigError for the first impossible value, unknown name or contradiction.
 
     keys: also ask for the API keys and packages that a run would need; looking at a preset needs
     none.
     """
-    check_policy(composed, keys=keys)
+    check_policy(composed)
     check_lineup(composed, keys=keys)
     _check_algorithm(composed)
     _check_batches(composed)
-    RewardPipeline(composed.config.rewards)
-    check_sinks(composed.config.tracker)
+    for stack in ("final", "step", "sampling"):
+        entries = {stack: getattr(composed.config.rewards, stack)}
+        try:
+            RewardPipeline(RewardsConfig(**entries))
+        except ConfigError as error:
+            raise composed.error(f"rewards.{stack}", str(error)) from None
+    if keys:
+        check_machine(composed.config)
 
 
 def check_lineup(composed: Composed[GamesConfig], *, keys: bool = True) -> None:
     """The part of ``validate`` about environments, opponents and evaluations."""
-    for check in (_check_envs, _check_pool, _check_evaluations):
-        check(composed)
-    if keys:
-        _check_keys(composed)
+    config = composed.config
+    _check_envs(composed)
+    check_name(composed, "pool.mode", config.pool.mode, mode_names())
+    opponents, envs = config.pool.fixed_opponents, train_envs(config)
+    check_opponents(composed, "pool.fixed_opponents", opponents, envs, keys=keys)
+    opponents, envs = config.eval.opponents, eval_envs(config)
+    check_opponents(composed, "eval.opponents", opponents, envs, keys=keys)
+    _check_evaluations(composed)
+
+
+def check_opponents(
+    composed: Composed[GamesConfig],
+    key: str,
+    names: Sequence[str],
+    envs: Sequence[EnvSpec],
+    *,
+    keys: bool = True,
+) -> None:
+    """Raise ConfigError for the first of ``names``, the value of ``key``, that cannot play.
+
+    keys: also ask for the API keys that they need.
+    """
+    for name in names:
+        try:
+            policy = parse_opponent(name)
+            for env in envs if policy.kind == "scripted" else ():
+                check_player(policy.path_or_name or name, env)
+            if keys and policy.kind == "api":
+                check_api(name, composed.config.pool.api)
+        except ConfigError as error:
+            raise composed.error(key, str(error)) from None
 
 
 def _check_envs(composed: Composed[GamesConfig]) -> None:
     config = composed.config
-    if not config.env.train:
-        raise composed.error("env.train", "names no environment; add at least one")
     for group, entries in (("train", config.env.train), ("eval", config.env.eval)):
         for index, entry in enumerate(entries):
             key = f"env.{group}.{index}"
-            if entry.weight <= 0:
-                raise composed.error(f"{key}.weight", "must be above 0")
-            for name in ("max_turns", "timeout_s"):
-                if getattr(entry, name) <= 0:
-                    raise composed.error(f"{key}.{name}", "must be above 0")
-            if entry.error_allowance < 0:
-                raise composed.error(f"{key}.error_allowance", "must not be negative")
-            if entry.source not in SOURCES:
-                raise composed.error(f"{key}.source", f"no such source: {', '.join(SOURCES)}")
+            check_name(composed, f"{key}.source", entry.source, SOURCES)
             spec = env_spec(entry, config.model)
-            for part, check in (
-                ("id", check_env),
-                ("prompt_template", lambda spec: check_template(spec.prompt_template)),
-                ("action_extraction", lambda spec: check_extraction(spec.action_extraction)),
+            for part, name, known in (
+                ("prompt_template", spec.prompt_template, template_names()),
+                ("action_extraction", spec.action_extraction, extraction_names()),
             ):
-                try:
-                    check(spec)
-                except ConfigError as error:
-                    raise composed.error(f"{key}.{part}", str(error)) from None
+                check_name(composed, f"{key}.{part}", name, known)
+            try:
+                check_env(spec)
+            except ConfigError as error:
+                raise composed.error(f"{key}.id", str(error)) from None
             if spec.prompt_template == "board" and make_game(spec, seed=0).view().board is None:
                 raise composed.error(
                     f"{key}.id",
                     "has no compact board for prompt_template=board (the tiny model's); choose "
                     "another game, or another model and template",
                 )
-
-
-def _check_pool(composed: Composed[GamesConfig]) -> None:
-    config = composed.config
-    pool = config.pool
-    if pool.mode == "fixed" and not pool.fixed_opponents:
-        raise composed.error(
-            "pool.mode", "needs opponents; add pool.fixed_opponents=[random_legal], for example"
-        )
-    if len(pool.lag_range) != 2 or not 0 <= pool.lag_range[0] <= pool.lag_range[1]:
-        raise composed.error("pool.lag_range", "must be [low, high] with 0 <= low <= high")
-    if pool.mode in MODES_WITH_PAST and pool.lag_range[1] >= pool.max_active_lora:
-        raise composed.error(
-            "pool.lag_range",
-            f"reaches {pool.lag_range[1]} versions back, outside the active window of "
-            f"pool.max_active_lora={pool.max_active_lora} (current one included); "
-            "lower the one or raise the other",
-        )
-    for key, names in (
-        ("pool.fixed_opponents", pool.fixed_opponents),
-        ("eval.opponents", config.eval.opponents),
-    ):
-        specs = train_envs(config) if key.startswith("pool") else eval_envs(config)
-        for name in names:
-            try:
-                policy = parse_opponent(name)
-                for spec in specs if policy.kind == "scripted" else ():
-                    check_player(policy.path_or_name or name, spec)
-            except ConfigError as error:
-                raise composed.error(key, str(error)) from None
-
-
-def _check_keys(composed: Composed[GamesConfig]) -> None:
-    pool = composed.config.pool
-    names = {"pool.fixed_opponents": pool.fixed_opponents}
-    names["eval.opponents"] = composed.config.eval.opponents
-    for key, opponents in names.items():
-        for name in opponents:
-            if parse_opponent(name).kind == "api":
-                try:
-                    check_api(name, pool.api)
-                except ConfigError as error:
-                    raise composed.error(key, str(error)) from None
 
 
 def _check_batches(composed: Composed[RunConfig]) -> None:
@@ -126,13 +107,7 @@ def _check_batches(composed: Composed[RunConfig]) -> None:
         raise composed.error(
             "learner.mini_batch_size", f"does not divide learner.batch_size={learner.batch_size}"
         )
-    if learner.batch_size % learner.optimizer_steps:
-        raise composed.error(
-            "learner.optimizer_steps", f"does not divide learner.batch_size={learner.batch_size}"
-        )
     needed = learner.batch_size * learner.batch_delay_buffer
-    if learner.batch_delay_buffer < 1:
-        raise composed.error("learner.batch_delay_buffer", "must be 1 or more")
     if needed > buffer.max_size:
         raise composed.error(
             "buffer.max_size",
@@ -145,11 +120,6 @@ def _check_batches(composed: Composed[RunConfig]) -> None:
             f"games would wait for a version that is never published: at most "
             f"{buffer.max_staleness + 1} with buffer.max_staleness={buffer.max_staleness}",
         )
-    if learner.shard_weights and learner.num_learners == 1:
-        raise composed.error(
-            "learner.shard_weights",
-            "divides the weights over several ranks; raise learner.num_learners, or switch it off",
-        )
 
 
 def _check_evaluations(composed: Composed[GamesConfig]) -> None:
@@ -161,16 +131,19 @@ def _check_evaluations(composed: Composed[GamesConfig]) -> None:
                 "eval.max_games_per_checkpoint",
                 f"leaves some of the {len(opponents)} opponents without a game in {spec.id}",
             )
-    if config.eval.games % 2 and any(spec.num_players == 2 for spec in eval_envs(config)):
-        raise composed.error("eval.games", "must be even: every game is played from both seats")
+    for key in ("games", "final_games"):
+        odd = (getattr(config.eval, key) or 0) % 2 == 1
+        if odd and any(spec.num_players == 2 for spec in eval_envs(config)):
+            raise composed.error(
+                f"eval.{key}", "must be even: every game is played from both seats"
+            )
+    check_temperature(composed, "eval.temperature", config.eval.temperature)
 
 
 def _check_algorithm(composed: Composed[RunConfig]) -> None:
     config = composed.config
     algorithm = config.algorithm
     if isinstance(algorithm, GrpoConfig):
-        if algorithm.group_size < 2:
-            raise composed.error("algorithm.group_size", "must be 2 or more to compare games")
         if config.buffer.kind != "episode":
             raise composed.error("algorithm.name", "compares whole games; use buffer=episode")
         seats = max(env.num_players for env in config.env.train)

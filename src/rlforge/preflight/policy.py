@@ -1,149 +1,54 @@
-"""What can be known to be wrong about model, engine, learner and sizes before anything exists."""
+"""Checks of what games, continuous runs and services share, before anything is created.
+
+Each value is judged by its configuration class (``problems``); here are names that a registry
+knows, rules across groups, and what this machine must have.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection
 
 from rlforge.config.compose import Composed
 from rlforge.config.rules import no_such_choice
-from rlforge.config.schema import GrpoConfig, PolicyConfig, PpoConfig, WindowGrpoConfig
+from rlforge.config.schema import PolicyConfig
+from rlforge.engines.registry import engine_names
 from rlforge.engines.vllm_settings import check_installed, lora_rank
 from rlforge.errors import ConfigError
-from rlforge.league.modes import mode_names
+from rlforge.games.actions import extraction_names
+from rlforge.games.prompts import template_names
+from rlforge.models.catalog import MODEL_KINDS
 from rlforge.system.hardware import detect
+from rlforge.tracking.sinks import check_sinks
 
 
-def check_policy(composed: Composed[PolicyConfig], *, keys: bool = True) -> None:
-    """The part of ``validate`` about the policy: model, engine, algorithm and learner."""
-    for check in (_check_choices, _check_numbers, _check_model, _check_update, _check_vllm):
-        check(composed)
-    if keys and composed.config.engine.name == "vllm":
-        check_installed()
-    if keys:
-        _check_compiling(composed)
-
-
-def _check_choices(composed: Composed[PolicyConfig]) -> None:
-    for key, choices in (
-        ("model.kind", ("tiny", "tiny_market", "smollm2_135m", "hf")),
-        ("model.dtype", ("auto", "float32", "bfloat16")),
-        ("engine.name", ("transformers", "vllm")),
-        ("pool.mode", tuple(mode_names())),
-        ("algorithm.loss_aggregation", ("token_mean", "sequence_mean", "constant")),
-        ("algorithm.kl.estimator", ("k1", "k2", "k3")),
-        ("algorithm.kl.to", ("base", "previous")),
-        ("hardware.device", ("auto", "cpu", "cuda")),
-        ("buffer.kind", ("step", "episode")),
-        ("buffer.strategy", ("random",)),
-        ("learner.train", ("lora", "full")),
-        ("learner.packing", ("auto", "on", "off")),
-        ("learner.schedule", ("constant", "linear", "cosine")),
-        ("tracker.wandb_mode", ("online", "offline")),
-        ("tracker.progress", ("auto", "rich", "plain", "off")),
-    ):
-        value = _value(composed, key)
-        if value is not None and value not in choices:
-            raise composed.error(key, no_such_choice(str(value), choices))
-
-
-def _value(composed: Composed[PolicyConfig], key: str) -> object:
-    """The value of ``key``; None where the configuration has no such key."""
-    value: object = composed.config
-    for part in key.split("."):
-        value = getattr(value, part, None)
-    return value
-
-
-def _check_numbers(composed: Composed[PolicyConfig]) -> None:
-    positive: Sequence[str] = (
-        "learner.total_updates",
-        "learner.batch_size",
-        "learner.mini_batch_size",
-        "learner.micro_batch_tokens",
-        "learner.optimizer_steps",
-        "learner.gradient_accumulation_steps",
-        "learner.epochs",
-        "learner.learning_rate",
-        "learner.grad_clip",
-        "learner.save_every",
-        "learner.state_every",
-        "learner.num_learners",
-        "collector.num_train_workers",
-        "collector.num_eval_workers",
-        "collector.num_collectors",
-        "collector.max_failures",
-        "engine.num_engines",
-        "engine.max_parallel_seq",
-        "engine.max_tokens",
-        "engine.max_model_len",
-        "engine.max_loras",
-        "engine.request_timeout_s",
-        "engine.stuck_after_s",
-        "engine.vllm.kv_cache_gb",
-        "engine.vllm.max_num_batched_tokens",
-        "buffer.max_size",
-        "pool.max_active_lora",
-        "pool.temperature",
-        "pool.exploration.ngram",
-        "pool.exploration.window",
-        "model.lora.rank",
-        "model.lora.alpha",
-        "eval.games",
-        "hardware.memory_gb",
-        "hardware.num_cpus",
-        "hardware.threads",
-        "tracker.flush_every_s",
-        "tracker.window",
-    )
-    not_negative: Sequence[str] = (
-        "buffer.max_staleness",
-        "eval.every",
-        "engine.temperature",
-        "engine.max_restarts",
-        "collector.max_restarts",
-        "learner.warmup_updates",
-        "learner.weight_decay",
-        "learner.keep_checkpoints",
-        "algorithm.kl.coef",
-        "algorithm.entropy_coef",
-        "model.lora.dropout",
-        "hardware.num_gpus",
-        "hardware.learner_gpus",
-        "hardware.engine_gpus",
-    )
-    _check_each(composed, positive, lambda number: number > 0, "must be above 0")
-    _check_each(composed, not_negative, lambda number: number >= 0, "must not be negative")
-    for key in ("engine.top_p", "engine.vllm.gpu_memory_utilization"):
-        _check_each(composed, (key,), lambda number: 0 < number <= 1, "must lie in (0, 1]")
-    if composed.config.engine.temperature == 0:
-        raise composed.error(
-            "engine.temperature", "training samples; 0 is greedy and leaves nothing to learn from"
-        )
-
-
-def _check_each(
-    composed: Composed[PolicyConfig],
-    keys: Sequence[str],
-    holds: Callable[[float], bool],
-    problem: str,
-) -> None:
-    for key in keys:
-        number = _value(composed, key)
-        if isinstance(number, int | float) and not holds(number):
-            raise composed.error(key, problem)
-
-
-def _check_model(composed: Composed[PolicyConfig]) -> None:
+def check_policy(composed: Composed[PolicyConfig]) -> None:
+    """Raise ConfigError for the first impossible value, unknown name or contradiction."""
+    for key, problem in composed.config.problems():
+        raise composed.error(key, problem)
     model = composed.config.model
-    if model.kind == "hf" and not model.name:
-        raise composed.error("model.name", "model.kind=hf needs a name; add model.name=ORG/MODEL")
-    if model.kind != "hf" and model.name:
-        raise composed.error("model.name", f"only for model.kind=hf, not {model.kind}")
-    if not model.lora.target_modules and composed.config.learner.train == "lora":
-        raise composed.error("model.lora.target_modules", "names no layer to adapt")
+    check_name(composed, "model.kind", model.kind, MODEL_KINDS)
+    check_name(composed, "model.prompt_template", model.prompt_template, template_names())
+    check_name(composed, "model.action_extraction", model.action_extraction, extraction_names())
+    check_name(composed, "engine.name", composed.config.engine.name, engine_names())
+    _check_update(composed)
+    _check_engine(composed)
 
 
-def _check_vllm(composed: Composed[PolicyConfig]) -> None:
+def check_name(
+    composed: Composed[PolicyConfig], key: str, name: str, known: Collection[str]
+) -> None:
+    """Raise ConfigError where ``name``, the value of ``key``, is none of ``known``."""
+    if name not in known:
+        raise composed.error(key, no_such_choice(name, known))
+
+
+def check_temperature(composed: Composed[PolicyConfig], key: str, given: float | None) -> None:
+    """Raise ConfigError for temperatures at which vLLM does not sample; 0 is greedy."""
+    if composed.config.engine.name == "vllm" and given and not 0.01 <= given <= 2:
+        raise composed.error(key, "vLLM samples at temperatures from 0.01 to 2")
+
+
+def _check_engine(composed: Composed[PolicyConfig]) -> None:
     config, engine = composed.config, composed.config.engine
     if engine.name != "vllm":
         if config.hardware.engine_gpus > 1:
@@ -160,10 +65,7 @@ def _check_vllm(composed: Composed[PolicyConfig]) -> None:
         lora_rank(config.model.lora.rank)
     except ConfigError as error:
         raise composed.error("model.lora.rank", str(error)) from None
-    for key in ("engine.temperature", "eval.temperature"):
-        temperature = _value(composed, key)
-        if isinstance(temperature, float) and temperature and not 0.01 <= temperature <= 2:
-            raise composed.error(key, "vLLM samples at temperatures from 0.01 to 2")
+    check_temperature(composed, "engine.temperature", engine.temperature)
     tokens = engine.vllm.max_num_batched_tokens
     if tokens is not None and tokens < engine.max_parallel_seq:
         raise composed.error(
@@ -174,46 +76,26 @@ def _check_vllm(composed: Composed[PolicyConfig]) -> None:
 
 
 def _check_update(composed: Composed[PolicyConfig]) -> None:
-    learner, algorithm = composed.config.learner, composed.config.algorithm
-    if learner.packing == "on" and learner.use_trainer_cache:
-        raise composed.error(
-            "learner.packing", "keeps no cache; set learner.use_trainer_cache=false"
-        )
-    passes = learner.gradient_accumulation_steps
-    if passes is not None and learner.mini_batch_size is None:
-        raise composed.error(
-            "learner.gradient_accumulation_steps",
-            "counts forward passes of learner.mini_batch_size steps; set that, too",
-        )
-    if passes is not None and learner.optimizer_steps != 1:
-        raise composed.error(
-            "learner.optimizer_steps", "follows from learner.gradient_accumulation_steps; drop one"
-        )
-    several = passes is not None or learner.epochs * learner.optimizer_steps > 1
-    if algorithm.kl.coef > 0 and algorithm.kl.to == "previous" and not several:
+    learner, kl = composed.config.learner, composed.config.algorithm.kl
+    if learner.train == "lora" and not composed.config.model.lora.target_modules:
+        raise composed.error("model.lora.target_modules", "names no layer to adapt")
+    single = learner.gradient_accumulation_steps is None
+    single = single and learner.epochs * learner.optimizer_steps == 1
+    if kl.coef > 0 and kl.to == "previous" and single:
         raise composed.error(
             "algorithm.kl.to",
             "an update of a single optimizer step has not moved from the previous policy when "
             "its penalty is taken; raise learner.epochs, or use algorithm.kl.to=base",
         )
-    for key in ("clip_low", "clip_high"):
-        clipped = isinstance(algorithm, GrpoConfig | WindowGrpoConfig | PpoConfig)
-        if clipped and getattr(algorithm, key) <= 0:
-            raise composed.error(f"algorithm.{key}", "must be above 0")
-    if algorithm.importance_cap is not None and algorithm.importance_cap <= 0:
-        raise composed.error(
-            "algorithm.importance_cap", "must be above 0, or null to switch it off"
-        )
 
 
-def _check_compiling(composed: Composed[PolicyConfig]) -> None:
-    """Also what must be installed for it, where the learner runs on this machine."""
-    config = composed.config
-    if not config.learner.compile:
-        return
-    from rlforge.learner.layers import check_compiling  # torch: seconds
+def check_machine(config: PolicyConfig) -> None:
+    """Raise ConfigError where this machine lacks a package, compiler or key that a run needs."""
+    check_sinks(config.tracker)
+    if config.engine.name == "vllm":
+        check_installed()
+    if config.learner.compile and config.hardware.ray_address is None:
+        from rlforge.learner.layers import check_compiling  # torch: seconds
 
-    device: str | None = config.hardware.device
-    if device == "auto":
-        device = "cuda" if detect().gpus else "cpu"
-    check_compiling(config.learner, None if config.hardware.ray_address else device)
+        device = config.hardware.device
+        check_compiling(("cuda" if detect().gpus else "cpu") if device == "auto" else device)

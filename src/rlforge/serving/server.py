@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 from omegaconf.errors import OmegaConfBaseException
 
-from rlforge.config.compose import compose, from_yaml, to_yaml
+from rlforge.config.compose import Composed, compose, from_yaml, to_yaml
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import is_continuous
 from rlforge.config.rules import changed
@@ -25,9 +25,7 @@ from rlforge.config.schema import EnvEntry, HardwareConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, DeploymentError, RunError
-from rlforge.preflight.games import check_lineup
-from rlforge.preflight.policy import check_policy
-from rlforge.preflight.serving import check_deployment, check_room, check_serve
+from rlforge.preflight.serving import check_service
 from rlforge.serving.adapter import find_source
 from rlforge.serving.client import ADDRESS_FILE, STATE_DIR
 from rlforge.serving.guard import App, is_loopback, make_token
@@ -68,18 +66,18 @@ def compose_service(arguments: Sequence[str], config_dir: Path | None = None) ->
         raise ConfigError(f"serve one run, not {len(runs)}: {', '.join(runs)}")
     if runs:
         source = Path(runs[0])
-        config, state_dir = _of_run(source, overrides, config_dir), source / STATE_DIR
+        composed, state_dir = _of_run(source, overrides, config_dir), source / STATE_DIR
     else:
         composed = compose(overrides, config_dir, root=ServingConfig)
-        check_policy(composed)
-        check_lineup(composed)
-        config, source, state_dir = composed.config, None, Path(STATE_DIR)
-    return ServiceSetup(
-        config=config, source=source, state_dir=Path(config.serve.state_dir or state_dir)
-    )
+        source, state_dir = None, Path(STATE_DIR)
+    check_service(composed)
+    state_dir = Path(composed.config.serve.state_dir or state_dir)
+    return ServiceSetup(config=composed.config, source=source, state_dir=state_dir)
 
 
-def _of_run(run: Path, overrides: Sequence[str], config_dir: Path | None) -> ServingConfig:
+def _of_run(
+    run: Path, overrides: Sequence[str], config_dir: Path | None
+) -> Composed[ServingConfig]:
     try:
         find_source(run)
     except DeploymentError as error:
@@ -105,9 +103,10 @@ def _of_run(run: Path, overrides: Sequence[str], config_dir: Path | None) -> Ser
     if any(_head(o) == "hardware" for o in overrides):
         config.hardware = service.hardware
     try:
-        return changed(config, changes)
+        config = changed(config, changes)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{' '.join(changes)} (command line): {error}".split("\n")[0]) from None
+    return Composed(config=config, overrides=tuple(overrides), rest=str(run / "config.yaml"))
 
 
 def _head(override: str) -> str:
@@ -122,9 +121,6 @@ def serve(setup: ServiceSetup, say: Say) -> None:
     often.
     """
     config = setup.config
-    check_serve(config.serve)
-    check_deployment(config.deployment)
-    check_room(config.engine, config.deployment)
     hardware = resolve_hardware(
         config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
     )

@@ -23,7 +23,6 @@ from rlforge.config.schema import ModelConfig
 from rlforge.config.serving import DeploymentConfig
 from rlforge.engines.base import Engine, OnTokens
 from rlforge.errors import DeploymentError, PolicyLoadError
-from rlforge.preflight.serving import check_deployment
 from rlforge.serving.adapter import checkpoint_of, version_of
 from rlforge.serving.deployer import FAILURES, Deployer
 from rlforge.serving.journal import Journal
@@ -95,7 +94,6 @@ class DeploymentService:
         DeploymentError when no version in it can be served, EngineError when the base model does
         not answer.
         """
-        check_deployment(config)
         service = cls(folder, engine, config, model, probes, holdout, on_phase)
         try:
             await service._resume()

@@ -12,7 +12,7 @@ import socket
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError
@@ -213,13 +213,13 @@ def resolve_hardware(
     return config
 
 
-def resolve_device(config: HardwareConfig, gpus: int) -> str:
+def resolve_device(config: HardwareConfig, gpus: int) -> Literal["cpu", "cuda"]:
     """``cpu`` or ``cuda``; ``auto`` takes CUDA where ``gpus`` is not 0.
 
     Raises ConfigError when the profile asks for GPUs and there are none.
     """
     if gpus or config.device == "cpu":
-        return "cuda" if config.device == "auto" else config.device
+        return "cpu" if config.device == "cpu" else "cuda"
     if config.device == "cuda":
         raise ConfigError(
             f"hardware={config.name} wants a GPU and this machine shows none; "

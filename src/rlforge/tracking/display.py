@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Literal, Self, cast, get_args
+from typing import Literal, Self
 
 from rich.console import Console
 from rich.live import Live
 
 from rlforge.config.schema import TrackerConfig
-from rlforge.errors import ConfigError, nearest
 from rlforge.tracking.files import open_run, read_json
 from rlforge.tracking.formatting import duration, number, percent
 from rlforge.tracking.progress import Progress, WinRateRow
@@ -112,18 +111,8 @@ class Display:
 
 
 def make_display(cfg: TrackerConfig, run_name: str, console: Console | None = None) -> Display:
-    """The display that ``tracker.progress`` asks for.
-
-    Raises:
-        ConfigError: there is no such mode.
-    """
-    modes = get_args(DisplayMode)
-    if cfg.progress not in modes:
-        raise ConfigError(
-            f"tracker.progress: {cfg.progress!r} is not one of {', '.join(modes)}"
-            f"{nearest(cfg.progress, modes)}"
-        )
-    return Display(run_name, cast(DisplayMode, cfg.progress), console)
+    """The display that ``tracker.progress`` asks for."""
+    return Display(run_name, cfg.progress, console)
 
 
 def update_line(progress: Progress) -> str:

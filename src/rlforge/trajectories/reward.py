@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rlforge.config.windows import DecisionRewardConfig, check
+from rlforge.config.windows import DecisionRewardConfig
 from rlforge.errors import RlforgeError
 from rlforge.trajectories.records import Decision, Result
 from rlforge.types import value
@@ -43,7 +43,6 @@ class DecisionReward:
     """
 
     def __init__(self, config: DecisionRewardConfig) -> None:
-        check(config)
         self._config = config
 
     def __call__(self, result: Result) -> RewardParts:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlforge.config.windows import StoreConfig, check
+from rlforge.config.windows import StoreConfig
 from rlforge.errors import StoreError
 from rlforge.system.files import sync
 from rlforge.system.locks import RunLock
@@ -163,7 +163,6 @@ class TrajectoryStore(StoreReader):
 
     def __init__(self, root: Path | str, config: StoreConfig | None = None) -> None:
         config = config or StoreConfig()
-        check(config)
         self._config = config
         root = Path(root)
         with full_disk_explained(root):

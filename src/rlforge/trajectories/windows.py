@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from rlforge.config.windows import WindowConfig, check
+from rlforge.config.windows import WindowConfig
 from rlforge.tracking.formatting import duration, number
 from rlforge.trajectories.grid import WindowGrid
 from rlforge.trajectories.reader import StoreReader
@@ -124,7 +124,6 @@ class Windows:
     """
 
     def __init__(self, reader: StoreReader, config: WindowConfig) -> None:
-        check(config)
         self._reader = reader
         self._config = config
         self.grid = WindowGrid(config.minutes)

@@ -1,0 +1,284 @@
+"""Every key of every configuration refuses what cannot be, before anything exists."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import re
+import subprocess
+import sys
+import time
+import typing
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlforge import launch
+from rlforge.cli import main
+from rlforge.config.algorithm import ALGORITHMS, A2cConfig, AlgorithmConfig
+from rlforge.config.compose import Composed, compose
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.learner import GameLearnerConfig, LearnerConfig
+from rlforge.config.rules import Group, Length, Pattern, Range, hints, parts
+from rlforge.config.schema import ModelConfig, PoolConfig, RunConfig
+from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServingConfig
+from rlforge.errors import ConfigError
+
+ROOTS = {"train": RunConfig, "continuous": ContinuousConfig, "serve": ServingConfig}
+
+FREE = {
+    "hardware.name": "a profile may have any name",
+    "hardware.ray_address": "only Ray knows which addresses it can reach",
+    "run_dir": "any path may be a new folder",
+}
+"""Texts of which each is possible, and why."""
+
+
+@cache
+def composed(command: str, algorithm: str) -> Composed[Any]:
+    """A valid configuration of the command, in which every group has entries."""
+    overrides = [f"algorithm={algorithm}"]
+    if command != "continuous":
+        overrides += ["+experiment=simpletak_mirror"]
+    result = compose(overrides, root=ROOTS[command])
+    launch.check(result, keys=False)
+    return result
+
+
+def leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and annotation of every value; of lists of classes those of the first entry."""
+    for name, hint in hints(cls).items():
+        kind, _ = parts(hint)
+        if dataclasses.is_dataclass(kind):
+            yield from leaves(kind, f"{prefix}{name}.")  # type: ignore[arg-type]
+            continue
+        yield f"{prefix}{name}", hint
+        inner = typing.get_args(kind)[:1] if typing.get_origin(kind) is list else ()
+        if inner and dataclasses.is_dataclass(inner[0]) and name == "train":
+            yield from leaves(inner[0], f"{prefix}{name}.0.")  # type: ignore[arg-type]
+
+
+def keys_of(command: str) -> list[tuple[str, str, Any]]:
+    """Algorithm under which a key exists, key and annotation, of all keys of the command's root."""
+    found = {key: ("reinforce", hint) for key, hint in leaves(ROOTS[command])}
+    for name, cls in ALGORITHMS.items():
+        found |= {key: (name, hint) for key, hint in leaves(cls, "algorithm.")}
+    return [(algorithm, key, hint) for key, (algorithm, hint) in found.items()]
+
+
+def bad_values(hint: Any) -> Iterator[Any]:
+    """Values that a key with this annotation must refuse."""
+    kind, rules = parts(hint)
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal or (kind is str and not rules):
+        yield "no-such-thing"
+    if kind is float:
+        yield from (math.nan, math.inf, -math.inf)
+    for rule in rules:
+        if isinstance(rule, Pattern):
+            yield ""
+        if isinstance(rule, Range):
+            yield kind(rule.low if "(" in rule.open else rule.low - 1)
+            if not math.isinf(rule.high):
+                yield kind(rule.high if ")" in rule.open else rule.high + 1)
+        if isinstance(rule, Length) and origin is list:
+            yield [] if rule.least else [1] * 99
+    if origin is list and dataclasses.is_dataclass(inner[0]):
+        yield [dataclasses.replace(inner[0](), weight=0.0)]
+    elif origin is list and typing.get_origin(inner[0]) is dict:
+        yield [{"name": "no-such-thing"}]
+    elif origin is list:
+        yield from ([value] * (_length(rules) or 1) for value in bad_values(inner[0]))
+    elif origin is dict:
+        yield from ({"noise": value} for value in bad_values(inner[1]))
+
+
+def _length(rules: tuple[Any, ...]) -> int:
+    return max((rule.least for rule in rules if isinstance(rule, Length)), default=0)
+
+
+def refusal(command: str, algorithm: str, key: str, value: Any) -> str | None:
+    """The message with which ``value`` is refused; None where it is accepted."""
+    base = composed(command, algorithm)
+    config = owner = copy.deepcopy(base.config)
+    *groups, name = key.split(".")
+    for group in groups:
+        owner = owner[int(group)] if isinstance(owner, list) else getattr(owner, group)
+    setattr(owner, name, value)
+    changed = dataclasses.replace(base, config=config, overrides=(f"{key}=typed",))
+    try:
+        launch.check(changed, keys=False)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("command", ROOTS)
+def test_each_key_refuses_values_and_names_key_value_origin_and_reason(command: str) -> None:
+    unclear, judged = [], 0
+    for algorithm, key, hint in keys_of(command):
+        if key in FREE or parts(hint)[0] is bool:
+            continue
+        values = list(bad_values(hint))
+        assert values, key
+        for value in values:
+            judged += 1
+            said = refusal(command, algorithm, key, value) or "accepted"
+            if not re.match(rf"{re.escape(key)}[.\w]*=.* \(command line, .*\): ..", said):
+                unclear.append((key, value, said))
+    assert unclear == []
+    assert judged > 200
+
+
+@pytest.mark.parametrize("command", ROOTS)
+def test_the_free_texts_are_keys(command: str) -> None:
+    assert set(FREE) <= {key for _, key, _ in keys_of(command)}
+
+
+@given(st.floats(), st.integers())
+def test_a_number_is_refused_exactly_where_its_range_ends(number: float, whole: int) -> None:
+    for low, high, ends in ((0, 1, ""), (0, 1, "("), (0, 1, ")"), (-3, math.inf, "(")):
+        for given_number in (number, whole):
+            inside = low <= given_number <= high
+            inside = inside and not ("(" in ends and given_number == low)
+            inside = inside and not (")" in ends and given_number == high)
+            assert (Range(low, high, ends).problem(given_number) is None) is inside
+
+
+@given(st.lists(st.floats(), max_size=4))
+def test_the_betas_are_two_numbers_from_0_to_below_1(betas: list[float]) -> None:
+    fine = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
+    assert (list(LearnerConfig(betas=betas).problems()) == []) is fine
+
+
+def test_annotations_are_of_kinds_that_the_walk_knows() -> None:
+    """A new kind of field must be taken up here, or it would pass unseen."""
+    known = (int, float, str, bool, list, dict, Literal)
+    for command in ROOTS:
+        for _, key, hint in keys_of(command):
+            kind, _ = parts(hint)
+            assert (typing.get_origin(kind) or kind) in known, key
+
+
+# ---------------------------------------------------------------- on the command line
+
+QUICK = "+experiment=simpletak_mirror"
+MARKET = "+experiment=market_continuous"
+TYPED = [
+    ("train", QUICK, "algorithm.gamma=2", "algorithm.gamma=2.0"),
+    ("train", QUICK, "algorithm.gae_lambda=-1", "algorithm.gae_lambda=-1.0"),
+    ("train", QUICK, "algorithm.clip_low=5", "algorithm.clip_low=5.0"),
+    ("train", QUICK, "algorithm.dual_clip=0.5", "algorithm.dual_clip=0.5"),
+    ("train", QUICK, "algorithm.value_clip=-1", "algorithm.value_clip=-1.0"),
+    ("train", QUICK, "algorithm.max_generation_len=0", "algorithm.max_generation_len=0"),
+    ("train", QUICK, "learner.betas=[0.9]", "learner.betas=[0.9]"),
+    ("train", QUICK, "learner.final_lr_ratio=-3", "learner.final_lr_ratio=-3.0"),
+    ("train", QUICK, "model.lora.dropout=2", "model.lora.dropout=2.0"),
+    ("train", QUICK, "pool.trueskill.sigma=0", "pool.trueskill.sigma=0.0"),
+    ("train", QUICK, "pool.api.timeout_s=-1", "pool.api.timeout_s=-1.0"),
+    ("train", QUICK, "eval.temperature=-1", "eval.temperature=-1.0"),
+    ("continuous", MARKET, "market.tip_chance=2", "market.tip_chance=2.0"),
+    ("continuous", MARKET, "engine.num_engines=0", "engine.num_engines=0"),
+    ("serve", QUICK, "serve.port=70000", "serve.port=70000"),
+    ("serve", QUICK, "deployment.ab.shares=[2]", "deployment.ab.shares.0=2.0"),
+    ("config", QUICK, "learner.schedule=cosin", "learner.schedule=cosin"),
+    ("graph", MARKET, "ruler.judge.group_by=day", "ruler.judge.group_by=day"),
+]
+
+
+@pytest.mark.parametrize(("command", "experiment", "typed", "named"), TYPED)
+def test_a_command_refuses_at_once_with_code_2_and_creates_nothing(
+    command: str,
+    experiment: str,
+    typed: str,
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["rlforge", command, experiment, typed])
+    started = time.process_time()
+    with pytest.raises(SystemExit) as ending:
+        main()
+    assert time.process_time() - started < 3
+    out, err = capsys.readouterr()
+    assert (ending.value.code, out) == (2, "")
+    assert err.startswith(f"rlforge: {named} (command line, {typed}): ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("command", "experiment", "typed", "named"), [TYPED[0], TYPED[-4]])
+def test_so_does_a_process_of_its_own(
+    command: str, experiment: str, typed: str, named: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from rlforge.cli import main; main()", command, experiment, typed],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert named in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------- keys that contradict each other
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "reason"),
+    [
+        (PoolConfig(lag_range=[3, 1]), "lag_range", "low <= high"),
+        (PoolConfig(mode="fixed"), "mode", "add pool.fixed_opponents"),
+        (PoolConfig(mode="lagged", lag_range=[1, 9]), "lag_range", "pool.max_active_lora=5"),
+        (ModelConfig(kind="hf"), "name", "add model.name="),
+        (ModelConfig(kind="tiny", name="x"), "name", "only for model.kind=hf"),
+        (A2cConfig(name="ppo"), "name", "choose them with algorithm=ppo"),
+        (AlgorithmConfig(name="grpo"), "name", "choose them with algorithm=grpo"),
+        (AlgorithmConfig(name="reinforced"), "name", "did you mean reinforce"),
+        (
+            LearnerConfig(train="full", initial_adapter="x"),
+            "initial_adapter",
+            "needs learner.train=lora",
+        ),
+        (
+            LearnerConfig(use_trainer_cache=True, gradient_checkpointing=True),
+            "use_trainer_cache",
+            "switch it off",
+        ),
+        (
+            LearnerConfig(use_trainer_cache=True, activation_checkpointing=True),
+            "use_trainer_cache",
+            "switch it off",
+        ),
+        (LearnerConfig(packing="on", use_trainer_cache=True), "packing", "keeps no cache"),
+        (LearnerConfig(compile=True, use_trainer_cache=True), "compile", "keep no cache"),
+        (
+            LearnerConfig(compile=True, shard_weights=True, num_learners=2),
+            "compile",
+            "learner.shard_weights=false",
+        ),
+        (
+            LearnerConfig(compile=True, activation_checkpointing=True),
+            "compile",
+            "use learner.gradient_checkpointing instead",
+        ),
+        (LearnerConfig(gradient_accumulation_steps=2), "gradient_accumulation_steps", "set that"),
+        (GameLearnerConfig(batch_size=10, optimizer_steps=3), "optimizer_steps", "batch_size=10"),
+        (AbTestConfig(shares=[0.5, 0.2]), "shares", "must rise"),
+        (DeploymentConfig(holdout_games=1), "holdout_games", "must be 0, or 2 or more"),
+    ],
+)
+def test_contradictions_within_a_group_name_the_key_and_the_mend(
+    config: Group, key: str, reason: str
+) -> None:
+    ((found, problem),) = config.problems()
+    assert (found, reason in problem) == (key, True)
