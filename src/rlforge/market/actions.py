@@ -62,6 +62,38 @@ def check_form(action: Any) -> Json:
     return action
 
 
+def buy(market_id: str, outcome: str, amount: float) -> Json:
+    """Buy shares for ``amount`` dollars."""
+    return {
+        "type": "BUY_SHARES",
+        "marketId": market_id,
+        "outcome": outcome,
+        "amount": round(amount, 2),
+    }
+
+
+def open_position(ticker: str, side: str, size: float, leverage: float) -> Json:
+    """Open a perpetual position of ``size`` dollars."""
+    return {
+        "type": "OPEN_POSITION",
+        "ticker": ticker,
+        "side": side,
+        "size": round(size, 2),
+        "leverage": leverage,
+    }
+
+
+def leave(position: Json) -> Json:
+    """Sell all shares, or close the position."""
+    if position["kind"] == "shares":
+        return {
+            "type": "SELL_SHARES",
+            "positionId": position["id"],
+            "shares": position["shares"],
+        }
+    return {"type": "CLOSE_POSITION", "positionId": position["id"]}
+
+
 def _check_field(kind: str, name: str, given: Any, wanted: str | tuple[str, ...]) -> None:
     if isinstance(wanted, tuple):
         if given not in wanted:

@@ -47,51 +47,11 @@ class Settled:
 
     ticket: int
     agent_id: str
-    pnl: float
-    investment: float
-    hold_time_minutes: float
     win_rate: float
+    pnl: float = 0.0
+    investment: float = 0.0
+    hold_time_minutes: float = 0.0
     invalid: bool = False
-
-
-class Settlements:
-    """Collects settled decisions until the world's next tick returns them."""
-
-    def __init__(self, tick_minutes: float) -> None:
-        self._tick_minutes = tick_minutes
-        self._settled: list[Settled] = []
-
-    def staked(self, agent: Agent, ticket: int, profit: int, investment: int, ticks: int) -> None:
-        """A decision with money at stake; profit and investment in cents."""
-        self._settled.append(
-            Settled(
-                ticket=ticket,
-                agent_id=agent.id,
-                pnl=dollars(profit),
-                investment=dollars(investment),
-                hold_time_minutes=ticks * self._tick_minutes,
-                win_rate=agent.settle(profit),
-            )
-        )
-
-    def unstaked(self, agent: Agent, ticket: int, invalid: bool) -> None:
-        """A decision without money at stake, or one that was not accepted."""
-        self._settled.append(
-            Settled(
-                ticket=ticket,
-                agent_id=agent.id,
-                pnl=0.0,
-                investment=0.0,
-                hold_time_minutes=0.0,
-                win_rate=agent.win_rate,
-                invalid=invalid,
-            )
-        )
-
-    def take(self) -> list[Settled]:
-        """The decisions settled since the last call."""
-        taken, self._settled = self._settled, []
-        return taken
 
 
 class Books:
@@ -99,13 +59,13 @@ class Books:
 
     def __init__(self, config: MarketConfig) -> None:
         self.config = config
-        self.settlements = Settlements(config.tick_minutes)
         self.predictions: dict[str, PredictionMarket] = {}
         self.perpetuals: dict[str, Perpetual] = {}
         self.agents: dict[str, Agent] = {}
         self.vault = self.fees = self.house = 0
         self.tick = 0
         self._positions = 0
+        self._settled: list[Settled] = []
 
     def accounts(self) -> dict[str, int]:
         """Cents by kind of account; they sum to 0."""
@@ -139,7 +99,7 @@ class Books:
     ) -> None:
         """Settle the decision that bought or opened, at tick ``opened``, what has now ended."""
         agent.lifetime += profit
-        self.settlements.staked(agent, ticket, profit, invested, self.tick - opened)
+        self.settle(agent, ticket, profit, invested, opened)
         agent.notes.append(
             {
                 "kind": "trade",
@@ -149,15 +109,30 @@ class Books:
             }
         )
 
-    def judge(
-        self, agent: Agent, ticket: int, received: int, kept: int, basis: int, opened: int
-    ) -> None:
-        """Settle the decision that sold for ``received`` what would now be worth ``kept``.
+    def settle(self, agent: Agent, ticket: int, profit: int, invested: int, opened: int) -> None:
+        """Settle a decision about money that was at stake since tick ``opened``; in cents."""
+        self._settled.append(
+            Settled(
+                ticket=ticket,
+                agent_id=agent.id,
+                win_rate=agent.settle(profit),
+                pnl=dollars(profit),
+                investment=dollars(invested),
+                hold_time_minutes=(self.tick - opened) * self.config.tick_minutes,
+            )
+        )
 
-        basis: the price that had been paid.
-        """
-        held = self.tick - opened
-        self.settlements.staked(agent, ticket, received - kept, max(1, basis), held)
+    def settle_unstaked(self, agent: Agent, ticket: int, invalid: bool) -> None:
+        """Settle a decision without money at stake, or one that was not accepted."""
+        settled = Settled(
+            ticket=ticket, agent_id=agent.id, win_rate=agent.win_rate, invalid=invalid
+        )
+        self._settled.append(settled)
+
+    def take_settled(self) -> list[Settled]:
+        """The decisions settled since the last call."""
+        taken, self._settled = self._settled, []
+        return taken
 
 
 def check_funds(agent: Agent, amount: int, what: str) -> None:

@@ -21,7 +21,7 @@ from collections import Counter
 from typing import Any
 
 from rlforge.config.market import MarketConfig
-from rlforge.market.actions import NO_OP, ActionError, Json
+from rlforge.market.actions import NO_OP, ActionError, Json, buy, leave, open_position
 
 _LETTERS = "abcde"
 _SIZES = ("1", "2", "3")
@@ -120,29 +120,12 @@ class Compact:
         if word == "[follow]":
             return {"type": "FOLLOW_USER", "userId": self._to_follow(state, focus)}
         held = _largest(state, focus)
-        if word == "[close]" and held is not None:
-            return {"type": "CLOSE_POSITION", "positionId": held["id"]}
-        if word == "[sell]" and held is not None:
-            return {
-                "type": "SELL_SHARES",
-                "positionId": held["id"],
-                "shares": held["shares"],
-            }
+        if word in ("[close]", "[sell]") and held is not None:
+            return leave(held)
         verb, stake = word[1:-2], self._stakes[int(word[-2]) - 1]
         if verb in _BETS:
-            return {
-                "type": "BUY_SHARES",
-                "marketId": focus,
-                "outcome": _BETS[verb],
-                "amount": stake,
-            }
-        return {
-            "type": "OPEN_POSITION",
-            "ticker": focus,
-            "side": verb,
-            "size": round(stake * self._leverage, 2),
-            "leverage": self._leverage,
-        }
+            return buy(focus, _BETS[verb], stake)
+        return open_position(focus, verb, stake * self._leverage, self._leverage)
 
     def _to_follow(self, state: Json, focus: str) -> str | None:
         views, following = _views(state, focus), state["agent"]["following"]

@@ -150,9 +150,8 @@ class PerpDesk:
                 continue
             perp = closed.perp
             kept = max(0, closed.margin + perp.profit(self._books.perpetuals[perp.ticker].mark()))
-            self._books.judge(
-                closed.agent, closed.ticket, closed.received, kept, perp.paid, perp.opened
-            )
+            profit, basis = closed.received - kept, max(1, perp.paid)
+            self._books.settle(closed.agent, closed.ticket, profit, basis, perp.opened)
         self._closed = later
 
     def _close(self, agent: Agent, perp: Perp, how: str, extra_fee: float = 0.0) -> int:

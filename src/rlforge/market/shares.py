@@ -112,7 +112,8 @@ class ShareDesk:
                 self._end(agent, lot, f"{market.id} ended {market.truth}")
         for sale in self._sales.pop(market.id, []):
             kept = sale.units if sale.outcome == market.truth else 0
-            self._books.judge(sale.agent, sale.ticket, sale.received, kept, sale.basis, sale.opened)
+            profit, basis = sale.received - kept, max(1, sale.basis)
+            self._books.settle(sale.agent, sale.ticket, profit, basis, sale.opened)
         self._books.house += market.pool
         del self._books.predictions[market.id]
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from rlforge.config.market import MarketConfig
 from rlforge.errors import ConfigError, nearest
-from rlforge.market.actions import NO_OP, Json
+from rlforge.market.actions import NO_OP, Json, buy, leave, open_position
 from rlforge.market.books import Receipt
 from rlforge.market.world import World
 from rlforge.types import value
@@ -53,7 +53,7 @@ class NoiseTrader:
         if draw < 0.2:
             return NO_OP
         if positions and draw < 0.3 + 0.03 * len(positions):
-            return _leave(rng.choice(positions))
+            return leave(rng.choice(positions))
         return self._trade(state)
 
     def _trade(self, state: Json) -> Json:
@@ -64,9 +64,11 @@ class NoiseTrader:
         offers = [*markets["predictions"], *markets["perpetuals"]]
         offer = rng.choice(offers)
         if "ticker" not in offer:
-            return _buy(offer["id"], rng.choice(("YES", "NO")), stake)
+            return buy(offer["id"], rng.choice(("YES", "NO")), stake)
         leverage = rng.randint(1, min(5, int(self._config.max_leverage)))
-        return _open(offer["ticker"], rng.choice(("long", "short")), stake * leverage, leverage)
+        return open_position(
+            offer["ticker"], rng.choice(("long", "short")), stake * leverage, leverage
+        )
 
     def _talk(self, state: Json) -> Json:
         rng, feed = self._rng, state["social"]["feed"]
@@ -97,17 +99,17 @@ class MomentumTrader:
             held.add(position["ticker"])
             sign = 1 if position["side"] == "long" else -1
             if sign * moves[position["ticker"]] < -_INDEX_MOVE:
-                return _leave(position)
+                return leave(position)
         stake = 0.05 * portfolio["balance"]
         found: list[tuple[float, str, Json]] = []
         for offer in markets["predictions"]:
             change = offer["change"]
             if abs(change) > _SHARE_MOVE and offer["id"] not in held:
-                action = _buy(offer["id"], "YES" if change > 0 else "NO", stake)
+                action = buy(offer["id"], "YES" if change > 0 else "NO", stake)
                 found.append((abs(change) / _SHARE_MOVE, offer["id"], action))
         for ticker, change in moves.items():
             if abs(change) > _INDEX_MOVE and ticker not in held:
-                action = _open(ticker, "long" if change > 0 else "short", 3 * stake, 3)
+                action = open_position(ticker, "long" if change > 0 else "short", 3 * stake, 3)
                 found.append((abs(change) / _INDEX_MOVE, ticker, action))
         if not found or stake < _LEAST:
             return NO_OP
@@ -137,7 +139,7 @@ class ValueTrader:
             about, against = _about(position)
             belief = beliefs.get(about, 0.5)
             if (1 - belief if against else belief) < 0.5 - _EDGE:
-                return _leave(position)
+                return leave(position)
             staked[about] = staked.get(about, 0.0) + position["value"]
         follow = self._worth_following(state)
         return self._best_trade(state, beliefs, staked) or follow or NO_OP
@@ -173,7 +175,7 @@ class ValueTrader:
                 # Prices in a state are rounded and may be 0.
                 gain = edge / max(price, 0.001)
                 if stake >= _LEAST and (best is None or gain > best[0]):
-                    best = (gain, _buy(offer["id"], outcome, stake))
+                    best = (gain, buy(offer["id"], outcome, stake))
         for offer in state["markets"]["perpetuals"]:
             ticker = offer["ticker"]
             belief = beliefs.get(ticker, 0.5)
@@ -183,7 +185,10 @@ class ValueTrader:
                 # About the return of a trend over its mean remaining time.
                 value = (2 * sure - 1) * 0.15
                 if best is None or value > best[0]:
-                    best = (value, _open(ticker, "long" if belief > 0.5 else "short", 3 * stake, 3))
+                    best = (
+                        value,
+                        open_position(ticker, "long" if belief > 0.5 else "short", 3 * stake, 3),
+                    )
         return best[1] if best else None
 
     def _worth_following(self, state: Json) -> Json | None:
@@ -225,36 +230,6 @@ def make_trader(kind: str, config: MarketConfig, rng: random.Random) -> Trader:
             f"{', '.join(_TRADERS)}"
         )
     return _TRADERS[kind](config, rng)
-
-
-def _buy(market_id: str, outcome: str, amount: float) -> dict[str, Any]:
-    return {
-        "type": "BUY_SHARES",
-        "marketId": market_id,
-        "outcome": outcome,
-        "amount": round(amount, 2),
-    }
-
-
-def _open(ticker: str, side: str, size: float, leverage: float) -> dict[str, Any]:
-    return {
-        "type": "OPEN_POSITION",
-        "ticker": ticker,
-        "side": side,
-        "size": round(size, 2),
-        "leverage": leverage,
-    }
-
-
-def _leave(position: Json) -> dict[str, Any]:
-    """Sell all shares, or close the position."""
-    if position["kind"] == "shares":
-        return {
-            "type": "SELL_SHARES",
-            "positionId": position["id"],
-            "shares": position["shares"],
-        }
-    return {"type": "CLOSE_POSITION", "positionId": position["id"]}
 
 
 def _about(position: Json) -> tuple[str, bool]:

@@ -88,10 +88,10 @@ class World:
             checked = check_form(action)
             staked = self._carry_out(agent, ticket, checked)
         except ActionError as error:
-            self.books.settlements.unstaked(agent, ticket, invalid=True)
+            self.books.settle_unstaked(agent, ticket, invalid=True)
             return Receipt(ticket=ticket, agent_id=agent_id, accepted=False, problem=str(error))
         if not staked:
-            self.books.settlements.unstaked(agent, ticket, invalid=False)
+            self.books.settle_unstaked(agent, ticket, invalid=False)
         agent.recent.append(dict(checked))
         agent.unread = 0
         return Receipt(ticket=ticket, agent_id=agent_id, accepted=True)
@@ -128,7 +128,7 @@ class World:
             self.minute,
             books.agents.values(),
         )
-        return self.books.settlements.take()
+        return self.books.take_settled()
 
     @property
     def agent_ids(self) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlforge.market.actions import FIELDS
 from rlforge.trajectories.records import Decision, Json
 from rlforge.types import value
 
@@ -115,16 +116,7 @@ def _price(offer: Json) -> float:
 STATE_ACTION, WITH_OUTCOME = "state_action", "with_outcome"
 FEATURES = (STATE_ACTION, WITH_OUTCOME)
 
-ACTION_TYPES = (
-    "BUY_SHARES",
-    "SELL_SHARES",
-    "OPEN_POSITION",
-    "CLOSE_POSITION",
-    "CREATE_POST",
-    "CREATE_COMMENT",
-    "FOLLOW_USER",
-    "NO_OP",
-)
+ACTION_TYPES = tuple(FIELDS)
 _TRADES = ACTION_TYPES[:4]
 
 #: Features are clipped to this absolute value, so that no outlier outweighs all others.

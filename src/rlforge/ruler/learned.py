@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @value
 class Judgement:
-    """values, explanations: one per decision. metrics: of the model and its data."""
+    """A value and an explanation per decision, and metrics of the model and its data."""
 
     values: Floats
     explanations: Sequence[str]

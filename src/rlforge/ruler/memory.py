@@ -19,7 +19,7 @@ _FORMAT = 1
 
 @value
 class LearnedWindow:
-    """features: one row per decision, shape [n, features]; rewards: shape [n]."""
+    """A learned window. features: one row per decision, shape [n, features]; rewards: [n]."""
 
     id: str
     features: Floats

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rlforge.errors import StoreError
+from rlforge.system.values import Codec
 from rlforge.trajectories.columns import SCHEMAS, to_decisions
 from rlforge.trajectories.grid import window_start
 from rlforge.trajectories.layout import DataFile, StoreLayout
@@ -41,6 +42,7 @@ _ACTIVITY = f"""
         coalesce(sum(reward), 0) AS rewardSum, max(timestamp) AS newest
     FROM ({_ROWS}) GROUP BY windowId, agentId ORDER BY windowId, agentId
 """
+_ACTIVITIES = Codec(AgentActivity, camel_case=True)
 
 
 @value
@@ -121,19 +123,8 @@ class StoreReader:
 
     def activity(self, window_ids: Collection[str] | None = None) -> list[AgentActivity]:
         """Counts of each agent in each of the windows; reads no states."""
-        return [
-            AgentActivity(
-                window_id=row["windowId"],
-                agent_id=row["agentId"],
-                decisions=row["decisions"],
-                actions=row["actions"],
-                complete=row["complete"],
-                rewarded=row["rewarded"],
-                reward_sum=row["rewardSum"],
-                newest=row["newest"],
-            )
-            for row in self._query(_ACTIVITY, window_ids).to_pylist()
-        ]
+        rows = self._query(_ACTIVITY, window_ids).to_pylist()
+        return [_ACTIVITIES.decode(row) for row in rows]
 
     def close(self) -> None:
         """Free the memory of the queries."""
