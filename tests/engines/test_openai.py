@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -18,61 +15,14 @@ from rlforge.errors import ConfigError, EngineError
 from rlforge.games.base import View
 from rlforge.types import PolicyRef
 
+from ..chat_server import ChatHandler, ChatServer, completion, serving
+
 MESSAGES = [{"role": "user", "content": "Your move?"}]
 
 
-def _body(content: Any = "[4]", finish: str = "stop") -> dict[str, Any]:
-    message = {"role": "assistant", "content": content}
-    return {
-        "id": "1",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "m",
-        "choices": [{"index": 0, "message": message, "finish_reason": finish}],
-    }
-
-
-class Server(ThreadingHTTPServer):
-    """Answers as its ``mood`` says and keeps what it was asked."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.mood = "good"
-        self.requests: list[dict[str, Any]] = []
-        self.running = self.most_running = 0
-        self.lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def log_message(self, *_: Any) -> None:
-        """Keep quiet."""
-
-    def do_POST(self) -> None:
-        server = self.server
-        length = int(self.headers["Content-Length"])
-        asked = json.loads(self.rfile.read(length))
-        with server.lock:
-            server.requests.append({**asked, "key": self.headers["Authorization"]})
-            tries = len(server.requests)
-            server.running += 1
-            server.most_running = max(server.most_running, server.running)
-        try:
-            self._answer(server.mood, tries)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # a caller that gave up
-        finally:
-            with server.lock:
-                server.running -= 1
-
-    def _answer(self, mood: str, tries: int) -> None:
+class Handler(ChatHandler):
+    def respond(self, asked: dict[str, Any], tries: int) -> None:
+        mood = self.server.mood
         if mood == "slow":
             time.sleep(1)
         if mood == "busy":
@@ -85,43 +35,28 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
                 time.sleep(0.1)
         elif mood == "broken" or (mood == "recovers" and tries < 3):
-            self._send(500, b'{"error": {"message": "boiler burst"}}')
+            self.send(500, {"error": {"message": "boiler burst"}}, retry_after_ms="10")
         elif mood == "refuses":
-            self._send(404, b'{"error": {"message": "no such model"}}')
-        elif mood == "not json":
-            self._send(200, b"<html>hello</html>")
-        elif mood == "half json":
-            self._send(200, b'{"choices": [')
-        elif mood == "no choices":
-            self._send(200, json.dumps({**_body(), "choices": []}).encode())
-        elif mood == "choices null":
-            self._send(200, json.dumps({**_body(), "choices": None}).encode())
-        elif mood == "a list":
-            self._send(200, b"[1, 2]")
-        elif mood == "no text":
-            self._send(200, json.dumps(_body(content=None, finish="tool_calls")).encode())
-        elif mood == "cut":
-            self._send(200, json.dumps(_body("I think", finish="length")).encode())
+            self.send(404, {"error": {"message": "no such model"}})
         else:
-            self._send(200, json.dumps(_body()).encode())
+            self.send(200, ANSWERS.get(mood, completion("[4]")))
 
-    def _send(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("retry-after-ms", "10")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+
+ANSWERS = {
+    "not json": b"<html>hello</html>",
+    "half json": b'{"choices": [',
+    "no choices": completion("[4]", choices=[]),
+    "choices null": completion("[4]", choices=None),
+    "a list": [1, 2],
+    "no text": completion(None, "tool_calls"),
+    "cut": completion("I think", "length"),
+}
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
+def server() -> Iterator[ChatServer]:
+    with serving(Handler) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +65,7 @@ def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def _config(server: Server, **changes: Any) -> ApiConfig:
+def _config(server: ChatServer, **changes: Any) -> ApiConfig:
     return ApiConfig(**{"openai_base_url": server.url, "max_retries": 2, **changes})
 
 
@@ -143,7 +78,7 @@ async def _chat(config: ApiConfig, name: str = "openai:m") -> Any:
         await player.close()
 
 
-async def test_an_answer_becomes_a_completion(server: Server) -> None:
+async def test_an_answer_becomes_a_completion(server: ChatServer) -> None:
     completion = await _chat(_config(server, temperature=0.3, max_tokens=77))
     assert completion.text == "[4]"
     assert completion.finish_reason == "stop"
@@ -156,7 +91,7 @@ async def test_an_answer_becomes_a_completion(server: Server) -> None:
     assert asked["max_tokens"] == 77
 
 
-async def test_a_view_is_asked_as_system_and_user_messages(server: Server) -> None:
+async def test_a_view_is_asked_as_system_and_user_messages(server: ChatServer) -> None:
     player = ApiPlayer(_config(server))
     view = View(player_id=0, observation="The board is empty.")
     policy = PolicyRef(uid="openai:m", kind="api", path_or_name="openai:m")
@@ -170,7 +105,7 @@ async def test_a_view_is_asked_as_system_and_user_messages(server: Server) -> No
 
 
 async def test_openrouter_uses_its_own_address_and_key(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENROUTER_API_KEY", "secret-1")
     monkeypatch.setenv("OPENAI_API_KEY", "secret-2")
@@ -180,12 +115,12 @@ async def test_openrouter_uses_its_own_address_and_key(
     assert server.requests[0]["key"] == "Bearer secret-1"
 
 
-async def test_an_answer_cut_short_says_so(server: Server) -> None:
+async def test_an_answer_cut_short_says_so(server: ChatServer) -> None:
     server.mood = "cut"
     assert (await _chat(_config(server))).finish_reason == "length"
 
 
-async def test_server_errors_are_tried_again(server: Server) -> None:
+async def test_server_errors_are_tried_again(server: ChatServer) -> None:
     server.mood = "recovers"
     assert (await _chat(_config(server))).text == "[4]"
     assert len(server.requests) == 3
@@ -205,7 +140,7 @@ async def test_server_errors_are_tried_again(server: Server) -> None:
     ],
 )
 async def test_an_unusable_answer_is_an_engine_error(
-    server: Server, mood: str, message: str, tries: int
+    server: ChatServer, mood: str, message: str, tries: int
 ) -> None:
     server.mood = mood
     with pytest.raises(EngineError, match=message):
@@ -213,7 +148,7 @@ async def test_an_unusable_answer_is_an_engine_error(
     assert len(server.requests) == tries
 
 
-async def test_a_slow_server_is_given_up_after_the_retries(server: Server) -> None:
+async def test_a_slow_server_is_given_up_after_the_retries(server: ChatServer) -> None:
     server.mood = "slow"
     with pytest.raises(EngineError, match=r"no answer within 0.1 s in 2 tries.*timeout_s"):
         await _chat(_config(server, timeout_s=0.1, max_retries=1))
@@ -221,14 +156,14 @@ async def test_a_slow_server_is_given_up_after_the_retries(server: Server) -> No
 
 
 async def test_a_server_that_drips_is_given_up(
-    server: Server,
+    server: ChatServer,
 ) -> None:
     server.mood = "drip"
     with pytest.raises(EngineError, match=r"no answer within 0\.3 s in 1 try"):
         await _chat(_config(server, timeout_s=0.3, max_retries=0))
 
 
-async def test_an_address_without_a_server_is_named(server: Server) -> None:
+async def test_an_address_without_a_server_is_named(server: ChatServer) -> None:
     config = _config(server, openai_base_url="http://127.0.0.1:9/v1", max_retries=0)
     with pytest.raises(
         EngineError, match=r"openai:m at http://127.0.0.1:9/v1 cannot be reached in 1 try;"
@@ -236,7 +171,7 @@ async def test_an_address_without_a_server_is_named(server: Server) -> None:
         await _chat(config)
 
 
-async def test_requests_wait_for_a_place(server: Server) -> None:
+async def test_requests_wait_for_a_place(server: ChatServer) -> None:
     server.mood = "busy"
     player = ApiPlayer(_config(server, max_concurrency=3))
     policy = PolicyRef(uid="p", kind="api", path_or_name="openai:m")
@@ -270,7 +205,7 @@ def test_other_names_are_refused(name: str) -> None:
 
 
 async def test_a_key_is_not_part_of_an_error(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret-3")
     server.mood = "broken"

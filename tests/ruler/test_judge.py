@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,8 @@ from rlforge.ruler.question import JudgeQuestion, JudgeVerdict
 from rlforge.ruler.registry import make_scorer
 from rlforge.trajectories.records import Decision, TrainingWindow
 
+from ..chat_server import ChatHandler, ChatServer, completion, serving
+
 Make = Callable[..., TrainingWindow]
 KEY = "sk-very-secret-0001"
 
@@ -33,66 +33,34 @@ def _verdict(text: str) -> float:
     return said.count(outcome) / len(said)
 
 
-class Server(ThreadingHTTPServer):
-    """Scores what it is asked about, as its ``mood`` says, and keeps the questions."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.mood, self.good_after = "good", 0
-        self.requests: list[dict[str, Any]] = []
-        self.running = self.most_running = 0
-        self.lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
+USAGE = {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1000}
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
+class Handler(ChatHandler):
+    """Scores the decisions of a question, as ``mood`` says."""
 
-    def log_message(self, *_: Any) -> None:
-        """Keep quiet."""
-
-    def do_POST(self) -> None:
-        server = self.server
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with server.lock:
-            server.requests.append({**asked, "key": self.headers["Authorization"]})
-            mood = "good" if 0 < server.good_after < len(server.requests) else server.mood
-            server.running += 1
-            server.most_running = max(server.most_running, server.running)
-        try:
-            self._answer(mood, asked)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # a caller that gave up
-        finally:
-            with server.lock:
-                server.running -= 1
-
-    def _answer(self, mood: str, asked: dict[str, Any]) -> None:
+    def respond(self, asked: dict[str, Any], tries: int) -> None:
+        mood = "good" if 0 < self.server.good_after < tries else self.server.mood
         form = asked.get("response_format", {}).get("type")
         if mood == "slow":
             time.sleep(1)
         if mood == "busy":
             time.sleep(0.05)
         if mood == "broken":
-            return self._send(500, {"error": {"message": "boiler burst"}})
+            return self.send(500, {"error": {"message": "boiler burst"}})
         if mood == "too many":
-            return self._send(429, {"error": {"message": "slow down"}}, **{"Retry-After": "3"})
+            return self.send(429, {"error": {"message": "slow down"}}, Retry_After="3")
         if mood == "wrong key":
-            return self._send(401, {"error": {"message": f"bad key {KEY}"}})
+            return self.send(401, {"error": {"message": f"bad key {KEY}"}})
         if mood == "too long":
-            return self._send(400, {"error": {"message": "context length exceeded"}})
+            return self.send(400, {"error": {"message": "context length exceeded"}})
         if mood == "plain" and form is not None:
-            return self._send(400, {"error": {"message": "unknown field response_format"}})
+            return self.send(400, {"error": {"message": "unknown field response_format"}})
         if mood == "objects" and form == "json_schema":
-            return self._send(422, {"error": {"message": "unknown type json_schema"}})
+            return self.send(422, {"error": {"message": "unknown type json_schema"}})
         if mood == "not chat":
-            return self._send(200, {"hello": 1})
-        return self._send(200, self._completion(self._text(mood, asked)))
+            return self.send(200, {"hello": 1})
+        return self.send(200, completion(self._text(mood, asked), usage=USAGE))
 
     def _text(self, mood: str, asked: dict[str, Any]) -> str:
         text = asked["messages"][1]["content"]
@@ -115,36 +83,11 @@ class Handler(BaseHTTPRequestHandler):
             entries = [{**entry, "score": 0.6} for entry in entries]
         return json.dumps({"scores": entries})
 
-    def _completion(self, text: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text}
-        return {
-            "id": "1",
-            "object": "chat.completion",
-            "created": 0,
-            "model": "m",
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1000},
-        }
-
-    def _send(self, status: int, body: dict[str, Any], **headers: str) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        for name, text in headers.items():
-            self.send_header(name, text)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
+def server() -> Iterator[ChatServer]:
+    with serving(Handler) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +95,7 @@ def own_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
-def _config(server: Server, model_path: Path | None = None, **judge: Any) -> RulerConfig:
+def _config(server: ChatServer, model_path: Path | None = None, **judge: Any) -> RulerConfig:
     settings = {"model": "openai:m", "base_url": server.url, "backoff_s": 0.01, "group_size": 8}
     return RulerConfig(
         scoring_method="judge",
@@ -175,7 +118,7 @@ def _expected(decisions: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("mood", ["good", "shuffled"])
-async def test_scores_are_matched_by_id(server: Server, make_window: Make, mood: str) -> None:
+async def test_scores_are_matched_by_id(server: ChatServer, make_window: Make, mood: str) -> None:
     server.mood = mood
     decisions = make_window(0).decisions
     scores = await _score(_config(server), decisions)
@@ -189,7 +132,7 @@ async def test_scores_are_matched_by_id(server: Server, make_window: Make, mood:
 
 
 async def test_a_call_asks_for_a_group_in_the_form_of_its_schema(
-    server: Server, make_window: Make
+    server: ChatServer, make_window: Make
 ) -> None:
     config = _config(server, sampling_temperature=0.2, max_answer_tokens=321, rubric="Be bold.")
     await _score(config, make_window(0).decisions)
@@ -206,13 +149,13 @@ async def test_a_call_asks_for_a_group_in_the_form_of_its_schema(
     assert "temperature" not in (await _last(server, make_window, sampling_temperature=None))
 
 
-async def _last(server: Server, make_window: Make, **judge: Any) -> dict[str, Any]:
+async def _last(server: ChatServer, make_window: Make, **judge: Any) -> dict[str, Any]:
     await _score(_config(server, **judge), make_window(1).decisions)
     return server.requests[-1]
 
 
 async def test_low_temperatures_spread_scores_and_high_ones_contract_them(
-    server: Server, make_window: Make
+    server: ChatServer, make_window: Make
 ) -> None:
     decisions, found = make_window(0).decisions, {}
     for temperature in (0.5, 1.0, 4.0):
@@ -226,7 +169,7 @@ async def test_low_temperatures_spread_scores_and_high_ones_contract_them(
 
 @pytest.mark.parametrize("mood", ["prose", "missing", "unknown", "out of range", "not chat"])
 async def test_after_bad_answers_a_group_stays_unscored(
-    server: Server, make_window: Make, mood: str, caplog: pytest.LogCaptureFixture
+    server: ChatServer, make_window: Make, mood: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.mood = mood
     decisions = make_window(0, each=2).decisions
@@ -243,7 +186,7 @@ async def test_after_bad_answers_a_group_stays_unscored(
 
 
 @pytest.mark.parametrize("mood", ["prose", "broken", "out of range"])
-async def test_a_later_good_answer_counts(server: Server, make_window: Make, mood: str) -> None:
+async def test_a_later_good_answer_counts(server: ChatServer, make_window: Make, mood: str) -> None:
     server.mood, server.good_after = mood, 2
     decisions = make_window(0, each=2).decisions
     scores = await _score(_config(server), decisions)
@@ -251,7 +194,9 @@ async def test_a_later_good_answer_counts(server: Server, make_window: Make, moo
     assert scores.metrics["judge_calls"] == 3
 
 
-async def test_one_failed_group_leaves_the_others_scored(server: Server, make_window: Make) -> None:
+async def test_one_failed_group_leaves_the_others_scored(
+    server: ChatServer, make_window: Make
+) -> None:
     server.mood, server.good_after = "prose", 1
     decisions = make_window(0).decisions
     scores = await _score(_config(server, retries=0, max_concurrency=1), decisions)
@@ -266,7 +211,7 @@ async def test_one_failed_group_leaves_the_others_scored(server: Server, make_wi
     ("mood", "calls", "timeout_s"), [("broken", 3, 60.0), ("slow", 3, 0.2), ("too long", 1, 60.0)]
 )
 async def test_a_server_without_an_answer_leaves_the_group_unscored(
-    server: Server, make_window: Make, mood: str, calls: int, timeout_s: float
+    server: ChatServer, make_window: Make, mood: str, calls: int, timeout_s: float
 ) -> None:
     server.mood = mood
     config = _config(server, timeout_s=timeout_s, structured="text")
@@ -279,7 +224,7 @@ async def test_a_server_without_an_answer_leaves_the_group_unscored(
     ("mood", "pauses"), [("broken", [2.0, 4.0, 8.0, 8.0]), ("too many", [3.0, 4.0, 8.0, 8.0])]
 )
 async def test_pauses_grow_and_heed_the_server(
-    server: Server,
+    server: ChatServer,
     make_window: Make,
     mood: str,
     pauses: list[float],
@@ -298,7 +243,7 @@ async def test_pauses_grow_and_heed_the_server(
 
 
 async def test_a_judge_that_is_down_is_not_asked_again(
-    server: Server, make_window: Make, caplog: pytest.LogCaptureFixture
+    server: ChatServer, make_window: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.mood = "broken"
     config = _config(server, retries=1, max_concurrency=1)
@@ -309,7 +254,7 @@ async def test_a_judge_that_is_down_is_not_asked_again(
 
 
 async def test_a_wrong_key_costs_one_call_and_is_not_shown(
-    server: Server, make_window: Make, caplog: pytest.LogCaptureFixture
+    server: ChatServer, make_window: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.mood = "wrong key"
     scores = await _score(_config(server, max_concurrency=1), make_window(0).decisions)
@@ -320,7 +265,7 @@ async def test_a_wrong_key_costs_one_call_and_is_not_shown(
 
 
 async def test_an_address_without_a_server_leaves_everything_unscored(
-    server: Server, make_window: Make
+    server: ChatServer, make_window: Make
 ) -> None:
     config = _config(server, base_url="http://127.0.0.1:9/v1", retries=0)
     scores = await _score(config, make_window(0, each=2).decisions)
@@ -337,7 +282,7 @@ async def test_an_address_without_a_server_leaves_everything_unscored(
     ],
 )
 async def test_servers_without_schemas_are_asked_for_simpler_forms(
-    server: Server, make_window: Make, mood: str, forms: list[str | None]
+    server: ChatServer, make_window: Make, mood: str, forms: list[str | None]
 ) -> None:
     server.mood = mood
     config = _config(server, retries=0, max_concurrency=1)
@@ -348,7 +293,7 @@ async def test_servers_without_schemas_are_asked_for_simpler_forms(
     assert scores.metrics["judge_calls"] == len(forms)
 
 
-async def test_the_form_can_be_fixed(server: Server, make_window: Make) -> None:
+async def test_the_form_can_be_fixed(server: ChatServer, make_window: Make) -> None:
     server.mood = "objects"
     config = _config(server, structured="json_schema", retries=0)
     scores = await _score(config, make_window(0, each=2).decisions)
@@ -357,7 +302,7 @@ async def test_the_form_can_be_fixed(server: Server, make_window: Make) -> None:
 
 
 async def test_answers_are_cached_by_content(
-    server: Server, make_window: Make, tmp_path: Path
+    server: ChatServer, make_window: Make, tmp_path: Path
 ) -> None:
     config, decisions = _config(server, tmp_path), make_window(0).decisions
     first = await _score(config, decisions)
@@ -375,7 +320,7 @@ async def test_answers_are_cached_by_content(
 
 
 async def test_bad_answers_are_not_cached(
-    server: Server, make_window: Make, tmp_path: Path
+    server: ChatServer, make_window: Make, tmp_path: Path
 ) -> None:
     server.mood = "prose"
     config, decisions = _config(server, tmp_path, retries=0), make_window(0, each=2).decisions
@@ -385,7 +330,7 @@ async def test_bad_answers_are_not_cached(
 
 
 async def test_a_damaged_cache_does_not_stop_the_judge(
-    server: Server, make_window: Make, tmp_path: Path
+    server: ChatServer, make_window: Make, tmp_path: Path
 ) -> None:
     (tmp_path / "judge.sqlite").write_bytes(b"rubbish" * 1000)
     scores = await _score(_config(server, tmp_path), make_window(0).decisions)
@@ -394,7 +339,7 @@ async def test_a_damaged_cache_does_not_stop_the_judge(
 
 
 async def test_calls_of_a_window_are_bounded(
-    server: Server, make_window: Make, caplog: pytest.LogCaptureFixture
+    server: ChatServer, make_window: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     scores = await _score(_config(server, max_calls=4), make_window(0).decisions)
     assert len(server.requests) == scores.metrics["judge_calls"] == 4
@@ -402,7 +347,7 @@ async def test_calls_of_a_window_are_bounded(
     assert "ruler.judge.max_calls 4 of this window are used up" in caplog.text
 
 
-async def test_tokens_of_a_window_are_bounded(server: Server, make_window: Make) -> None:
+async def test_tokens_of_a_window_are_bounded(server: ChatServer, make_window: Make) -> None:
     config = _config(server, max_tokens=9000, max_answer_tokens=500, max_concurrency=1)
     scores = await _score(config, make_window(0).decisions)
     assert 1000 < scores.metrics["judge_tokens"] <= 9000
@@ -410,20 +355,20 @@ async def test_tokens_of_a_window_are_bounded(server: Server, make_window: Make)
     assert scores.metrics["unscored"] == 8 * (10 - len(server.requests))
 
 
-async def test_concurrent_calls_are_bounded(server: Server, make_window: Make) -> None:
+async def test_concurrent_calls_are_bounded(server: ChatServer, make_window: Make) -> None:
     server.mood = "busy"
     await _score(_config(server, max_concurrency=3), make_window(0).decisions)
     assert server.most_running <= 3
 
 
-async def test_one_agent_costs_nothing(server: Server, make_window: Make) -> None:
+async def test_one_agent_costs_nothing(server: ChatServer, make_window: Make) -> None:
     scores = await _score(_config(server), make_window(0, agents=("good",)).decisions)
     assert set(scores.values) == {0.5}
     assert server.requests == []
 
 
 async def test_equal_scores_of_a_judge_are_reported_as_nothing_to_compare(
-    server: Server, make_window: Make, caplog: pytest.LogCaptureFixture
+    server: ChatServer, make_window: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.mood = "all equal"
     scores = await _score(_config(server), make_window(0).decisions)
@@ -435,7 +380,7 @@ async def test_equal_scores_of_a_judge_are_reported_as_nothing_to_compare(
 
 @pytest.mark.parametrize("features", ["state_action", "with_outcome"])
 async def test_learn_reports_how_well_a_judge_forecast_the_rewards(
-    server: Server, make_window: Make, features: str
+    server: ChatServer, make_window: Make, features: str
 ) -> None:
     config, window = _config(server), make_window(0)
     config.features = features
@@ -474,7 +419,7 @@ def test_groups_by_agent_are_decisions_of_one_agent(make_window: Make) -> None:
 
 
 async def test_an_agent_with_a_single_decision_cannot_be_compared(
-    server: Server, make_window: Make
+    server: ChatServer, make_window: Make
 ) -> None:
     decisions = [*make_window(0, each=2).decisions][:5]
     scores = await _score(_config(server, group_by="agent"), decisions)

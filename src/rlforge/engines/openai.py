@@ -111,8 +111,8 @@ class ChatReply:
     """An answer that has text. tokens: of prompt and answer, None where the server does not say."""
 
     text: str
-    finish_reason: str
-    tokens: int | None
+    finish_reason: str = "stop"
+    tokens: int | None = None
 
 
 class ChatClient:

@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS answers (
 
 
 class AnswerCache:
-    """Verdicts in SQLite: in the file ``path``, or in memory where that is None.
+    """Verdicts in SQLite: in the file ``path``, or in memory if that is None.
 
     If the file is damaged or the disk is full, that is logged once and ``failed`` is set; from then
     on nothing is stored or found.
@@ -121,7 +121,7 @@ class UnscoredError(RlforgeError):
 
 @value
 class GroupVerdict:
-    """positions: in the window. verdicts: one each, or None if the group stays unscored."""
+    """Verdicts on the decisions at ``positions`` of a window; None if the group stays unscored."""
 
     positions: tuple[int, ...]
     verdicts: tuple[JudgeVerdict, ...] | None
@@ -281,7 +281,8 @@ class JudgeScorer:
                 elif again and silent and tries == config.retries:
                     budget.failed(problem)
             else:
-                budget.charge(reserved, reply.tokens)
+                tokens = reply.tokens or estimated_tokens(messages, reply.text)
+                budget.charge(reserved, tokens)
                 budget.answered()
                 silent = False
                 try:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rlforge.config.ruler import JudgeConfig
 from rlforge.config.schema import ApiConfig
 from rlforge.engines.base import Generator
-from rlforge.engines.openai import ChatClient, ChatError, Endpoint, Message, check_api
+from rlforge.engines.openai import ChatClient, ChatError, ChatReply, Endpoint, Message, check_api
 from rlforge.errors import ConfigError, EngineDeadError, EngineError
 from rlforge.games.prompts import Tokenizer
 from rlforge.ruler.question import UnusableAnswerError, asked_ids, read
@@ -25,14 +25,6 @@ _CHARS_PER_TOKEN = 3
 _NUMBER, _NUMBER_TOKENS = re.compile(r'"score":\s*([01](?:\.\d+)?)'), 6
 
 
-@value
-class Reply:
-    """text: the answer. tokens: of prompt and answer together."""
-
-    text: str
-    tokens: int
-
-
 class JudgeBackend(Protocol):
     """A chat model that answers in one call."""
 
@@ -41,7 +33,7 @@ class JudgeBackend(Protocol):
         """Model and address, without keys: part of the cache key of answers."""
         ...
 
-    async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> Reply:
+    async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> ChatReply:
         """The model's answer, JSON of ``schema`` if it can comply. Raises ChatError."""
         ...
 
@@ -88,7 +80,7 @@ class LocalJudge:
         policy = self._model.policy
         return f"engine {policy.uid} {policy.path_or_name} {policy.version}"
 
-    async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> Reply:
+    async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> ChatReply:
         """See ``JudgeBackend``."""
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -104,7 +96,7 @@ class LocalJudge:
     async def close(self) -> None:
         """The engine belongs to the caller."""
 
-    async def _in_form(self, messages: Sequence[Message], ids: Sequence[str]) -> Reply:
+    async def _in_form(self, messages: Sequence[Message], ids: Sequence[str]) -> ChatReply:
         whole = await self._continued(messages, '{"scores": [{"id": "', self._params)
         try:
             read(whole.text, ids)
@@ -124,19 +116,19 @@ class LocalJudge:
             for name, number in zip(ids, found, strict=True)
             if number
         ]
-        tokens = whole.tokens + sum(part.tokens for part in parts)
-        return Reply(text=json.dumps({"scores": entries}), tokens=tokens)
+        tokens = sum(part.tokens or 0 for part in (whole, *parts))
+        return ChatReply(text=json.dumps({"scores": entries}), tokens=tokens)
 
     async def _continued(
         self, messages: Sequence[Message], begun: str, params: SamplingParams
-    ) -> Reply:
+    ) -> ChatReply:
         """The model's answer to ``messages``, which begins with ``begun``."""
         prompt = self._model.tokenizer.encode(
             self._text(messages) + begun, add_special_tokens=False
         )
         completion = await self._model.generator.generate(prompt, params, self._model.policy)
         tokens = len(prompt) + len(completion.token_ids)
-        return Reply(text=begun + completion.text, tokens=tokens)
+        return ChatReply(text=begun + completion.text, tokens=tokens)
 
     def _text(self, messages: Sequence[Message]) -> str:
         tokenizer = self._model.tokenizer
@@ -179,7 +171,7 @@ class ApiJudge:
         """See ``JudgeBackend``."""
         return str(self._endpoint)
 
-    async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> Reply:
+    async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> ChatReply:
         """See ``JudgeBackend``. Once a form was accepted, stricter ones are not asked for again."""
         config, form = self._config, self._form
         try:
@@ -199,8 +191,7 @@ class ApiJudge:
             self._form = self._accepted  # the form was not the reason
             raise
         self._accepted = form
-        tokens = reply.tokens or estimated_tokens(messages, reply.text)
-        return Reply(text=reply.text, tokens=tokens)
+        return reply
 
     async def close(self) -> None:
         """See ``JudgeBackend``."""

@@ -102,7 +102,7 @@ class UnusableAnswerError(ValueError):
 
 @value
 class JudgeVerdict:
-    """score: 0 to 1."""
+    """A judge's score of one decision, 0 to 1."""
 
     score: float
     explanation: str
@@ -110,8 +110,9 @@ class JudgeVerdict:
 
 @value
 class JudgeQuestion:
-    """ids: one per distinct decision, in the order asked. members: id -> positions in the group.
+    """The question about one group of decisions.
 
+    ids: one per distinct decision, in the order asked. members: id -> positions in the group.
     messages: the conversation to send. schema: JSON schema of the answer. Equal groups give
     equal questions, in any order of their decisions.
     """
