@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.chat_server import ChatHandler, ChatServer, completion, serving
 
 from rlforge.config.schema import ApiConfig
 from rlforge.engines.openai import ApiPlayer, check_api
 from rlforge.errors import ConfigError, EngineError
 from rlforge.games.base import View
 from rlforge.types import PolicyRef
-
-from ..chat_server import ChatHandler, ChatServer, completion, serving
 
 MESSAGES = [{"role": "user", "content": "Your move?"}]
 

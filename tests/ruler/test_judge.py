@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chat_server import ChatHandler, ChatServer, completion, serving
 
 from rlforge.config.ruler import JudgeConfig, RulerConfig
 from rlforge.ruler.agreement import agent_means
@@ -19,8 +20,6 @@ from rlforge.ruler.judge import AnswerCache, divide
 from rlforge.ruler.question import JudgeQuestion, JudgeVerdict
 from rlforge.ruler.registry import make_scorer
 from rlforge.trajectories.records import Decision, TrainingWindow
-
-from ..chat_server import ChatHandler, ChatServer, completion, serving
 
 Make = Callable[..., TrainingWindow]
 KEY = "sk-very-secret-0001"
