@@ -9,6 +9,7 @@ game below its earlier ones.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 
@@ -61,14 +62,12 @@ def deal(rows: Sequence[Row], parts: int, layout: Layout) -> list[list[Row]]:
         return [[rows[index] for index in indexes] for indexes in balanced(lengths, parts)]
     ordered = in_order(rows)
     lengths, shared = [row.input_length for row in ordered], shared_with_previous(ordered)
-    least, most = max(lengths, default=0), sum(lengths)
-    while least < most:  # bisects the smallest load for which the ranks suffice
-        middle = (least + most) // 2
-        if len(_filled(lengths, shared, middle)) < parts:
-            most = middle
-        else:
-            least = middle + 1
-    cuts = _filled(lengths, shared, most)
+
+    def suffices(load: int) -> bool:
+        return len(_filled(lengths, shared, load)) < parts
+
+    least = bisect_left(range(sum(lengths)), True, lo=max(lengths, default=0), key=suffices)
+    cuts = _filled(lengths, shared, least)
     cuts += [len(rows)] * (parts - len(cuts))
     return [ordered[start:end] for start, end in pairwise([0, *cuts])]
 

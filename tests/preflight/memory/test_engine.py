@@ -46,7 +46,7 @@ def model():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_keys_and_values_of_a_token(model, dtype):
+def test_token_bytes_are_those_of_a_real_cache(model, dtype):
     model = model.to(dtype)
     cache = new_cache()
     with torch.inference_mode():
@@ -77,7 +77,7 @@ def test_a_cache_that_grows_stays_within_its_room(model, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_resident_version_holds_what_it_changes(model, dtype, tmp_path):
+def test_version_bytes_are_those_of_the_parameters_it_owns(model, dtype, tmp_path):
     base = Qwen3ForCausalLM(model.config).to(dtype)
     get_peft_model(
         model, PeftLoraConfig(r=LORA.rank, target_modules=list(LORA.target_modules))
@@ -99,7 +99,7 @@ def test_whole_models_are_versions_of_their_own_size():
     assert memory.version_bytes(job) == 3 * memory.weight_bytes(job)
 
 
-def test_a_paged_cache_holds_tokens_and_nothing_else():
+def test_a_paged_cache_has_no_spare_room():
     job = make_job(paged=True)
 
     assert memory.sequence_bytes(job) == 1024 * memory.token_bytes(job)

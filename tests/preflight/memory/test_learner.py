@@ -26,7 +26,9 @@ CHECKPOINTS = {
 @pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
 @pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_a_pass_keeps_and_needs_what_is_planned(architecture, bf16, full, checkpoints, case):
+def test_planned_bytes_of_a_pass_are_within_ten_percent_of_measured(
+    architecture, bf16, full, checkpoints, case
+):
     """Kept: every tensor alive after the forward pass. Peak: at any time of forward and backward.
 
     Weights, gradients and the batch itself are not counted: they are parts of their own.
@@ -41,9 +43,7 @@ def test_a_pass_keeps_and_needs_what_is_planned(architecture, bf16, full, checkp
 
 @pytest.mark.parametrize("checkpoints", CHECKPOINTS)
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_a_pass_keeps_what_is_planned_of_weights_gathered_in_bfloat16(
-    architecture, checkpoints, case
-):
+def test_planned_bytes_hold_for_weights_gathered_in_bfloat16(architecture, checkpoints, case):
     made = case(architecture, bf16=True, full=True, gathered=True, **CHECKPOINTS[checkpoints])
     measured = made.measure()
     kept, beside = pass_bytes(made.job)
@@ -66,7 +66,7 @@ def test_a_pass_keeps_what_is_planned_of_weights_gathered_in_bfloat16(
 )
 @pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_saved_tensors_are_those_planned_at_other_sizes(architecture, bf16, sizes, case):
+def test_planned_bytes_of_saved_tensors_hold_at_other_sizes(architecture, bf16, sizes, case):
     """Distinct storages that autograd packs, by ``saved_tensors_hooks``, without the weights."""
     made = case(architecture, bf16=bf16, **sizes)
     measured = made.measure()
@@ -80,7 +80,7 @@ def test_saved_tensors_are_those_planned_at_other_sizes(architecture, bf16, size
     "options", [{}, {"fp32_head": True}, {"entropy": True}, {"rank": 32}], ids=str
 )
 @pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])
-def test_an_adapted_output_layer_needs_what_is_planned(bf16, options, case):
+def test_planned_bytes_hold_for_an_adapted_output_layer(bf16, options, case):
     """Planned are 4 bytes per logit inside log-sum-exp, too, where the count cannot look."""
     made = case("llama", bf16=bf16, vocab=4096, tied=False, targets=("lm_head",), **options)
     measured = made.measure()
@@ -173,7 +173,7 @@ def test_a_higher_rank_never_needs_less(job, more):
     assert total(higher) > total(job)
 
 
-def test_layers_that_a_higher_rank_folds_keep_their_sum_and_nothing_per_position():
+def test_merged_layers_keep_one_weight_and_nothing_per_position():
     below = of_rank(make_job(shape=SMOLLM2, tokens=10110, bf16=False), 95)
     above = of_rank(below, 96)
     square = {"q_proj", "o_proj"}  # 576 by 576: fold from 576 * 576 / (3 * (576 + 576)) = 96 on

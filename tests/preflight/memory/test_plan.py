@@ -1,4 +1,4 @@
-"""A run on its cards: placement, the verdict, and what is done about it."""
+"""Plans of runs on cards: placement, verdict and the changes that make a run fit."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_profile_of_a_card_fits_its_card(profile):
     assert made.sequences < 2 * made.wanted
 
 
-def test_one_gpu_is_shared_and_takes_the_memory_that_is_there():
+def test_one_gpu_is_shared_and_its_memory_is_that_of_the_machine():
     config = compose([QUICK_START, "hardware=gpu_1"]).config
     hardware = resolve_hardware(config.hardware, Machine(cpus=8, gpus=1), config.engine.num_engines)
 
@@ -61,7 +61,7 @@ def test_one_gpu_is_shared_and_takes_the_memory_that_is_there():
 
 
 @pytest.mark.parametrize("profile", ["multi_gpu", "cluster"])
-def test_profiles_of_many_gpus_give_everyone_a_card(profile):
+def test_profiles_of_many_gpus_give_each_engine_and_learner_a_card(profile):
     config = compose([QUICK_START, f"hardware={profile}"]).config
     made = make_plan(config, KNOWN[0], config.hardware, 48 * GIB, bf16=True)
 
@@ -140,7 +140,7 @@ def test_sequences_are_those_for_which_there_is_room():
     assert together(made.sequences) <= card.usable < together(made.sequences + 1)
 
 
-def test_a_step_longer_than_a_pass_goes_alone():
+def test_a_step_longer_than_a_pass_has_a_pass_of_its_own():
     short = plan("engine.max_model_len=1024", "learner.micro_batch_tokens=4096")
     long = plan("engine.max_model_len=8192", "learner.micro_batch_tokens=4096")
     cut = plan("engine.max_model_len=8192", "learner.max_train_len=4096")
@@ -156,7 +156,7 @@ def test_training_all_weights_costs_more_than_an_adapter():
     assert whole.learner.total > adapter.learner.total
 
 
-def test_options_save_what_they_say():
+def test_options_save_the_bytes_they_report():
     config = compose([QUICK_START]).config
 
     def replan(changed):
@@ -173,7 +173,7 @@ def test_options_save_what_they_say():
 
 
 @given(shape=st.sampled_from(KNOWN), gb=st.sampled_from([8, 12, 16, 24, 32, 48, 80]))
-def test_what_is_proposed_fits_and_nothing_longer_does(shape, gb):
+def test_proposed_overrides_fit_and_longer_steps_do_not(shape, gb):
     config = BASE
 
     def replan(changed):
@@ -217,7 +217,7 @@ def test_vllm_takes_its_share_of_the_card_and_fills_it_with_cache():
     assert made.verdict == "fits"
 
 
-def test_a_cache_of_given_size_holds_what_it_holds():
+def test_a_cache_of_given_size_limits_the_sequences():
     made = plan(*VLLM, "engine.vllm.kv_cache_gb=2", hardware=cuda(1, 1))
     small = plan(*VLLM, "engine.vllm.kv_cache_gb=0.5", hardware=cuda(1, 1))
 
@@ -286,7 +286,7 @@ def test_a_learner_that_stays_on_the_card_keeps_weights_and_states_but_no_activa
     assert made.learner_idle.total > plan(TURNS).learner_idle.total
 
 
-def test_on_a_cpu_nothing_but_passing_tensors_makes_room():
+def test_turns_on_a_cpu_free_only_activations_and_gradients():
     cpu = HardwareConfig(device="cpu")
     made = plan(TURNS, hardware=cpu)
     vllm = plan(TURNS, *VLLM, hardware=cpu)
@@ -297,7 +297,7 @@ def test_on_a_cpu_nothing_but_passing_tensors_makes_room():
     assert made.on_host == vllm.on_host == 0
 
 
-def test_the_host_has_room_for_the_larger_of_what_waits():
+def test_host_memory_is_that_of_the_larger_waiting_side():
     made = plan(TURNS)
     engine = part(made.engine, "weights") + part(made.engine, "versions")
     learner = sum(part(made.learner, name) for name in ("weights", "adapter", "AdamW states"))
@@ -307,7 +307,7 @@ def test_the_host_has_room_for_the_larger_of_what_waits():
     assert plan().on_host == 0
 
 
-def test_vllm_has_the_card_in_its_turn():
+def test_vllm_takes_the_whole_card_in_its_turn():
     made = plan(*VLLM, TURNS, gb=24)
 
     assert made.engine.total == pytest.approx(0.85 * 24 * GIB, rel=1e-6)
@@ -315,7 +315,7 @@ def test_vllm_has_the_card_in_its_turn():
     assert made.sequences > plan(*VLLM, gb=24).sequences
 
 
-def test_turns_are_named_with_what_they_buy_and_only_where_a_card_is_shared():
+def test_turns_are_offered_with_their_savings_only_where_a_card_is_shared():
     config = compose([QUICK_START, CHECKPOINTS]).config
 
     def found(hardware, config=config):

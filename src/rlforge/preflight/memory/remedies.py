@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
@@ -72,12 +73,9 @@ def options(config: PolicyConfig, replan: Replan) -> tuple[Option, ...]:
 def _changes(config: PolicyConfig) -> list[tuple[str, str, PolicyConfig]]:
     learner, engine, length = config.learner, config.engine, train_length(config)
     changes = []
-    if not learner.gradient_checkpointing:
-        changed = with_learner(config, gradient_checkpointing=True)
-        changes.append(("learner.gradient_checkpointing", "true", changed))
-    if not learner.activation_checkpointing:
-        changed = with_learner(config, activation_checkpointing=True)
-        changes.append(("learner.activation_checkpointing", "true", changed))
+    for name in ("gradient_checkpointing", "activation_checkpointing"):
+        if not getattr(learner, name):
+            changes.append((f"learner.{name}", "true", with_learner(config, **{name: True})))
     for name, whole in (("max_train_len", length), ("micro_batch_tokens", 0)):
         half = (whole or learner.micro_batch_tokens) // 2
         if half:
@@ -100,19 +98,10 @@ def largest_pass(config: PolicyConfig, fits: Callable[[PolicyConfig], bool]) -> 
     0 when it never does, ``engine.max_model_len`` at most.
     """
 
-    def with_tokens(tokens: int) -> bool:
-        return fits(with_learner(config, max_train_len=tokens, micro_batch_tokens=tokens))
+    def too_long(tokens: int) -> bool:
+        return not fits(with_learner(config, max_train_len=tokens, micro_batch_tokens=tokens))
 
-    return _most(with_tokens, config.engine.max_model_len)
-
-
-def _most(holds: Callable[[int], bool], limit: int) -> int:
-    """The largest number from 0 to ``limit`` for which ``holds``; it holds for all smaller ones."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    return low
+    return bisect.bisect_left(range(1, config.engine.max_model_len + 1), True, key=too_long)
 
 
 def mend(config: PolicyConfig, replan: Replan) -> tuple[str, ...]:
