@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -37,6 +37,9 @@ from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import claim_gpus
 from rlforge.train.graph import build_graph
 from rlforge.train.resume import check_resumable
+
+if TYPE_CHECKING:  # imports Ray
+    from rlforge.train.lifecycle import Controller, RunContext
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -203,16 +206,20 @@ def _run(config: PolicyConfig, graph: RunGraph, run_dir: Path, *, resume: bool =
     from rlforge.train.lifecycle import execute, prepared
 
     cards = sum(card.count for card in place(hardware, learners, engines, capacity=0))
-    if isinstance(config, ContinuousConfig):
-        cards = 1
     with (
         claim_gpus(hardware, cards) as hardware,
         prepared(config, graph, hardware, run_dir, resume=resume) as folder,
     ):
-        if isinstance(config, ContinuousConfig):
-            from rlforge.continuous.run import ContinuousRun
+        controller = _controller(config)
+        return execute(controller, divided(config), graph, hardware, folder, resume=resume)
 
-            return ContinuousRun(config, hardware, folder).execute()
-        from rlforge.train.controller import GameController
 
-        return execute(GameController, divided(config), graph, hardware, folder, resume=resume)
+def _controller(config: PolicyConfig) -> Callable[[RunContext], Controller]:
+    """The kind of training; imported late, because it imports torch."""
+    if isinstance(config, ContinuousConfig):
+        from rlforge.continuous.run import ContinuousRun
+
+        return ContinuousRun
+    from rlforge.train.controller import GameController
+
+    return GameController

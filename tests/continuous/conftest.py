@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -128,6 +130,19 @@ def make_config(market_model: Path) -> Callable[..., ContinuousConfig]:
         return config
 
     return make
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of this name; actors of the test's runs are objects of this process."""
+    path = Path(__file__).with_name("in_process.py")
+    spec = importlib.util.spec_from_file_location("in_process", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.use_actors_in_process(monkeypatch.setattr)
+    return module
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,6 @@ from safetensors.torch import load_file
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.learner import WindowLearner
 from rlforge.errors import CheckpointError
-from rlforge.learner import make_learner
-from rlforge.learner.ranks import Ranks
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
 from rlforge.types import Step, TrainBatch
 
@@ -43,19 +42,24 @@ def batch(reward: float = 1.0) -> TrainBatch:
 
 
 @pytest.fixture
-def make_window_learner(
-    make_config: Callable[..., ContinuousConfig],
-) -> Callable[[], WindowLearner]:
-    """Makes learners of one run, each as after a restart of the process."""
-    config, root = make_config(), Path("checkpoints").absolute()
-    return lambda: WindowLearner(make_learner(config, torch.device("cpu"), Ranks()), root, "test")
+def resume(
+    make_config: Callable[..., ContinuousConfig], in_process: Any
+) -> Callable[..., Awaitable[WindowLearner]]:
+    """The learner of one run as it is after a restart of all processes."""
+    config = make_config()
+
+    async def make(keep: int | None = None) -> WindowLearner:
+        context = await in_process.make_context(config, Path.cwd())
+        learner = WindowLearner(context.actors.learner, context.run_dir / "checkpoints", keep)
+        await learner.begin()
+        return learner
+
+    return make
 
 
 @pytest.fixture
-async def learner(make_window_learner: Callable[[], WindowLearner]) -> WindowLearner:
-    made = make_window_learner()
-    await made.begin()
-    return made
+async def learner(resume: Callable[..., Awaitable[WindowLearner]]) -> WindowLearner:
+    return await resume()
 
 
 def weights(name: str) -> dict[str, torch.Tensor]:
@@ -75,11 +79,10 @@ async def test_the_manifest_of_a_version_names_its_window(learner: WindowLearner
 
 
 async def test_a_window_is_not_trained_on_twice(
-    learner: WindowLearner, make_window_learner: Callable[[], WindowLearner]
+    learner: WindowLearner, resume: Callable[..., Awaitable[WindowLearner]]
 ) -> None:
     first = await learner.train("a", batch())
-    again = make_window_learner()
-    await again.begin()
+    again = await resume()
     assert again.standing == "step-0"
     assert await again.train("a", batch()) == first
     assert again.standing == "step-1"
@@ -87,14 +90,13 @@ async def test_a_window_is_not_trained_on_twice(
 
 
 async def test_a_resumed_learner_makes_the_same_weights(
-    learner: WindowLearner, make_window_learner: Callable[[], WindowLearner]
+    learner: WindowLearner, resume: Callable[..., Awaitable[WindowLearner]]
 ) -> None:
     await learner.train("a", batch())
     await learner.train("b", batch(2.0))
     straight = weights("step-2")
     list_checkpoints(Path("checkpoints"))[-1].rename("aside")
-    again = make_window_learner()
-    await again.begin()
+    again = await resume()
     await again.restore("step-1")
     await again.train("b", batch(2.0))
     assert all(torch.equal(straight[name], tensor) for name, tensor in weights("step-2").items())
@@ -136,10 +138,11 @@ async def test_after_a_full_disk_the_learner_is_as_before(
 
 
 async def test_pruning_keeps_new_first_and_protected_versions(
-    learner: WindowLearner,
+    resume: Callable[..., Awaitable[WindowLearner]],
 ) -> None:
+    learner = await resume(keep=1)
     for name in "abcd":
         await learner.train(name, batch())
-    learner.prune(1, {"step-2"})
+    learner.prune({"step-2"})
     names = [path.name for path in list_checkpoints(Path("checkpoints"))]
     assert names == ["step-0", "step-2", "step-3", "step-4"]

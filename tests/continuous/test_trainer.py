@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,11 @@ import pytest
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.assembly import Assembly, assembled
-from rlforge.continuous.run import ContinuousOutcome, ContinuousRun
+from rlforge.continuous.run import ContinuousRun
 from rlforge.continuous.trainer import ContinuousTrainer
 from rlforge.continuous.trials import MarketTrials
 from rlforge.serving.records import PairedOutcomes
-from rlforge.system.hardware import detect, resolve_hardware
-from rlforge.tracking.files import create_run
+from rlforge.train import lifecycle
 from rlforge.trajectories.records import Decision
 
 Make = Callable[..., ContinuousConfig]
@@ -48,32 +47,45 @@ def content(name: str) -> Any:
     return json.loads((Path("run") / name).read_text())
 
 
-def execute(config: ContinuousConfig) -> ContinuousOutcome:
-    hardware = resolve_hardware(config.hardware, detect(), 1)
-    Path("run").mkdir(exist_ok=True)
-    return ContinuousRun(config, hardware, Path("run").absolute()).execute()
+Execute = Callable[[ContinuousConfig], lifecycle.Outcome]
+Begun = Callable[..., AbstractAsyncContextManager[tuple[Assembly, ContinuousTrainer]]]
 
 
-@asynccontextmanager
-async def ready(
-    config: ContinuousConfig, stop: asyncio.Event | None = None
-) -> AsyncIterator[Assembly]:
-    """The parts of a new run."""
-    hardware = resolve_hardware(config.hardware, detect(), 1)
-    paths = create_run(RUN_DIR)
-    async with assembled(config, hardware, paths, stop or asyncio.Event(), {}) as assembly:
-        assembly.records.take_up([], lambda text: None)
-        await assembly.learning.learner.begin()
-        yield assembly
+@pytest.fixture
+def execute(in_process: Any) -> Execute:
+    """Runs a configuration to its end."""
+
+    def run(config: ContinuousConfig) -> lifecycle.Outcome:
+        hardware, graph = in_process.hardware_and_graph(config)
+        RUN_DIR.mkdir()
+        (RUN_DIR / "command.txt").write_text("rlforge continuous\n")
+        run_dir = RUN_DIR.absolute()
+        return lifecycle.execute(ContinuousRun, config, graph, hardware, run_dir, resume=False)
+
+    return run
 
 
-def trainer(config: ContinuousConfig, assembly: Assembly) -> ContinuousTrainer:
-    return ContinuousTrainer(config, assembly, RUN_DIR, asyncio.Event())
+@pytest.fixture
+def begun(in_process: Any) -> Begun:
+    """The parts of a new run, and the loop over them. stop: ends it."""
+
+    @asynccontextmanager
+    async def begin(
+        config: ContinuousConfig, stop: asyncio.Event
+    ) -> AsyncIterator[tuple[Assembly, ContinuousTrainer]]:
+        context = await in_process.make_context(config, Path.cwd() / RUN_DIR)
+        async with assembled(context, stop) as assembly:
+            await context.actors.tracker.resume_windows.remote([])
+            await assembly.learning.learner.begin()
+            yield assembly, ContinuousTrainer(context, assembly, stop)
+            await context.actors.tracker.close.remote({})
+
+    return begin
 
 
-def test_windows_are_trained_on_and_deployed(make_config: Make) -> None:
+def test_windows_are_trained_on_and_deployed(make_config: Make, execute: Execute) -> None:
     outcome = execute(make_config())
-    assert (outcome.windows, outcome.interrupted) == (2, False)
+    assert (outcome.summary["windows"], outcome.interrupted) == (2, False)
     found = rows()
     assert [row["window_id"] for row in found] == ["2024-11-13-10:00", "2024-11-13-10:30"]
     for row in found:
@@ -101,7 +113,7 @@ def test_windows_are_trained_on_and_deployed(make_config: Make) -> None:
 
 
 def test_a_window_that_is_not_ready_trains_nothing_and_the_run_goes_on(
-    make_config: Make,
+    make_config: Make, execute: Execute
 ) -> None:
     execute(make_config("window.min_agents=12", "continuous.compare_episodes=0"))
     for row in rows():
@@ -113,7 +125,7 @@ def test_a_window_that_is_not_ready_trains_nothing_and_the_run_goes_on(
     assert not Path("run/comparison.json").exists()
 
 
-def test_a_window_of_one_agent_is_not_ready(make_config: Make) -> None:
+def test_a_window_of_one_agent_is_not_ready(make_config: Make, execute: Execute) -> None:
     traders = "market.traders={noise: 0, momentum: 0, value: 0, insider: 0}"
     execute(make_config(traders, "continuous.agents=1", "continuous.windows=1"))
     (row,) = rows()
@@ -121,7 +133,7 @@ def test_a_window_of_one_agent_is_not_ready(make_config: Make) -> None:
     assert "of 3 agents" in row["reason"]
 
 
-def test_equal_rewards_train_and_deploy_nothing(make_config: Make) -> None:
+def test_equal_rewards_train_and_deploy_nothing(make_config: Make, execute: Execute) -> None:
     weights = [f"decision_reward.{part}_weight=0" for part in ("pnl", "speed", "consistency")]
     settings = ["continuous.select_by=all", "continuous.invalid_reward=null"]
     execute(make_config(*weights, *settings, "continuous.windows=1"))
@@ -131,7 +143,9 @@ def test_equal_rewards_train_and_deploy_nothing(make_config: Make) -> None:
     assert not Path("run/checkpoints/step-1").exists()
 
 
-def test_a_judge_that_answers_prose_leaves_decisions_unscored(make_config: Make) -> None:
+def test_a_judge_that_answers_prose_leaves_decisions_unscored(
+    make_config: Make, execute: Execute
+) -> None:
     judge = ["ruler=judge", "ruler.judge.model=engine", "ruler.judge.retries=0"]
     execute(make_config(*judge, "continuous.windows=1", "continuous.compare_episodes=0"))
     (row,) = rows()
@@ -144,15 +158,15 @@ def test_a_judge_that_answers_prose_leaves_decisions_unscored(make_config: Make)
 
 
 async def test_a_refused_version_does_not_serve_and_learning_goes_on_from_before(
-    make_config: Make, monkeypatch: pytest.MonkeyPatch
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, begun: Begun
 ) -> None:
     async def worse(*_: object) -> PairedOutcomes:
         return PairedOutcomes(candidate=(-1.0, -0.9) * 8, current=(1.0, 0.9) * 8)
 
     monkeypatch.setattr(MarketTrials, "holdout", worse)
     config = make_config("deployment.holdout_games=16")
-    async with ready(config) as assembly:
-        assert await trainer(config, assembly).run()
+    async with begun(config, asyncio.Event()) as (assembly, trainer):
+        assert await trainer.run()
         assert assembly.policy.service.current.number == 0
         assert assembly.learning.learner.standing == "step-0"
     found = rows()
@@ -161,11 +175,11 @@ async def test_a_refused_version_does_not_serve_and_learning_goes_on_from_before
     assert all(row["reason"].startswith("holdout: ") for row in found)
 
 
-async def test_during_a_trial_nothing_is_trained(make_config: Make) -> None:
+async def test_during_a_trial_nothing_is_trained(make_config: Make, begun: Begun) -> None:
     """The trial decides which version learning goes on from."""
     config = make_config("deployment=ab_test", "deployment.ab.shares=[0.5]")
-    async with ready(config) as assembly:
-        assert await trainer(config, assembly).run()
+    async with begun(config, asyncio.Event()) as (assembly, trainer):
+        assert await trainer.run()
         assert assembly.policy.service.trial is not None
         assert assembly.policy.service.trial.deployment.number == 1
         assert assembly.learning.learner.standing == "step-1"
@@ -177,7 +191,7 @@ async def test_during_a_trial_nothing_is_trained(make_config: Make) -> None:
     assert (second["version"], second["deployment_success"]) == (None, None)
 
 
-async def test_rewards_of_the_agents_decide_a_trial(make_config: Make) -> None:
+async def test_rewards_of_the_agents_decide_a_trial(make_config: Make, begun: Begun) -> None:
     config = make_config(
         "deployment=ab_test",
         "deployment.ab.shares=[0.99]",
@@ -185,8 +199,8 @@ async def test_rewards_of_the_agents_decide_a_trial(make_config: Make) -> None:
         "deployment.ab.max_outcomes=12",
         "deployment.ab.undecided=promote",
     )
-    async with ready(config) as assembly:
-        assert await trainer(config, assembly).run()
+    async with begun(config, asyncio.Event()) as (assembly, trainer):
+        assert await trainer.run()
         history = assembly.policy.service.history()
     assert history[1].phase == "live"
     assert "trial" in [check.name for check in history[1].checks]
@@ -196,7 +210,7 @@ async def test_rewards_of_the_agents_decide_a_trial(make_config: Make) -> None:
     assert history[2].phase == "trial"
 
 
-def test_rolling_batches_reach_back_over_windows(make_config: Make) -> None:
+def test_rolling_batches_reach_back_over_windows(make_config: Make, execute: Execute) -> None:
     execute(
         make_config(
             "window.mode=rolling",
@@ -212,7 +226,9 @@ def test_rolling_batches_reach_back_over_windows(make_config: Make) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["window_ppo", "window_a2c", "grpo"])
-def test_other_algorithms_learn_from_windows_too(make_config: Make, algorithm: str) -> None:
+def test_other_algorithms_learn_from_windows_too(
+    make_config: Make, algorithm: str, execute: Execute
+) -> None:
     config = make_config(f"algorithm={algorithm}", "continuous.windows=1")
     config.continuous = dataclasses.replace(config.continuous, compare_episodes=0)
     execute(config)
@@ -222,10 +238,11 @@ def test_other_algorithms_learn_from_windows_too(make_config: Make, algorithm: s
     assert ("value_loss" in update) == (algorithm != "grpo")
 
 
-async def test_an_interrupted_run_ends_cleanly_between_phases(make_config: Make) -> None:
+async def test_an_interrupted_run_ends_cleanly_between_phases(
+    make_config: Make, begun: Begun
+) -> None:
     config, stop = make_config("continuous.windows=null"), asyncio.Event()
-    async with ready(config, stop) as assembly:
-        loop = ContinuousTrainer(config, assembly, RUN_DIR, stop)
+    async with begun(config, stop) as (assembly, trainer):
         score = assembly.learning.scorer.score
 
         async def stopping(decisions: list[Decision]) -> Any:
@@ -233,13 +250,13 @@ async def test_an_interrupted_run_ends_cleanly_between_phases(make_config: Make)
             return await score(decisions)
 
         assembly.learning.scorer.score = stopping  # type: ignore[method-assign, assignment]
-        assert not await loop.run()
+        assert not await trainer.run()
         entry = assembly.journal.current()
     assert entry is not None
     assert (entry.number, entry.phase) == (1, "scored")
 
 
-def test_windows_by_the_wall_clock(make_config: Make) -> None:
+def test_windows_by_the_wall_clock(make_config: Make, execute: Execute) -> None:
     """Windows of one second with ticks of 30 ms."""
     config = make_config(
         "window.clock=wall",

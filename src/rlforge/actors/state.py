@@ -10,6 +10,7 @@ from typing import Any
 from rlforge.actors.process import freeze_gc
 from rlforge.buffer import make_buffer
 from rlforge.buffer.batch_files import write_batch
+from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import RunConfig
 from rlforge.league.pool import ModelPool
 from rlforge.rewards.pipeline import RewardPipeline
@@ -19,6 +20,7 @@ from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
 from rlforge.system.hardware import versions
 from rlforge.tracking.files import open_log
 from rlforge.tracking.tracker import Tracker
+from rlforge.tracking.window_tracker import WindowTracker
 from rlforge.types import Checkpoint, GameRecord, GameSpec, TrainBatch
 
 
@@ -30,6 +32,17 @@ class TrackerActor(Tracker):
         about = {"seed": config.seed, "versions": versions(), "experiment": config.name}
         name, total = config.name, config.total_updates
         super().__init__(Path(run_dir), config.tracker, name, total, about=about)
+        freeze_gc()
+
+
+class WindowTrackerActor(WindowTracker):
+    """The tracker of continuous training as an actor."""
+
+    def __init__(self, config: ContinuousConfig, run_dir: str) -> None:
+        open_log("tracker", run_dir)
+        about = {"seed": config.seed, "versions": versions(), "experiment": config.name}
+        total = config.continuous.windows or 0
+        super().__init__(Path(run_dir), config.tracker, config.name, total, about=about)
         freeze_gc()
 
 

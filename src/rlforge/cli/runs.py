@@ -98,7 +98,8 @@ def _run(
         else launch.train(overrides, config_dir, root)
     )
     if outcome.interrupted:
-        windows = f" after {outcome.windows} windows" if root.command == "continuous" else ""
+        done = outcome.summary.get("windows")
+        windows = "" if done is None else f" after {done} windows"
         again = f"rlforge {root.command} --resume {outcome.run_dir}"
         typer.echo(f"interrupted{windows}; go on with: {again}", err=True)
     typer.echo(str(outcome.run_dir))

@@ -9,16 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.base import Algorithm
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.schema import HardwareConfig
 from rlforge.continuous.journal import Entry, Journal, ScoreFiles
 from rlforge.continuous.learner import WindowLearner
 from rlforge.continuous.population import (
@@ -30,7 +27,6 @@ from rlforge.continuous.population import (
     result_of,
 )
 from rlforge.continuous.prompting import AgentPrompter
-from rlforge.continuous.records import Records
 from rlforge.continuous.simulation import (
     SimulatedTimeDriver,
     SimulationDriver,
@@ -40,20 +36,17 @@ from rlforge.continuous.simulation import (
 )
 from rlforge.continuous.trials import MarketTrials, market_probes
 from rlforge.engines.base import Engine
-from rlforge.engines.registry import make_engine
-from rlforge.learner import make_learner
-from rlforge.learner.ranks import Ranks
 from rlforge.market.books import Settled
-from rlforge.models.devices import resolve_device
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.ruler.base import DecisionScorer
 from rlforge.ruler.judge_backends import LocalModel
 from rlforge.ruler.registry import make_scorer
+from rlforge.serving.engine import ActorEngine
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
 from rlforge.system.checkpoint import step_name
-from rlforge.tracking.files import RunPaths
+from rlforge.train.lifecycle import RunContext
 from rlforge.trajectories.grid import WallClock, WindowGrid, window_start
 from rlforge.trajectories.records import Decision
 from rlforge.trajectories.reward import DecisionReward
@@ -161,47 +154,44 @@ class Assembly:
     learning: LearningSide
     journal: Journal
     scores: ScoreFiles
-    records: Records
 
 
 @contextlib.asynccontextmanager
-async def assembled(
-    config: ContinuousConfig,
-    hardware: HardwareConfig,
-    paths: RunPaths,
-    stop: asyncio.Event,
-    about: Mapping[str, Any],
-) -> AsyncIterator[Assembly]:
-    """Make all parts, resuming what ``paths`` holds; close them at the end.
+async def assembled(context: RunContext, stop: asyncio.Event) -> AsyncIterator[Assembly]:
+    """Make all parts over the actors of a run, resuming what its directory holds.
 
-    hardware: as resolved. Raises ConfigError, CheckpointError, EngineError or RunError when a part
-    cannot be made or resumed.
+    They are closed at the end of the block; the actors are the caller's. stop: set when the run is
+    asked to end. Raises ConfigError, CheckpointError, EngineError or RunError when a part cannot be
+    made or resumed.
     """
+    run_dir = context.run_dir
     async with contextlib.AsyncExitStack() as stack:
-        journal = stack.enter_context(contextlib.closing(Journal(paths.root / "journal.sqlite")))
-        policy = await stack.enter_async_context(policy_side(config, hardware, paths))
-        learning = await stack.enter_async_context(learning_side(config, hardware, paths, policy))
-        market = await stack.enter_async_context(
-            market_side(config, paths, policy, journal.last(), stop)
-        )
+        journal = stack.enter_context(contextlib.closing(Journal(run_dir / "journal.sqlite")))
+        policy = await stack.enter_async_context(policy_side(context))
+        learning = await stack.enter_async_context(learning_side(context, policy))
+        market = await stack.enter_async_context(market_side(context, policy, journal.last(), stop))
         yield Assembly(
             policy=policy,
             market=market,
             learning=learning,
             journal=journal,
-            scores=ScoreFiles(paths.root / "scores"),
-            records=Records(paths, config.tracker, config.name, config.continuous.windows, about),
+            scores=ScoreFiles(run_dir / "scores"),
         )
+
+
+def continuous_config(context: RunContext) -> ContinuousConfig:
+    """The configuration of a continuous run."""
+    assert isinstance(context.config, ContinuousConfig)
+    return context.config
 
 
 # ---------------------------------------------------------------- policy side
 
 
 @contextlib.asynccontextmanager
-async def policy_side(
-    config: ContinuousConfig, hardware: HardwareConfig, paths: RunPaths
-) -> AsyncIterator[PolicySide]:
-    """The engine with its model loaded, and what it served last."""
+async def policy_side(context: RunContext) -> AsyncIterator[PolicySide]:
+    """The engines as one, and the deployments that they served last."""
+    config = continuous_config(context)
     tokenizer = load_tokenizer(config.model)
     params = SamplingParams(
         temperature=config.engine.temperature,
@@ -215,18 +205,16 @@ async def policy_side(
         template=config.model.prompt_template,
         extraction=config.model.action_extraction,
     )
-    engine = await asyncio.to_thread(
-        make_engine,
-        config,
-        device=hardware.device,
-        threads=hardware.threads,
-        gpus=hardware.engine_gpus,
+    engine = ActorEngine(
+        context.actors.engines,
+        client="continuous",
+        timeout_s=config.engine.request_timeout_s,
     )
     metrics = Metrics()
     trials = MarketTrials(config, engine, prompter, params, _reward_of_settled(config))
     try:
         service = await DeploymentService.open(
-            paths.root / DEPLOYMENTS,
+            context.run_dir / DEPLOYMENTS,
             engine,
             config.deployment,
             config.model,
@@ -256,13 +244,10 @@ async def policy_side(
 
 @contextlib.asynccontextmanager
 async def market_side(
-    config: ContinuousConfig,
-    paths: RunPaths,
-    policy: PolicySide,
-    last: Entry | None,
-    stop: asyncio.Event,
+    context: RunContext, policy: PolicySide, last: Entry | None, stop: asyncio.Event
 ) -> AsyncIterator[MarketSide]:
     """The market in the state that window ``last`` starts from; a new one where there is none."""
+    config = continuous_config(context)
     simulated, clock = config.window.clock == "simulated", WallClock()
     begin = window_start(config.continuous.start)
 
@@ -272,8 +257,8 @@ async def market_side(
     if last is None:
         state = SimulationState(config.market, config.continuous.agents, config.seed)
     else:
-        state = load_simulation_state(simulation_state_path(paths.root, last.number))
-    store = TrajectoryStore(store_folder(config.store, paths.root), config.store)
+        state = load_simulation_state(simulation_state_path(context.run_dir, last.number))
+    store = TrajectoryStore(store_folder(config.store, context.run_dir), config.store)
     with contextlib.closing(store):
         population = Population(
             state,
@@ -350,15 +335,17 @@ def _reward_of_settled(config: ContinuousConfig) -> Callable[[Settled], float]:
 
 
 @contextlib.asynccontextmanager
-async def learning_side(
-    config: ContinuousConfig, hardware: HardwareConfig, paths: RunPaths, policy: PolicySide
-) -> AsyncIterator[LearningSide]:
-    """The learner with its model loaded, and the scorer with what it learned before."""
-    learner = await asyncio.to_thread(_learner, config, hardware, paths)
-    scorer = _scorer(config, paths, policy)
+async def learning_side(context: RunContext, policy: PolicySide) -> AsyncIterator[LearningSide]:
+    """The learner group, and the scorer with what it learned before."""
+    config = continuous_config(context)
+    scorer = _scorer(config, context.run_dir, policy)
     try:
         yield LearningSide(
-            learner=learner,
+            learner=WindowLearner(
+                context.actors.learner,
+                context.run_dir / "checkpoints",
+                config.learner.keep_checkpoints,
+            ),
             scorer=scorer,
             reward=DecisionReward(config.decision_reward),
             algorithm=make_algorithm(config.algorithm, config.engine.max_tokens),
@@ -367,19 +354,7 @@ async def learning_side(
         await scorer.close()
 
 
-def _learner(config: ContinuousConfig, hardware: HardwareConfig, paths: RunPaths) -> WindowLearner:
-    """The learner, on a second card where there is one.
-
-    Schedules of the learning rate run over ``continuous.windows``, one update each.
-    """
-    device = resolve_device(hardware.device)
-    if device.type == "cuda" and (hardware.num_gpus or 1) > 1:
-        device = torch.device("cuda", 1)
-    learner = make_learner(config, device, Ranks())
-    return WindowLearner(learner, paths.checkpoints, config.name)
-
-
-def _scorer(config: ContinuousConfig, paths: RunPaths, policy: PolicySide) -> DecisionScorer:
+def _scorer(config: ContinuousConfig, run_dir: Path, policy: PolicySide) -> DecisionScorer:
     """The scorer; what it learns is kept in the run directory.
 
     ``ruler.judge.model=engine`` is the base model, which does not change during training.
@@ -392,5 +367,5 @@ def _scorer(config: ContinuousConfig, paths: RunPaths, policy: PolicySide) -> De
     )
     ruler = config.ruler
     if ruler.model_path is None:
-        ruler = dataclasses.replace(ruler, model_path=str(paths.root / "ruler"))
+        ruler = dataclasses.replace(ruler, model_path=str(run_dir / "ruler"))
     return make_scorer(ruler, seed=config.seed, local=local)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
-from rlforge.learner import Learner, read_state, write_state
+from rlforge.actors.learner import LearnerGroup
+from rlforge.errors import RlforgeError
 from rlforge.system.checkpoint import (
     checkpoint_version,
     list_checkpoints,
     read_manifest,
     step_name,
     step_number,
-    write_checkpoint,
 )
+from rlforge.system.utilisation import Span
 from rlforge.train.resume import Retention
-from rlforge.types import Checkpoint, TrainBatch, value
+from rlforge.types import Checkpoint, TrainBatch, UpdateResult, value
 
 log = logging.getLogger(__name__)
+
+Update = Callable[[TrainBatch], Awaitable[tuple[UpdateResult, Span]]]
+"""Makes one update; also says when."""
 
 
 @value
@@ -34,17 +36,22 @@ class Trained:
 
 
 class WindowLearner:
-    """The learner, and ``checkpoints/step-N`` of the run directory.
+    """The learner group, and ``checkpoints/step-N`` of the run directory.
 
     A checkpoint holds weights and state together and is there whole or not at all. Its manifest
     names the window: it is the only record of an update, and so decides whether a window was
     trained on. One call at a time.
+
+    keep: how many versions ``prune`` leaves beside those that are protected; None: all. update:
+    makes an update of ``group``; None: its own method.
     """
 
-    def __init__(self, learner: Learner, root: Path, experiment: str) -> None:
-        self._learner = learner
-        self._root = root
-        self._experiment = experiment
+    def __init__(
+        self, group: LearnerGroup, root: Path, keep: int | None, update: Update | None = None
+    ) -> None:
+        self._group, self._root = group, root
+        self._retention = Retention(root, keep)
+        self._update = update or group.update
         self._standing: str | None = None
 
     @property
@@ -61,7 +68,7 @@ class WindowLearner:
     async def begin(self) -> Checkpoint:
         """Version 0 on disk: the model before the first window, to which a refusal leads back."""
         if not (self._root / step_name(0)).exists():
-            await self._save(0, None, None, {})
+            await self._group.save(0, None, meta={"window_id": None}, state={})
         return await self.restore(step_name(0))
 
     async def restore(self, uid: str) -> Checkpoint:
@@ -70,36 +77,36 @@ class WindowLearner:
         The next version is numbered after the newest there is, so that every number is used once.
         Raises CheckpointError when the checkpoint is missing or damaged.
         """
-        path = self._root / uid
-        await asyncio.to_thread(read_state, path, self._learner)
-        self._standing = uid
         # The randomness and learning rate of an update follow from its number.
         newest = list_checkpoints(self._root)[-1]
-        self._learner.version = checkpoint_version(newest)
-        return _checkpoint(path)
+        await self._group.load_state(uid, version=checkpoint_version(newest))
+        self._standing = uid
+        return _checkpoint(self._root / uid)
 
     async def train(self, window_id: str, batch: TrainBatch) -> Trained | None:
         """Learn from the batch of a window; None when no optimizer step was finite.
 
-        On any failure, a full disk among them, the learner is what it was before.
+        After a RlforgeError, as for a full disk, the learner is what it was before. Ray's errors,
+        as for a dead process, end the run.
         """
         if (done := self.trained_on(window_id)) is not None:
             await self.restore(done.checkpoint.uid)
             return done
         parent = self.standing
         try:
-            result = await asyncio.to_thread(self._learner.update, batch)
+            result, _ = await self._update(batch)
             if math.isnan(result.metrics["loss"]):  # no optimizer step was applied
                 log.warning("window %s: no optimizer step was finite", window_id)
                 await self.restore(parent)
                 return None
             facts = {"samples": result.samples, "metrics": dict(result.metrics)}
-            await self._save(result.version, window_id, parent, facts)
-        except Exception:  # after any error, no half-trained weights may remain
+            meta = {"window_id": window_id, **facts}
+            saved = await self._group.save(result.version, parent, meta=meta, state={})
+        except RlforgeError:
             await self.restore(parent)
             raise
-        self._standing = step_name(result.version)
-        return _trained(self._root / self._standing)
+        self._standing = saved.uid
+        return _trained(Path(saved.path or ""))
 
     def trained_on(self, window_id: str) -> Trained | None:
         """The version that was trained on a window, if there is one."""
@@ -108,25 +115,9 @@ class WindowLearner:
                 return _trained(path)
         return None
 
-    def prune(self, keep: int, protected: Collection[str]) -> None:
-        """Delete all but the ``keep`` newest versions, the first and ``protected``."""
-        Retention(self._root, keep).prune({*protected, self.standing, step_name(0)})
-
-    async def _save(
-        self, version: int, window_id: str | None, parent: str | None, facts: Mapping[str, Any]
-    ) -> None:
-        def fill(folder: Path) -> None:
-            self._learner.save(folder)
-            write_state(folder, self._learner, {})
-
-        meta = {
-            "version": version,
-            "experiment": self._experiment,
-            "window_id": window_id,
-            "parent_uid": parent,
-            **facts,
-        }
-        await asyncio.to_thread(write_checkpoint, self._root, step_name(version), fill, meta)
+    def prune(self, protected: Collection[str]) -> None:
+        """Delete all but the newest versions, the first and ``protected``."""
+        self._retention.prune({*protected, self.standing, step_name(0)})
 
 
 def _checkpoint(path: Path) -> Checkpoint:

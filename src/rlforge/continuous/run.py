@@ -1,36 +1,32 @@
-"""A continuous run from its configuration to its report."""
+"""Continuous training over the actors of a run: comparisons, HTTP, and the loop between them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
-import signal
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.schema import HardwareConfig
-from rlforge.continuous.assembly import DEPLOYMENTS, Assembly, PolicySide, assembled
+from rlforge.continuous.assembly import (
+    DEPLOYMENTS,
+    Assembly,
+    PolicySide,
+    assembled,
+    continuous_config,
+)
+from rlforge.continuous.journal import Journal
 from rlforge.continuous.performance import POLICY
 from rlforge.continuous.trainer import ContinuousTrainer
-from rlforge.errors import RlforgeError, RunError
+from rlforge.errors import RunError
 from rlforge.serving.guard import make_token
 from rlforge.serving.server import answer_requests, found_at, http_over, listen, url_of
 from rlforge.system.checkpoint import step_name
-from rlforge.system.hardware import versions
-from rlforge.tracking.display import Display, make_display
-from rlforge.tracking.files import create_run, open_log, read_json, write_json
+from rlforge.tracking.files import RunPaths, read_json, write_json
 from rlforge.tracking.formatting import number, percent
-from rlforge.types import value
-
-log = logging.getLogger(__name__)
-
-#: Signals closer together than this are one: shells and ``timeout`` send them twice.
-_ONE_SIGNAL_S = 1.0
+from rlforge.train.lifecycle import RunContext
 
 #: The figures of a comparison that are printed, and how each is written.
 _FIGURES: Mapping[str, Callable[[float | None], str]] = {
@@ -40,77 +36,69 @@ _FIGURES: Mapping[str, Callable[[float | None], str]] = {
 }
 
 
-@value
-class ContinuousOutcome:
-    """How a run ended. windows: done so far, those of earlier parts of the run included.
+class ContinuousRun:
+    """Continuous training as a ``Controller``: what comes before, after and beside the loop.
 
-    mean_reward: of the policy's decisions in the comparison after training, else in the last
-    window; nan before the first.
+    It resumes by itself from what the run directory holds.
     """
 
-    run_dir: Path
-    windows: int
-    interrupted: bool
-    mean_reward: float
+    def __init__(self, context: RunContext) -> None:
+        self._context, self._config = context, continuous_config(context)
+        self._paths = RunPaths(root=context.run_dir)
+        self._stop = asyncio.Event()
+        self._open = contextlib.AsyncExitStack()
+        self._parts: Assembly | None = None
+        self._comparison: dict[str, Any] = {}
+        self._last_summary: Mapping[str, Any] = {"objective": -math.inf}
 
-    def objective(self) -> float:
-        """What a sweeper maximises: the mean reward, or -inf where there is none."""
-        return self.mean_reward if math.isfinite(self.mean_reward) else -math.inf
-
-
-class ContinuousRun:
-    """One run in ``run_dir``, which exists, holds its config.yaml, and is locked by the caller."""
-
-    def __init__(self, config: ContinuousConfig, hardware: HardwareConfig, run_dir: Path) -> None:
-        self._config, self._hardware = config, hardware
-        self._paths = create_run(run_dir)
-        self._interrupted_at: float | None = None
-        self._display: Display
-
-    def execute(self) -> ContinuousOutcome:
-        """Begin or resume, until all windows are done or a signal comes."""
-        return asyncio.run(self._main())
-
-    async def _main(self) -> ContinuousOutcome:
-        open_log("continuous", str(self._paths.root))
-        stop = asyncio.Event()
-        self._catch_signals(stop)
-        config = self._config
-        about = {"seed": config.seed, "versions": versions(), "experiment": config.name}
-        with make_display(config.tracker, config.name) as self._display:
-            self._display.note("loading the model")
-            async with assembled(config, self._hardware, self._paths, stop, about) as parts:
-                return await self._train(parts, stop)
-
-    async def _train(self, parts: Assembly, stop: asyncio.Event) -> ContinuousOutcome:
-        records, note = parts.records, self._display.note
-        records.take_up(parts.journal.entries(), note)
-        comparison: dict[str, Any] = {}
-        try:
-            await self._take_up(parts)
-            async with _served_over_http(self._config, parts.policy, self._paths.root, stop, note):
-                await self._compare("before", parts.policy)
-                done = await ContinuousTrainer(self._config, parts, self._paths.root, stop).run()
-                if done:
-                    comparison = await self._compare("after", parts.policy)
-        except RlforgeError as error:
-            records.close("failed", {"error": str(error)})
-            raise
-        records.close(
-            "done" if done else "interrupted",
-            {"serving": parts.policy.deployments.serving(), "comparison": comparison},
+    async def begin(self, *, resume: bool) -> None:
+        """Assemble the parts, and let the learner continue from the version that serves."""
+        context = self._context
+        parts = await self._open.enter_async_context(assembled(context, self._stop))
+        done = [entry.facts["done"] for entry in parts.journal.entries() if entry.phase == "done"]
+        await context.actors.tracker.resume_windows.remote(
+            [(facts["window"], facts["update"]) for facts in done]
         )
-        for line in _in_words(comparison):
-            note(line)
-        return ContinuousOutcome(
-            run_dir=self._paths.root,
-            windows=parts.journal.done(),
-            interrupted=not done,
-            mean_reward=_final_reward(comparison, records.policy_reward),
+        self._parts = parts
+        await self._continue_from_deployment(parts)
+        await self._open.enter_async_context(
+            _served_over_http(self._config, parts.policy, context.run_dir, self._stop, context.note)
         )
 
-    async def _take_up(self, parts: Assembly) -> None:
-        """Let the learner stand at the version that serves; ``initial_adapter`` serves first."""
+    async def run(self) -> bool:
+        """Train until all windows are done; measure the policy before and after."""
+        assert self._parts is not None, "begin comes first"
+        await self._compare("before", self._parts.policy)
+        done = await ContinuousTrainer(self._context, self._parts, self._stop).run()
+        if done:
+            self._comparison = await self._compare("after", self._parts.policy)
+            for line in _in_words(self._comparison):
+                self._context.note(line)
+        return done
+
+    def stop(self) -> None:
+        """End after the phase in hand; during a wait, after the tick in hand."""
+        self._stop.set()
+
+    async def close(self) -> None:
+        """Close the parts and the HTTP server."""
+        self._last_summary, self._parts = self.summary(), None
+        await self._open.aclose()
+
+    def summary(self) -> Mapping[str, Any]:
+        """The version that serves, the comparison, and the mean reward as the objective."""
+        if self._parts is None:
+            return self._last_summary
+        journal, deployments = self._parts.journal, self._parts.policy.deployments
+        return {
+            "windows": journal.done(),
+            "serving": deployments.serving(),
+            "comparison": self._comparison,
+            "objective": _objective(self._comparison, journal),
+        }
+
+    async def _continue_from_deployment(self, parts: Assembly) -> None:
+        """Restore the version that serves; a new run serves ``learner.initial_adapter`` first."""
         learner, policy = parts.learning.learner, parts.policy
         start = await learner.begin()
         untouched = policy.deployments.serving() == step_name(0)
@@ -131,7 +119,7 @@ class ContinuousRun:
             return {}
         content = read_json(self._paths.comparison)
         if when not in content:
-            self._display.note(f"measuring the policy {when} training")
+            self._context.note(f"measuring the policy {when} training")
             players = await policy.trials.compare(policy.service.current.policy())
             content[when] = {
                 "version": policy.deployments.serving(),
@@ -140,22 +128,6 @@ class ContinuousRun:
             }
             write_json(self._paths.comparison, content)
         return content
-
-    def _catch_signals(self, stop: asyncio.Event) -> None:
-        """First Ctrl-C or SIGTERM: end after this phase. Second: end at once."""
-        loop = asyncio.get_running_loop()
-
-        def interrupt() -> None:
-            now = time.monotonic()
-            if self._interrupted_at is None:
-                self._interrupted_at = now
-                log.warning("asked to end: this phase is finished first")
-                stop.set()
-            elif now - self._interrupted_at > _ONE_SIGNAL_S:
-                raise KeyboardInterrupt
-
-        for signal_number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signal_number, interrupt)
 
 
 @contextlib.asynccontextmanager
@@ -208,9 +180,10 @@ def _in_words(comparison: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _final_reward(comparison: Mapping[str, Any], otherwise: float) -> float:
-    """Mean reward of the policy after training; ``otherwise`` where it was not compared."""
-    if "after" not in comparison:
-        return otherwise
-    mean = comparison["after"]["players"][POLICY]["avg_reward"]
-    return otherwise if mean is None else float(mean)
+def _objective(comparison: Mapping[str, Any], journal: Journal) -> float:
+    """Mean reward of the policy after training, else in its last window; -inf where unknown."""
+    done = [entry for entry in journal.entries() if entry.phase == "done"]
+    mean = done[-1].facts["done"]["window"]["policy_reward"] if done else None
+    if "after" in comparison:
+        mean = comparison["after"]["players"][POLICY]["avg_reward"]
+    return -math.inf if mean is None else float(mean)

@@ -13,11 +13,14 @@ import asyncio
 import logging
 import math
 import time
-from pathlib import Path
 from typing import Any
 
-from rlforge.config.continuous import ContinuousConfig
-from rlforge.continuous.assembly import NOTHING_TO_DEPLOY, Assembly, Deployed
+from rlforge.continuous.assembly import (
+    NOTHING_TO_DEPLOY,
+    Assembly,
+    Deployed,
+    continuous_config,
+)
 from rlforge.continuous.batching import Scored, WindowBatch, WindowFilter
 from rlforge.continuous.journal import Entry
 from rlforge.continuous.learner import Trained
@@ -25,6 +28,7 @@ from rlforge.continuous.records import reward_figures, window_row
 from rlforge.continuous.simulation import Stopped, simulation_state_path
 from rlforge.errors import CheckpointError, RunError
 from rlforge.ruler.base import DecisionScores
+from rlforge.train.lifecycle import RunContext
 from rlforge.trajectories.records import TrainingWindow
 
 log = logging.getLogger(__name__)
@@ -33,11 +37,9 @@ log = logging.getLogger(__name__)
 class ContinuousTrainer:
     """Works on one window after the other. stop: set when the run is asked to end."""
 
-    def __init__(
-        self, config: ContinuousConfig, parts: Assembly, run_dir: Path, stop: asyncio.Event
-    ) -> None:
-        self._config, self._parts = config, parts
-        self._run_dir, self._stop = run_dir, stop
+    def __init__(self, context: RunContext, parts: Assembly, stop: asyncio.Event) -> None:
+        self._context, self._parts, self._stop = context, parts, stop
+        self._config = continuous_config(context)
         self._since = time.monotonic()
 
     async def run(self) -> bool:
@@ -50,7 +52,7 @@ class ContinuousTrainer:
                 work, scores = await self._score(work, window)
                 work, trained = await self._train(work, self._filter(window, scores))
                 work, deployed = await self._deploy(work, trained)
-                await self._conclude(work, window, scores, trained, deployed)
+                self._conclude(work, window, scores, trained, deployed)
         except Stopped:
             return False
         return True
@@ -66,10 +68,10 @@ class ContinuousTrainer:
             await market.driver.advance_to(market.windows.due_at(last.window_id))
         window_id = self._next_window(last)
         number = 1 if last is None else last.number + 1
-        await market.driver.save(simulation_state_path(self._run_dir, number))
+        await market.driver.save(simulation_state_path(self._context.run_dir, number))
         entry = journal.begin(window_id)
         if last is not None:
-            simulation_state_path(self._run_dir, last.number).unlink(missing_ok=True)
+            simulation_state_path(self._context.run_dir, last.number).unlink(missing_ok=True)
         return entry
 
     def _next_window(self, last: Entry | None) -> str:
@@ -181,7 +183,7 @@ class ContinuousTrainer:
         facts = {"success": deployed.success, "reason": deployed.reason}
         return self._reach(work, "deployed", **facts), deployed
 
-    async def _conclude(
+    def _conclude(
         self,
         work: Entry,
         window: TrainingWindow,
@@ -205,10 +207,8 @@ class ContinuousTrainer:
         )
         update = None if trained is None else dict(trained.metrics)
         self._parts.journal.reach(work, "done", window=row, update=update)
-        self._parts.records.add(row, update)
-        keep = self._config.learner.keep_checkpoints
-        if keep is not None:
-            learning.learner.prune(keep, self._parts.policy.deployments.needed())
+        self._context.actors.tracker.log_window.remote(row, update)
+        learning.learner.prune(self._parts.policy.deployments.needed())
 
     # ------------------------------------------------------------ the clock, and the end
 

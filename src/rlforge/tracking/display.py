@@ -58,6 +58,7 @@ class Display:
         self._printed_update = -1
         self._printed_evals: dict[tuple[str, str], int] = {}
         self._printed_end = False
+        self._printed_window = ""
 
     def __enter__(self) -> Self:
         if self.mode == "rich":
@@ -71,7 +72,10 @@ class Display:
             self._live = None
 
     def show(self, progress: Progress) -> None:
-        """Show ``progress``."""
+        """Show ``progress``; of continuous training also each window, in a line."""
+        if progress.window and progress.window != self._printed_window:
+            self._printed_window = progress.window
+            self.note(progress.window)
         if self._live is not None:
             self._live.update(ProgressView(progress, time.time()), refresh=True)
         elif self.mode == "plain":
@@ -92,7 +96,8 @@ class Display:
         lines = []
         ended = progress.status != "running"
         due = time.monotonic() >= self._next_line or ended
-        if progress.update > 0 and progress.update != self._printed_update and due:
+        is_new = progress.update > 0 and progress.update != self._printed_update
+        if is_new and due and not progress.window:
             lines.append(update_line(progress))
             self._printed_update = progress.update
             self._next_line = time.monotonic() + self._plain_every_s
@@ -103,9 +108,12 @@ class Display:
                 lines.append(eval_line(progress, row))
         if ended and not self._printed_end:
             self._printed_end = True
+            unit, games = (
+                ("window", "") if progress.window else ("update", f", {progress.games} games")
+            )
             lines.append(
-                f"[{duration(progress.elapsed_s)}] {progress.status} at update "
-                f"{progress.update}/{progress.total_updates}, {progress.games} games"
+                f"[{duration(progress.elapsed_s)}] {progress.status} at {unit} "
+                f"{progress.update}/{progress.total_updates}{games}"
             )
         return lines
 

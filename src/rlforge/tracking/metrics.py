@@ -14,7 +14,7 @@ from rlforge.types import GameRecord
 Outcome = Literal["win", "draw", "loss"]
 
 #: A metric's name starts with one of these, which say where it comes from.
-NAMESPACES = ("collection-", "evaluation-", "inference/", "learner/", "pool/")
+NAMESPACES = ("collection-", "evaluation-", "inference/", "learner/", "pool/", "window/")
 
 
 class Metrics:

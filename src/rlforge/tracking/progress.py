@@ -135,6 +135,7 @@ class Progress:
     shares: of wall time in which engines, learner and neither worked (``engine_share``,
     ``learner_share``, ``idle_share``). coverage: per environment, the share of action n-grams that
     are distinct. win_rates by env and opponent; ratings and matches: highest first.
+    window: of continuous training, the last window in one line; its updates are windows.
     """
 
     run_name: str
@@ -158,6 +159,7 @@ class Progress:
     ratings: tuple[RatingRow, ...] = ()
     matches: tuple[MatchRow, ...] = ()
     engines: tuple[EngineRow, ...] = ()
+    window: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """A plain object for ``progress.json``."""

@@ -106,6 +106,12 @@ class Tracker:
         self._games: Counter[str] = Counter()
         self._earlier_games = self._failed = self._tokens = self._samples = self._update = 0
         self._win_rates: dict[tuple[str, str], WinRateRow] = {}
+        earlier_s = self._read_files()
+        self._begin = self._clock() - earlier_s
+        self._pace = Pace(earlier_s, self._counts())
+
+    def _read_files(self) -> float:
+        """Count what the run's files hold; returns the seconds of run time behind it."""
         earlier_s = 0.0
         for row in read_jsonl(self.paths.metrics):
             self._update, earlier_s = row["step"], row["time_s"]
@@ -113,8 +119,7 @@ class Tracker:
             self._tokens, self._samples = row["tokens"], row["samples_seen"]
         for row in read_jsonl(self.paths.evals):
             self._remember_eval(_EVALS.decode(row))
-        self._begin = self._clock() - earlier_s
-        self._pace = Pace(earlier_s, self._counts())
+        return earlier_s
 
     # ------------------------------------------------------------ input
 

@@ -132,9 +132,10 @@ def _serving_graph(config: ServingConfig, hardware: HardwareConfig) -> RunGraph:
 
 
 def _tracker(config: PolicyConfig) -> ActorSpec:
+    kind = "WindowTrackerActor" if isinstance(config, ContinuousConfig) else "TrackerActor"
     return ActorSpec(
         name="tracker",
-        actor="rlforge.actors.state:TrackerActor",
+        actor=f"rlforge.actors.state:{kind}",
         config=_groups(config, "tracker"),
     )
 

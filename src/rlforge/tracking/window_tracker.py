@@ -1,0 +1,137 @@
+"""The tracker of continuous training: it counts windows instead of games."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlforge.system.checkpoint import step_number
+from rlforge.tracking.files import JsonlFile, read_json, read_jsonl, write_jsonl
+from rlforge.tracking.formatting import number, percent
+from rlforge.tracking.progress import Progress
+from rlforge.tracking.tracker import Tracker
+
+Row = Mapping[str, Any]
+
+
+class WindowTracker(Tracker):
+    """Writes windows.jsonl beside the files of ``Tracker``; a step of the sinks is a window.
+
+    A line of metrics.jsonl is an update, and names its window. ``total_updates``: windows of the
+    whole run, one update each at most; 0: no end.
+    """
+
+    def log_window(self, row: Row, update: Row | None) -> None:
+        """A finished window: lines of windows.jsonl and, where it was trained on, metrics.jsonl.
+
+        row: its line (docs/run_directory.md). update: the metrics of its update.
+        """
+        self._window_file.append(row)
+        self._count(row, update)
+        self._window = window_line(row, self._total_updates or None)
+        scalars = _numbers("window", row)
+        for player, figures in row["players"].items():
+            scalars |= _numbers(f"window/{player}", figures)
+        if update is not None:
+            self._update_file.append(_update_row(row, update))
+            scalars |= _numbers("learner", update)
+        for name, scalar in scalars.items():
+            self._metrics.put(name, scalar)
+        self._pace.update(self._elapsed(), self._counts())
+        self.flush()
+        self._write_summary({})
+        self._publish()
+
+    def resume_windows(self, done: Sequence[tuple[Row, Row | None]]) -> None:
+        """Write the files again from the windows that are done, as ``log_window`` was given them.
+
+        Called once, before the first window of this process.
+        """
+        write_jsonl(self.paths.windows, (row for row, _ in done))
+        updates = (_update_row(row, update) for row, update in done if update is not None)
+        write_jsonl(self.paths.metrics, updates)
+        self._update_file.close()
+        self._update_file = JsonlFile(self.paths.metrics)
+        self._window_file.close()
+        for sink in self._sinks:
+            sink.rewind(len(done))
+        self._restore_counters()
+        self._write_summary({})
+        self._publish()
+
+    def progress(self) -> Progress:
+        """Everything the display shows, as of now; ``window``: the one that was finished last."""
+        return dataclasses.replace(super().progress(), window=self._window)
+
+    def tick(self) -> None:
+        """Publish once a second; the sinks get one step per window."""
+        if self._clock() >= self._next_publish:
+            self._publish()
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        super().close(summary)
+        self._window_file.close()
+
+    def _read_files(self) -> float:
+        self._window_file = JsonlFile(self.paths.windows)
+        self._updates, self._window = 0, ""
+        for row in read_jsonl(self.paths.windows):
+            self._count(row, None)
+        for update in read_jsonl(self.paths.metrics):
+            self._count_update(update)
+        return float(read_json(self.paths.summary).get("wall_time_s", 0.0))
+
+    def _count(self, row: Row, update: Row | None) -> None:
+        self._update = row["window"]
+        if update is not None:
+            self._count_update(update)
+
+    def _count_update(self, update: Row) -> None:
+        self._updates += 1
+        self._samples = int(update["samples_seen"])
+        self._learner = {name: float(value) for name, value in update.items() if _is_number(value)}
+
+    def _write_summary(self, extra: Mapping[str, Any]) -> None:
+        reached = {
+            "windows": self._update,
+            "total_windows": self._total_updates or None,
+            "updates": self._updates,
+            "total_updates": self._total_updates or None,
+        }
+        super()._write_summary({**reached, **extra})
+
+
+def window_line(row: Row, total: int | None) -> str:
+    """One window in one line of text."""
+    count = f"{row['window']}/{total}" if total else str(row["window"])
+    parts = [f"window {count} {row['window_id']}: {row['trajectories']} decisions"]
+    if row["policy_reward"] is not None:
+        parts.append(
+            f"policy reward {row['policy_reward']:.3f}, wins {percent(row['win_rate'], 1)}"
+        )
+    if row["version"] is not None:
+        trained = int(row["batch/trained_decisions"])
+        parts.append(f"{row['version']} trained on {trained}, loss {number(row['training_loss'])}")
+        parts.append("deployed" if row["deployment_success"] else f"refused: {row['reason']}")
+    else:
+        parts.append(f"nothing trained: {row['reason']}")
+    return ", ".join(parts)
+
+
+def _update_row(row: Row, update: Row) -> dict[str, Any]:
+    step = step_number(str(row["version"]))
+    return {"step": step, "window_id": row["window_id"], **update}
+
+
+def _numbers(prefix: str, figures: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        f"{prefix}/{name}": float(value)
+        for name, value in figures.items()
+        if _is_number(value) and math.isfinite(value)
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

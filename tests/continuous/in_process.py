@@ -1,0 +1,101 @@
+"""A run's actors as objects of this process: the same classes, calls and files, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from rlforge.actors import engine, learner, state
+from rlforge.actors.cluster import RunActors
+from rlforge.actors.specs import RunGraph
+from rlforge.config.schema import HardwareConfig, PolicyConfig
+from rlforge.system.hardware import detect, resolve_hardware
+from rlforge.train import lifecycle
+from rlforge.train.graph import build_graph
+
+
+class InProcessActor:
+    """Looks like the handle of a Ray actor; calls of plain methods run one after the other."""
+
+    def __init__(self, made: Any) -> None:
+        self._made = made
+        self._thread = ThreadPoolExecutor(1)
+
+    def __getattr__(self, name: str) -> Method:
+        return Method(getattr(self._made, name), self._thread)
+
+
+class Method:
+    """A method of an actor, called by ``remote``."""
+
+    def __init__(self, method: Any, thread: ThreadPoolExecutor) -> None:
+        self._method, self._thread = method, thread
+
+    def remote(self, *arguments: Any, **named: Any) -> asyncio.Future[Any]:
+        if inspect.iscoroutinefunction(self._method):
+            return asyncio.ensure_future(self._method(*arguments, **named))
+        call = partial(self._method, *arguments, **named)
+        return asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+def use_actors_in_process(replace: Callable[[Any, str, Any], None]) -> None:
+    """Let runs start their actors here; replace: ``setattr``, or that of a ``monkeypatch``."""
+    replace(lifecycle, "start_actors", start_in_process)
+    replace(lifecycle, "ray_started", lambda hardware, num_cpus: contextlib.nullcontext())
+
+
+async def start_in_process(
+    graph: RunGraph, config: PolicyConfig, hardware: HardwareConfig, run_dir: Path, part: int = 0
+) -> RunActors:
+    """In place of ``rlforge.actors.cluster.start_actors``."""
+    given = {"config": config, "hardware": hardware, "run_dir": str(run_dir), "part": part}
+    named = {
+        name: _create(spec.actor, given | {"name": name, "rank": rank})
+        for spec in graph.nodes
+        if spec.actor is not None
+        for rank, name in enumerate(spec.actor_names)
+    }
+    actors = RunActors(named)
+    await actors.learner.start()
+    return actors
+
+
+async def make_context(config: PolicyConfig, run_dir: Path) -> lifecycle.RunContext:
+    """What a controller is made from, as ``rlforge.train.lifecycle.execute`` makes it."""
+    hardware, graph = hardware_and_graph(config)
+    return lifecycle.RunContext(
+        config=config,
+        hardware=hardware,
+        run_dir=run_dir,
+        actors=await start_in_process(graph, config, hardware, run_dir),
+        note=lambda text: None,
+        started=0.0,
+    )
+
+
+def hardware_and_graph(config: PolicyConfig) -> tuple[HardwareConfig, RunGraph]:
+    """Of this machine."""
+    learners, engines = config.learner.num_learners, config.engine.num_engines
+    hardware = resolve_hardware(config.hardware, detect(), engines, learners)
+    return hardware, build_graph(config, detect())
+
+
+def _create(path: str, given: dict[str, Any]) -> InProcessActor:
+    module, _, class_name = path.partition(":")
+    made = getattr(importlib.import_module(module), class_name)
+    wanted = inspect.signature(made).parameters
+    # Log file and garbage collector belong to the process, which here is not the actor's own.
+    with (
+        mock.patch.multiple(engine, open_log=mock.DEFAULT, freeze_gc=mock.DEFAULT),
+        mock.patch.multiple(state, open_log=mock.DEFAULT, freeze_gc=mock.DEFAULT),
+        mock.patch.multiple(learner, open_log=mock.DEFAULT),
+    ):
+        return InProcessActor(made(**{key: each for key, each in given.items() if key in wanted}))
