@@ -1,0 +1,153 @@
+"""Whole runs over Ray: several engines and learners, and processes that die."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.continuous.journal import Journal
+from rlforge.continuous.run import ContinuousRun
+from rlforge.system.checkpoint import list_checkpoints, read_manifest
+from rlforge.system.hardware import Machine, resolve_hardware
+from rlforge.train.graph import build_graph, to_json
+from rlforge.train.lifecycle import execute
+
+pytestmark = pytest.mark.timeout(900)  # several processes import torch
+
+RLFORGE = [sys.executable, "-c", "from rlforge.cli import main; main()"]
+RUN = Path("run")
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [*RLFORGE, *arguments], stdout=pipe, stderr=pipe, text=True, env=environment
+    )
+
+
+def endless(small: Sequence[str], *overrides: str) -> list[str]:
+    """A run without end and comparisons."""
+    changes = ("continuous.windows=null", "continuous.compare_episodes=0", f"run_dir={RUN}")
+    return ["continuous", *small, *changes, *overrides]
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    path = RUN / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 240
+    while not condition():
+        assert process.poll() is None, f"the run ended early: {process.communicate()[1]}"
+        assert time.monotonic() < deadline, "not within four minutes"
+        time.sleep(0.1)
+
+
+def wait_for_windows(number: int, process: subprocess.Popen[str]) -> None:
+    """Until ``number`` more windows are done."""
+    wanted = len(rows("windows.jsonl")) + number
+    wait_for(lambda: len(rows("windows.jsonl")) >= wanted, process)
+
+
+def actor_pids(name: str) -> list[int]:
+    """Processes that were actor ``name``, oldest first, from its log."""
+    log = (RUN / "logs" / f"{name}.log").read_text()
+    return [int(pid) for pid in re.findall(r"started as process (\d+)", log)]
+
+
+def change_windows(windows: int) -> None:
+    config = RUN / "config.yaml"
+    config.write_text(re.sub(r"(?m)^  windows: .*$", f"  windows: {windows}", config.read_text()))
+
+
+def trained_windows() -> list[str]:
+    """The window of every checkpoint."""
+    metas = [read_manifest(path).meta for path in list_checkpoints(RUN / "checkpoints")]
+    return [meta["window_id"] for meta in metas if meta["window_id"] is not None]
+
+
+def test_a_run_with_two_engines_and_two_learners_starts_the_actors_of_its_graph(
+    make_config: Callable[..., ContinuousConfig], own_home: None
+) -> None:
+    """Ray lists the actors that ``rlforge graph --format json`` prints, and the run completes."""
+    config = make_config("engine.num_engines=2", "learner.num_learners=2")
+    machine = Machine(cpus=2, gpus=0)
+    hardware, graph = resolve_hardware(config.hardware, machine, 2, 2), build_graph(config, machine)
+    listed: set[str] = set()
+
+    class Watched(ContinuousRun):
+        async def run(self) -> bool:
+            listed.update(ray.util.list_named_actors())
+            return await super().run()
+
+    RUN.mkdir()
+    (RUN / "command.txt").write_text("rlforge continuous\n")
+    outcome = execute(Watched, config, graph, hardware, RUN.absolute(), resume=False)
+    printed = {name for node in json.loads(to_json(graph))["nodes"] for name in node["actor_names"]}
+    assert listed == printed == {"engine-0", "engine-1", "learner", "learner-1", "tracker"}
+    assert (outcome.summary["windows"], outcome.interrupted) == (2, False)
+    assert [row["version"] for row in rows("windows.jsonl")] == ["step-1", "step-2"]
+    assert all(row["logprob_gap_max"] < 1e-4 for row in rows("metrics.jsonl"))
+
+
+def test_a_run_killed_with_sigkill_resumes_and_trains_once_on_each_window(
+    small: Sequence[str],
+) -> None:
+    process = start(*endless(small))
+    wait_for_windows(1, process)
+    for child in psutil.Process(process.pid).children(recursive=True):
+        child.kill()
+    process.kill()
+    process.communicate()
+    journal = Journal(RUN / "journal.sqlite")
+    done = journal.done()
+    journal.close()
+    change_windows(done + 2)
+    resumed = start("continuous", "--resume", str(RUN))
+    _, stderr = resumed.communicate(timeout=240)
+    assert resumed.returncode == 0, stderr
+    found = rows("windows.jsonl")
+    assert [row["window"] for row in found] == list(range(1, done + 3))
+    windows = [row["window_id"] for row in found]
+    assert trained_windows() == windows == sorted(set(windows))
+
+
+def test_a_run_outlives_an_engine_and_a_dead_learner_ends_it_with_its_cause(
+    small: Sequence[str],
+) -> None:
+    process = start(*endless(small))
+    wait_for_windows(1, process)
+    os.kill(actor_pids("engine-0")[-1], signal.SIGKILL)
+    wait_for(lambda: len(actor_pids("engine-0")) == 2, process)
+    wait_for_windows(2, process)
+
+    os.kill(actor_pids("learner")[-1], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 1
+    last = stderr.splitlines()[-1]
+    assert "the learner died" in last
+    assert "rlforge continuous --resume" in last
+    assert "Traceback" not in stderr
+    assert json.loads((RUN / "summary.json").read_text())["status"] == "failed"
+
+    change_windows(len(rows("windows.jsonl")) + 1)
+    resumed = start("continuous", "--resume", str(RUN))
+    _, stderr = resumed.communicate(timeout=240)
+    assert resumed.returncode == 0, stderr
+    windows = [row["window_id"] for row in rows("windows.jsonl")]
+    assert trained_windows() == windows == sorted(set(windows))
