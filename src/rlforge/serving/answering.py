@@ -43,7 +43,7 @@ class Limits:
 
 
 @value
-class Asked:
+class CheckedRequest:
     """A checked request. pinned: the version that it names; None: the version of ``user``."""
 
     prompt_token_ids: tuple[int, ...]
@@ -159,7 +159,9 @@ class TokenStream:
 
     policy: PolicyRef
 
-    def __init__(self, service: DeploymentService, asked: Asked, *, as_drawn: bool) -> None:
+    def __init__(
+        self, service: DeploymentService, asked: CheckedRequest, *, as_drawn: bool
+    ) -> None:
         self.count = 0
         self._queue: asyncio.Queue[Sequence[int] | None] = asyncio.Queue()
         self._task = asyncio.create_task(
@@ -224,7 +226,7 @@ class Answering:
         names = {self.model_name: int(served[0].changed_at)}
         return names | {f"{self.model_name}@{d.uid}": int(d.changed_at) for d in served}
 
-    def read(self, request: Sampling) -> Asked:
+    def read(self, request: Sampling) -> CheckedRequest:
         """Raises BadRequestError, with status 404 for a name that is not in ``models``."""
         limits = self._limits
         pinned = self._pinned(request.model)
@@ -238,7 +240,7 @@ class Answering:
             # A request that is repeated because its engine died must draw the same tokens.
             seed=secrets.randbits(63) if request.seed is None else request.seed,
         )
-        where = "messages" if isinstance(request, ChatRequest) else "prompt"
+        where = "messages" if request.kind == "chat" else "prompt"
         policy = pinned or self._service.current.policy()
         try:
             check_request(
@@ -258,7 +260,7 @@ class Answering:
                 param="logprobs",
                 code="unsupported_value",
             )
-        return Asked(
+        return CheckedRequest(
             prompt_token_ids=prompt,
             params=params,
             stops=request.stops(),
@@ -270,7 +272,9 @@ class Answering:
         """The text of each token of an answer, special ones included."""
         return [self._tokenizer.decode([token]) for token in completion.token_ids]
 
-    async def pieces(self, asked: Asked, *, stream: bool) -> AsyncGenerator[Piece | End, None]:
+    async def pieces(
+        self, asked: CheckedRequest, *, stream: bool
+    ) -> AsyncGenerator[Piece | End, None]:
         """The pieces of the answer as they are generated, if ``stream``; then its ``End``.
 
         Closing the iterator, or a stop string, cancels the request in the engine. Raises

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -22,13 +22,7 @@ from rlforge.config.serving import ServeConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError, EngineError
 from rlforge.serving.adapter import find_source
-from rlforge.serving.answering import (
-    Answering,
-    Asked,
-    BadRequestError,
-    End,
-    Piece,
-)
+from rlforge.serving.answering import Answering, BadRequestError, CheckedRequest, End, Piece
 from rlforge.serving.guard import App, Guard
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.protocol import (
@@ -78,11 +72,11 @@ class Api:
 
     async def chat(self, asked: ChatRequest, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
-        return await self._complete("chat", asked, request)
+        return await self._complete(asked, request)
 
     async def completions(self, asked: CompletionRequest, request: Request) -> Response:
         """``POST /v1/completions``."""
-        return await self._complete("text", asked, request)
+        return await self._complete(asked, request)
 
     async def models(self) -> Response:
         """``GET /v1/models``."""
@@ -151,10 +145,8 @@ class Api:
 
     # ------------------------------------------------------------ answers
 
-    async def _complete(
-        self, kind: Literal["chat", "text"], asked: Sampling, request: Request
-    ) -> Response:
-        ready_to_answer = self._answering.read(asked)
+    async def _complete(self, asked: Sampling, request: Request) -> Response:
+        checked = self._answering.read(asked)
         if self._under_way >= self._config.max_concurrent:
             raise HTTPException(
                 429,
@@ -162,36 +154,34 @@ class Api:
                 "(serve.max_concurrent); try again",
                 {"retry-after": "1"},
             )
-        self._metrics.tokens.labels("prompt").inc(len(ready_to_answer.prompt_token_ids))
+        self._metrics.tokens.labels("prompt").inc(len(checked.prompt_token_ids))
         if asked.stream:
-            return await self._stream(kind, asked, ready_to_answer)
+            return await self._stream(asked, checked)
         with self._counted():
-            end = await _unless_disconnected(request, self._whole(ready_to_answer))
+            end = await _unless_disconnected(request, self._whole(checked))
         self._count_tokens(end)
         pieces = None
         if asked.wants_logprobs() and end.completion is not None:
             pieces = self._answering.token_texts(end.completion)
-        envelope = _envelope(kind, asked.model, end.policy)
+        envelope = _envelope(asked, end.policy)
         answer = envelope.answer(end.text, end.finish_reason, end.completion, pieces)
-        counts = usage(len(ready_to_answer.prompt_token_ids), end.tokens)
+        counts = usage(len(checked.prompt_token_ids), end.tokens)
         return JSONResponse(answer | {"usage": counts}, headers=_version_header(end.policy))
 
-    async def _whole(self, asked: Asked) -> End:
+    async def _whole(self, checked: CheckedRequest) -> End:
         async with asyncio.timeout(self._config.request_timeout_s):
-            async with contextlib.aclosing(self._answering.pieces(asked, stream=False)) as pieces:
+            async with contextlib.aclosing(self._answering.pieces(checked, stream=False)) as pieces:
                 end = await anext(pieces)
         assert isinstance(end, End)
         return end
 
-    async def _stream(
-        self, kind: Literal["chat", "text"], asked: Sampling, ready: Asked
-    ) -> Response:
+    async def _stream(self, asked: Sampling, checked: CheckedRequest) -> Response:
         """Errors before the first piece have a status of their own; later ones end the stream."""
         started = time.perf_counter()
         deadline = asyncio.get_running_loop().time() + self._config.request_timeout_s
         counted = contextlib.ExitStack()
         counted.enter_context(self._counted())
-        pieces = self._answering.pieces(ready, stream=True)
+        pieces = self._answering.pieces(checked, stream=True)
         try:
             async with asyncio.timeout_at(deadline):
                 first = await anext(pieces)
@@ -200,9 +190,9 @@ class Api:
             await pieces.aclose()
             raise
         self._metrics.first_token.observe(time.perf_counter() - started)
-        envelope = _envelope(kind, asked.model, first.policy)
+        envelope = _envelope(asked, first.policy)
         usage_wanted = asked.stream_options is not None and asked.stream_options.include_usage
-        prompt = len(ready.prompt_token_ids) if usage_wanted else None
+        prompt = len(checked.prompt_token_ids) if usage_wanted else None
 
         async def events() -> AsyncIterator[str]:
             with counted:
@@ -292,7 +282,7 @@ def make_app(
     return Guard(app, config, token, metrics.count_request)
 
 
-def _explain(request: Request, error: Exception) -> Response:
+async def _explain(request: Request, error: Exception) -> Response:
     """A failure in the form that OpenAI's clients read; tracebacks go to the log only."""
     message, param, code = str(error), None, None
     match error:
@@ -342,13 +332,13 @@ async def _unless_disconnected(request: Request, work: Awaitable[End]) -> End:
         await asyncio.gather(answer, watch, return_exceptions=True)
 
 
-def _envelope(kind: Literal["chat", "text"], model: str, policy: PolicyRef) -> Envelope:
-    prefix = "chatcmpl" if kind == "chat" else "cmpl"
+def _envelope(asked: Sampling, policy: PolicyRef) -> Envelope:
+    prefix = "chatcmpl" if asked.kind == "chat" else "cmpl"
     return Envelope(
-        kind=kind,
+        kind=asked.kind,
         id=f"{prefix}-{policy.uid}-{secrets.token_hex(12)}",
         created=int(time.time()),
-        model=model,
+        model=asked.model,
         uid=policy.uid,
     )
 

@@ -7,7 +7,7 @@ switches them off.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
@@ -15,6 +15,7 @@ from rlforge.types import Completion, value
 
 Neutral = Annotated[float, Field(ge=0, le=0)]
 Nothing = Annotated[list[Any] | dict[str, Any], Field(max_length=0)]
+Kind = Literal["chat", "text"]
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -58,6 +59,8 @@ class ResponseFormat(_Strict):
 class Sampling(_Strict, ABC):
     """The parameters of both kinds of request."""
 
+    kind: ClassVar[Kind]
+
     model: Text
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -95,6 +98,8 @@ class ChatRequest(Sampling):
         ({'role': 'user', 'content': 'Your move?'}, None)
     """
 
+    kind = "chat"
+
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
@@ -112,6 +117,8 @@ class ChatRequest(Sampling):
 
 class CompletionRequest(Sampling):
     """``POST /v1/completions``; the prompt is text, token ids, or a list of one of them."""
+
+    kind = "text"
 
     prompt: str | list[int] | Annotated[list[str], Field(min_length=1, max_length=1)]
     logprobs: Annotated[int, Field(ge=0, le=1)] | None = None
@@ -144,7 +151,7 @@ class Envelope:
     uid: of the version that answers; ``id`` contains it, so that outcomes find their version.
     """
 
-    kind: Literal["chat", "text"]
+    kind: Kind
     id: str
     created: int
     model: str

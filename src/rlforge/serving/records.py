@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
@@ -81,22 +82,10 @@ class Deployment:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """For HTTP and files; ``version`` there is ``updates``."""
-        return {
-            "uid": self.uid,
-            "number": self.number,
-            "phase": self.phase,
-            "strategy": self.strategy,
-            "source": self.source,
-            "version": self.updates,
-            "created_at": self.created_at,
-            "changed_at": self.changed_at,
-            "reason": self.reason,
-            "checks": [
-                {"name": check.name, "passed": check.passed, "detail": check.detail}
-                for check in self.checks
-            ],
-        }
+        """For HTTP and files: without the path, ``updates`` as ``version``."""
+        values = dataclasses.asdict(self)
+        del values["path"]
+        return {"uid": self.uid, "version": values.pop("updates"), **values}
 
 
 @value
