@@ -32,8 +32,8 @@ class BatchLimits:
     max_sequences: generated at the same time, over all policies. max_model_len: tokens of prompt
     and answer. step_prompt_tokens: prompt tokens read per step, so that long prompts do not hold
     up running answers. batch_prompt_tokens: padded prompt tokens of one forward pass.
-    patience_steps: steps for which admissible requests are held back until they number at least an
-    eighth of the running ones, to be read together; 0 admits them at once.
+    patience_steps: most steps for which requests that have room are held back, to be read together
+    once they number an eighth of the running ones; 0 admits them at once.
     """
 
     max_sequences: int

@@ -22,9 +22,6 @@ Shapes = dict[str, tuple[int, ...]]
 _BEYOND_PLAIN_LORA = ("use_dora", "lora_bias", "modules_to_save", "layer_replication")
 
 
-# ------------------------------------------------------------ reading
-
-
 def kind_of_weights(path: Path) -> Literal["adapter", "model"]:
     """Whether ``path`` holds an adapter or full weights; ConfigError where it holds neither."""
     if (path / ADAPTER_CONFIG).is_file():
@@ -79,9 +76,6 @@ def adapter_shapes(peft_model: Any) -> Shapes:
     from peft import get_peft_model_state_dict
 
     return shapes_of(get_peft_model_state_dict(peft_model, save_embedding_layers=False))
-
-
-# ------------------------------------------------------------ judging
 
 
 def misfit(found: Shapes, expected: Shapes) -> str | None:
@@ -225,9 +219,6 @@ def unknown_targets(model: str, layers: Collection[str], targets: Sequence[str])
         f"model.lora.target_modules: {model} has no linear layers named "
         f"{', '.join(missing) or 'nothing'}; it has {', '.join(sorted(layers))}"
     )
-
-
-# ------------------------------------------------------------ helpers
 
 
 def _weight_files(path: Path) -> list[Path]:
