@@ -141,7 +141,7 @@ def _suggest_runs(wanted: Path) -> str:
 
 
 def open_log(name: str, run_dir: str) -> None:
-    """Log this process to ``logs/NAME.log``, and tracebacks of hard crashes beside it.
+    """Log this process to ``logs/NAME.log`` and tracebacks of hard crashes to its ``.crash.log``.
 
     Every process of a run calls it first.
     """

@@ -1,7 +1,7 @@
 """``report.html``: curves, tables and games of a run, in one file that opens offline.
 
 ``data`` reads the run; ``curves``, ``tables``, ``games`` and, for continuous runs, ``windows`` make
-the sections; ``charts`` draws and ``html`` holds markup and style sheet.
+the sections; ``charts`` draws, ``html`` makes markup, and ``style.css`` is the style sheet.
 """
 
 from __future__ import annotations
