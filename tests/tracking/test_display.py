@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlforge.config.schema import TrackerConfig
 from rlforge.errors import RlforgeError
 from rlforge.tracking import display as display_module
-from rlforge.tracking.display import Display, make_display, monitor
+from rlforge.tracking.display import Display, DisplayMode, monitor
 from rlforge.tracking.files import create_run
 
 
@@ -40,10 +39,9 @@ def test_auto_is_plain_without_a_terminal_and_rich_on_one() -> None:
     assert Display("demo", console=dumb).mode == "plain"
 
 
-def test_make_display_takes_the_mode_of_the_config() -> None:
-    out = console()
-    for mode in ("rich", "plain", "off"):
-        assert make_display(TrackerConfig(progress=mode), "demo", out).mode == mode
+@pytest.mark.parametrize("mode", ["rich", "plain", "off"])
+def test_a_chosen_mode_is_used_on_any_terminal(mode: DisplayMode) -> None:
+    assert Display("demo", mode, console()).mode == mode
 
 
 def test_plain_lines_report_updates_evaluations_and_the_end(

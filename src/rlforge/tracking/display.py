@@ -9,7 +9,6 @@ from typing import Literal, Self
 from rich.console import Console
 from rich.live import Live
 
-from rlforge.config.schema import TrackerConfig
 from rlforge.tracking.files import open_run, read_json
 from rlforge.tracking.formatting import duration, number, percent
 from rlforge.tracking.progress import Progress, WinRateRow
@@ -116,11 +115,6 @@ class Display:
                 f"{progress.update}/{progress.total_updates}{games}"
             )
         return lines
-
-
-def make_display(cfg: TrackerConfig, run_name: str, console: Console | None = None) -> Display:
-    """The display that ``tracker.progress`` asks for."""
-    return Display(run_name, cfg.progress, console)
 
 
 def update_line(progress: Progress) -> str:

@@ -31,7 +31,7 @@ from rlforge.errors import ConfigError, RlforgeError
 from rlforge.rollout.lineup import eval_opponents, fixed_opponents
 from rlforge.system.checkpoint import step_name
 from rlforge.system.locks import RunLock
-from rlforge.tracking.display import Display, make_display
+from rlforge.tracking.display import Display
 from rlforge.tracking.files import open_log
 from rlforge.tracking.report import write_report
 from rlforge.train.graph import to_json
@@ -117,7 +117,7 @@ def execute(
     async def main() -> Outcome:
         started = time.time()
         open_log("run", str(run_dir))
-        with make_display(config.tracker, config.name) as display:
+        with Display(config.name, config.tracker.progress) as display:
             display.note("starting the actors")
             part = len((run_dir / "command.txt").read_text().splitlines()) - 1
             try:
