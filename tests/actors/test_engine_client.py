@@ -1,4 +1,4 @@
-"""One client, several engine actors: who is asked, and who is asked again when one dies."""
+"""One client of several engine actors: which one gets a request, and which when one dies."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ class Handle:
     async def _on_cancel(self, client: str, tickets: Sequence[int]) -> None:
         self.held = [ticket for ticket in self.held if ticket not in tickets]
 
-    def die(self, news: Exception = BROKEN) -> None:
+    def die(self, error: Exception = BROKEN) -> None:
         """Forget everything; away until ``alive`` is set, unless ``death`` is."""
         self.held.clear()
         self.alive.clear()
-        self.collects.put_nowait(news)
+        self.collects.put_nowait(error)
 
 
 def _client(*engines: Handle, retries: int = 1) -> RemoteEngine:
     return RemoteEngine(engines, "client", timeout_s=10, retries=retries)
 
 
-async def test_late_news_of_a_death_leave_the_next_life_alone() -> None:
+async def test_a_late_error_of_a_call_from_before_a_restart_is_ignored() -> None:
     engine = Handle()
     answer = asyncio.create_task(_client(engine).generate([7], ONE, BASE))
     await engine.submitted.get()
@@ -89,7 +89,7 @@ async def test_late_news_of_a_death_leave_the_next_life_alone() -> None:
     assert engine.submitted.empty()
 
 
-async def test_each_request_goes_to_the_engine_with_the_fewest_under_way() -> None:
+async def test_each_request_goes_to_the_engine_with_the_fewest_requests() -> None:
     engines = [Handle(), Handle(), Handle()]
     client = _client(*engines)
     answers = [asyncio.create_task(client.generate([7], ONE, BASE)) for _ in range(7)]
@@ -105,7 +105,7 @@ async def test_each_request_goes_to_the_engine_with_the_fewest_under_way() -> No
         answer.cancel()
 
 
-async def test_the_requests_of_a_dead_engine_go_to_a_living_one_without_a_wait() -> None:
+async def test_requests_of_a_dead_engine_go_to_another_one_at_once() -> None:
     dead, living = Handle(), Handle()
     client = _client(dead, living)
     lost = asyncio.create_task(client.generate([7], ONE, BASE))
@@ -128,7 +128,7 @@ async def test_the_requests_of_a_dead_engine_go_to_a_living_one_without_a_wait()
     assert await answer is COMPLETION
 
 
-async def test_a_request_that_kills_engines_ends_with_its_tries() -> None:
+async def test_a_request_that_kills_engines_fails_after_its_retries() -> None:
     first, second = Handle(), Handle()
     deadly = asyncio.create_task(_client(first, second).generate([7], ONE, BASE))
     await first.submitted.get()
@@ -140,7 +140,7 @@ async def test_a_request_that_kills_engines_ends_with_its_tries() -> None:
         await asyncio.wait_for(deadly, 5)
 
 
-async def test_engines_that_are_gone_for_good_are_told_of() -> None:
+async def test_requests_fail_once_ray_has_given_up_every_engine() -> None:
     engine = Handle()
     client = _client(engine, retries=3)
     answer = asyncio.create_task(client.generate([7], ONE, BASE))

@@ -1,4 +1,4 @@
-"""Collectors as actors."""
+"""The collector as an actor."""
 
 from __future__ import annotations
 
@@ -24,22 +24,14 @@ from rlforge.tracking.files import open_log
 from rlforge.tracking.game_files import GameWriter
 from rlforge.types import GameRecord, GameSpec, PolicyRef
 
-REQUEST_RETRIES = 1
-"""How often a request whose engine died is asked again before its game counts as failed."""
-
 
 class CollectorActor:
-    """A collector with its ports tied to the other actors."""
+    """A collector whose games come from the pool and go to buffer, pool and tracker."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        name: str,
-        run_dir: str,
-    ) -> None:
+    def __init__(self, config: RunConfig, name: str, run_dir: str) -> None:
         open_log(name, run_dir)
         self._name = name
-        # By name: handles among the arguments could be gone when Ray restarts this actor.
+        # By name: handles among the arguments may be invalid when Ray restarts this actor.
         self._pool: Any = ray.get_actor("pool")
         self._buffer: Any = ray.get_actor("buffer")
         self._tracker: Any = ray.get_actor("tracker")
@@ -51,7 +43,6 @@ class CollectorActor:
             engines,
             client,
             timeout_s=config.engine.request_timeout_s,
-            retries=REQUEST_RETRIES,
             time_limit=clock.timeout,
         )
         tokenizer = load_tokenizer(config.model)
@@ -63,7 +54,7 @@ class CollectorActor:
             config.collector, self, self._answers.for_game, time_limit=clock.timeout
         )
         for env in train_envs(config):
-            check_env(env)  # what games are made of is imported now
+            check_env(env)  # imports the games' libraries
         freeze_gc()
 
     async def train(self) -> None:
@@ -78,7 +69,7 @@ class CollectorActor:
         self._answers.use_version(policy)
 
     async def engines_sleep(self) -> None:
-        """From now on no time passes for requests and games."""
+        """Stop the clock of requests and games."""
         self._clock.stop()
 
     async def engines_wake(self) -> None:

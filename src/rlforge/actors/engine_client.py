@@ -1,12 +1,16 @@
-"""The client through which collectors and services see engine actors as one engine.
+"""The client to which engine actors are one engine, for collectors, services and trainers.
 
-Requests and answers travel in bundles: one remote call for all games that ask at the same moment.
+Requests and answers travel in bundles: one remote call for all requests of one turn of the event
+loop. An engine is ``here``, ``away`` (it died and Ray restarts it) or ``gone`` (Ray gave it up).
+Each engine has a pump, a pending call for its answers: when the process dies this call fails, which
+is how its death is noticed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Literal
@@ -15,23 +19,41 @@ import ray
 
 from rlforge.actors.engine import Request
 from rlforge.actors.process import restarted
-from rlforge.engines.base import OnTokens
-from rlforge.errors import EngineError, RunError
+from rlforge.engines.base import EngineStats, OnTokens
+from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.system.timeouts import TimeLimit
+from rlforge.system.utilisation import Span
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
 log = logging.getLogger(__name__)
 
-HANDED_OUT_AT_ONCE = 32
+ANSWERS_PER_TURN = 32
 """Answers that reach their games in one turn of the event loop: these games ask again while the
-others' moves are made, so that an engine that answered everybody at once is not left waiting."""
+others' moves are made, so that an engine that answered all at once is not left idle."""
+
+SPANS_KEPT = 1000
+"""Newest busy spans that are kept where no caller takes them."""
+
+_NO_WORK = EngineStats(
+    queued=0,
+    running=0,
+    requests=0,
+    prompt_tokens=0,
+    generated_tokens=0,
+    busy_s=0.0,
+    resident=(),
+)
 
 
 class RemoteEngine:
     """The engine protocol over engine actors: least-loaded routing, bundles, and second tries.
 
-    A request whose engine died is asked again, ``retries`` times at most: another engine where one
-    is alive, else the first that Ray brings back. time_limit: by whose clock ``timeout_s`` passes.
+    A request whose engine died is repeated, ``retries`` times at most: by another engine that is
+    here, else by the first that Ray brings back. client: a name of its own for each client, and for
+    each process of a client that is restarted. time_limit: by whose clock ``timeout_s`` passes.
+    poll_s: seconds between reports of the engines, for ``stats`` and ``take_busy_spans``; an engine
+    reports each span once, so that only one client may poll. None: no reports. With ``poll_s`` it
+    is made inside the event loop.
     """
 
     def __init__(
@@ -40,14 +62,16 @@ class RemoteEngine:
         client: str,
         *,
         timeout_s: float,
-        retries: int,
+        retries: int = 1,
         time_limit: TimeLimit = asyncio.timeout,
+        poll_s: float | None = None,
     ) -> None:
         self._engines = list(engines)
         self._client = client
         self._timeout_s = timeout_s
         self._retries = retries
         self._time_limit = time_limit
+        self._poll_s = poll_s
         self._tickets = 0
         self._unsent: list[list[Request]] = [[] for _ in engines]
         self._pending: list[dict[int, asyncio.Future[Completion]]] = [{} for _ in engines]
@@ -56,7 +80,69 @@ class RemoteEngine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_planned = False
         self._states: list[Literal["here", "away", "gone"]] = ["here" for _ in engines]
-        self._moved = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._given_up = asyncio.Event()
+        self._stats = [_NO_WORK for _ in engines]
+        self._spans: list[Span] = []
+        if poll_s is not None:
+            self._begin()
+
+    @property
+    def ready(self) -> bool:
+        """Whether an engine is here."""
+        return "here" in self._states
+
+    async def gone(self) -> None:
+        """Returns once Ray has given up an engine."""
+        await self._given_up.wait()
+
+    async def load(self, policy: PolicyRef) -> None:
+        """Make ``policy`` resident in every engine; in one that died, once it is back."""
+        self._begin()
+        await asyncio.gather(*(self._load(index, policy) for index in range(len(self._engines))))
+
+    async def _load(self, index: int, policy: PolicyRef) -> None:
+        death = "see its log"
+        for _ in range(self._retries + 1):
+            if not await self._is_back(index):
+                break
+            try:
+                await self._engines[index].load.remote(policy)
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, EngineError):  # without Ray's stack around it
+                    raise error.cause from None
+                raise
+            except ray.exceptions.RayActorError as error:
+                death = str(error)
+                self._lost(index, error)
+            else:
+                return
+        raise EngineDeadError(f"the engine died while loading {policy.uid}: {death}")
+
+    def stats(self) -> EngineStats:
+        """The sum over the engines, from their last reports."""
+        numbers = [dataclasses.asdict(stats) for stats in self._stats]
+        resident = {uid for stats in self._stats for uid in stats.resident}
+        keys = numbers[0].keys() - {"resident"}
+        return EngineStats(
+            **{key: sum(each[key] for each in numbers) for key in keys},
+            resident=tuple(sorted(resident)),
+        )
+
+    def take_busy_spans(self) -> list[Span]:
+        """When the engines computed since the last call, the newest ``SPANS_KEPT`` at most."""
+        spans, self._spans = self._spans, []
+        return spans
+
+    async def close(self) -> None:
+        """Close the engines; requests under way fail."""
+        ends = [engine.close.remote() for engine in self._engines]
+        await asyncio.gather(*ends, return_exceptions=True)
+        for index, pending in enumerate(self._pending):
+            self._fail(index, list(pending), EngineError("the engine was closed"))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def generate(
         self,
@@ -65,13 +151,13 @@ class RemoteEngine:
         policy: PolicyRef,
         on_tokens: OnTokens | None = None,
     ) -> Completion:
-        told = _TokenStreamDeduper(on_tokens) if on_tokens is not None else None
+        stream = _TokenStreamDeduper(on_tokens) if on_tokens is not None else None
         tries, death = 0, "see its log"
         while (index := await self._least_loaded()) is not None:
-            if told is not None:
-                told.begin()
+            if stream is not None:
+                stream.begin()
             try:
-                return await self._ask(index, tuple(prompt_token_ids), params, policy, told)
+                return await self._ask(index, tuple(prompt_token_ids), params, policy, stream)
             except ray.exceptions.RayActorError as error:
                 tries, death = tries + 1, str(error)
             if tries > self._retries:
@@ -87,27 +173,57 @@ class RemoteEngine:
                 return min(here, key=lambda index: len(self._pending[index]))
             if "away" not in self._states:
                 return None
-            await self._moved.wait()
+            await self._changed.wait()
 
-    def _lost(self, index: int) -> None:
-        """An engine died: nothing is asked of it until it is back."""
+    def _begin(self) -> None:
+        """Start the pumps, and the reports, unless they run."""
+        if self._tasks:
+            return
+        for index in range(len(self._engines)):
+            self._start(self._pump(index))
+            if self._poll_s is not None:
+                self._start(self._poll(index, self._poll_s))
+
+    async def _poll(self, index: int, every_s: float) -> None:
+        while True:
+            if self._states[index] == "here":
+                try:
+                    report = await self._engines[index].report.remote()
+                except ray.exceptions.RayActorError as error:
+                    self._lost(index, error)
+                else:
+                    self._stats[index] = report.stats
+                    self._spans = [*self._spans, *report.spans][-SPANS_KEPT:]
+            await asyncio.sleep(every_s)
+
+    def _lost(self, index: int, error: Exception) -> None:
+        """An engine died: it gets no requests until it is back."""
         if self._states[index] == "here":
-            self._moves(index, "away")
-            self._start(self._come_back(index))
+            log.warning("engine-%d died: %s", index, error)
+            self._set_state(index, "away")
+            self._start(self._await_restart(index))
 
-    async def _come_back(self, index: int) -> None:
+    async def _await_restart(self, index: int) -> None:
         try:
             await restarted(self._engines[index], f"engine-{index}")
         except (ray.exceptions.RayActorError, RunError) as error:
             log.error("engine-%d is gone for good: %s", index, error)
-            self._moves(index, "gone")
+            self._set_state(index, "gone")
+            if not isinstance(error, RunError):  # it does not just take too long
+                self._given_up.set()
         else:
-            self._moves(index, "here")
+            self._set_state(index, "here")
 
-    def _moves(self, index: int, state: Literal["here", "away", "gone"]) -> None:
+    def _set_state(self, index: int, state: Literal["here", "away", "gone"]) -> None:
         self._states[index] = state
-        self._moved.set()
-        self._moved = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _is_back(self, index: int) -> bool:
+        """Whether an engine is here, or else comes back."""
+        while self._states[index] == "away":
+            await self._changed.wait()
+        return self._states[index] == "here"
 
     async def _ask(
         self,
@@ -118,9 +234,7 @@ class RemoteEngine:
         on_tokens: OnTokens | None,
     ) -> Completion:
         loop = asyncio.get_running_loop()
-        if not self._tasks:
-            for index in range(len(self._engines)):
-                self._start(self._pump(index))
+        self._begin()
         self._tickets += 1
         request = Request(
             ticket=self._tickets,
@@ -135,7 +249,7 @@ class RemoteEngine:
         self._pending[target][request.ticket] = future
         self._unsent[target].append(request)
         if not self._flush_planned:
-            # One bundle per turn of the event loop: all games that are ready now ask together.
+            # One bundle per turn of the event loop, with the requests of all that are ready now.
             self._flush_planned = True
             loop.call_soon(self._flush)
         try:
@@ -174,7 +288,7 @@ class RemoteEngine:
         try:
             await self._engines[index].submit.remote(self._client, requests)
         except ray.exceptions.RayActorError as error:
-            self._lost(index)
+            self._lost(index, error)
             self._fail(index, tickets, error)
         else:
             self._received[index].update(self._pending[index].keys() & set(tickets))
@@ -186,23 +300,24 @@ class RemoteEngine:
                 waiting.set_exception(error)
 
     async def _pump(self, index: int) -> None:
-        """Hand answers of one engine to the games that wait for them."""
+        """Pass answers of one engine to the requests that wait for them."""
         while True:
             try:
                 answers = await self._engines[index].collect.remote(self._client)
             except ray.exceptions.RayActorError as error:
-                log.warning("engine-%d died: %s", index, error)
-                self._lost(index)
+                self._lost(index, error)
                 await self._fail_lost(index, error)
                 continue
-            if self._states[index] == "gone":  # it took longer than anybody waits
-                self._moves(index, "here")
-            for begin in range(0, len(answers), HANDED_OUT_AT_ONCE):
-                for ticket, answer in answers[begin : begin + HANDED_OUT_AT_ONCE]:
-                    self._hand_on(index, ticket, answer)
+            if (
+                self._states[index] == "gone"
+            ):  # it is back after all, later than ``restarted`` waits
+                self._set_state(index, "here")
+            for begin in range(0, len(answers), ANSWERS_PER_TURN):
+                for ticket, answer in answers[begin : begin + ANSWERS_PER_TURN]:
+                    self._pass_on(index, ticket, answer)
                 await asyncio.sleep(0)
 
-    def _hand_on(
+    def _pass_on(
         self, index: int, ticket: int, answer: Completion | EngineError | tuple[int, ...]
     ) -> None:
         waiting = self._pending[index].get(ticket)
@@ -216,15 +331,13 @@ class RemoteEngine:
             waiting.set_result(answer)
 
     async def _fail_lost(self, index: int, error: Exception) -> None:
-        """Fail what was lost with a dead engine, and leave what its successor has been asked.
+        """Fail the requests that were lost with a dead process, not those that its successor got.
 
-        Where another engine is here, it is asked at once.
+        At once where another engine is here to repeat them, else when this one is back or gone.
         """
         if "here" in self._states:
             self._fail(index, list(self._received[index]), error)
-        while self._states[index] == "away":
-            await self._moved.wait()
-        if self._states[index] == "gone":
+        if not await self._is_back(index):
             self._fail(index, list(self._pending[index]), error)
             await asyncio.sleep(1.0)
             return
@@ -232,24 +345,24 @@ class RemoteEngine:
         try:
             in_hand = set(await self._engines[index].in_hand.remote(self._client))
         except ray.exceptions.RayActorError:
-            return  # gone once more: the next call of ``collect`` tells
+            return  # dead again: the next call of ``collect`` raises
         self._fail(index, [ticket for ticket in received if ticket not in in_hand], error)
 
 
 class _TokenStreamDeduper:
-    """Hands tokens on once: a request that is asked again repeats those it told before."""
+    """Passes each token of a request on once, though a repeated request draws all of them again."""
 
     def __init__(self, on_tokens: OnTokens) -> None:
         self._on_tokens = on_tokens
-        self._handed_on = self._seen = 0
+        self._passed_on = self._seen = 0
 
     def begin(self) -> None:
-        """A try begins, with the first token."""
+        """A try begins, from the first token."""
         self._seen = 0
 
     def __call__(self, tokens: Sequence[int]) -> None:
-        fresh = tokens[max(0, self._handed_on - self._seen) :]
+        fresh = tokens[max(0, self._passed_on - self._seen) :]
         self._seen += len(tokens)
-        self._handed_on = max(self._handed_on, self._seen)
+        self._passed_on = max(self._passed_on, self._seen)
         if fresh:
             self._on_tokens(fresh)

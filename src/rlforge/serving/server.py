@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 from omegaconf.errors import OmegaConfBaseException
 
+from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import Composed, compose, from_yaml, to_yaml
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import is_continuous
@@ -39,6 +40,9 @@ from rlforge.train.graph import build_graph
 from rlforge.types import value
 
 Say = Callable[[str], None]
+
+REPORT_POLL_S = 1.0
+"""Seconds between reports of the engines, for the service's metrics."""
 
 _NEVER_SERVED = ("rejected", "failed", "interrupted")
 
@@ -124,6 +128,7 @@ def serve(setup: ServiceSetup, say: Say) -> None:
     hardware = resolve_hardware(
         config.hardware, detect(), config.engine.num_engines, config.learner.num_learners
     )
+    graph = build_graph(config, detect())
     prepare_ray(hardware)
     cards = math.ceil(config.engine.num_engines * hardware.engine_gpus)
     state_dir = setup.state_dir.absolute()
@@ -138,27 +143,33 @@ def serve(setup: ServiceSetup, say: Say) -> None:
             from rlforge.models.load import resolve_model
 
             resolve_model(config.model, say)
-            with ray_started(hardware, build_graph(config, detect()).num_cpus):
+            with ray_started(hardware, graph.num_cpus):
                 setup = dataclasses.replace(setup, state_dir=state_dir)
-                asyncio.run(_serve(setup, hardware, token, listener, say))
+                asyncio.run(_serve(setup, graph, hardware, token, listener, say))
 
 
 async def _serve(
-    setup: ServiceSetup, hardware: HardwareConfig, token: str, listener: socket.socket, say: Say
+    setup: ServiceSetup,
+    graph: RunGraph,
+    hardware: HardwareConfig,
+    token: str,
+    listener: socket.socket,
+    say: Say,
 ) -> None:
     """Start the engines, open the service, answer until a signal."""
-    from rlforge.actors.cluster import reason
-    from rlforge.serving.engine import start_engine
+    from rlforge.actors.cluster import reason, start_actors
+    from rlforge.actors.engine_client import RemoteEngine
     from rlforge.tracking.files import open_log
 
     config, state_dir = setup.config, setup.state_dir
     open_log("service", str(state_dir))
     say("starting the engine")
-    restarts = config.serve.max_engine_restarts
     try:
-        engine = await start_engine(config, hardware, str(state_dir), max_restarts=restarts)
+        actors = await start_actors(graph, config, hardware, state_dir)
     except Exception as error:  # Ray wraps what a constructor raised
         raise RunError(f"the engine could not be started: {reason(error)}") from error
+    timeout_s = config.engine.request_timeout_s
+    engine = RemoteEngine(actors.engines, "service", timeout_s=timeout_s, poll_s=REPORT_POLL_S)
     try:
         async with assembled(config, state_dir, token, engine, ready=lambda: engine.ready) as (
             service,
@@ -176,8 +187,8 @@ async def _serve(
         await engine.close()
     if not signalled:
         raise RunError(
-            f"an engine died more than serve.max_engine_restarts={restarts} times; see "
-            f"{state_dir}/logs"
+            f"an engine died more than serve.max_engine_restarts="
+            f"{config.serve.max_engine_restarts} times; see {state_dir}/logs"
         )
     say("stopped")
 
