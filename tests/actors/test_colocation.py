@@ -1,4 +1,4 @@
-"""The order of a turn, and what is left of it when the update fails."""
+"""The order of calls in a learner's turn, and its end when the update fails."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_engines_sleep_from_before_the_update_until_after_it(tmp_path: Pat
     assert result.version == 1
 
 
-async def test_a_failed_update_is_raised_and_leaves_no_turn_behind(tmp_path: Path) -> None:
+async def test_a_failed_update_is_raised_and_ends_the_turn(tmp_path: Path) -> None:
     diary: list[str] = []
     actors = make_actors(diary, tmp_path, error=RuntimeError("out of memory"))
     with pytest.raises(RuntimeError, match="out of memory"):

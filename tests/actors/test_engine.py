@@ -31,7 +31,7 @@ def own_ray(own_home: None) -> Iterator[None]:
 
 
 class StuckOnce(EngineActor):
-    """The real actor around the real engine, whose first life ends in a step that hangs."""
+    """The real actor around the real engine, whose first process hangs in a step."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -73,7 +73,7 @@ async def test_a_stuck_engine_is_restarted_and_its_requests_are_asked_again(
     ray.kill(actor)
 
 
-async def test_an_engine_that_comes_in_the_learners_turn_waits_for_its_own(
+async def test_an_engine_restarted_in_the_learners_turn_loads_at_wake(
     small_model: Path, tmp_path: Path
 ) -> None:
     turn_file(tmp_path).touch()
@@ -108,7 +108,9 @@ async def test_an_engine_that_comes_in_the_learners_turn_waits_for_its_own(
     ray.kill(actor)
 
 
-async def test_an_engine_that_stays_dead_is_reported(small_model: Path, tmp_path: Path) -> None:
+async def test_requests_fail_when_ray_does_not_restart_an_engine(
+    small_model: Path, tmp_path: Path
+) -> None:
     actor = _actor(_config(small_model), tmp_path, max_restarts=0)
     client = RemoteEngine([actor], "client", timeout_s=120, retries=1)
     with pytest.raises(EngineError, match=r"every engine died, and none is back"):

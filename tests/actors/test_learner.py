@@ -1,16 +1,25 @@
-"""The learner's ranks seen as one: all are called, rank 0 answers, a failure is everybody's."""
+"""The client of the learner's ranks: it calls all, returns rank 0's answer, raises any failure."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray.exceptions
 
 from rlforge.actors import learner as learning
+from rlforge.actors.cluster import ray_started, start_actors
 from rlforge.actors.learner import LearnerGroup
+from rlforge.actors.specs import RunGraph
+from rlforge.config.compose import compose
+from rlforge.config.schema import HardwareConfig
+from rlforge.errors import CheckpointError
+from rlforge.system.checkpoint import read_manifest
+from rlforge.system.hardware import Machine
+from rlforge.train.graph import build_graph
 
 
 class Rank:
@@ -44,7 +53,7 @@ async def waiting(batch: Any) -> Any:
     await asyncio.sleep(3600)
 
 
-async def test_every_rank_gets_the_batch_and_the_first_answers() -> None:
+async def test_every_rank_gets_the_batch_and_rank_0_answers() -> None:
     seen = []
 
     def rank(number: int) -> Rank:
@@ -58,10 +67,10 @@ async def test_every_rank_gets_the_batch_and_the_first_answers() -> None:
     assert seen == [(0, "batch"), (1, "batch"), (2, "batch")]
 
 
-async def test_a_failure_ends_the_call_though_the_other_rank_waits(
+async def test_a_failing_rank_fails_the_call_while_another_rank_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(learning, "DEATH_TOLD_S", 0.01)
+    monkeypatch.setattr(learning, "DEATH_REPORTED_S", 0.01)
     error = ray.exceptions.RayTaskError("update", "no memory", MemoryError("no memory"))
     with pytest.raises(ray.exceptions.RayTaskError) as caught:
         await LearnerGroup([Rank(waiting), failing(error)]).update("batch")
@@ -69,10 +78,38 @@ async def test_a_failure_ends_the_call_though_the_other_rank_waits(
 
 
 @pytest.mark.parametrize("deaf", [0, 1])
-async def test_a_death_is_the_cause_of_a_lost_connection(deaf: int) -> None:
+async def test_a_dead_rank_is_reported_instead_of_the_lost_connection(deaf: int) -> None:
     death = ray.exceptions.ActorDiedError()
     ranks = [failing(death, after=0.05), failing(death, after=0.05)]
     ranks[deaf] = failing(lost_connection())
     with pytest.raises(ray.exceptions.ActorDiedError) as caught:
         await LearnerGroup(ranks).update("batch")
     assert caught.value is death
+
+
+async def test_errors_meant_for_the_user_arrive_without_ray_around_them() -> None:
+    error = ray.exceptions.RayTaskError("update", "…", CheckpointError("the disk is full"))
+    with pytest.raises(CheckpointError, match="the disk is full") as caught:
+        await LearnerGroup([failing(error)]).update("batch")
+    assert type(caught.value) is CheckpointError
+
+
+async def test_weights_state_and_facts_can_be_saved_as_one_checkpoint(
+    own_home: None, small_model: Path, tmp_path: Path
+) -> None:
+    config = compose(
+        ["+experiment=tictactoe_mirror", "model=hf", f"model.name={small_model}"]
+    ).config
+    graph = RunGraph(nodes=(build_graph(config, Machine(cpus=1, gpus=0)).node("learner"),))
+    hardware = HardwareConfig(device="cpu", num_cpus=1, threads=1)
+    with ray_started(hardware, graph.num_cpus):
+        learner = (await start_actors(graph, config, hardware, tmp_path)).learner
+        saved = await learner.save(1, "step-0", meta={"window_id": "w"}, state={"others": 1})
+        manifest = read_manifest(Path(saved.path or ""))
+        assert manifest.has_state
+        assert (manifest.meta["window_id"], manifest.meta["parent_uid"]) == ("w", "step-0")
+        assert await learner.load_state("step-1", version=4) == {"others": 1}
+        with pytest.raises(CheckpointError, match="exists already"):
+            await learner.save(1, "step-0")
+        with pytest.raises(CheckpointError, match="to resume from"):
+            await learner.load_state("step-9")

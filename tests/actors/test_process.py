@@ -1,4 +1,4 @@
-"""What actor processes do at their start."""
+"""The garbage collector of actor processes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def thawed():
     gc.unfreeze()
 
 
-def test_what_is_there_is_looked_through_no_more_and_what_comes_after_is_freed() -> None:
+def test_frozen_objects_are_not_traversed_and_later_garbage_is_freed() -> None:
     before = [_Knot() for _ in range(1000)]
     garbage = weakref.ref(_Knot())
     freeze_gc()
 
-    assert garbage() is None  # freed first: nobody would ever find it again
+    assert garbage() is None  # freed first: it could not be found afterwards
     assert gc.get_freeze_count() > len(before)
     assert not any(isinstance(each, _Knot) for each in gc.get_objects())
     after = weakref.ref(_Knot())

@@ -63,11 +63,11 @@ async def test_a_killed_engine_is_restarted_and_its_streams_continue_without_rep
     first, again = _pid(tmp_path), asyncio.Event()
     repeated: list[int] = []
 
-    def hear(tokens: list[int]) -> None:
+    def on_tokens(tokens: list[int]) -> None:
         repeated.extend(tokens)
         again.set()
 
-    stream = asyncio.create_task(remote.generate([5, 6], LONG, policy, hear))  # type: ignore[arg-type]
+    stream = asyncio.create_task(remote.generate([5, 6], LONG, policy, on_tokens))  # type: ignore[arg-type]
     await again.wait()
     os.kill(first, signal.SIGKILL)
     assert (await stream).token_ids == expected.token_ids

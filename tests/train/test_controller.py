@@ -147,7 +147,7 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(small_model: Path) -> 
     assert not any(map(alive, all_pids()))
 
 
-def test_a_run_outlives_engine_and_collector_stops_at_ctrl_c_and_goes_on(small_model: Path) -> None:
+def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(small_model: Path) -> None:
     endless = ("learner.total_updates=400", "learner.state_every=1000")
     process = start(small_model, *endless, "engine.num_engines=2")
     wait_for(lambda: len(rows("metrics.jsonl")) >= 1, process)
@@ -195,7 +195,7 @@ def test_a_run_outlives_engine_and_collector_stops_at_ctrl_c_and_goes_on(small_m
     assert "already finished" in again.stderr
 
 
-def test_who_stops_a_run_that_is_still_starting_finds_it_gone(small_model: Path) -> None:
+def test_sigterm_while_the_actors_start_ends_all_processes(small_model: Path) -> None:
     # As a shell script leaves what it starts with "&".
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     process = start(small_model)
@@ -208,7 +208,7 @@ def test_who_stops_a_run_that_is_still_starting_finds_it_gone(small_model: Path)
     assert not any(map(alive, all_pids()))
 
 
-def test_engine_and_learner_take_turns_and_a_death_in_the_others_turn_changes_nothing(
+def test_an_engine_killed_in_the_learners_turn_returns_in_its_own(
     small_model: Path,
 ) -> None:
     process = start(small_model, "hardware.alternate=true", "learner.total_updates=6")
@@ -233,7 +233,7 @@ def test_engine_and_learner_take_turns_and_a_death_in_the_others_turn_changes_no
     assert not (Path("run") / "learning").exists()
 
 
-def test_a_learner_that_dies_in_its_turn_ends_the_run_with_its_cause_and_resume_works(
+def test_a_learner_killed_in_its_turn_ends_the_run_and_resume_works(
     small_model: Path,
 ) -> None:
     settings = ("hardware.alternate=true", "learner.total_updates=300", "learner.state_every=1")
@@ -249,7 +249,7 @@ def test_a_learner_that_dies_in_its_turn_ends_the_run_with_its_cause_and_resume_
     assert "--resume" in last
     assert "Traceback" not in stderr
     assert json.loads(Path("run/summary.json").read_text())["status"] == "failed"
-    assert not any(map(alive, all_pids()))  # nobody is left asleep
+    assert not any(map(alive, all_pids()))  # no engine is left asleep
     assert not (Path("run") / "learning").exists()
 
     updates = len(rows("metrics.jsonl"))
@@ -260,7 +260,7 @@ def test_a_learner_that_dies_in_its_turn_ends_the_run_with_its_cause_and_resume_
 
 
 def stopped_in_its_turn(learner: int) -> bool:
-    """Stop the learner's process while the engines wait for it; it goes on where that fails."""
+    """Stop the learner's process in its turn; whether that succeeded."""
     turn = Path("run") / "learning"
     for _ in range(1000):
         if turn.exists():
@@ -279,7 +279,7 @@ def overlap() -> float:
     return summary["engine_share"] + summary["learner_share"] + summary["idle_share"] - 1
 
 
-def test_ranks_learn_together_and_a_dead_one_ends_the_run_with_its_cause(small_model: Path) -> None:
+def test_several_ranks_train_and_a_dead_one_ends_the_run(small_model: Path) -> None:
     ranks = ("learner.num_learners=2", "learner.shard_weights=true")
     process = start(small_model, *ranks, "learner.total_updates=300", "learner.state_every=2")
     wait_for(lambda: len(rows("metrics.jsonl")) >= 3, process)
@@ -300,7 +300,7 @@ def test_ranks_learn_together_and_a_dead_one_ends_the_run_with_its_cause(small_m
     assert all(row["logprob_gap_mean"] <= 1e-4 for row in metrics if "logprob_gap_mean" in row)
 
 
-def test_a_run_killed_before_its_first_state_begins_again_on_resume(small_model: Path) -> None:
+def test_resume_starts_over_when_no_state_was_saved(small_model: Path) -> None:
     process = start(small_model, "learner.total_updates=300", "learner.state_every=1000")
     wait_for(lambda: rows("metrics.jsonl") != [] and len(rows("evals.jsonl")) >= 2, process)
     process.kill()

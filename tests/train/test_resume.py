@@ -1,4 +1,4 @@
-"""Saved versions that somebody may still ask for outlive ``learner.keep_checkpoints``."""
+"""Saved versions that may still be loaded stay, in addition to ``learner.keep_checkpoints``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _left(root: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("keep", "left"), [(None, [1, 2, 3, 4, 5]), (0, [2, 5]), (1, [2, 4, 5]), (9, [1, 2, 3, 4, 5])]
 )
-def test_as_many_as_wanted_stay_beside_those_that_games_need(
+def test_the_newest_versions_and_those_that_games_need_stay(
     tmp_path: Path, keep: int | None, left: list[int]
 ) -> None:
     _save(tmp_path, 1, 2, 3, 4, 5)
@@ -33,7 +33,7 @@ def test_as_many_as_wanted_stay_beside_those_that_games_need(
     assert _left(tmp_path) == left
 
 
-def test_what_is_saved_and_not_yet_out_stays(tmp_path: Path) -> None:
+def test_a_saved_version_that_is_not_published_yet_stays(tmp_path: Path) -> None:
     _save(tmp_path, 1, 2, 3)
     Retention(tmp_path, 0).prune({"step-2"}, published=2)
     assert _left(tmp_path) == [2, 3]
@@ -60,7 +60,7 @@ async def _lasting(until: asyncio.Event) -> None:
     await until.wait()
 
 
-async def test_a_failed_evaluation_asks_for_nothing_any_more(tmp_path: Path) -> None:
+async def test_a_failed_evaluation_needs_its_version_no_longer(tmp_path: Path) -> None:
     _save(tmp_path, 1, 2)
     retention = Retention(tmp_path, 0)
 
@@ -73,7 +73,7 @@ async def test_a_failed_evaluation_asks_for_nothing_any_more(tmp_path: Path) -> 
     assert _left(tmp_path) == [2]
 
 
-def test_what_a_resumed_run_begins_with_stays_until_a_newer_state_is_saved(tmp_path: Path) -> None:
+def test_versions_of_the_saved_state_stay_until_a_newer_one_is_saved(tmp_path: Path) -> None:
     _save(tmp_path, 1, 2, 3, 4)
     retention = Retention(tmp_path, 0)
     retention.resumable = {"step-1", "step-2"}

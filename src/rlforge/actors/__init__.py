@@ -1,1 +1,1 @@
-"""Ray shells around the plain classes: each method hands on, none decides."""
+"""Plain classes as Ray actors, and their clients: the only package that imports Ray."""

@@ -1,6 +1,6 @@
-"""Engines as actors: requests come in bundles, answers leave in bundles.
+"""Engines as actors, which exchange requests and answers in bundles with their clients.
 
-Their other side is ``rlforge.actors.engine_client``.
+The client is ``rlforge.actors.engine_client``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 @value
 class Request:
-    """One generation on its way to an engine actor; ``ticket`` is unique for its client.
+    """One request to an engine actor; ``ticket`` is unique for its client.
 
-    stream: its tokens are to be sent as they are drawn.
+    stream: send its tokens while they are drawn.
     """
 
     ticket: int
@@ -62,15 +62,15 @@ class EngineReport:
         return {"queued": self.stats.queued, "running": self.stats.running, "tok_s": rate}
 
 
-#: A ticket with what came of it, or with the next of its tokens.
+#: A ticket with its completion or error, or with its next tokens.
 Answered = tuple[int, Completion | EngineError | tuple[int, ...]]
 
 
 class EngineActor:
-    """A generator behind a mailbox: requests come in bundles, answers leave in bundles.
+    """An engine whose clients send requests and collect answers in bundles.
 
-    Restarted in the learner's turn (``hardware.alternate``) it is as good as asleep, and loads its
-    model at ``wake``.
+    When it is restarted in the learner's turn (``hardware.alternate``), it loads its model at
+    ``wake``.
     """
 
     _engine: LocalEngine
@@ -115,11 +115,11 @@ class EngineActor:
         self._engine.ask(
             (request.prompt_token_ids, request.params, request.policy, callers[request.ticket])
             for request in requests
-            if request.ticket in callers  # nobody gave it up while the model was loaded
+            if request.ticket in callers  # not cancelled while the model was loaded
         )
 
     async def cancel(self, client: str, tickets: Sequence[int]) -> None:
-        """Nobody waits for these any more."""
+        """Stop answering these requests."""
         callers = self._callers.get(client, {})
         left = [callers.pop(ticket) for ticket in tickets if ticket in callers]
         if left and self._loaded.is_set():
@@ -128,7 +128,7 @@ class EngineActor:
     def _end(
         self, client: str, ticket: int, completion: Completion | None, error: EngineError | None
     ) -> None:
-        if isinstance(error, EngineDeadError):  # Ray starts the process anew, and clients ask again
+        if isinstance(error, EngineDeadError):  # Ray restarts the process, clients repeat
             end(error)
         del self._callers[client][ticket]
         answer = completion if error is None else error
@@ -136,9 +136,9 @@ class EngineActor:
         self._put(client, ticket, answer)
 
     def _put(
-        self, client: str, ticket: int, news: Completion | EngineError | Sequence[int]
+        self, client: str, ticket: int, what: Completion | EngineError | Sequence[int]
     ) -> None:
-        answer = news if isinstance(news, Completion | EngineError) else tuple(news)
+        answer = what if isinstance(what, Completion | EngineError) else tuple(what)
         self._outbox.setdefault(client, []).append((ticket, answer))
         self._event(client).set()
 
@@ -146,7 +146,7 @@ class EngineActor:
         """Answers and tokens for ``client``, as soon as there are some."""
         event = self._event(client)
         await event.wait()
-        if self._filled[client] is not event:  # nobody hears this answer: see ``in_hand``
+        if self._filled[client] is not event:  # a call from before ``in_hand``
             return []
         event.clear()
         return self._outbox.pop(client, [])
@@ -154,7 +154,7 @@ class EngineActor:
     async def in_hand(self, client: str) -> list[int]:
         """Tickets of ``client`` that this process works on or has answers to.
 
-        Asked by a client that lost its connection: calls of ``collect`` from before are void.
+        For a client that lost its connection: its earlier calls of ``collect`` return nothing.
         """
         self._event(client).set()
         event = self._filled[client] = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The learner's ranks as actors with checkpoints on disk, and the client to which they are one."""
+"""The learner's ranks as actors that write checkpoints, and the client to which they are one."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from rlforge.system.utilisation import Span
 from rlforge.tracking.files import open_log
 from rlforge.types import Checkpoint, TrainBatch, UpdateResult
 
-if TYPE_CHECKING:  # torch stays with the actors: whoever starts them need not wait for it
+if TYPE_CHECKING:  # only the actors import torch, not the process that starts them
     from rlforge.learner import Learner
 
-DEATH_TOLD_S = 5.0
-"""Seconds within which Ray tells of a death that other ranks notice as a lost connection."""
+DEATH_REPORTED_S = 5.0
+"""Seconds within which Ray reports the death that other ranks see as a lost connection."""
 
 
 class LearnerActor:
     """One rank of the learner; rank 0 writes the checkpoints.
 
-    Where it takes turns with the engines (``hardware.alternate``), it rests but for its updates.
+    With ``hardware.alternate`` it leaves the card to the engines except during an update.
     """
 
     _learner: Learner
@@ -42,10 +42,10 @@ class LearnerActor:
         self._config, self._hardware, self._rank = config, hardware, rank
 
     def host(self) -> tuple[str, int]:
-        """Open the ranks' meeting point on this rank's node; where it is."""
+        """Open the ranks' meeting point on this rank's node; returns its address and port."""
         from rlforge.learner.ranks import meeting_point
 
-        # A Ray of our own is this machine alone: nobody else is to reach the ranks.
+        # Our own Ray has only this machine: no other machine may reach the ranks.
         address = "127.0.0.1" if self._hardware.ray_address is None else _node_address()
         self._meeting_point = meeting_point(address, self._config.learner.num_learners)
         return address, self._meeting_point.port
@@ -67,7 +67,7 @@ class LearnerActor:
             self._learner.rest(offload=self._hardware.offload_learner)
 
     def update(self, batch: TrainBatch) -> tuple[UpdateResult, Span]:
-        """Learn from ``batch``; also says when."""
+        """Learn from ``batch``; also returns when, in seconds of the wall clock."""
         alternate = self._hardware.alternate
         if alternate:
             self._learner.wake()
@@ -190,7 +190,7 @@ class LearnerGroup:
             return (await asyncio.gather(*calls))[0]
         except ray.exceptions.RayTaskError as error:
             # When a rank dies the others lose its connection, often before Ray knows why.
-            await asyncio.wait(calls, timeout=DEATH_TOLD_S)
+            await asyncio.wait(calls, timeout=DEATH_REPORTED_S)
             ended = [call.exception() for call in calls if call.done()]
             deaths = (each for each in ended if isinstance(each, ray.exceptions.RayActorError))
             cause = next(deaths, error)

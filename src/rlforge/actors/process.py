@@ -1,4 +1,4 @@
-"""What every actor process does first, and how to wait for one that Ray restarts."""
+"""Set-up of actor processes, and the wait for one that Ray restarts."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def limit_threads(threads: int | None) -> None:
 
 
 def freeze_gc() -> None:
-    """What start-up made stays: the garbage collector need not look through it ever again.
+    """Exclude all objects made so far from garbage collection.
 
-    Libraries leave hundreds of thousands of objects behind. Each full collection would go through
-    all of them, and everything in this process would wait for it.
+    Imports create hundreds of thousands of objects that stay. Each full collection would traverse
+    all of them, and the whole process would wait for it.
     """
     gc.collect()
     gc.freeze()
 
 
 def turn_file(run_dir: str | Path) -> Path:
-    """Is there while it is the learner's turn, where it shares a card in turns with the engines.
+    """A file that exists during the learner's turn, where it alternates with the engines on a card.
 
-    An engine that dies in it is restarted at once, and must not load beside the learner.
+    An engine that Ray restarts in that turn must not load its model yet.
     """
     return Path(run_dir) / "learning"
 
@@ -55,7 +55,7 @@ def turn_file(run_dir: str | Path) -> Path:
 async def restarted(actor: Any, name: str) -> None:
     """Wait until a dead ``actor`` is back.
 
-    Raises Ray's exception when Ray gives it up, and RunError when it takes too long.
+    Raises Ray's exception when Ray has given it up, and RunError after ``RESTART_PATIENCE_S``.
     """
     try:
         async with asyncio.timeout(RESTART_PATIENCE_S):

@@ -1,4 +1,4 @@
-"""Tracker, pool and buffer: the actors that hold what is known, and compute next to nothing."""
+"""Tracker, pool and buffer: the actors that hold the state of a run and compute little."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class WindowTrackerActor(WindowTracker):
 
 
 class PoolActor:
-    """Who plays whom: the pool's ratings and the schedule drawn from it."""
+    """The pool of policies, its ratings, and the schedule of games drawn from it."""
 
     def __init__(self, config: RunConfig, run_dir: str, part: int) -> None:
         open_log("pool", run_dir)
@@ -74,7 +74,7 @@ class PoolActor:
             self._pool.push_outcome(record)
 
     def forget_games(self, collector: str) -> None:
-        """``collector`` begins anew: whatever it played is played no more."""
+        """Forget the running games of a collector that was restarted."""
         self._under_way.forget(collector)
 
     def needed(self) -> set[str]:
@@ -94,7 +94,7 @@ class PoolActor:
 
 
 class BufferActor:
-    """Shaped steps between collectors and learner; its waits are the pipeline's back-pressure."""
+    """Shaped steps between collectors and learner; waiting for room in it slows the collectors."""
 
     def __init__(self, config: RunConfig, run_dir: str) -> None:
         open_log("buffer", run_dir)
@@ -129,19 +129,19 @@ class BufferActor:
             self._changed.notify_all()
 
     async def deliver(self, collector: str, delivery: Delivery) -> None:
-        """Shape and keep what is learned from; give back the places of games that ended."""
+        """Shape and add the games to learn from; release the places of games that ended."""
         episodes = [
             episode
             for record, learnable in zip(delivery.records, delivery.learnable, strict=True)
             if learnable
             for episode in self._rewards.shape(record)
         ]
-        # A failed game's replacement goes on in its place, so only played games give it back.
+        # A failed game keeps its place for its replacement: only played games release theirs.
         ended = sum(record.error is None for record in delivery.records)
         async with self._changed:
             self._buffer.add(episodes)
             for record, learnable in zip(delivery.records, delivery.learnable, strict=True):
-                # A filtered game leaves its group incomplete for good; a failed one is replayed.
+                # A filtered game leaves its group incomplete; a failed one is replayed.
                 if not learnable and record.error is None and record.spec.group_id is not None:
                     self._buffer.drop_group(record.spec.group_id)
             ended = min(ended, self._reserved.get(collector, 0))
@@ -150,10 +150,10 @@ class BufferActor:
             self._changed.notify_all()
 
     async def next_batch(self, version: int) -> tuple[TrainBatch | None, bool]:
-        """The batch for the update that makes ``version`` + 1, and that there is one; waits for it.
+        """The batch for the update from ``version`` to ``version`` + 1; waits until it is full.
 
-        Two values, so that who asks can wait for the second without being sent the first. Without
-        a batch the buffer was stopped.
+        (None, False) once the buffer is stopped. Two values: the caller awaits only the second, and
+        hands the reference of the first to the learner.
         """
         async with self._changed:
             drawn = None
@@ -181,13 +181,13 @@ class BufferActor:
         return batch, True
 
     async def set_version(self, version: int) -> None:
-        """A new version is out: too old samples go, room for new games appears."""
+        """A new version is published: drop samples that are too old, make room for games."""
         async with self._changed:
             self._buffer.set_version(version)
             self._changed.notify_all()
 
     async def stop(self) -> None:
-        """Wake all waiters for the last time."""
+        """End all waits, of collectors and learner."""
         async with self._changed:
             self._stopped = True
             self._changed.notify_all()

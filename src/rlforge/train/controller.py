@@ -128,12 +128,12 @@ class GameController:
             result, span = await update(batch)
             self._version = result.version
             self._utilisation.learner_worked(span)
-            beside = {
+            figures = {
                 "restarts": self._restarts,
                 "buffer_size": await self._actors.buffer.size.remote(),
             }
             self._actors.tracker.log_learner.remote(
-                result, self._utilisation.shares(time.time()) | beside
+                result, self._utilisation.shares(time.time()) | figures
             )
             last = self._version == learner.total_updates
             if last:  # before it is published: no update would use its games
@@ -226,7 +226,7 @@ class GameController:
         await self._actors.buffer.set_version.remote(version)
 
     async def _finish(self) -> None:
-        """The last version is saved with its state; unless interrupted, it is measured."""
+        """Save the last version with its state; unless interrupted, evaluate it."""
         await self._save_state() if self._version else await self._published()
         if self._evaluation is not None:
             if self._interrupted:
@@ -243,7 +243,7 @@ class GameController:
     # ---------------------------------------------------------------- evaluations, engine reports
 
     def _evaluate(self, *, edge: bool) -> None:
-        """Measure the newest version in the background, after the evaluation before it."""
+        """Evaluate the newest version in the background, after the evaluation before it."""
         before = self._evaluation
         checkpoint, step = self._newest, self._version
         settings = self._config.eval
@@ -258,7 +258,7 @@ class GameController:
             max_games=settings.max_games_per_checkpoint,
         )
 
-        async def measure() -> None:
+        async def evaluate() -> None:
             if before is not None:
                 await before
             await self._published()
@@ -273,7 +273,7 @@ class GameController:
                 self._evals[(result.env_id, result.opponent)] = result
                 self._actors.tracker.add_eval.remote(result)
 
-        self._evaluation = self._group.create_task(self._retention.during(measure, checkpoint.uid))
+        self._evaluation = self._group.create_task(self._retention.during(evaluate, checkpoint.uid))
 
     async def _watch_engines(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""The life of a training run, the same for every kind of training.
+"""From prepared run directory to summary: the same steps for every kind of training.
 
     GPUs claimed ─▶ model checked, directory locked ─▶ Ray, actors ─▶ Controller ─▶ summary, report
 
