@@ -139,8 +139,8 @@ def sweep(
 def sweep_job(config: DictConfig) -> float:
     """One job of a sweep, wherever the launcher runs it; returns the objective.
 
-            A failed job leaves ``failed.txt`` and counts as the worst result; the sweep goes on.
-            An interrupted one ends the sweep: raises KeyboardInterrupt.
+    A failed job leaves ``failed.txt`` and counts as the worst result; the sweep goes on.
+    An interrupted one ends the sweep: raises KeyboardInterrupt.
     """
     hydra = HydraConfig.get()
     whole = config.copy()

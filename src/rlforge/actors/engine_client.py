@@ -31,6 +31,9 @@ ANSWERS_PER_TURN = 32
 """Answers that reach their games in one turn of the event loop: these games ask again while the
 others' moves are made, so that an engine that answered all at once is not left idle."""
 
+REPORT_POLL_S = 1.0
+"""Seconds between reports of the engines of a service or of continuous training."""
+
 SPANS_KEPT = 1000
 """Newest busy spans that are kept where no caller takes them."""
 

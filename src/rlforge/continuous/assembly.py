@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from rlforge.actors.engine_client import REPORT_POLL_S, RemoteEngine
 from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.base import Algorithm
 from rlforge.config.continuous import ContinuousConfig
@@ -41,7 +42,6 @@ from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.ruler.base import DecisionScorer
 from rlforge.ruler.judge_backends import LocalModel
 from rlforge.ruler.registry import make_scorer
-from rlforge.serving.engine import ActorEngine
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
@@ -205,10 +205,11 @@ async def policy_side(context: RunContext) -> AsyncIterator[PolicySide]:
         template=config.model.prompt_template,
         extraction=config.model.action_extraction,
     )
-    engine = ActorEngine(
+    engine = RemoteEngine(
         context.actors.engines,
         client="continuous",
         timeout_s=config.engine.request_timeout_s,
+        poll_s=REPORT_POLL_S,
     )
     metrics = Metrics()
     trials = MarketTrials(config, engine, prompter, params, _reward_of_settled(config))

@@ -41,9 +41,6 @@ from rlforge.types import value
 
 Say = Callable[[str], None]
 
-REPORT_POLL_S = 1.0
-"""Seconds between reports of the engines, for the service's metrics."""
-
 _NEVER_SERVED = ("rejected", "failed", "interrupted")
 
 #: Groups that configure the service and not the run, so that their options can be chosen for a run.
@@ -158,7 +155,7 @@ async def _serve(
 ) -> None:
     """Start the engines, open the service, answer until a signal."""
     from rlforge.actors.cluster import reason, start_actors
-    from rlforge.actors.engine_client import RemoteEngine
+    from rlforge.actors.engine_client import REPORT_POLL_S, RemoteEngine
     from rlforge.tracking.files import open_log
 
     config, state_dir = setup.config, setup.state_dir
