@@ -1,0 +1,101 @@
+"""The tracker of continuous training: files, resuming, and the line of a window."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlforge.config.schema import TrackerConfig
+from rlforge.tracking.display import Display
+from rlforge.tracking.window_tracker import WindowTracker, window_line
+
+UPDATE = {"loss": 0.25, "kl": 0.01, "samples_seen": 40.0}
+
+
+def row(number: int, version: str | None = None) -> dict[str, Any]:
+    figures = {"decisions": 9, "avg_reward": 0.5, "win_rate": float("nan")}
+    return {
+        "window_id": f"2024-11-13-1{number}:00",
+        "window": number,
+        "trajectories": 66,
+        "policy_reward": 0.5,
+        "win_rate": 0.75,
+        "training_loss": 0.25 if version else None,
+        "deployment_success": True if version else None,
+        "reason": "" if version else "it is not ready",
+        "version": version,
+        "batch/trained_decisions": 20,
+        "players": {"policy": figures},
+    }
+
+
+def make_tracker(total: int = 3) -> WindowTracker:
+    tracker = WindowTracker(Path("run"), TrackerConfig(), "test", total, about={"seed": 1})
+    tracker.resume_windows([])
+    return tracker
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path("run") / name).read_text().splitlines()]
+
+
+def test_windows_and_updates_are_lines_of_their_files() -> None:
+    tracker = make_tracker()
+    tracker.log_window(row(1), None)
+    tracker.log_window(row(2, "step-1"), UPDATE)
+    assert [each["window"] for each in rows("windows.jsonl")] == [1, 2]
+    assert rows("metrics.jsonl") == [{"step": 1, "window_id": "2024-11-13-12:00", **UPDATE}]
+    first, second = rows("scalars.jsonl")
+    assert (first["step"], second["step"]) == (1, 2)
+    assert (first["window/policy/avg_reward"], second["learner/loss"]) == (0.5, 0.25)
+    assert "window/policy/win_rate" not in first  # nan
+    tracker.close({"status": "done", "serving": "step-1"})
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["seed"] == 1
+    wanted = ("status", "windows", "total_windows", "updates", "samples_seen", "serving")
+    assert [summary[key] for key in wanted] == ["done", 2, 3, 1, 40, "step-1"]
+
+
+def test_resuming_writes_the_files_again_from_the_windows_that_are_done() -> None:
+    tracker = make_tracker()
+    tracker.log_window(row(1, "step-1"), UPDATE)
+    tracker.log_window(row(2, "step-2"), UPDATE)
+    tracker = WindowTracker(Path("run"), TrackerConfig(), "test", 3)
+    tracker.resume_windows([(row(1, "step-1"), UPDATE)])
+    assert [each["window"] for each in rows("windows.jsonl")] == [1]
+    assert [each["step"] for each in rows("metrics.jsonl")] == [1]
+    assert [each["step"] for each in rows("scalars.jsonl")] == [1]
+    assert tracker.progress().update == 1
+    tracker.log_window(row(2, "step-3"), UPDATE)
+    assert [each["step"] for each in rows("metrics.jsonl")] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("version", "end"),
+    [
+        ("step-1", "step-1 trained on 20, loss 0.25, deployed"),
+        (None, "nothing trained: it is not ready"),
+    ],
+)
+def test_a_window_in_one_line(version: str | None, end: str) -> None:
+    start = "window 1/3 2024-11-13-11:00: 66 decisions, policy reward 0.500, wins 75.0%, "
+    assert window_line(row(1, version), 3) == start + end
+
+
+def test_the_plain_display_prints_each_window_once() -> None:
+    tracker = make_tracker()
+    console = Console(record=True, width=200)
+    with Display("test", "plain", console) as display:
+        for number in (1, 2):
+            tracker.log_window(row(number, f"step-{number}"), UPDATE)
+            display.show(tracker.progress())
+            display.show(tracker.progress())
+    printed = console.export_text().splitlines()
+    assert [line.partition(" 2024")[0] for line in printed] == [
+        "test: window 1/3",
+        "test: window 2/3",
+    ]
