@@ -17,7 +17,7 @@ import time
 
 from common import record, seconds, shown, spread
 
-from rlforge.config.market import load_market
+from rlforge.games.market import load_market
 from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 

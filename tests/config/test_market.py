@@ -1,24 +1,11 @@
-"""Market settings: presets, and one message for each value that no market can have."""
+"""Market settings: one message for each value that no market can have."""
 
 import dataclasses
 import re
 
 import pytest
 
-from rlforge.config.market import MarketConfig, load_market, market_ids
-from rlforge.errors import ConfigError
-
-
-def test_the_presets_load_and_the_default_is_the_schema():
-    assert market_ids() == ["market", "market-crowd", "market-small", "market-tiny"]
-    assert load_market("market") == MarketConfig()
-    assert load_market("market-small").tickers == ["ACME"]
-    assert sum(load_market("market-crowd").traders.values()) == 100
-
-
-def test_an_unknown_preset_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean market-small"):
-        load_market("market-smal")
+from rlforge.config.market import MarketConfig
 
 
 @pytest.mark.parametrize(

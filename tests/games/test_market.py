@@ -5,9 +5,10 @@ import random
 
 import pytest
 
-from rlforge.config.market import load_market
+from rlforge.config.market import MarketConfig
 from rlforge.errors import ConfigError
 from rlforge.games import market
+from rlforge.games.market import load_market
 from rlforge.games.players import check_player, make_player
 from rlforge.games.registry import check_env, env_ids, make_game
 from rlforge.market.world import World
@@ -151,3 +152,15 @@ def test_traders_sit_at_markets_only():
         check_player("value_trader", EnvSpec(id="TicTacToe-v0-train"))
     with pytest.raises(ConfigError, match="minimax knows TicTacToe only"):
         check_player("minimax", SMALL)
+
+
+def test_the_presets_load_and_the_default_is_the_schema():
+    assert env_ids("market") == ["market", "market-crowd", "market-small", "market-tiny"]
+    assert load_market("market") == MarketConfig()
+    assert load_market("market-small").tickers == ["ACME"]
+    assert sum(load_market("market-crowd").traders.values()) == 100
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean market-small"):
+        load_market("market-smal")

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from rlforge.config.market import MarketConfig, load_market, market_ids
+from rlforge.config.market import MarketConfig
+from rlforge.games.market import env_ids, load_market
 from rlforge.market.actions import ActionError
 from rlforge.market.compact import Compact, compact_vocabulary, is_compact
 from rlforge.market.traders import Crowd
@@ -29,7 +30,7 @@ def states(config, seed, ticks):
         world.tick()
 
 
-@pytest.mark.parametrize("preset", [name for name in market_ids() if name != "market-crowd"])
+@pytest.mark.parametrize("preset", [name for name in env_ids() if name != "market-crowd"])
 def test_random_play_stays_in_the_vocabulary_and_every_listed_answer_is_accepted(preset):
     words, answers = map(set, compact_vocabulary())
     lengths, seen, used = set(), set(), set()

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlforge.config.market import market_ids
 from rlforge.config.schema import ModelConfig
+from rlforge.games.market import env_ids
 from rlforge.games.registry import make_game
 from rlforge.models.catalog import describe_models, locate
 from rlforge.models.load import load_value_head, resolve_model
@@ -44,7 +44,7 @@ def states() -> list[State]:
 
 def test_every_word_and_answer_of_every_market_is_one_token(taught: tuple[Any, list[Any]]) -> None:
     tokenizer, _ = taught
-    for market_id in market_ids():
+    for market_id in env_ids():
         game = make_game(EnvSpec(id=market_id, source="market", num_players=2), seed=3)
         for turn in range(12):
             view = game.view()

@@ -1,15 +1,13 @@
-"""The configuration of the market (group ``market``), and the presets that ship with rlforge.
+"""The configuration of the market (group ``market``).
 
 Amounts are in dollars, shares of something between 0 and 1, times in ticks of the market's clock.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal
 
 from rlforge.config.rules import (
@@ -25,10 +23,7 @@ from rlforge.config.rules import (
     Range,
     Share,
     Whole,
-    checked,
-    read,
 )
-from rlforge.errors import ConfigError, nearest
 
 TraderKind = Literal["noise", "momentum", "value", "insider"]
 """Kinds of scripted traders, from the least to the most skilled."""
@@ -147,40 +142,3 @@ class MarketConfig(Group):
                 "is so shallow that the largest compact stake would be liquidated at once; "
                 "raise it",
             )
-
-
-def market_ids() -> list[str]:
-    """The presets as games name them: ``market`` for the default, ``market-NAME`` for others."""
-    names = sorted(path.stem for path in _folder().glob("*.yaml"))
-    return sorted("market" if name == "default" else f"market-{name}" for name in names)
-
-
-@functools.cache
-def load_market(market_id: str) -> MarketConfig:
-    """The preset behind an id of ``market_ids``: one object for all, so never to be changed.
-
-    Raises ``ConfigError`` when there is none.
-    """
-    if market_id not in market_ids():
-        raise ConfigError(
-            f"market {market_id!r} is unknown{nearest(market_id, market_ids())}; there are "
-            f"{', '.join(market_ids())}"
-        )
-    # Imported here: a learner process that loads no preset needs no OmegaConf.
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    path = _folder() / f"{market_id.removeprefix('market').lstrip('-') or 'default'}.yaml"
-    try:
-        loaded = OmegaConf.load(path)
-        config = read(MarketConfig, loaded)
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from None
-    return checked(config, path)
-
-
-def _folder() -> Path:
-    from rlforge.config.compose import conf_dir
-
-    return conf_dir() / "market"

@@ -8,11 +8,14 @@ in focus (``rlforge.market.compact``), which ``legal_actions`` lists.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
-from rlforge.config.market import load_market, market_ids
-from rlforge.errors import ConfigError
+from rlforge.config import rules
+from rlforge.config.compose import conf_dir
+from rlforge.config.market import MarketConfig
+from rlforge.errors import ConfigError, nearest
 from rlforge.games.base import TurnGame, View
 from rlforge.market.actions import ActionError, Json
 from rlforge.market.compact import Compact, is_compact
@@ -139,8 +142,33 @@ def make(env: EnvSpec, seed: int) -> MarketGame:
 
 
 def env_ids() -> list[str]:
-    """The presets, sorted."""
-    return market_ids()
+    """Ids of the presets: ``market`` for the default, ``market-NAME`` for others; sorted."""
+    names = [path.stem for path in (conf_dir() / "market").glob("*.yaml")]
+    return sorted("market" if name == "default" else f"market-{name}" for name in names)
+
+
+@functools.cache
+def load_market(env_id: str) -> MarketConfig:
+    """The preset behind an id of ``env_ids``: one shared object, which callers must not change.
+
+    Raises ``ConfigError`` when there is none.
+    """
+    if env_id not in env_ids():
+        raise ConfigError(
+            f"market {env_id!r} is unknown{nearest(env_id, env_ids())}; there are "
+            f"{', '.join(env_ids())}"
+        )
+    # Imported here: a learner process that loads no preset needs no OmegaConf.
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    path = conf_dir() / "market" / f"{env_id.removeprefix('market').lstrip('-') or 'default'}.yaml"
+    try:
+        config = rules.read(MarketConfig, OmegaConf.load(path))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from None
+    return rules.checked(config, path)
 
 
 def check(env: EnvSpec) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
-from rlforge.config.market import load_market
 from rlforge.errors import ConfigError, GameError, nearest
 from rlforge.games.base import View
 from rlforge.games.grids import Grid, line_completing_cells, placements, winning_cells
+from rlforge.games.market import load_market
 from rlforge.games.registry import make_game
 from rlforge.market.traders import make_trader
 from rlforge.types import EnvSpec
