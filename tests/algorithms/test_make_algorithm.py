@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rlforge.algorithms import make_algorithm
-from rlforge.algorithms.actor_critic import A2c, Ppo
-from rlforge.algorithms.policy_gradient import Grpo, Reinforce
+from rlforge.algorithms.policy_gradient import A2c, Grpo, Ppo, Reinforce
 from rlforge.config.schema import (
     A2cConfig,
     AlgorithmConfig,

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlforge.algorithms.actor_critic import A2c, Ppo
 from rlforge.algorithms.base import Algorithm, LossInputs, LossOutput, Targets
-from rlforge.algorithms.policy_gradient import Grpo, Reinforce, WindowGrpo
+from rlforge.algorithms.policy_gradient import A2c, Grpo, Ppo, Reinforce, WindowGrpo
 from rlforge.config.schema import AlgorithmConfig
 
 __all__ = ["Algorithm", "LossInputs", "LossOutput", "Targets", "make_algorithm"]

@@ -1,4 +1,4 @@
-"""The policy-gradient algorithms without a critic, and what those with one share with them."""
+"""REINFORCE, GRPO and window GRPO without a critic; advantage actor-critic and PPO with one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from rlforge.algorithms.advantages import group_relative, is_constant, standardize
+from rlforge.algorithms.advantages import (
+    episodes_of,
+    explained_variance,
+    generalized_advantages,
+    group_relative,
+    is_constant,
+    standardize,
+    turn_rewards,
+)
 from rlforge.algorithms.base import LossInputs, LossOutput, Targets
 from rlforge.algorithms.losses import (
     TokenLoss,
@@ -19,13 +27,16 @@ from rlforge.algorithms.losses import (
     kl_penalty,
     score_function_loss,
     token_mean,
+    value_loss,
 )
-from rlforge.config.schema import AlgorithmConfig, GrpoConfig, PpoConfig, WindowGrpoConfig
+from rlforge.config.schema import (
+    A2cConfig,
+    AlgorithmConfig,
+    GrpoConfig,
+    PpoConfig,
+    WindowGrpoConfig,
+)
 from rlforge.types import Step
-
-#: The KL penalty goes to the model before training (``base``) or to the proximal policy, that at
-#: the start of the update (``previous``).
-
 
 Config = TypeVar("Config", bound=AlgorithmConfig)
 
@@ -85,6 +96,7 @@ class PolicyGradient(ABC, Generic[Config]):
         return LossOutput(loss=self._aggregate(per_token, inputs), metrics=metrics)
 
     def _penalty(self, inputs: LossInputs) -> TokenLoss:
+        """KL to the model before training (``kl.to: base``) or to the proximal policy."""
         kl = self._config.kl
         if kl.to == "previous":
             inputs = dataclasses.replace(inputs, reference_logprobs=inputs.proximal_logprobs)
@@ -153,6 +165,69 @@ class WindowGrpo(PolicyGradient[WindowGrpoConfig]):
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
         return clipped_policy_loss(inputs, self._config)
+
+
+CriticConfig = TypeVar("CriticConfig", bound=A2cConfig)
+
+
+class ActorCritic(PolicyGradient[CriticConfig]):
+    """GAE over a player's turns; the loss is policy loss + value_coef * (V - R)^2.
+
+    The critic V is a value head that reads the last prompt token of every turn.
+    All answer tokens of a turn share its advantage. The return of turn t is R_t = A_t + V_t
+    (TD(lambda)). Discount with ``gamma``; the step transform ``discount`` is for algorithms without
+    a critic.
+    """
+
+    needs_values = True
+
+    def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
+        """Raises ValueError without values, RunError where an episode is not whole."""
+        if values is None or len(values) != len(steps):
+            raise ValueError("an actor-critic needs one value per step")
+        config = self._config
+        advantages: list[float] = []
+        for where in episodes_of(steps):
+            advantages += generalized_advantages(
+                turn_rewards(steps[where]), values[where], config.gamma, config.gae_lambda
+            )
+        returns = tuple(a + v for a, v in zip(advantages, values, strict=True))
+        if config.normalize_advantages:
+            advantages = standardize(advantages)
+        return Targets(
+            advantages=tuple(advantages),
+            returns=returns,
+            metrics={"explained_variance": explained_variance(values, returns)},
+        )
+
+    def loss(self, inputs: LossInputs) -> LossOutput:
+        output = super().loss(inputs)
+        critic = self.critic_loss(inputs)
+        return LossOutput(
+            loss=output.loss + self._config.value_coef * critic,
+            metrics={**output.metrics, "value_loss": critic.detach()},
+        )
+
+    def critic_loss(self, inputs: LossInputs) -> Tensor:
+        """The critic's own loss."""
+        return value_loss(inputs, value_clip=None)
+
+
+class A2c(ActorCritic[A2cConfig]):
+    """Advantage actor-critic (Mnih et al. 2016): the score-function loss on GAE advantages."""
+
+    def policy_loss(self, inputs: LossInputs) -> TokenLoss:
+        return score_function_loss(inputs, self._config.importance_cap)
+
+
+class Ppo(ActorCritic[PpoConfig]):
+    """Proximal policy optimisation (Schulman et al. 2017): the clipped loss on GAE advantages."""
+
+    def policy_loss(self, inputs: LossInputs) -> TokenLoss:
+        return clipped_policy_loss(inputs, self._config)
+
+    def critic_loss(self, inputs: LossInputs) -> Tensor:
+        return value_loss(inputs, self._config.value_clip)
 
 
 def clipped_policy_loss(
