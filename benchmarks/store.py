@@ -24,7 +24,7 @@ from typing import Any
 
 from common import record, seconds, shown, spread
 
-from rlforge.config.windows import WindowConfig
+from rlforge.config.continuous import WindowConfig
 from rlforge.trajectories.columns import decision_row
 from rlforge.trajectories.grid import WindowGrid
 from rlforge.trajectories.reader import StoreReader

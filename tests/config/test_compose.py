@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rlforge.config.algorithm import ALGORITHMS
 from rlforge.config.compose import compose, conf_dir, from_yaml, to_yaml
 from rlforge.config.roots import compose_any
 from rlforge.config.schema import GrpoConfig
+from rlforge.config.training import ALGORITHMS
 from rlforge.errors import ConfigError
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))

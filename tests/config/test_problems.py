@@ -21,13 +21,18 @@ from hypothesis import strategies as st
 
 from rlforge import launch
 from rlforge.cli import main
-from rlforge.config.algorithm import ALGORITHMS, A2cConfig, AlgorithmConfig
 from rlforge.config.compose import Composed, compose
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.learner import GameLearnerConfig, LearnerConfig
 from rlforge.config.rules import Group, Length, Pattern, Range, hints, parts
 from rlforge.config.schema import ModelConfig, PoolConfig, RunConfig
 from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServingConfig
+from rlforge.config.training import (
+    ALGORITHMS,
+    A2cConfig,
+    AlgorithmConfig,
+    GameLearnerConfig,
+    LearnerConfig,
+)
 from rlforge.errors import ConfigError
 
 ROOTS = {"train": RunConfig, "continuous": ContinuousConfig, "serve": ServingConfig}

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from rlforge.config.compose import conf_dir
-from rlforge.config.docs import field_comments
-from rlforge.config.rules import read
-from rlforge.config.windows import (
+from rlforge.config.continuous import (
     DecisionRewardConfig,
     StoreConfig,
     WindowConfig,
-    saved_groups,
 )
-from rlforge.errors import ConfigError
+from rlforge.config.docs import field_comments
+from rlforge.config.rules import read
 
 GROUPS = {"store": StoreConfig, "window": WindowConfig, "decision_reward": DecisionRewardConfig}
 
@@ -68,20 +65,3 @@ def test_every_key_is_explained(cls: Any) -> None:
 def test_values_that_cannot_be_are_named(config: Any, message: str) -> None:
     ((key, reason),) = config.problems()
     assert message in f"{key}={getattr(config, key)}: {reason}"
-
-
-def test_groups_are_read_from_a_saved_run(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("seed: 1\nstore: {path: there}\nwindow: {minutes: 5, min_agents: 2}\n")
-    assert saved_groups(file) == (StoreConfig(path="there"), WindowConfig(minutes=5, min_agents=2))
-    for content, message in (
-        ("seed: 1\n", "a run without windows"),
-        ("store: {}\nwindow: {minuts: 5}\n", "minuts"),
-        ("store: {}\nwindow: {minutes: 0}\n", "config.yaml: minutes: must be above 0"),
-        ("store: [\n", "config.yaml: while parsing"),
-    ):
-        file.write_text(content)
-        with pytest.raises(ConfigError, match=message):
-            saved_groups(file)
-    with pytest.raises(ConfigError, match="not found"):
-        saved_groups(tmp_path / "none.yaml")

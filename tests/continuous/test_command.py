@@ -150,7 +150,7 @@ def test_commands_for_games_refuse_a_continuous_run(
     for arguments in (["eval", "run"], ["train", "--resume", "run"]):
         code, _, err = command(monkeypatch, capsys, *arguments)
         assert code == 2
-        assert "run: that run trains from window to window" in err
+        assert "run is a continuous run; this command is for a run that plays games" in err
 
 
 def row(number: int, **changes: Any) -> dict[str, Any]:

@@ -151,9 +151,21 @@ def test_a_service_deploys_survives_sigkill_and_stops_at_sigterm(
         (("deploy", "nowhere"), 1, "deployments: no service was ever started here"),
         (("deployments",), 2, "deployments: holds no deployments; name the folder with --state"),
         (("serve", "nowhere"), 2, "nowhere: no such directory"),
-        (("serve", "model=tiny", "serve.port=99999"), 2, "serve.port=99999: must be 0 to 65535"),
-        (("serve", "model=tiny", "engine.max_loras=1"), 2, "engine.max_loras=1: must be at least"),
-        (("serve", "model=tiny", "deployment.test=x"), 2, "deployment.test=x: no such choice"),
+        (
+            ("serve", "model=tiny", "serve.port=99999"),
+            2,
+            ": must lie in [0, 65535]",
+        ),
+        (
+            ("serve", "model=tiny", "engine.max_loras=1"),
+            2,
+            "): must be at least 2 for",
+        ),
+        (
+            ("serve", "model=tiny", "deployment.test=x"),
+            2,
+            "): no such choice (there are t, ",
+        ),
     ],
 )
 def test_wrong_arguments_are_one_line_that_says_what_to_change(

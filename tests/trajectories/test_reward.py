@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlforge.config.windows import DecisionRewardConfig
+from rlforge.config.continuous import DecisionRewardConfig
 from rlforge.errors import RlforgeError
 from rlforge.trajectories.records import Result
 from rlforge.trajectories.reward import DecisionReward, discounted_return, mean_parts

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlforge.config.windows import StoreConfig
+from rlforge.config.continuous import StoreConfig
 from rlforge.errors import RlforgeError, RunError, StoreError
 from rlforge.trajectories.reader import StoreReader
 from rlforge.trajectories.store import TrajectoryStore, store_folder
@@ -235,7 +235,7 @@ def test_many_threads_append_and_complete_concurrently(tmp_path: Path, make: Any
 
 WRITE = """
 import sys
-from rlforge.config.windows import StoreConfig
+from rlforge.config.continuous import StoreConfig
 from rlforge.trajectories.store import TrajectoryStore
 from tests.trajectories.conftest import Make
 make = Make()

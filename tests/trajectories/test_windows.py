@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlforge.config.windows import WindowConfig
+from rlforge.config.continuous import WindowConfig
 from rlforge.errors import RlforgeError
 from rlforge.trajectories.store import TrajectoryStore
 from rlforge.trajectories.windows import Windows, activity_of, average_reward, counts, missing

@@ -1,6 +1,6 @@
 """RL algorithms: advantages of a batch's steps and losses of its tokens, as pure functions.
 
-A new algorithm is a config class in ``rlforge.config.algorithm``, a subclass of ``PolicyGradient``
+A new algorithm is a config class in ``rlforge.config.training``, a subclass of ``PolicyGradient``
 (or anything with the methods of ``base.Algorithm``), and a line in ``_ALGORITHMS``.
 """
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from rlforge.errors import ConfigError, RlforgeError, nearest
 
 if TYPE_CHECKING:
-    from rlforge.config.windows import WindowConfig
+    from rlforge.config.continuous import ContinuousConfig, WindowConfig
     from rlforge.trajectories.reader import StoreReader
     from rlforge.trajectories.windows import WindowSummary
 
@@ -145,25 +145,39 @@ def import_windows(
 
 def _opened(where: Path) -> tuple[StoreReader, WindowConfig]:
     """The store at ``where``, and the window settings of its run, or the defaults."""
-    from rlforge.config.windows import WindowConfig, saved_groups
+    from rlforge.config.continuous import WindowConfig
     from rlforge.tracking.files import open_run
     from rlforge.trajectories.layout import ABOUT
     from rlforge.trajectories.reader import StoreReader
     from rlforge.trajectories.store import store_folder
 
     if (where / ABOUT).is_file():
-        saved = where.absolute().parent / "config.yaml"
-        return StoreReader(where), saved_groups(saved)[1] if saved.is_file() else WindowConfig()
+        run = where.absolute().parent
+        if not (run / "config.yaml").is_file():
+            return StoreReader(where), WindowConfig()
+        return StoreReader(where), _settings(run).window
     try:
-        run = open_run(where)
+        open_run(where)
     except RlforgeError as error:
         what = f"{where} is neither a trajectory store (it has no {ABOUT}) nor a run"
         raise ConfigError(what if where.is_dir() else str(error)) from error
-    store, window = saved_groups(run.config)
-    folder = store_folder(store, where)
+    config = _settings(where)
+    folder = store_folder(config.store, where)
     if not folder.exists():
         raise ConfigError(f"{where} has written no decisions yet: there is no {folder}")
-    return StoreReader(folder), window
+    return StoreReader(folder), config.window
+
+
+def _settings(run: Path) -> ContinuousConfig:
+    """The configuration of a run; ConfigError where its store or windows are impossible."""
+    from rlforge.config.continuous import ContinuousConfig
+    from rlforge.config.roots import read_run
+    from rlforge.config.rules import checked
+
+    config = read_run(run, ContinuousConfig)
+    checked(config.store, f"{run}: store")
+    checked(config.window, f"{run}: window")
+    return config
 
 
 def _now(where: Path, reader: StoreReader, config: WindowConfig) -> float:

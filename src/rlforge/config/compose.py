@@ -25,11 +25,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlforge.config import schema
-from rlforge.config.algorithm import ALGORITHMS
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.rules import build, plain, plain_fields
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.serving import ServingConfig
+from rlforge.config.training import ALGORITHMS
 from rlforge.errors import ConfigError, nearest
 
 C = TypeVar("C", bound=PolicyConfig)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config import schema
-from rlforge.config.algorithm import ALGORITHMS
 from rlforge.config.compose import all_keys, conf_dir, foreign_keys, nested_class
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.rules import Length, Range, hints, optional, parts
+from rlforge.config.training import ALGORITHMS
 
 HEADER = """# Configuration
 

@@ -11,15 +11,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, Any, ClassVar, Literal
 
-from rlforge.config.algorithm import A2cConfig as A2cConfig
-from rlforge.config.algorithm import AlgorithmConfig as AlgorithmConfig
-from rlforge.config.algorithm import GrpoConfig as GrpoConfig
-from rlforge.config.algorithm import KlConfig as KlConfig
-from rlforge.config.algorithm import PpoConfig as PpoConfig
-from rlforge.config.algorithm import ReinforceConfig as ReinforceConfig
-from rlforge.config.algorithm import WindowGrpoConfig as WindowGrpoConfig
-from rlforge.config.learner import GameLearnerConfig as GameLearnerConfig
-from rlforge.config.learner import LearnerConfig as LearnerConfig
+from rlforge.config.pool import ApiConfig as ApiConfig
+from rlforge.config.pool import ExplorationConfig as ExplorationConfig
+from rlforge.config.pool import PoolConfig as PoolConfig
+from rlforge.config.pool import TrueSkillConfig as TrueSkillConfig
 from rlforge.config.rules import (
     Count,
     FolderName,
@@ -27,13 +22,20 @@ from rlforge.config.rules import (
     Length,
     NotNegative,
     Positive,
-    Probability,
     Problem,
     Range,
     Text,
-    Url,
     Whole,
 )
+from rlforge.config.training import A2cConfig as A2cConfig
+from rlforge.config.training import AlgorithmConfig as AlgorithmConfig
+from rlforge.config.training import GameLearnerConfig as GameLearnerConfig
+from rlforge.config.training import GrpoConfig as GrpoConfig
+from rlforge.config.training import KlConfig as KlConfig
+from rlforge.config.training import LearnerConfig as LearnerConfig
+from rlforge.config.training import PpoConfig as PpoConfig
+from rlforge.config.training import ReinforceConfig as ReinforceConfig
+from rlforge.config.training import WindowGrpoConfig as WindowGrpoConfig
 
 # ---------------------------------------------------------------- env
 
@@ -174,95 +176,6 @@ class EngineConfig(Group):
     max_restarts: Whole = 3
     #: Settings of vLLM.
     vllm: VllmConfig = field(default_factory=VllmConfig)
-
-
-@dataclass
-class ApiConfig(Group):
-    """Opponents behind an OpenAI-compatible HTTP endpoint (``openai:MODEL``, ``openrouter:MODEL``).
-
-    Keys come from the environment only: OPENAI_API_KEY, OPENROUTER_API_KEY.
-    """
-
-    #: Base URL for ``openai:MODEL``; null is the library's default.
-    openai_base_url: Url | None = None
-    #: Base URL for ``openrouter:MODEL``.
-    openrouter_base_url: Url = "https://openrouter.ai/api/v1"
-    #: Seconds until a request counts as failed.
-    timeout_s: Positive = 60.0
-    #: Tries after the first.
-    max_retries: Whole = 2
-    #: Requests under way at once.
-    max_concurrency: Count = 32
-    #: Most tokens in one answer.
-    max_tokens: Count = 1024
-    #: Sampling temperature.
-    temperature: NotNegative = 0.7
-
-
-# ---------------------------------------------------------------- pool
-
-
-@dataclass
-class TrueSkillConfig(Group):
-    """Rating constants (Herbrich, Minka and Graepel 2006)."""
-
-    #: Mean rating of a newcomer.
-    mu: float = 25.0
-    #: Uncertainty of a newcomer's rating.
-    sigma: Positive = 8.333333333333334
-    #: Skill difference that wins about 76 % of games.
-    beta: Positive = 4.166666666666667
-    #: Uncertainty added before each game.
-    tau: NotNegative = 0.08333333333333333
-    #: Expected share of draws.
-    draw_probability: Probability = 0.1
-
-
-@dataclass
-class ExplorationConfig(Group):
-    """N-gram coverage of actions, for pool mode ``exploration`` and the dashboard."""
-
-    #: Length of the action n-grams.
-    ngram: Count = 3
-    #: Recent games per opponent and environment that count.
-    window: Count = 256
-
-
-@dataclass
-class PoolConfig(Group):
-    """The learner's opponents (group ``pool``)."""
-
-    #: How opponents are drawn: ``fixed``, ``mirror``, ``lagged``, ``random``, ``match_quality``,
-    #: ``ts_dist`` or ``exploration``.
-    mode: str = "mirror"
-    #: Learner checkpoints kept active as opponents.
-    max_active_lora: Count = 5
-    #: [low, high] versions behind the current one, for mode ``lagged``; 1 is the previous one.
-    lag_range: Annotated[list[Whole], Length(2)] = field(default_factory=lambda: [1, 4])
-    #: Names: a scripted player, ``base``, ``checkpoint:DIR``, ``openai:M`` or ``openrouter:M``.
-    fixed_opponents: list[Text] = field(default_factory=list)
-    #: Softmax temperature of match_quality, ts_dist and exploration.
-    temperature: Positive = 1.0
-    #: Rating constants.
-    trueskill: TrueSkillConfig = field(default_factory=TrueSkillConfig)
-    #: Coverage tracker.
-    exploration: ExplorationConfig = field(default_factory=ExplorationConfig)
-    #: Endpoints of API opponents, in pool and evaluation.
-    api: ApiConfig = field(default_factory=ApiConfig)
-
-    def clashes(self) -> Iterator[Problem]:
-        low, high = self.lag_range
-        if low > high:
-            yield "lag_range", "must be [low, high] with 0 <= low <= high"
-        if self.mode == "fixed" and not self.fixed_opponents:
-            yield "mode", "needs opponents; add pool.fixed_opponents=[random_legal], for example"
-        if self.mode == "lagged" and high >= self.max_active_lora:
-            yield (
-                "lag_range",
-                f"reaches {high} versions back, outside the active window of "
-                f"pool.max_active_lora={self.max_active_lora} (current one included); "
-                "lower the one or raise the other",
-            )
 
 
 # ---------------------------------------------------------------- rewards

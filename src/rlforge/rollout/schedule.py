@@ -8,7 +8,6 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rlforge.errors import ConfigError
 from rlforge.league.pool import ModelPool
 from rlforge.system.values import Codec
 from rlforge.types import EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
@@ -71,13 +70,7 @@ class GameScheduler:
         """part: how often the run was resumed before; it only enters the game ids.
 
         Games lost in a crash are played again after the resume, under other ids.
-        Raises ConfigError for weights that cannot be drawn by or a group size below 1.
         """
-        if any(env.weight < 0 for env in envs) or not sum(env.weight for env in envs) > 0:
-            weights = ", ".join(f"{env.id}: {env.weight}" for env in envs) or "no environments"
-            raise ConfigError(f"env.train weights must be at least 0 and not all 0 ({weights})")
-        if group_size < 1:
-            raise ConfigError(f"algorithm.group_size is {group_size}: must be at least 1")
         self._envs = tuple(envs)
         self._pool = pool
         self._group_size = group_size

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rlforge.config.windows import DecisionRewardConfig
+from rlforge.config.continuous import DecisionRewardConfig
 from rlforge.errors import RlforgeError
 from rlforge.trajectories.records import Decision, Result
 from rlforge.types import value

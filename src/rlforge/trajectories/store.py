@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from rlforge.config.windows import StoreConfig
+from rlforge.config.continuous import StoreConfig
 from rlforge.errors import StoreError
 from rlforge.system.files import sync
 from rlforge.system.locks import RunLock

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from rlforge.config.windows import WindowConfig
+from rlforge.config.continuous import WindowConfig
 from rlforge.tracking.formatting import duration, number
 from rlforge.trajectories.grid import WindowGrid
 from rlforge.trajectories.reader import StoreReader
