@@ -11,6 +11,7 @@ from typing import Any, Self
 from rlforge.engines.base import check_request, decoder
 from rlforge.errors import EngineError, RlforgeError
 from rlforge.serving.protocol import ChatRequest, CompletionRequest, Sampling
+from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
@@ -191,7 +192,7 @@ class TokenStream:
         return await self._task
 
     async def cancel(self) -> None:
-        """Take the request out of the engine, unless it has been answered."""
+        """Cancel the request in the engine, unless it has been answered."""
         if not self._task.done():
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -220,17 +221,28 @@ class Answering:
         self._decode = decoder(tokenizer)
         self.model_name = model_name
 
-    def models(self) -> dict[str, int]:
-        """Names of models that requests may use, with the time of their deployment."""
+    def models(self) -> dict[str, Deployment]:
+        """The deployments that requests may name, by the names to use."""
         served = self._service.served()
-        names = {self.model_name: int(served[0].changed_at)}
-        return names | {f"{self.model_name}@{d.uid}": int(d.changed_at) for d in served}
+        return {self.model_name: served[0]} | {f"{self.model_name}@{d.uid}": d for d in served}
+
+    def model(self, name: str) -> Deployment:
+        """The deployment called ``name``. Raises BadRequestError with status 404."""
+        models = self.models()
+        if name not in models:
+            raise BadRequestError(
+                f"the model {name!r} is not served; there are {', '.join(models)}",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
+        return models[name]
 
     def read(self, request: Sampling) -> CheckedRequest:
-        """Raises BadRequestError, with status 404 for a name that is not in ``models``."""
+        """Check a request and encode its prompt. Raises BadRequestError."""
         limits = self._limits
-        pinned = self._pinned(request.model)
-        prompt = self._prompt(request)
+        named, prompt = self.model(request.model), self._prompt(request)
+        pinned = None if request.model == self.model_name else named.policy()
         temperature, top_p = request.temperature, request.top_p
         params = SamplingParams(
             temperature=limits.temperature if temperature is None else temperature,
@@ -241,12 +253,11 @@ class Answering:
             seed=secrets.randbits(63) if request.seed is None else request.seed,
         )
         where = "messages" if request.kind == "chat" else "prompt"
-        policy = pinned or self._service.current.policy()
         try:
             check_request(
                 prompt,
                 params,
-                policy,
+                named.policy(),
                 max_model_len=limits.model_len,
                 vocab_size=limits.vocab_size,
             )
@@ -303,19 +314,6 @@ class Answering:
             )
         finally:
             await tokens.cancel()
-
-    def _pinned(self, name: str) -> PolicyRef | None:
-        if name == self.model_name:
-            return None
-        for deployment in self._service.served():
-            if name == f"{self.model_name}@{deployment.uid}":
-                return deployment.policy()
-        raise BadRequestError(
-            f"the model {name!r} is not served; there are {', '.join(self.models())}",
-            param="model",
-            code="model_not_found",
-            status=404,
-        )
 
     def _prompt(self, request: Sampling) -> tuple[int, ...]:
         if isinstance(request, ChatRequest):

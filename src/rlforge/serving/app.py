@@ -35,6 +35,7 @@ from rlforge.serving.protocol import (
     error_body,
     usage,
 )
+from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
 from rlforge.types import PolicyRef
 
@@ -80,17 +81,12 @@ class Api:
 
     async def models(self) -> Response:
         """``GET /v1/models``."""
-        rows = [_model(name, created) for name, created in self._answering.models().items()]
+        rows = [_model(name, found) for name, found in self._answering.models().items()]
         return JSONResponse({"object": "list", "data": rows})
 
     async def model(self, name: str) -> Response:
         """``GET /v1/models/NAME``."""
-        found = self._answering.models()
-        if name not in found:
-            raise BadRequestError(
-                f"the model {name!r} is not served", code="model_not_found", status=404
-            )
-        return JSONResponse(_model(name, found[name]))
+        return JSONResponse(_model(name, self._answering.model(name)))
 
     async def outcome(self, given: OutcomeRequest) -> Response:
         """``POST /v1/outcomes``: the reward of the answer ``id``, for the trial under way."""
@@ -347,5 +343,6 @@ def _version_header(policy: PolicyRef) -> dict[str, str]:
     return {"x-rlforge-version": policy.uid}
 
 
-def _model(name: str, created: int) -> dict[str, Any]:
+def _model(name: str, found: Deployment) -> dict[str, Any]:
+    created = int(found.changed_at)
     return {"id": name, "object": "model", "created": created, "owned_by": "rlforge"}
