@@ -130,6 +130,11 @@ def compose(
     """Compose and type-check a ``root``; ``config_dir`` holds a user's groups and experiments.
 
     Raises ConfigError: one message that names key, value, file and mend.
+
+    Example:
+        >>> composed = compose(["+experiment=simpletak_mirror", "seed=3"])
+        >>> composed.config.seed, composed.origin("seed"), composed.origin("learner.batch_size")
+        (3, 'command line, seed=3', 'conf/learner/tiny_ppo.yaml')
     """
     register_schemas(root)
     dirs = group_dirs(config_dir)

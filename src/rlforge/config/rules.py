@@ -58,7 +58,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from ``low`` to ``high``; ``open`` names the ends, "(" and ")", that are outside."""
+    """Numbers from ``low`` to ``high``; ``open`` names the ends, "(" and ")", that are outside.
+
+    Example:
+        >>> Range(0, 1, open=")").problem(1.0)
+        'must lie in [0, 1)'
+    """
 
     low: float
     high: float = math.inf
