@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -142,9 +143,7 @@ class Windows:
 
     def get(self, window_id: str, now: float | None = None) -> TrainingWindow:
         """One window; without decisions it is empty and not ready."""
-        start, end = self.grid.span(window_id)
-        decisions = self._reader.decisions(window_id=window_id)
-        return self._window(window_id, start, end, decisions, (), now)
+        return self._window(window_id, self._reader.decisions(window_id=window_id), now)
 
     def batch(self, window_id: str, now: float | None = None) -> TrainingWindow:
         """The decisions to train on after the end of a window, by ``window.mode``.
@@ -157,11 +156,13 @@ class Windows:
         end = self.grid.span(window_id)[1]
         wanted = self._config.rolling_decisions
         decisions = self._reader.newest_complete(wanted, before=end)
-        start = decisions[0].timestamp if decisions else self.grid.span(window_id)[0]
+        window = self._window(window_id, decisions, now)
+        if decisions:
+            window = dataclasses.replace(window, start_time=decisions[0].timestamp)
+        if len(decisions) == wanted:
+            return window
         few = f"{len(decisions)} of {wanted} complete decisions are there"
-        return self._window(
-            window_id, start, end, decisions, (few,) if len(decisions) < wanted else (), now
-        )
+        return dataclasses.replace(window, ready=False, reasons=(few, *window.reasons))
 
     def summaries(self, window_ids: Sequence[str], now: float | None = None) -> list[WindowSummary]:
         """These windows without their decisions, in the order given."""
@@ -191,16 +192,11 @@ class Windows:
         )
 
     def _window(
-        self,
-        window_id: str,
-        start: float,
-        end: float,
-        decisions: Sequence[Decision],
-        reasons: tuple[str, ...],
-        now: float | None,
+        self, window_id: str, decisions: Sequence[Decision], now: float | None
     ) -> TrainingWindow:
+        start, end = self.grid.span(window_id)
         activity = activity_of(decisions, window_id)
-        reasons += missing(activity, self._config, self._left(window_id, now))
+        reasons = missing(activity, self._config, self._left(window_id, now))
         return TrainingWindow(
             id=window_id,
             start_time=start,
