@@ -40,8 +40,8 @@ def apply_memory_options(model: Any, config: LearnerConfig) -> None:
     """Switch on the checkpointing that ``config`` asks for; results stay the same.
 
     ``gradient_checkpointing`` keeps one activation per decoder layer, ``activation_checkpointing``
-    one per module (attention, MLP, norms) of each layer. Raises ConfigError for a contradiction
-    or a model that has no such layers.
+    one per module (attention, MLP, norms) of each layer. Raises ConfigError for a model that has no
+    such layers.
     """
     if config.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:

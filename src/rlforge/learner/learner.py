@@ -93,8 +93,8 @@ class Learner:
         length of the learning rate's schedule. ranks: the learner's place among others that make
         the same updates; None: it is alone. value_learning_rate: of the critic; None:
         ``config.learning_rate``. max_nonfinite: skipped optimizer steps in a row that end the run.
-        Raises ConfigError for options that contradict each other, CheckpointError for initial
-        weights that are missing or do not fit.
+        Raises ConfigError for options that the model or the device does not support,
+        CheckpointError for initial weights that are missing or do not fit.
         """
         self.version = 0
         self.samples_seen = 0

@@ -19,6 +19,10 @@ def learning_rate_factor(
     Linear warm-up, (u + 1) / w for u < w; then, with x = (u - w) / (total - w) in 0..1 and the
     final ratio f: constant 1, linear 1 - (1 - f) x, or cosine f + (1 - f)(1 + cos pi x) / 2
     (Loshchilov and Hutter 2017, one period). Past ``total_updates`` the last value stays.
+
+    Example:
+        >>> learning_rate_factor(0, LearnerConfig(warmup_updates=4))
+        0.25
     """
     warmup, final = config.warmup_updates, config.final_lr_ratio
     if update < warmup:
