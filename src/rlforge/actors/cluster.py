@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlforge.actors.learner import LearnerGroup
 from rlforge.actors.process import turn_file
-from rlforge.actors.specs import ActorSpec, PartName, RunGraph
+from rlforge.actors.specs import ActorSpec, RunGraph
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import RlforgeError, RunError
 
@@ -129,7 +129,7 @@ class RunActors:
         """named: handles of Ray actors, those of one kind in the order of their numbers."""
         self.named = dict(named)
 
-    def of(self, kind: PartName) -> dict[str, Any]:
+    def of(self, kind: str) -> dict[str, Any]:
         """All replicas of one kind, by name."""
         return {name: actor for name, actor in self.named.items() if name.partition("-")[0] == kind}
 

@@ -6,23 +6,9 @@ starts exactly the actors in it. Knows neither Ray nor torch.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from rlforge.types import value
-
-PartName = Literal[
-    "tracker",
-    "pool",
-    "buffer",
-    "learner",
-    "engine",
-    "collector",
-    "market",
-    "store",
-    "scorer",
-    "deployment",
-    "service",
-]
 
 
 @value
@@ -41,7 +27,7 @@ class ActorSpec:
     its model while none of them does.
     """
 
-    name: PartName
+    name: str
     actor: str | None
     config: dict[str, Any]
     num_cpus: float = 0.0
@@ -53,7 +39,7 @@ class ActorSpec:
     room: str | None = None
     replicas_key: str = ""
     loads_alone: bool = False
-    sends: tuple[tuple[PartName, str], ...] = ()
+    sends: tuple[tuple[str, str], ...] = ()
 
     @property
     def actor_names(self) -> tuple[str, ...]:
@@ -92,7 +78,7 @@ class RunGraph:
 
     nodes: tuple[ActorSpec, ...]
 
-    def node(self, name: PartName) -> ActorSpec:
+    def node(self, name: str) -> ActorSpec:
         """The part of this name."""
         return next(node for node in self.nodes if node.name == name)
 

@@ -11,7 +11,7 @@ from rlforge.actors.process import freeze_gc
 from rlforge.buffer import make_buffer
 from rlforge.buffer.batch_files import write_batch
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.schema import RunConfig
+from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.league.pool import ModelPool
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import Delivery
@@ -29,9 +29,8 @@ class TrackerActor(Tracker):
 
     def __init__(self, config: RunConfig, run_dir: str) -> None:
         open_log("tracker", run_dir)
-        about = {"seed": config.seed, "versions": versions(), "experiment": config.name}
         name, total = config.name, config.total_updates
-        super().__init__(Path(run_dir), config.tracker, name, total, about=about)
+        super().__init__(Path(run_dir), config.tracker, name, total, about=_about(config))
         freeze_gc()
 
 
@@ -40,10 +39,13 @@ class WindowTrackerActor(WindowTracker):
 
     def __init__(self, config: ContinuousConfig, run_dir: str) -> None:
         open_log("tracker", run_dir)
-        about = {"seed": config.seed, "versions": versions(), "experiment": config.name}
-        total = config.continuous.windows or 0
-        super().__init__(Path(run_dir), config.tracker, config.name, total, about=about)
+        name, total = config.name, config.continuous.windows or 0
+        super().__init__(Path(run_dir), config.tracker, name, total, about=_about(config))
         freeze_gc()
+
+
+def _about(config: PolicyConfig) -> dict[str, Any]:
+    return {"seed": config.seed, "versions": versions(), "experiment": config.name}
 
 
 class PoolActor:

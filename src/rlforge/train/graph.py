@@ -9,7 +9,7 @@ import dataclasses
 import json
 from typing import Any
 
-from rlforge.actors.specs import ActorSpec, PartName, RunGraph
+from rlforge.actors.specs import ActorSpec, RunGraph
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
 from rlforge.config.serving import ServingConfig
@@ -83,7 +83,7 @@ def _game_graph(config: RunConfig, hardware: HardwareConfig) -> RunGraph:
 
 
 def _continuous_graph(config: ContinuousConfig, hardware: HardwareConfig) -> RunGraph:
-    def part(name: PartName, groups: tuple[str, ...], *sends: tuple[PartName, str]) -> ActorSpec:
+    def part(name: str, groups: tuple[str, ...], *sends: tuple[str, str]) -> ActorSpec:
         return ActorSpec(name=name, actor=None, config=_groups(config, *groups), sends=sends)
 
     return RunGraph(
@@ -140,9 +140,7 @@ def _tracker(config: PolicyConfig) -> ActorSpec:
     )
 
 
-def _learner(
-    config: PolicyConfig, hardware: HardwareConfig, *sends: tuple[PartName, str]
-) -> ActorSpec:
+def _learner(config: PolicyConfig, hardware: HardwareConfig, *sends: tuple[str, str]) -> ActorSpec:
     return ActorSpec(
         name="learner",
         actor="rlforge.actors.learner:LearnerActor",
@@ -158,9 +156,7 @@ def _learner(
     )
 
 
-def _engine(
-    config: PolicyConfig, hardware: HardwareConfig, *sends: tuple[PartName, str]
-) -> ActorSpec:
+def _engine(config: PolicyConfig, hardware: HardwareConfig, *sends: tuple[str, str]) -> ActorSpec:
     return ActorSpec(
         name="engine",
         actor="rlforge.actors.engine:EngineActor",
