@@ -11,6 +11,7 @@ import pytest
 from rlforge.actors.cluster import RunActors
 from rlforge.actors.colocation import CallActor, update_in_turn
 from rlforge.actors.process import turn_file
+from rlforge.errors import RunError
 from rlforge.types import UpdateResult
 
 SPAN = (100.0, 130.0)
@@ -84,4 +85,13 @@ async def test_a_failed_update_is_raised_and_ends_the_turn(tmp_path: Path) -> No
     with pytest.raises(RuntimeError, match="out of memory"):
         await update_in_turn(actors, calling(actors), tmp_path, "batch")
     assert not any("wake" in line for line in diary)
+    assert not turn_file(tmp_path).exists()
+
+
+async def test_engines_wake_after_an_update_that_a_run_can_recover_from(tmp_path: Path) -> None:
+    diary: list[str] = []
+    actors = make_actors(diary, tmp_path, error=RunError("the loss is not finite"))
+    with pytest.raises(RunError, match="not finite"):
+        await update_in_turn(actors, calling(actors), tmp_path, "batch")
+    assert diary[-2:] == ["engines: engine-0 wake", "engines: engine-1 wake"]
     assert not turn_file(tmp_path).exists()

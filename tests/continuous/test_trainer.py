@@ -272,3 +272,10 @@ def test_windows_by_the_wall_clock(make_config: Make, execute: Execute) -> None:
     assert len(found) == 2
     assert found[0]["window_id"] < found[1]["window_id"]
     assert any(row["trajectories"] > 0 for row in found)
+
+
+def test_engine_and_learner_take_turns_on_one_device(make_config: Make, execute: Execute) -> None:
+    execute(make_config("hardware.alternate=true", "continuous.compare_episodes=0"))
+    assert [row["version"] for row in rows()] == ["step-1", "step-2"]
+    assert all(row["seconds_switch"] >= 0 for row in rows("metrics.jsonl"))
+    assert not (RUN_DIR / "learning").exists()

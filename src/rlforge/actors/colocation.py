@@ -18,6 +18,7 @@ from typing import Any
 
 from rlforge.actors.cluster import RunActors
 from rlforge.actors.process import turn_file
+from rlforge.errors import RlforgeError
 from rlforge.system.utilisation import Span
 from rlforge.types import UpdateResult
 
@@ -31,14 +32,19 @@ async def update_in_turn(
     """The learner's update, with every engine asleep until it is over.
 
     ``seconds_switch`` among the metrics is the time around it: engines drain and sleep, weights
-    move, engines wake. After a failed update the engines stay asleep: it ends the run.
+    move, engines wake. After a RlforgeError the engines wake, because a continuous run goes on from
+    the version before; after any other error they stay asleep, and the run ends.
     """
     started = time.time()
     for collector in actors.collectors:
         collector.engines_sleep.remote()
-    with _learners_turn(run_dir):
-        await _all_engines(actors, call, "sleep")
-        result, span = await actors.learner.update(batch)
+    try:
+        with _learners_turn(run_dir):
+            await _all_engines(actors, call, "sleep")
+            result, span = await actors.learner.update(batch)
+    except RlforgeError:
+        await _all_engines(actors, call, "wake")
+        raise
     await _all_engines(actors, call, "wake")
     for collector in actors.collectors:
         collector.engines_wake.remote()

@@ -72,9 +72,11 @@ class LearnerActor:
         if alternate:
             self._learner.wake()
         started = time.time()
-        result, ended = self._learner.update(batch), time.time()
-        if alternate:
-            self._learner.rest(offload=self._hardware.offload_learner)
+        try:
+            result, ended = self._learner.update(batch), time.time()
+        finally:
+            if alternate:
+                self._learner.rest(offload=self._hardware.offload_learner)
         return result, (started, ended)
 
     def save(

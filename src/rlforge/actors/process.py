@@ -6,12 +6,15 @@ import asyncio
 import gc
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import ray
 
 from rlforge.errors import RunError
+
+log = logging.getLogger(__name__)
 
 RESTART_PATIENCE_S = 300.0
 """Seconds within which a restarted actor must be back: it loads and compiles the model again."""
@@ -50,6 +53,16 @@ def turn_file(run_dir: str | Path) -> Path:
     An engine that Ray restarts in that turn must not load its model yet.
     """
     return Path(run_dir) / "learning"
+
+
+async def call_restarted(actors: Mapping[str, Any], name: str, method: str) -> Any:
+    """Call a method of the actor ``name``; again when its process dies and Ray restarts it."""
+    while True:
+        try:
+            return await getattr(actors[name], method).remote()
+        except ray.exceptions.ActorUnavailableError as error:
+            log.warning("%s died and is restarted: %s", name, error)
+            await restarted(actors[name], name)
 
 
 async def restarted(actor: Any, name: str) -> None:

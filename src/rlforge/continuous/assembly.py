@@ -10,15 +10,18 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlforge.actors.colocation import update_in_turn
 from rlforge.actors.engine_client import REPORT_POLL_S, RemoteEngine
+from rlforge.actors.process import call_restarted
 from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.base import Algorithm
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.journal import Entry, Journal, ScoreFiles
-from rlforge.continuous.learner import WindowLearner
+from rlforge.continuous.learner import Update, WindowLearner
 from rlforge.continuous.population import (
     AgentModel,
     Labels,
@@ -338,14 +341,15 @@ def _reward_of_settled(config: ContinuousConfig) -> Callable[[Settled], float]:
 @contextlib.asynccontextmanager
 async def learning_side(context: RunContext, policy: PolicySide) -> AsyncIterator[LearningSide]:
     """The learner group, and the scorer with what it learned before."""
-    config = continuous_config(context)
-    scorer = _scorer(config, context.run_dir, policy)
+    config, actors, run_dir = continuous_config(context), context.actors, context.run_dir
+    update: Update = actors.learner.update
+    if context.hardware.alternate:
+        update = partial(update_in_turn, actors, partial(call_restarted, actors.named), run_dir)
+    scorer = _scorer(config, run_dir, policy)
     try:
         yield LearningSide(
             learner=WindowLearner(
-                context.actors.learner,
-                context.run_dir / "checkpoints",
-                config.learner.keep_checkpoints,
+                actors.learner, run_dir / "checkpoints", config.learner.keep_checkpoints, update
             ),
             scorer=scorer,
             reward=DecisionReward(config.decision_reward),
