@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import get_type_hints
 
-from rlforge.buffer.batch_files import SCHEMA
+from rlforge.buffer.base import SCHEMA
 from rlforge.tracking.files import RunFile, RunPaths
 from rlforge.types import EvalResult, GameRecord, Step
 

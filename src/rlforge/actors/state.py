@@ -9,7 +9,7 @@ from typing import Any
 
 from rlforge.actors.process import freeze_gc
 from rlforge.buffer import make_buffer
-from rlforge.buffer.batch_files import write_batch
+from rlforge.buffer.base import write_batch
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.league.pool import ModelPool

@@ -67,7 +67,10 @@ class LossOutput:
 
 
 class Algorithm(Protocol):
-    """Advantages from a batch of steps, and the loss of a micro-batch. Pure; holds only config."""
+    """Advantages from a batch of steps, and the loss of a micro-batch. Pure; holds only config.
+
+    Example: see ``rlforge.algorithms.make_algorithm``.
+    """
 
     @property
     def needs_reference(self) -> bool:

@@ -28,6 +28,26 @@ class TransformersEngine(ThreadedEngine):
     model: the base model, on its device, in the dtype to run in; its weights are not changed.
     tokenizer: turns answers into text, without special tokens. seed: of the draws of requests that
     bring none.
+
+    Example: a random model of 64 tokens, whose answers are written as numbers:
+        >>> import asyncio
+        >>> from types import SimpleNamespace
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from rlforge.types import PolicyRef, SamplingParams
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+        >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_attention_heads=2, **sizes))
+        >>> tokenizer = SimpleNamespace(
+        ...     pad_token_id=0, decode=lambda ids, **_: str(list(ids)), all_special_ids=[]
+        ... )
+        >>> async def three_tokens():
+        ...     engine = TransformersEngine(EngineConfig(), model, tokenizer)
+        ...     base = PolicyRef(uid="base", kind="checkpoint")
+        ...     answer = await engine.generate([5, 6, 7], SamplingParams(max_tokens=3), base)
+        ...     await engine.close()
+        ...     return answer
+        >>> answer = asyncio.run(three_tokens())
+        >>> len(answer.token_ids), len(answer.logprobs), answer.finish_reason
+        (3, 3, 'length')
     """
 
     def __init__(

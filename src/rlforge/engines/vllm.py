@@ -232,6 +232,8 @@ class VllmEngine(ThreadedEngine):
     with the model and these settings.
 
     llm: vLLM's own engine, which only the worker thread may step.
+
+    Example: see ``rlforge.engines.transformers.TransformersEngine``, which has the same methods.
     """
 
     def __init__(

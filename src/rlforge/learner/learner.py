@@ -72,6 +72,25 @@ class Learner:
     rows of every pass among them, and make the same update (see ``Ranks``).
 
     version: number of updates done. samples_seen: steps trained on so far.
+
+    Example: one update of a random model on one turn of two tokens:
+        >>> from rlforge.algorithms import make_algorithm
+        >>> from rlforge.config.schema import AlgorithmConfig, LoraConfig
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+        >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_attention_heads=2, **sizes))
+        >>> lora = LoraConfig(rank=4, alpha=4)
+        >>> spec = PolicySpec(model=model, lora=lora, temperature=1.0, pad_token_id=0, seed=0)
+        >>> algorithm = make_algorithm(AlgorithmConfig(), max_tokens=2)
+        >>> learner = Learner(spec, LearnerConfig(), algorithm, device="cpu")
+        >>> step = Step(
+        ...     game_id="g", env_id="Nim-v0", player_id=0, group_id=None, turn_index=0,
+        ...     last_turn=True, observation="", action="", prompt_token_ids=(5,), token_ids=(7, 8),
+        ...     logprobs=(-4.2, -4.2), raw_reward=1, reward=1, policy_uid="", policy_version=0,
+        ... )
+        >>> batch = TrainBatch(steps=(step,), whole_episodes=False, min_version=0, max_version=0)
+        >>> learner.update(batch).version
+        1
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 import pyarrow.parquet as pq
 import pytest
 
-from rlforge.buffer.batch_files import read_batch, write_batch
+from rlforge.buffer.base import read_batch, write_batch
 from rlforge.types import Step, TrainBatch
 
 
