@@ -47,7 +47,7 @@ def test_a_run_serves_over_http_and_ends_at_ctrl_c(small: Sequence[str]) -> None
     url = json.loads((run_dir / "deployments" / "service.json").read_text())["url"]
     answer = httpx.post(
         f"{url}/v1/completions",
-        json={"model": "test", "prompt": "market bet p5", "max_tokens": 1, "user": "somebody"},
+        json={"model": "test", "prompt": "market bet p5", "max_tokens": 1, "user": "a-user"},
         timeout=60,
     )
     assert answer.status_code == 200, answer.text

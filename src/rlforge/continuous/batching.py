@@ -121,7 +121,7 @@ class WindowFilter:
     # ------------------------------------------------------------ one decision
 
     def _punished(self, one: Scored) -> bool:
-        """Refused by the market, and learned from with ``invalid_reward`` whatever its score."""
+        """Refused by the market: trained on with ``invalid_reward``, independent of its score."""
         return self.settings.invalid_reward is not None and is_refused(one.decision)
 
     def _selected(self, one: Scored) -> bool:

@@ -42,7 +42,7 @@ class WindowLearner:
     names the window: it is the only record of an update, and so decides whether a window was
     trained on. One call at a time.
 
-    keep: how many versions ``prune`` leaves beside those that are protected; None: all. update:
+    keep: how many versions ``prune`` leaves in addition to the protected ones; None: all. update:
     makes an update of ``group``; None: its own method.
     """
 

@@ -37,7 +37,7 @@ _FIGURES: Mapping[str, Callable[[float | None], str]] = {
 
 
 class ContinuousRun:
-    """Continuous training as a ``Controller``: what comes before, after and beside the loop.
+    """Continuous training as a ``Controller``: comparisons, HTTP, resuming, and the loop.
 
     It resumes by itself from what the run directory holds.
     """

@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 
 class WindowTracker(Tracker):
-    """Writes windows.jsonl beside the files of ``Tracker``; a step of the sinks is a window.
+    """Writes windows.jsonl and the files of ``Tracker``; a step of the sinks is a window.
 
     A line of metrics.jsonl is an update, and names its window. ``total_updates``: windows of the
     whole run, one update each at most; 0: no end.
