@@ -31,7 +31,10 @@ class DecisionScores:
 
 
 class DecisionScorer(Protocol):
-    """Scores the decisions of one window relative to each other."""
+    """Scores the decisions of one window relative to each other.
+
+    Example: see ``rlforge.ruler.scorer.RULERScorer``.
+    """
 
     async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
         """A score for each; a group that fails is logged and left unscored."""

@@ -59,6 +59,8 @@ class StoreReader:
     A damaged file is named once in a warning and left out. Every query sees the store as it is at
     that moment. Any number of readers may read while one process writes; one reader may serve
     several threads. Raises StoreError unless ``root`` is a store of this version.
+
+    Example: see ``rlforge.trajectories.store.TrajectoryStore``, which reads as well.
     """
 
     def __init__(self, root: Path | str) -> None:
