@@ -1,4 +1,4 @@
-"""Benchmarks are scripts beside the package: their folder is put on the path."""
+"""Benchmarks are scripts outside the package: their folder is put on the path."""
 
 from __future__ import annotations
 

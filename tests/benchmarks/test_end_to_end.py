@@ -1,4 +1,4 @@
-"""Whole training beside peers: all play the same games, and learn from as much of them."""
+"""Whole training against peers: all play the same games and train on equally many turns."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_sharing_prefixes_gives_the_same_update_from_fewer_positions(parts, conf
     share, loss, gradients = update(parts, **config)
     none, expected_loss, expected = update(parts, share_prefixes=False, **config)
     tokens = sum(len(s.prompt_token_ids) + len(s.token_ids) - 1 for s in alike(parts))
-    # Beside what is shared by chance, the beginning six times, and two tokens three and two times.
+    # The prefix is shared six times, and two tokens three and two times (more by chance).
     assert share >= (6 * 5 + 2 * 5) / tokens
     assert none == 0.0
     assert loss == pytest.approx(expected_loss, rel=1e-5)

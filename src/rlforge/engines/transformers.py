@@ -56,7 +56,7 @@ class TransformersEngine(ThreadedEngine):
         causal: Any = model
         _check_layers(causal)
         on_cpu = next(model.parameters()).device.type == "cpu"
-        # One batch a step: on a CPU its answers leave while the next is read (256 games beside a
+        # One batch a step: on a CPU its answers leave while the next is read (256 games with a
         # tiny model of 8 layers get 12% more answers than with 8192 tokens).
         tokens = PROMPT_TOKENS["cpu" if on_cpu else "cuda"]
         core = BatchGenerator(

@@ -35,10 +35,10 @@ def test_planned_bytes_of_a_pass_are_within_ten_percent_of_measured(
     """
     made = case(architecture, bf16=bf16, full=full, **CHECKPOINTS[checkpoints])
     measured = made.measure()
-    kept, beside = pass_bytes(made.job)
+    kept, others = pass_bytes(made.job)
 
     assert kept + final_bytes(made.job) == pytest.approx(measured.alive, rel=0.05)
-    assert kept + beside == pytest.approx(measured.peak, rel=0.10)
+    assert kept + others == pytest.approx(measured.peak, rel=0.10)
 
 
 @pytest.mark.parametrize("checkpoints", CHECKPOINTS)
@@ -46,10 +46,10 @@ def test_planned_bytes_of_a_pass_are_within_ten_percent_of_measured(
 def test_planned_bytes_hold_for_weights_gathered_in_bfloat16(architecture, checkpoints, case):
     made = case(architecture, bf16=True, full=True, gathered=True, **CHECKPOINTS[checkpoints])
     measured = made.measure()
-    kept, beside = pass_bytes(made.job)
+    kept, others = pass_bytes(made.job)
 
     assert kept + final_bytes(made.job) == pytest.approx(measured.alive, rel=0.05)
-    assert kept + beside == pytest.approx(measured.peak, rel=0.10)
+    assert kept + others == pytest.approx(measured.peak, rel=0.10)
 
 
 @pytest.mark.parametrize(
@@ -200,9 +200,9 @@ def test_checkpointing_never_keeps_or_needs_more(job):
 
 @given(job=JOBS)
 def test_a_reference_costs_the_weights_again(job):
-    beside = dataclasses.replace(job, reference=True)
+    others = dataclasses.replace(job, reference=True)
 
-    assert total(beside) - total(job) == memory.weight_bytes(job)
+    assert total(others) - total(job) == memory.weight_bytes(job)
 
 
 def test_a_float32_head_costs_a_copy_of_frozen_bfloat16_weights():

@@ -163,10 +163,10 @@ def make_plan(
     cards = place(hardware, config.learner.num_learners, config.engine.num_engines, capacity)
     alternate = config.hardware.alternate
     idle = learner_idle(learner, device, offload=config.hardware.offload_learner)
-    beside = idle if alternate else learner
+    resting = idle if alternate else learner
     per_sequence = engine_memory.sequence_bytes(job)
     room = min(
-        (card.usable - beside.total * card.learners) // card.engines
+        (card.usable - resting.total * card.learners) // card.engines
         for card in cards
         if card.engines
     )
@@ -261,7 +261,7 @@ def learner_need(job: LearnerJob, process: Part) -> Need:
 
     The peak may come when no logits exist; then the workspace is what exceeds their room.
     """
-    kept, beside = learner_memory.pass_bytes(job)
+    kept, workspace = learner_memory.pass_bytes(job)
     logits = learner_memory.logits_bytes(job)
     return Need(
         parts=(
@@ -271,7 +271,7 @@ def learner_need(job: LearnerJob, process: Part) -> Need:
             Part(name="AdamW states", bytes=learner_memory.optimizer_bytes(job)),
             Part(name="activations", bytes=kept),
             Part(name="logits", bytes=logits),
-            Part(name="workspace", bytes=beside - logits),
+            Part(name="workspace", bytes=workspace - logits),
             process,
         )
     )
@@ -353,11 +353,11 @@ def place(hardware: HardwareConfig, learners: int, engines: int, capacity: int) 
     if hardware.device != "cuda":
         return (Card(learners=learners, engines=engines, count=1, capacity=capacity),)
     share = hardware.engine_gpus
-    beside = 0
+    sharing = 0
     if hardware.learner_gpus < 1 and 0 < share < 1:
-        beside = min(engines, int((1 - hardware.learner_gpus) / share + 1e-9))
-    cards = [Card(learners=1, engines=beside, count=learners, capacity=capacity)]
-    left = engines - beside
+        sharing = min(engines, int((1 - hardware.learner_gpus) / share + 1e-9))
+    cards = [Card(learners=1, engines=sharing, count=learners, capacity=capacity)]
+    left = engines - sharing
     if left:
         together = min(left, int(1 / share + 1e-9)) if 0 < share < 1 else 1
         count = -(-left // together) * max(1, int(share))
