@@ -222,13 +222,13 @@ def _create(spec: ActorSpec, place: Any, given: Mapping[str, Any]) -> Any:
 
 
 async def _places(specs: Sequence[ActorSpec]) -> dict[str, PlacementGroupSchedulingStrategy]:
-    """Where each actor goes that is in a room, by its name (see ``ActorSpec``).
+    """Placement of each actor that has a placement group, by its name (see ``ActorSpec``).
 
-    Raises RunError when there is not enough for a room: Ray itself would wait for ever.
+    Raises RunError when a group does not fit: Ray itself would wait for ever.
     """
     places = {}
-    for room in dict.fromkeys(spec.room for spec in specs if spec.room is not None):
-        inside = [spec for spec in specs if spec.room == room]
+    for name in dict.fromkeys(s.placement_group for s in specs if s.placement_group is not None):
+        inside = [spec for spec in specs if spec.placement_group == name]
         bundles = [
             {"CPU": spec.num_cpus, **({"GPU": spec.num_gpus} if spec.num_gpus else {})}
             for spec in inside

@@ -21,10 +21,10 @@ class ActorSpec:
     concurrency: calls that a replica serves at once; None: as many as Ray does by itself.
     sends: (target, what is handed over).
 
-    Parts with the same ``room`` get their CPU cores and GPUs together, on as few nodes as possible,
-    and keep them while they are restarted; None: nothing is reserved. replicas_key: the
-    configuration key that sets ``replicas``. loads_alone: it shares a card with others, so it loads
-    its model while none of them does.
+    placement_group: parts with the same one get their CPU cores and GPUs together, on as few nodes
+    as possible, and keep them while they are restarted; None: nothing is reserved. replicas_key:
+    the configuration key that sets ``replicas``. loads_alone: it shares a card with others, so it
+    loads its model while none of them does.
     """
 
     name: str
@@ -36,7 +36,7 @@ class ActorSpec:
     placement: str = "cpu"
     restarts: int = 0
     concurrency: int | None = None
-    room: str | None = None
+    placement_group: str | None = None
     replicas_key: str = ""
     loads_alone: bool = False
     sends: tuple[tuple[str, str], ...] = ()

@@ -176,8 +176,8 @@ class AlgorithmConfig(Group):
     name: str = "reinforce"
     #: Cap of the truncated importance weight pi_learner / pi_engine per token; null: no correction.
     importance_cap: Positive | None = 2.0
-    #: Mean over tokens, over sequences' means, or the sum over sequences times
-    #: ``max_generation_len`` (``constant``, Dr. GRPO).
+    #: Loss per token, averaged over all tokens; over each sequence and then over sequences; or
+    #: summed and divided by sequences times ``max_generation_len`` (``constant``, Dr. GRPO).
     loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     #: Divisor of ``constant``; null takes ``engine.max_tokens``.
     max_generation_len: Count | None = None

@@ -70,7 +70,7 @@ def _game_graph(config: RunConfig, hardware: HardwareConfig) -> RunGraph:
                 replicas_key="collector.num_collectors",
                 restarts=config.collector.max_restarts,
                 concurrency=16,
-                room="rollout",
+                placement_group="rollout",
                 sends=(
                     ("engine", "prompt ids, sampling parameters, policy"),
                     ("buffer", "GameRecord"),
@@ -150,7 +150,7 @@ def _learner(config: PolicyConfig, hardware: HardwareConfig, *sends: tuple[str, 
         replicas=config.learner.num_learners,
         replicas_key="learner.num_learners",
         placement=hardware.device,
-        room="learner",
+        placement_group="learner",
         loads_alone=_shared(hardware),
         sends=sends,
     )
@@ -168,7 +168,7 @@ def _engine(config: PolicyConfig, hardware: HardwareConfig, *sends: tuple[str, s
         placement=hardware.device,
         restarts=config.engine.max_restarts,
         concurrency=1000,
-        room="rollout",
+        placement_group="rollout",
         loads_alone=_shared(hardware),
         sends=sends,
     )
