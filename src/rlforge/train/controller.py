@@ -20,7 +20,6 @@ the tracker. Ray restarts collectors and engines that die, and their calls are r
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -38,11 +37,14 @@ from rlforge.rollout.evaluation import plan_evaluation, summarise
 from rlforge.rollout.lineup import eval_envs, eval_opponents
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.system.utilisation import Utilisation
+from rlforge.system.values import Codec
 from rlforge.train.lifecycle import RunContext
 from rlforge.train.resume import BEFORE_ALL, Retention, rewind
 from rlforge.types import Checkpoint, EvalResult, PolicyRef
 
 log = logging.getLogger(__name__)
+
+_CHECKPOINTS, _EVALS = Codec(Checkpoint, form="json"), Codec(EvalResult, form="json")
 
 ENGINE_POLL_S = 5.0
 """Seconds between throughput reports of the engines."""
@@ -186,8 +188,8 @@ class GameController:
         state = {
             "pool": pool,
             "buffer": buffer,
-            "newest": dataclasses.asdict(self._newest),
-            "evals": [dataclasses.asdict(result) for result in self._evals.values()],
+            "newest": _CHECKPOINTS.encode(self._newest),
+            "evals": [_EVALS.encode(result) for result in self._evals.values()],
         }
         await self._actors.learner.save_state(self._version, state)
 
@@ -211,9 +213,9 @@ class GameController:
     async def _restore(self, path: Path, version: int) -> None:
         state = await self._actors.learner.load_state(path.name)
         self._version = self._state_saved = version
-        self._newest = Checkpoint(**state["newest"])
+        self._newest = _CHECKPOINTS.decode(state["newest"])
         for row in state["evals"]:
-            result = EvalResult(**row | {"ci95": tuple(row["ci95"])})
+            result = _EVALS.decode(row)
             self._evals[result.env_id, result.opponent] = result
         await asyncio.gather(
             self._actors.pool.load_state_dict.remote(state["pool"]),
