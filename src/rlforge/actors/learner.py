@@ -12,7 +12,7 @@ import ray
 
 from rlforge.actors.process import limit_threads
 from rlforge.config.schema import HardwareConfig, PolicyConfig
-from rlforge.errors import RlforgeError
+from rlforge.errors import ConfigError, RlforgeError, RunError
 from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkpoint
 from rlforge.system.utilisation import Span
 from rlforge.tracking.files import open_log
@@ -197,4 +197,6 @@ class LearnerGroup:
             deaths = (each for each in ended if isinstance(each, ray.exceptions.RayActorError))
             cause = next(deaths, error)
             own = getattr(cause, "cause", None)  # of RayTaskError
+            if isinstance(own, ConfigError):  # which says that nothing was started
+                own = RunError(str(own))
             raise (own if isinstance(own, RlforgeError) else cause) from None
