@@ -179,7 +179,11 @@ def collate(
 
     segments: those of a packed row, parents before children; None: rows are padded.
     """
-    input_ids, starts = _padded(rows, pad_token_id) if segments is None else _packed(rows, segments)
+    lengths = [row.input_length for row in rows]
+    if segments is None:
+        input_ids, starts = _padded(rows, lengths, pad_token_id)
+    else:
+        input_ids, starts = _packed(rows, segments)
     width = max(len(row.answer) for row in rows)
     mask = np.zeros((len(rows), width), dtype=np.float32)
     positions, slots, flat = [], [], []
@@ -191,7 +195,7 @@ def collate(
         flat.append(np.arange(row.start, row.start + count))
     token_ids = np.array([token for row in rows for token in row.answer], dtype=np.int64)
     prompt_lengths = np.array([len(row.prompt) for row in rows], dtype=np.int64)
-    surplus = input_ids.size - sum(row.input_length for row in rows)
+    surplus = input_ids.size - sum(lengths)
     return MicroBatch(
         input_ids=_tensor(input_ids, device),
         mask=_tensor(mask, device),
@@ -212,12 +216,14 @@ def whole(rows: Sequence[Row]) -> list[Segment]:
     return [Segment(row=i, begin=0, end=row.input_length) for i, row in enumerate(rows)]
 
 
-def _padded(rows: Sequence[Row], pad_token_id: int) -> tuple[np.ndarray, np.ndarray]:
+def _padded(
+    rows: Sequence[Row], lengths: Sequence[int], pad_token_id: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Input ids [B, L], and where in them, flattened, each row begins [B]."""
-    longest = max(row.input_length for row in rows)
+    longest = max(lengths)
     input_ids = np.full((len(rows), longest), pad_token_id, dtype=np.int64)
-    for index, row in enumerate(rows):
-        input_ids[index, : row.input_length] = row.prompt + row.answer[:-1]
+    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        input_ids[index, :length] = row.prompt + row.answer[:-1]
     return input_ids, np.arange(len(rows)) * longest
 
 
