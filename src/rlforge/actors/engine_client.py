@@ -311,9 +311,8 @@ class RemoteEngine:
                 self._lost(index, error)
                 await self._fail_lost(index, error)
                 continue
-            if (
-                self._states[index] == "gone"
-            ):  # it is back after all, later than ``restarted`` waits
+            # An engine may come back later than ``restarted`` waits.
+            if self._states[index] == "gone":
                 self._set_state(index, "here")
             for begin in range(0, len(answers), ANSWERS_PER_TURN):
                 for ticket, answer in answers[begin : begin + ANSWERS_PER_TURN]:

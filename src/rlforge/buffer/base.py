@@ -325,7 +325,9 @@ def write_batch(path: Path, batch: TrainBatch) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     about = json.dumps({name: getattr(batch, name) for name in _BATCH_FIELDS})
     schema = SCHEMA.with_metadata({_BATCH_KEY: about.encode()})
-    table = pa.Table.from_pylist([_STEPS.encode(step) for step in batch.steps], schema)
+    rows = [_STEPS.encode(step) for step in batch.steps]
+    # By column: ``from_pylist`` takes half as long again.
+    table = pa.table({name: [row[name] for row in rows] for name in SCHEMA.names}, schema)
     with atomic_path(path) as work:
         pq.write_table(table, work, compression="zstd")
 
