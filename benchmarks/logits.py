@@ -32,7 +32,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlforge.config.schema import LoraConfig
 from rlforge.learner.batching import MicroBatch, Row, collate
 from rlforge.learner.scorer import Scorer, ScorerOptions
-from rlforge.models.lora import attach_lora
+from rlforge.learner.weights import attach_lora
 
 HIDDEN, ANSWER = 64, 512
 LIMIT = 1 / 8

@@ -19,8 +19,8 @@ from engine import positions
 
 from rlforge.config.schema import EngineConfig, LoraConfig, ModelConfig, RunConfig
 from rlforge.engines.registry import make_engine
+from rlforge.learner.weights import attach_lora
 from rlforge.models.load import load_base_model, load_tokenizer, stop_token_ids
-from rlforge.models.lora import attach_lora
 from rlforge.system.checkpoint import write_checkpoint
 from rlforge.types import PolicyRef, SamplingParams
 

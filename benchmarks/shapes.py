@@ -139,18 +139,22 @@ def random_model(name: str, device: str) -> Qwen3ForCausalLM:
     return model
 
 
-def make_learner(name: str, device: str, config: LearnerConfig | None = None) -> Learner:
-    """A learner of such a model with an adapter of the shape's rank."""
+def policy_spec(name: str, device: str) -> PolicySpec:
+    """Such a model with an adapter of the shape's rank."""
     rank = SHAPES[name][1]
-    spec = PolicySpec(
+    return PolicySpec(
         model=random_model(name, device),
         lora=LoraConfig(rank=rank, alpha=rank),
         temperature=1.0,
         pad_token_id=0,
         seed=0,
     )
+
+
+def make_learner(name: str, device: str, config: LearnerConfig | None = None) -> Learner:
+    """A learner of ``policy_spec``."""
     algorithm = make_algorithm(ReinforceConfig(), LONGEST_ANSWER)
-    return Learner(spec, config or LearnerConfig(), algorithm, device=device)
+    return Learner(policy_spec(name, device), config or LearnerConfig(), algorithm, device=device)
 
 
 def measure_shape(

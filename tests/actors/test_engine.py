@@ -18,6 +18,7 @@ from rlforge.actors.engine_client import RemoteEngine
 from rlforge.actors.process import turn_file
 from rlforge.config.schema import EngineConfig, HardwareConfig, ModelConfig, RunConfig
 from rlforge.engines.base import EngineStats
+from rlforge.engines.batching import BatchGenerator
 from rlforge.errors import EngineError
 from rlforge.system.timeouts import Clock
 from rlforge.types import PolicyRef, SamplingParams
@@ -39,8 +40,7 @@ class StuckOnce(EngineActor):
         if marker.exists():
             return
         marker.touch()
-        engine: Any = self._engine
-        engine._core.step = lambda: time.sleep(3600)
+        BatchGenerator.step = lambda generator: time.sleep(3600)  # type: ignore[method-assign]
 
 
 def _actor(config: RunConfig, run_dir: Path, max_restarts: int) -> Any:

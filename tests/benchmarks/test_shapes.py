@@ -15,6 +15,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlforge.config.schema import LearnerConfig
 from rlforge.learner.batching import select_rows
+from rlforge.learner.policy import Policy
+from rlforge.learner.ranks import Ranks
 
 
 def test_a_batch_has_the_prompts_of_simpletak_and_about_the_tokens_asked_for():
@@ -30,13 +32,13 @@ def test_a_batch_has_the_prompts_of_simpletak_and_about_the_tokens_asked_for():
 @pytest.mark.parametrize("packed_tokens", [4096, 16384])
 def test_a_batch_fills_four_passes_and_begins_no_fifth(packed_tokens):
     shapes = importlib.import_module("shapes")
-    learner = shapes.make_learner(
-        "tiny", "cpu", LearnerConfig(micro_batch_tokens=packed_tokens, packing="on")
-    )
+    config = LearnerConfig(micro_batch_tokens=packed_tokens, packing="on")
+    spec = shapes.policy_spec("tiny", "cpu")
+    policy = Policy(spec, config, device=torch.device("cpu"), ranks=Ranks())
 
     def passes(steps):
         rows = select_rows(steps, None).rows
-        return [part.micro.input_ids.numel() for part in learner._policy.passes(rows)]
+        return [part.micro.input_ids.numel() for part in policy.passes(rows)]
 
     steps = shapes.full_passes(512, packed_tokens)
 

@@ -17,8 +17,8 @@ import yaml
 from rlforge.cli import main
 from rlforge.config.compose import compose, to_yaml
 from rlforge.config.schema import LoraConfig, ModelConfig
+from rlforge.learner.weights import attach_lora
 from rlforge.models.load import load_base_model
-from rlforge.models.lora import attach_lora
 from rlforge.system.checkpoint import write_checkpoint
 from rlforge.tracking.tracker import Tracker
 from rlforge.types import EvalResult, UpdateResult, value

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import ray
+from tests.live_run import RUN, actor_pids, change_config, rows, run, start, wait_for
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.journal import Journal
@@ -27,17 +23,6 @@ from rlforge.train.lifecycle import execute
 
 pytestmark = pytest.mark.timeout(900)  # several processes import torch
 
-RLFORGE = [sys.executable, "-c", "from rlforge.cli import main; main()"]
-RUN = Path("run")
-
-
-def start(*arguments: str) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(
-        [*RLFORGE, *arguments], stdout=pipe, stderr=pipe, text=True, env=environment
-    )
-
 
 def endless(small: Sequence[str], *overrides: str) -> list[str]:
     """A run without end and comparisons."""
@@ -45,34 +30,10 @@ def endless(small: Sequence[str], *overrides: str) -> list[str]:
     return ["continuous", *small, *changes, *overrides]
 
 
-def rows(name: str) -> list[dict[str, Any]]:
-    path = RUN / name
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 240
-    while not condition():
-        assert process.poll() is None, f"the run ended early: {process.communicate()[1]}"
-        assert time.monotonic() < deadline, "not within four minutes"
-        time.sleep(0.1)
-
-
 def wait_for_windows(number: int, process: subprocess.Popen[str]) -> None:
     """Until ``number`` more windows are done."""
     wanted = len(rows("windows.jsonl")) + number
     wait_for(lambda: len(rows("windows.jsonl")) >= wanted, process)
-
-
-def actor_pids(name: str) -> list[int]:
-    """Processes that were actor ``name``, oldest first, from its log."""
-    log = (RUN / "logs" / f"{name}.log").read_text()
-    return [int(pid) for pid in re.findall(r"started as process (\d+)", log)]
-
-
-def change_windows(windows: int) -> None:
-    config = RUN / "config.yaml"
-    config.write_text(re.sub(r"(?m)^  windows: .*$", f"  windows: {windows}", config.read_text()))
 
 
 def trained_windows() -> list[str]:
@@ -117,10 +78,9 @@ def test_a_run_killed_with_sigkill_resumes_and_trains_once_on_each_window(
     journal = Journal(RUN / "journal.sqlite")
     done = journal.done()
     journal.close()
-    change_windows(done + 2)
-    resumed = start("continuous", "--resume", str(RUN))
-    _, stderr = resumed.communicate(timeout=240)
-    assert resumed.returncode == 0, stderr
+    change_config("windows", "null", done + 2)
+    resumed = run("continuous", "--resume", str(RUN))
+    assert resumed.returncode == 0, resumed.stderr
     found = rows("windows.jsonl")
     assert [row["window"] for row in found] == list(range(1, done + 3))
     windows = [row["window_id"] for row in found]
@@ -145,9 +105,8 @@ def test_a_run_outlives_an_engine_and_a_dead_learner_ends_it_with_its_cause(
     assert "Traceback" not in stderr
     assert json.loads((RUN / "summary.json").read_text())["status"] == "failed"
 
-    change_windows(len(rows("windows.jsonl")) + 1)
-    resumed = start("continuous", "--resume", str(RUN))
-    _, stderr = resumed.communicate(timeout=240)
-    assert resumed.returncode == 0, stderr
+    change_config("windows", "null", len(rows("windows.jsonl")) + 1)
+    resumed = run("continuous", "--resume", str(RUN))
+    assert resumed.returncode == 0, resumed.stderr
     windows = [row["window_id"] for row in rows("windows.jsonl")]
     assert trained_windows() == windows == sorted(set(windows))

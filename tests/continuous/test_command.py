@@ -3,48 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import yaml
+from tests.live_run import RUN, rows, start, wait_for
 
 from rlforge.cli import main
 from rlforge.continuous.journal import Journal
 from rlforge.tracking.report import write_report
 
-RLFORGE = "import sys; sys.argv[0] = 'rlforge'; from rlforge.cli import main; main()"
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, f"the run ended early: {process.communicate()[1]}"
-        assert time.monotonic() < deadline, "no result within two minutes"
-        time.sleep(0.1)
-
 
 def test_a_run_serves_over_http_and_ends_at_ctrl_c(small: Sequence[str]) -> None:
-    run_dir = Path("run")
     arguments = [*small, "continuous.windows=null", "continuous.compare_episodes=0"]
-    arguments += ["continuous.http=true", "serve.port=0", f"run_dir={run_dir}"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", RLFORGE, "continuous", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-    )
-    windows = run_dir / "windows.jsonl"
-    wait_for(lambda: windows.exists() and len(windows.read_text().splitlines()) >= 1, process)
-    url = json.loads((run_dir / "deployments" / "service.json").read_text())["url"]
+    arguments += ["continuous.http=true", "serve.port=0", f"run_dir={RUN}"]
+    process = start("continuous", *arguments)
+    wait_for(lambda: bool(rows("windows.jsonl")), process)
+    url = json.loads((RUN / "deployments" / "service.json").read_text())["url"]
     answer = httpx.post(
         f"{url}/v1/completions",
         json={"model": "test", "prompt": "market bet p5", "max_tokens": 1, "user": "a-user"},
@@ -56,13 +36,13 @@ def test_a_run_serves_over_http_and_ends_at_ctrl_c(small: Sequence[str]) -> None
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "interrupted after" in err
-    assert f"rlforge continuous --resume {run_dir.absolute()}" in err
-    assert out.splitlines()[-1] == str(run_dir.absolute())
-    assert json.loads((run_dir / "summary.json").read_text())["status"] == "interrupted"
-    assert (run_dir / "report.html").is_file()
-    journal = Journal(run_dir / "journal.sqlite")
+    assert f"rlforge continuous --resume {RUN.absolute()}" in err
+    assert out.splitlines()[-1] == str(RUN.absolute())
+    assert json.loads((RUN / "summary.json").read_text())["status"] == "interrupted"
+    assert (RUN / "report.html").is_file()
+    journal = Journal(RUN / "journal.sqlite")
     done = sum(entry.phase == "done" for entry in journal.entries())
-    assert done == len(windows.read_text().splitlines())
+    assert done == len(rows("windows.jsonl"))
 
 
 def command(

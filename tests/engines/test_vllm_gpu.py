@@ -20,8 +20,7 @@ from rlforge.config.schema import (
 from rlforge.engines.registry import make_engine
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import ConfigError
-from rlforge.learner.weights import save_adapter
-from rlforge.models.lora import attach_lora
+from rlforge.learner.weights import attach_lora, save_adapter
 from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.types import PolicyRef, SamplingParams
 

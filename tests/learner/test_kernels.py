@@ -20,8 +20,8 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from rlforge.config.schema import LoraConfig
-from rlforge.learner.kernels import fuse_lora_add, fuse_norms, merge_small_lora
-from rlforge.models.lora import attach_lora, skip_input_casts
+from rlforge.learner.kernels import fuse_lora_add, fuse_norms, merge_small_lora, skip_input_casts
+from rlforge.learner.weights import attach_lora
 
 SIZES = {
     "hidden_size": 32,
@@ -249,16 +249,46 @@ def test_fused_layers_apply_the_same_dropout_as_peft(adapted):
     assert not torch.allclose(loss_and_gradient(fused)[0], results[1])
 
 
+def mixed_precision(model):
+    """``model`` in bfloat16 with its adapter in float32."""
+    model = model.to(torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
+    return model
+
+
+def test_skipped_input_casts_change_no_bit_under_autocast(adapted):
+    results = []
+    for skipped in (False, True):
+        model = mixed_precision(adapted(rank=4))
+        if skipped:
+            skip_input_casts(model)
+        seen = set()
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear) and layer.weight.dtype == torch.float32:
+                layer.register_forward_pre_hook(
+                    lambda _, inputs, seen=seen: seen.add(inputs[0].dtype)
+                )
+        with torch.autocast("cpu", torch.bfloat16):
+            results.append(loss_and_gradient(model))
+        assert (torch.float32 in seen) is not skipped
+    (before, expected), (after, found) = results
+    assert torch.equal(after, before)
+    adapter = [name for name in expected if "lora_" in name]
+    assert len(adapter) == 4 * len(LAYERS)
+    for name in adapter:
+        assert expected[name].abs().sum() > 0
+        assert torch.equal(found[name], expected[name]), name
+
+
 def test_fused_layers_are_as_exact_as_peft_under_autocast(adapted):
     exact = adapted(rank=3).to(torch.bfloat16).to(torch.float64)
     _, expected = loss_and_gradient(exact)
     wanted = torch.cat([gradient.flatten() for gradient in expected.values()])
     errors = []
     for join in (False, True):
-        model = adapted(rank=3).to(torch.bfloat16)
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                parameter.data = parameter.data.float()
+        model = mixed_precision(adapted(rank=3))
         skip_input_casts(model)
         assert fuse_lora_add(model) == 2 * len(LAYERS) if join else True
         with torch.autocast("cpu", torch.bfloat16):

@@ -32,7 +32,7 @@ from rlforge.learner.batching import MicroBatch, collate, select_rows, whole
 from rlforge.learner.logprobs import Reading
 from rlforge.learner.partition import in_order, segments
 from rlforge.learner.scorer import Scorer, ScorerOptions, Scores
-from rlforge.models.lora import attach_lora
+from rlforge.learner.weights import attach_lora
 
 SIZES = {
     "hidden_size": 32,

@@ -11,7 +11,7 @@ from rlforge.learner import update_metrics
 from rlforge.learner.batching import Row, collate
 from rlforge.learner.scorer import Scorer, ScorerOptions
 from rlforge.learner.update_metrics import Operations, Stopwatch, peak_operations
-from rlforge.models.lora import attach_lora
+from rlforge.learner.weights import attach_lora
 
 
 @pytest.mark.parametrize("full", [True, False])

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rlforge.config.schema import LoraConfig
-from rlforge.errors import CheckpointError
+from rlforge.errors import CheckpointError, ConfigError
+from rlforge.learner.weights import attach_lora, linear_layers
 
 IDS = torch.tensor([[5, 6, 7, 8]])
 
@@ -174,3 +176,68 @@ def test_an_adapter_without_its_config_is_refused(parts, tmp_path):
 
     with pytest.raises(CheckpointError, match=r"adapter_config\.json cannot be read"):
         parts.learner(initial_adapter=str(tmp_path))
+
+
+ATTENTION = ["q_proj", "v_proj"]
+
+
+def one_layer_llama() -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def trainable(model: Any) -> dict[str, torch.Tensor]:
+    return {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+
+def test_a_new_adapter_changes_nothing_and_is_all_that_trains() -> None:
+    model = one_layer_llama()
+    ids = torch.arange(10)[None]
+    before = model(ids).logits
+    wrapped = attach_lora(model, LoraConfig(rank=4, alpha=8, target_modules=ATTENTION), seed=1)
+    assert torch.equal(wrapped(ids).logits, before)
+    trained = trainable(wrapped)
+    assert len(trained) == 4
+    assert all("lora_" in name for name in trained)
+    assert sum(p.numel() for p in trained.values()) == 4 * 4 * 16
+    assert wrapped.peft_config["default"].lora_alpha == 8
+    assert wrapped.peft_config["default"].lora_dropout == 0
+
+
+def test_the_seed_decides_the_adapter_and_nothing_else() -> None:
+    lora = LoraConfig(rank=4, dropout=0.1, target_modules=ATTENTION)
+    state = torch.random.get_rng_state()
+    first, again, other = (
+        trainable(attach_lora(one_layer_llama(), lora, seed)) for seed in (1, 1, 2)
+    )
+    name = next(name for name in first if "lora_A" in name)
+    assert torch.equal(first[name], again[name])
+    assert not torch.equal(first[name], other[name])
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    model = one_layer_llama()
+    torch.manual_seed(0)
+    attach_lora(model, lora, seed=5)
+    assert torch.equal(torch.rand(1), expected)
+    torch.random.set_rng_state(state)
+
+
+def test_unknown_target_modules_are_refused_with_the_known_ones() -> None:
+    lora = LoraConfig(target_modules=["q_proj", "query_key_value"])
+    with pytest.raises(ConfigError, match=r"no linear layers named query_key_value; it has down"):
+        attach_lora(one_layer_llama(), lora, seed=0)
+    with pytest.raises(ConfigError, match="no linear layers named nothing"):
+        attach_lora(one_layer_llama(), LoraConfig(target_modules=[]), seed=0)
+
+
+def test_linear_layers_of_a_llama() -> None:
+    expected = {*LoraConfig().target_modules, "lm_head"}
+    assert linear_layers(one_layer_llama()) == sorted(expected)

@@ -15,9 +15,9 @@ from rlforge.config.schema import EngineConfig, EnvConfig, EnvEntry, LoraConfig,
 from rlforge.config.serving import DeploymentConfig, ServeConfig, ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.engines.registry import make_engine
+from rlforge.learner.weights import attach_lora
 from rlforge.models.devices import resolve_device
 from rlforge.models.load import load_base_model, load_tokenizer, stop_token_ids
-from rlforge.models.lora import attach_lora
 from rlforge.serving.game_checks import game_probes
 from rlforge.serving.records import Probe
 from rlforge.serving.service import DeploymentService

@@ -62,16 +62,16 @@ def test_tensorboard_reads_the_scalars_without_rewound_ones(tmp_path: Path) -> N
 def test_wandb_works_offline_and_stores_the_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     paths = create_run(tmp_path)
     paths.config.write_text("seed: 7\n")
     sink = WandbSink(paths, TrackerConfig(wandb_project="p"), "demo")
-    assert sink._run.config["seed"] == 7
+    assert wandb.run.config["seed"] == 7
     sink.write(3, {"learner/loss": 0.5})
-    assert sink._run.summary["learner/loss"] == 0.5
-    assert sink._run.summary["update"] == 3
+    assert wandb.run.summary["learner/loss"] == 0.5
+    assert wandb.run.summary["update"] == 3
     sink.rewind(2)
     sink.close()
     (offline,) = (tmp_path / "wandb").glob("offline-run-*")

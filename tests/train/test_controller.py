@@ -6,17 +6,13 @@ import contextlib
 import ipaddress
 import json
 import os
-import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.live_run import actor_pids, change_config, rows, run, start, train_arguments, wait_for
 
 from rlforge.system.checkpoint import (
     checkpoint_version,
@@ -28,64 +24,6 @@ from rlforge.system.locks import RunLock
 from rlforge.tracking.game_files import read_games
 
 pytestmark = pytest.mark.timeout(900)  # several processes import torch, on a machine with others
-
-RLFORGE = str(Path(sys.executable).with_name("rlforge"))
-EXPERIMENT = "+experiment=tictactoe_mirror"
-SETTINGS = (
-    "model=hf",
-    "model.prompt_template=board",
-    "model.action_extraction=bracket",
-    "model.lora.rank=4",
-    "env.train.0.error_allowance=5",
-    "learner.total_updates=3",
-    "learner.batch_size=32",
-    "collector.num_train_workers=8",
-    "eval.games=4",
-    "eval.final_games=4",
-    "eval.opponents=[random_legal]",
-    "tracker.progress=plain",
-)
-
-
-def command(model: Path, *overrides: str) -> list[str]:
-    """A training command with ``model``, run directory ``run``."""
-    chosen = [] if any(o.startswith("+experiment") for o in overrides) else [EXPERIMENT]
-    return [RLFORGE, "train", *chosen, *SETTINGS, f"model.name={model}", "run_dir=run", *overrides]
-
-
-def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=240, check=False)
-
-
-def start(model: Path, *overrides: str) -> subprocess.Popen[str]:
-    """A training run to interfere with."""
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command(model, *overrides), stdout=pipe, stderr=pipe, text=True)
-
-
-def rows(name: str) -> list[dict[str, Any]]:
-    path = Path("run") / name
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 240
-    while not condition():
-        assert process.poll() is None, f"the run ended early: {process.communicate()[1]}"
-        assert time.monotonic() < deadline, "nothing happened in four minutes"
-        time.sleep(0.1)
-
-
-def actor_pids(name: str) -> list[int]:
-    """Processes that were actor ``name``, oldest first, from its log."""
-    log = Path("run/logs") / f"{name}.log"
-    return [int(pid) for pid in re.findall(r"started as process (\d+)", log.read_text())]
-
-
-def change_total_updates(old: int, new: int) -> None:
-    config = Path("run/config.yaml")
-    text = config.read_text()
-    config.write_text(text.replace(f"total_updates: {old}", f"total_updates: {new}"))
 
 
 def alive(pid: int) -> bool:
@@ -118,7 +56,7 @@ def listened_on(pid: int) -> set[str]:
 
 
 def test_a_synchronous_run_leaves_the_whole_run_directory(small_model: Path) -> None:
-    done = run(command(small_model, "buffer.max_staleness=0"))
+    done = run(*train_arguments(small_model, "buffer.max_staleness=0"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str(Path("run").absolute())
     for name in ("config.yaml", "graph.json", "pool.json", "summary.json", "report.html"):
@@ -149,7 +87,7 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(small_model: Path) -> 
 
 def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(small_model: Path) -> None:
     endless = ("learner.total_updates=400", "learner.state_every=1000")
-    process = start(small_model, *endless, "engine.num_engines=2")
+    process = start(*train_arguments(small_model, *endless, "engine.num_engines=2"))
     wait_for(lambda: len(rows("metrics.jsonl")) >= 1, process)
     for name in ("engine-0", "collector-0"):
         # Ray would let every other process of the machine go first.
@@ -160,7 +98,7 @@ def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(small_model: Pat
         wait_for(lambda name=name: len(actor_pids(name)) == 2, process)
         so_far = len(rows("metrics.jsonl"))
         wait_for(lambda so_far=so_far: len(rows("metrics.jsonl")) >= so_far + 3, process)
-    busy = run([RLFORGE, "train", "--resume", "run"])
+    busy = run("train", "--resume", "run")
     assert busy.returncode == 1
     assert "run" in busy.stderr
     assert str(process.pid) in busy.stderr
@@ -182,15 +120,15 @@ def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(small_model: Pat
     stopped_at = checkpoint_version(newest, verify=True)
     assert stopped_at == rows("metrics.jsonl")[-1]["step"]
 
-    change_total_updates(400, stopped_at + 2)
-    resumed = run([RLFORGE, "train", "--resume", "run"])
+    change_config("total_updates", 400, stopped_at + 2)
+    resumed = run("train", "--resume", "run")
     assert resumed.returncode == 0, resumed.stderr
     metrics = rows("metrics.jsonl")
     assert [row["step"] for row in metrics] == list(range(1, stopped_at + 3))
     assert metrics[-1]["samples_seen"] > metrics[stopped_at - 1]["samples_seen"]
     training = [game for game in read_games(Path("run")) if game.spec.purpose == "train"]
     assert len({game.spec.game_id for game in training}) == len(training)
-    again = run([RLFORGE, "train", "--resume", "run"])
+    again = run("train", "--resume", "run")
     assert again.returncode == 1
     assert "already finished" in again.stderr
 
@@ -198,7 +136,7 @@ def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(small_model: Pat
 def test_sigterm_while_the_actors_start_ends_all_processes(small_model: Path) -> None:
     # As a shell script leaves what it starts with "&".
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    process = start(small_model)
+    process = start(*train_arguments(small_model))
     signal.signal(signal.SIGINT, before)
     wait_for(lambda: bool(Path("run/logs").is_dir() and all_pids()), process)
     process.terminate()
@@ -211,7 +149,9 @@ def test_sigterm_while_the_actors_start_ends_all_processes(small_model: Path) ->
 def test_an_engine_killed_in_the_learners_turn_returns_in_its_own(
     small_model: Path,
 ) -> None:
-    process = start(small_model, "hardware.alternate=true", "learner.total_updates=6")
+    process = start(
+        *train_arguments(small_model, "hardware.alternate=true", "learner.total_updates=6")
+    )
     wait_for(lambda: len(rows("metrics.jsonl")) >= 1, process)
     learner = actor_pids("learner")[-1]
     wait_for(lambda: stopped_in_its_turn(learner), process)
@@ -237,7 +177,7 @@ def test_a_learner_killed_in_its_turn_ends_the_run_and_resume_works(
     small_model: Path,
 ) -> None:
     settings = ("hardware.alternate=true", "learner.total_updates=300", "learner.state_every=1")
-    process = start(small_model, *settings)
+    process = start(*train_arguments(small_model, *settings))
     wait_for(lambda: len(rows("metrics.jsonl")) >= 2, process)
     learner = actor_pids("learner")[-1]
     wait_for(lambda: stopped_in_its_turn(learner), process)
@@ -253,8 +193,8 @@ def test_a_learner_killed_in_its_turn_ends_the_run_and_resume_works(
     assert not (Path("run") / "learning").exists()
 
     updates = len(rows("metrics.jsonl"))
-    change_total_updates(300, updates + 2)
-    resumed = run([RLFORGE, "train", "--resume", "run"])
+    change_config("total_updates", 300, updates + 2)
+    resumed = run("train", "--resume", "run")
     assert resumed.returncode == 0, resumed.stderr
     assert [row["step"] for row in rows("metrics.jsonl")] == list(range(1, updates + 3))
 
@@ -280,8 +220,10 @@ def overlap() -> float:
 
 
 def test_several_ranks_train_and_a_dead_one_ends_the_run(small_model: Path) -> None:
-    ranks = ("learner.num_learners=2", "learner.shard_weights=true")
-    process = start(small_model, *ranks, "learner.total_updates=300", "learner.state_every=2")
+    ranks = ("learner.num_learners=2", "learner.shard_weights=true", "learner.state_every=2")
+    process = start(
+        *train_arguments(small_model, *ranks, "learner.total_updates=300", "learner.state_every=2")
+    )
     wait_for(lambda: len(rows("metrics.jsonl")) >= 3, process)
     assert not {address for pid in all_pids() for address in listened_on(pid)} - {"127.0.0.1"}
     os.kill(actor_pids("learner-1")[-1], signal.SIGKILL)
@@ -292,8 +234,8 @@ def test_several_ranks_train_and_a_dead_one_ends_the_run(small_model: Path) -> N
     assert "logs/learner-1.log" in last
     assert "Traceback" not in stderr
     assert not any(map(alive, all_pids()))
-    change_total_updates(300, 5)
-    resumed = run([RLFORGE, "train", "--resume", "run"])
+    change_config("total_updates", 300, 5)
+    resumed = run("train", "--resume", "run")
     assert resumed.returncode == 0, resumed.stderr
     metrics = rows("metrics.jsonl")
     assert [row["step"] for row in metrics] == [1, 2, 3, 4, 5]
@@ -301,7 +243,9 @@ def test_several_ranks_train_and_a_dead_one_ends_the_run(small_model: Path) -> N
 
 
 def test_resume_starts_over_when_no_state_was_saved(small_model: Path) -> None:
-    process = start(small_model, "learner.total_updates=300", "learner.state_every=1000")
+    process = start(
+        *train_arguments(small_model, "learner.total_updates=300", "learner.state_every=1000")
+    )
     wait_for(lambda: rows("metrics.jsonl") != [] and len(rows("evals.jsonl")) >= 2, process)
     process.kill()
     process.communicate(timeout=60)
@@ -309,8 +253,8 @@ def test_resume_starts_over_when_no_state_was_saved(small_model: Path) -> None:
     while any(map(alive, all_pids())):
         assert time.monotonic() < deadline, "the actors outlive their run"
         time.sleep(0.2)
-    change_total_updates(300, 2)
-    resumed = run([RLFORGE, "train", "--resume", "run"])
+    change_config("total_updates", 300, 2)
+    resumed = run("train", "--resume", "run")
     assert resumed.returncode == 0, resumed.stderr
     assert [row["step"] for row in rows("metrics.jsonl")] == [1, 2]
     assert [row["step"] for row in rows("evals.jsonl")] == [0, 0, 2, 2]
@@ -319,8 +263,9 @@ def test_resume_starts_over_when_no_state_was_saved(small_model: Path) -> None:
 
 
 def test_a_sweep_runs_its_jobs_for_real(small_model: Path) -> None:
-    arguments = [a for a in command(small_model, "learner.total_updates=1") if a != "run_dir=run"]
-    done = run([*arguments, "-m", "seed=3,4", "eval.games=2", "eval.final_games=2"])
+    arguments = train_arguments(small_model, "learner.total_updates=1")
+    arguments.remove("run_dir=run")
+    done = run(*arguments, "-m", "seed=3,4", "eval.games=2", "eval.final_games=2")
     assert done.returncode == 0, done.stderr
     sweep = Path(done.stdout.splitlines()[-1])
     seeds = [json.loads((sweep / job / "summary.json").read_text())["seed"] for job in ("0", "1")]
@@ -331,7 +276,7 @@ def test_a_sweep_runs_its_jobs_for_real(small_model: Path) -> None:
 
 def test_grpo_groups_against_lagged_opponents(small_model: Path) -> None:
     done = run(
-        command(
+        *train_arguments(
             small_model,
             "+experiment=kuhn_grpo",
             "pool=lagged",
@@ -359,7 +304,7 @@ def test_grpo_groups_against_lagged_opponents(small_model: Path) -> None:
 
 
 def test_bad_config_starts_nothing() -> None:
-    done = run([RLFORGE, "train", "+experiment=simpletak_mirror", "learner.lerning_rate=1"])
+    done = run("train", "+experiment=simpletak_mirror", "learner.lerning_rate=1")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) <= 2
     assert "learner.learning_rate" in done.stderr
@@ -369,7 +314,7 @@ def test_bad_config_starts_nothing() -> None:
 def test_a_model_without_its_weights_is_one_message(small_model: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(small_model, tmp_path / "broken")
     (broken / "model.safetensors").unlink()
-    done = run(command(broken))
+    done = run(*train_arguments(broken))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert f"model '{broken}' cannot be loaded" in done.stderr.splitlines()[-1]
@@ -379,6 +324,6 @@ def test_a_model_without_its_weights_is_one_message(small_model: Path, tmp_path:
 def test_a_run_directory_in_use_is_refused(small_model: Path) -> None:
     Path("run").mkdir()
     with RunLock(Path("run")):
-        done = run(command(small_model))
+        done = run(*train_arguments(small_model))
     assert done.returncode == 1
     assert f"{os.getpid()}" in done.stderr.splitlines()[-1]

@@ -18,8 +18,7 @@ from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import ConfigError
 from rlforge.learner.batching import collate, select_rows
 from rlforge.learner.scorer import Scorer, ScorerOptions
-from rlforge.learner.weights import save_adapter
-from rlforge.models.lora import attach_lora
+from rlforge.learner.weights import attach_lora, save_adapter
 from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.types import Completion, PolicyRef, Step
 

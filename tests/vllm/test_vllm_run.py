@@ -7,15 +7,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from importlib.metadata import requires, version
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from packaging.requirements import Requirement
+from tests.live_run import actor_pids, rows, run, start, train_arguments, wait_for
 
 from rlforge.config.schema import EngineConfig, HardwareConfig, RunConfig, VllmConfig
 from rlforge.engines.vllm_settings import LORA_RANKS, vllm_arguments
@@ -24,23 +22,6 @@ from rlforge.models.tiny.recipe import TINY
 from rlforge.system.checkpoint import list_checkpoints
 
 pytestmark = pytest.mark.vllm
-
-RLFORGE = [sys.executable, "-c", "from rlforge.cli import main; main()"]
-SETTINGS = (
-    "engine.name=vllm",
-    "model=hf",
-    "model.prompt_template=board",
-    "model.action_extraction=bracket",
-    "model.lora.rank=4",
-    "env.train.0.error_allowance=5",
-    "learner.total_updates=3",
-    "learner.batch_size=32",
-    "collector.num_train_workers=8",
-    "eval.games=4",
-    "eval.final_games=4",
-    "eval.opponents=[random_legal]",
-    "tracker.progress=plain",
-)
 
 
 @pytest.fixture
@@ -53,31 +34,14 @@ def player(tmp_path: Path) -> Path:
     return tmp_path / "player"
 
 
-def rows(name: str) -> list[dict[str, Any]]:
-    path = Path("run") / name
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def engine_pids() -> list[int]:
-    """Processes that were the engine, oldest first, from its log."""
-    log = Path("run/logs/engine-0.log")
-    text = log.read_text() if log.exists() else ""
-    return [int(pid) for pid in re.findall(r"started as process (\d+)", text)]
-
-
 def test_a_run_trains_on_vllm_and_outlives_its_engine(player: Path) -> None:
-    command = [*RLFORGE, "train", "+experiment=tictactoe_mirror", *SETTINGS]
-    command += [f"model.name={player}", "run_dir=run"]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
-    while not rows("metrics.jsonl"):
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.1)
-    os.kill(engine_pids()[-1], signal.SIGKILL)
+    process = start(*train_arguments(player, "engine.name=vllm"))
+    wait_for(lambda: bool(rows("metrics.jsonl")), process)
+    os.kill(actor_pids("engine-0")[-1], signal.SIGKILL)
     stdout, stderr = process.communicate(timeout=240)
     assert process.returncode == 0, stderr
     assert stdout.splitlines()[-1].endswith("run")
-    assert len(engine_pids()) == 2
+    assert len(actor_pids("engine-0")) == 2
     metrics = rows("metrics.jsonl")
     assert [row["step"] for row in metrics] == [1, 2, 3]
     # At version lag 0 the learner computes what the engine sampled from.
@@ -94,10 +58,8 @@ def test_a_run_trains_on_vllm_and_outlives_its_engine(player: Path) -> None:
 
 
 def test_a_run_that_alternates_with_the_learner_trains_on_vllm(player: Path) -> None:
-    command = [*RLFORGE, "train", "+experiment=tictactoe_mirror", *SETTINGS]
-    command += [f"model.name={player}", "run_dir=run", "hardware.alternate=true"]
-    command += ["learner.total_updates=2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    changes = ("engine.name=vllm", "hardware.alternate=true", "learner.total_updates=2")
+    done = run(*train_arguments(player, *changes))
     assert done.returncode == 0, done.stderr
     metrics = rows("metrics.jsonl")
     assert [row["step"] for row in metrics] == [1, 2]

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlforge.continuous.assembly import (
@@ -24,12 +25,14 @@ from rlforge.continuous.assembly import (
 from rlforge.continuous.batching import Scored, WindowBatch, WindowFilter
 from rlforge.continuous.journal import Entry
 from rlforge.continuous.learner import Trained
-from rlforge.continuous.records import reward_figures, window_row
+from rlforge.continuous.performance import POLICY, by_player
 from rlforge.continuous.simulation import Stopped, simulation_state_path
 from rlforge.errors import CheckpointError, RunError
 from rlforge.ruler.base import DecisionScores
+from rlforge.system.values import json_ready
 from rlforge.train.lifecycle import RunContext
-from rlforge.trajectories.records import TrainingWindow
+from rlforge.trajectories.records import Decision, TrainingWindow
+from rlforge.trajectories.reward import DecisionReward, mean_parts
 
 log = logging.getLogger(__name__)
 
@@ -194,14 +197,14 @@ class ContinuousTrainer:
         """Record the window's metrics, and let the scorer learn from its outcomes."""
         learning, facts = self._parts.learning, work.facts["trained"]
         learned = learning.scorer.learn([window]) if window.ready else {}
-        row = window_row(
+        row = _window_row(
             work,
             window,
             facts["gathered"],
             trained,
             deployed.success,
             reason=facts["reason"] or deployed.reason,
-            rewards=reward_figures(learning.reward, window.decisions),
+            rewards=_reward_figures(learning.reward, window.decisions),
             scorer={**(scores.metrics if scores else {}), **learned},
             minutes=(self._worked(work) + self._lap()) / 60,
         )
@@ -226,3 +229,58 @@ class ContinuousTrainer:
     def _check_stop(self) -> None:
         if self._stop.is_set():
             raise Stopped
+
+
+def _window_row(
+    work: Entry,
+    window: TrainingWindow,
+    gathered: Mapping[str, int],
+    trained: Trained | None,
+    deployed: bool | None,
+    *,
+    reason: str,
+    rewards: Mapping[str, float],
+    scorer: Mapping[str, float],
+    minutes: float,
+) -> dict[str, Any]:
+    """One line of ``windows.jsonl`` (see docs/run_directory.md).
+
+    gathered: figures of its ``WindowBatch``. training_loss, kl_divergence and deployment_success
+    are None where nothing was trained.
+    """
+    metrics = trained.metrics if trained else {}
+    players = by_player(window.decisions)
+    policy = players.get(POLICY)
+    row: dict[str, Any] = json_ready(
+        {
+            "window_id": window.id,
+            "agents": len(window.agents),
+            "trajectories": len(window.decisions),
+            "avg_reward": window.avg_reward,
+            "high_score_count": gathered["selected"],
+            "training_loss": metrics.get("loss"),
+            "kl_divergence": metrics.get("kl"),
+            "deployment_success": deployed,
+            "duration_minutes": minutes,
+            "window": work.number,
+            "reason": reason,
+            "version": trained.checkpoint.uid if trained else None,
+            "win_rate": policy.win_rate if policy else None,
+            "policy_reward": policy.avg_reward if policy else None,
+            "avg_pnl": policy.avg_pnl if policy else None,
+            "players": {name: one.to_json() for name, one in players.items()},
+            **{f"batch/{name}": n for name, n in gathered.items() if name != "selected"},
+            **{f"reward/{name}": number for name, number in rewards.items()},
+            **{f"scorer/{name}": number for name, number in scorer.items()},
+        }
+    )
+    return row
+
+
+def _reward_figures(reward: DecisionReward, decisions: Sequence[Decision]) -> Mapping[str, float]:
+    """Means of the reward's terms, and of the agents' discounted returns."""
+    parts = mean_parts([reward(d.result) for d in decisions if d.result is not None])
+    returns = reward.returns(decisions)
+    if returns:
+        parts["return"] = math.fsum(returns.values()) / len(returns)
+    return {name.removeprefix("reward_"): number for name, number in parts.items()}

@@ -177,3 +177,16 @@ def _fused_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     # Autocast does not cast for in-place operations.
     up = layer.lora_B[name].weight.to(total.dtype)
     return total.addmm_(low, up.t(), alpha=layer.scaling[name]).view(*x.shape[:-1], -1)
+
+
+def skip_input_casts(model: nn.Module) -> None:
+    """Skip the casts of inputs in the LoRA layers of ``model``; for use under autocast only.
+
+    PEFT casts inputs to float32 like the adapter, and autocast casts them to bfloat16 again: the
+    same numbers, at the cost of two passes and of a copy that each layer keeps for its gradient.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            layer.cast_input_dtype_enabled = False

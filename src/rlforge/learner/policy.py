@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.learner.batching import Layout, MicroBatch, Row, collate, whole
-from rlforge.learner.kernels import fuse_lora_add, fuse_norms, merge_small_lora
+from rlforge.learner.kernels import fuse_lora_add, fuse_norms, merge_small_lora, skip_input_casts
 from rlforge.learner.layers import apply_memory_options, check_compiling, compile_layers
 from rlforge.learner.partition import deal, parts, segments, shares
 from rlforge.learner.ranks import Ranks
 from rlforge.learner.scorer import Scorer, ScorerOptions, Scores
 from rlforge.learner.sharding import SpreadScorer, cpu_copy, spread_like
 from rlforge.learner.weights import (
+    attach_lora,
     check_fit,
     load_adapter,
     load_value_head,
@@ -28,7 +29,6 @@ from rlforge.learner.weights import (
     save_value_head,
 )
 from rlforge.models.files import VALUE_HEAD
-from rlforge.models.lora import attach_lora, skip_input_casts
 from rlforge.types import Step, value
 
 #: Mean tokens of a row from which packing pays without a variable-length kernel.

@@ -1,4 +1,4 @@
-"""Saves and loads trained weights: an adapter or the whole model, and a critic.
+"""Trained weights: attaching a new adapter; saving and loading adapter, whole model and critic.
 
 On disk an adapter is PEFT's own layout (``adapter_model.safetensors``, ``adapter_config.json``),
 full weights are Hugging Face's, and a critic adds ``value_head.safetensors``.
@@ -12,15 +12,45 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import get_peft_model_state_dict, set_peft_model_state_dict
+from peft import LoraConfig as PeftLoraConfig
+from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rlforge.errors import CheckpointError
+from rlforge.config.schema import LoraConfig
+from rlforge.errors import CheckpointError, ConfigError
 from rlforge.learner.sharding import whole
 from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, VALUE_HEAD
-from rlforge.models.fit import misfit, shapes_of
+from rlforge.models.fit import misfit, shapes_of, unknown_targets
+
+
+def linear_layers(model: nn.Module) -> list[str]:
+    """Last parts of the names of all linear layers, sorted: what an adapter can target."""
+    linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    return sorted({name.rsplit(".", 1)[-1] for name in linear})
+
+
+def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
+    """A PEFT model around ``model`` with one trainable adapter, which does not change it yet.
+
+    B starts at zero and A from ``seed`` (Hu et al. 2021, "LoRA", section 4.1). Raises ConfigError
+    for target modules that the model does not have.
+    """
+    name, layers = type(model).__name__, linear_layers(model)
+    if (problem := unknown_targets(name, layers, lora.target_modules)) is not None:
+        raise ConfigError(problem)
+    config = PeftLoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.target_modules),
+        task_type="CAUSAL_LM",
+    )
+    # PEFT draws A from the global generators, whose state is restored.
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return get_peft_model(model, config)
 
 
 def save_adapter(peft_model: Any, directory: Path) -> None:

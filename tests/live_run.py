@@ -1,0 +1,86 @@
+"""Commands in processes of their own, as a user starts them, and the files of their run.
+
+They use no GPU: runs of many small processes, whose numbers are compared as the CPU computes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RUN = Path("run")
+RLFORGE = [sys.executable, "-c", "from rlforge.cli import main; main()"]
+_EXPERIMENT = "+experiment=tictactoe_mirror"
+_SETTINGS = (
+    "model=hf",
+    "model.prompt_template=board",
+    "model.action_extraction=bracket",
+    "model.lora.rank=4",
+    "env.train.0.error_allowance=5",
+    "learner.total_updates=3",
+    "learner.batch_size=32",
+    "collector.num_train_workers=8",
+    "eval.games=4",
+    "eval.final_games=4",
+    "eval.opponents=[random_legal]",
+    "tracker.progress=plain",
+)
+
+
+def train_arguments(model: Path, *overrides: str) -> list[str]:
+    """The arguments of a short training run of ``model`` into ``run``."""
+    chosen = [] if any(o.startswith("+experiment") for o in overrides) else [_EXPERIMENT]
+    return ["train", *chosen, *_SETTINGS, f"model.name={model}", f"run_dir={RUN}", *overrides]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """A command that a test interferes with."""
+    pipe = subprocess.PIPE
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [*RLFORGE, *arguments], stdout=pipe, stderr=pipe, text=True, env=environment
+    )
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command, run to its end."""
+    process = start(*arguments)
+    out, err = process.communicate(timeout=240)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Until ``condition``; fails if ``process`` ends before that, or after four minutes."""
+    deadline = time.monotonic() + 240
+    while not condition():
+        assert process.poll() is None, f"the run ended early: {process.communicate()[1]}"
+        assert time.monotonic() < deadline, "not within four minutes"
+        time.sleep(0.1)
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    """The lines of a JSONL file of the run; none before the file exists."""
+    path = RUN / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def actor_pids(name: str) -> list[int]:
+    """Processes that were actor ``name``, oldest first, from its log."""
+    log = RUN / "logs" / f"{name}.log"
+    text = log.read_text() if log.exists() else ""
+    return [int(pid) for pid in re.findall(r"started as process (\d+)", text)]
+
+
+def change_config(key: str, old: object, new: object) -> None:
+    """Edit config.yaml of the run, as a user does before ``--resume``."""
+    config = RUN / "config.yaml"
+    before = config.read_text()
+    assert f"{key}: {old}" in before
+    config.write_text(before.replace(f"{key}: {old}", f"{key}: {new}"))
