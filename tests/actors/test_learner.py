@@ -11,7 +11,7 @@ import pytest
 import ray.exceptions
 
 from rlforge.actors import learner as learning
-from rlforge.actors.cluster import ray_started, start_actors
+from rlforge.actors.cluster import ray_started, reason, start_actors
 from rlforge.actors.learner import LearnerGroup
 from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import compose
@@ -92,6 +92,16 @@ async def test_errors_meant_for_the_user_arrive_without_ray_around_them() -> Non
     with pytest.raises(CheckpointError, match="the disk is full") as caught:
         await LearnerGroup([failing(error)]).update("batch")
     assert type(caught.value) is CheckpointError
+
+
+async def test_an_error_ends_the_run_while_another_rank_waits_for_the_failed_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(learning, "DEATH_REPORTED_S", 0.01)
+    error = ray.exceptions.RayTaskError("save", "…", CheckpointError("the disk is full"))
+    with pytest.raises(ray.exceptions.RayTaskError) as caught:
+        await LearnerGroup([failing(error), Rank(waiting)]).update("batch")
+    assert reason(caught.value) == "the disk is full"
 
 
 async def test_weights_state_and_facts_can_be_saved_as_one_checkpoint(

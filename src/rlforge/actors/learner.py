@@ -133,7 +133,8 @@ class LearnerGroup:
     """The learner as one: every call goes to all ranks and returns the answer of rank 0.
 
     The ranks wait for each other in every call, so a rank that fails fails the call. RlforgeErrors
-    arrive as they were raised, other errors as Ray's.
+    are raised as they are, other errors as Ray's. Where a rank still waits for the one that failed,
+    no further call would return: then any error is raised as Ray's, which ends the run.
     """
 
     def __init__(self, actors: Sequence[Any]) -> None:
@@ -192,11 +193,11 @@ class LearnerGroup:
             return (await asyncio.gather(*calls))[0]
         except ray.exceptions.RayTaskError as error:
             # When a rank dies the others lose its connection, often before Ray knows why.
-            await asyncio.wait(calls, timeout=DEATH_REPORTED_S)
+            _, waiting = await asyncio.wait(calls, timeout=DEATH_REPORTED_S)
             ended = [call.exception() for call in calls if call.done()]
             deaths = (each for each in ended if isinstance(each, ray.exceptions.RayActorError))
             cause = next(deaths, error)
             own = getattr(cause, "cause", None)  # of RayTaskError
             if isinstance(own, ConfigError):  # which says that nothing was started
                 own = RunError(str(own))
-            raise (own if isinstance(own, RlforgeError) else cause) from None
+            raise (own if isinstance(own, RlforgeError) and not waiting else cause) from None
