@@ -151,7 +151,9 @@ def test_grpo_with_a_single_agent_trains_nothing(make_decision: Make) -> None:
     assert "no decision differs" in found.reason
 
 
-def test_agents_that_are_each_constant_have_no_relative_advantage(make_decision: Make) -> None:
+def test_group_relative_advantages_are_zero_if_rewards_differ_between_agents_only(
+    make_decision: Make,
+) -> None:
     decisions = [make_decision(i, f"agent-{i % 2}", reward=float(i % 2)) for i in range(4)]
     config = WindowGrpoConfig(advantage="group_relative")
     assert gather(decisions, [0.9] * 4, algorithm=config).batch is None
@@ -181,7 +183,7 @@ def test_only_old_decisions_train_nothing(make_decision: Make) -> None:
     assert found.reason == "all 3 selected decisions are too old or too long"
 
 
-def test_too_few_good_ones_train_nothing(make_decision: Make) -> None:
+def test_too_few_selected_decisions_train_nothing(make_decision: Make) -> None:
     decisions = [make_decision(i, reward=i / 10) for i in range(6)]
     found = gather(decisions, [0.9] * 4 + [0.1, None], min_selected=5)
     assert found.batch is None
@@ -190,7 +192,7 @@ def test_too_few_good_ones_train_nothing(make_decision: Make) -> None:
     )
 
 
-def test_a_window_without_the_model_trains_nothing(make_decision: Make) -> None:
+def test_a_window_without_decisions_of_the_model_trains_nothing(make_decision: Make) -> None:
     found = gather([make_decision(tokens=None)], [0.9])
     assert found.reason == "no decision of the trained model is in it"
 

@@ -1,1 +1,1 @@
-"""Training for ever: windows of decisions, scored, learned from, deployed."""
+"""Continuous training: each window of decisions is scored, trained on and deployed."""

@@ -79,7 +79,7 @@ NOTHING_TO_DEPLOY = Deployed(success=None)
 class DeploymentsByStep:
     """The deployments of ``service``, each under the name of its checkpoint, ``step-N``.
 
-    The base model is ``step-0``: version 0 equals it.
+    The base model is ``step-0``, because version 0 equals it.
     """
 
     def __init__(self, service: DeploymentService) -> None:
@@ -94,7 +94,7 @@ class DeploymentsByStep:
         return _step(self._service.current)
 
     def needed(self) -> Collection[str]:
-        """Versions that learning may have to go on from."""
+        """Versions from which learning may have to continue."""
         return {_step(deployment) for deployment in self._service.served()}
 
     async def deploy(self, checkpoint: Checkpoint) -> Deployed:
@@ -111,7 +111,7 @@ def _step(deployment: Deployment) -> str:
 
 @value
 class PolicySide:
-    """What answers the agents: the engine, and the deployments that it serves.
+    """The engine that answers the agents, and the deployments that it serves.
 
     prompter, params, tokenizer: how the agents prompt the model and draw its answers.
     """
@@ -128,7 +128,7 @@ class PolicySide:
 
 @value
 class MarketSide:
-    """Where the agents act: the simulation, and the windows of the decisions it stores.
+    """The simulation in which the agents act, and the windows of the decisions it stores.
 
     simulated: time advances by ticks, not by the wall clock.
     """
@@ -140,7 +140,7 @@ class MarketSide:
 
 @value
 class LearningSide:
-    """What learns from a window."""
+    """The learner, and how decisions are scored and rewarded for it."""
 
     learner: WindowLearner
     scorer: DecisionScorer

@@ -37,13 +37,13 @@ class Scored:
 
 @value
 class WindowBatch:
-    """What a window gives to learn from.
+    """The decisions of a window to learn from.
 
     batch: None where nothing is trained, for ``reason``. selected: decisions of the model that
-    ``continuous.select_by`` selects, those dropped for their age or length included. refused: of
-    the steps, answers without an action that the market accepted. unscored: decisions of the model
-    that the scorer failed on. stale, too_long: dropped because their version is too old, or their
-    prompt leaves no room for an answer.
+    ``continuous.select_by`` selects, including those dropped for age or length. refused: answers
+    without an action that the market accepted; 0 where ``invalid_reward`` is None. unscored:
+    decisions of the model that the scorer failed on. stale, too_long: dropped because their version
+    is too old, or their prompt leaves no room for an answer.
     """
 
     batch: TrainBatch | None
@@ -81,10 +81,10 @@ class WindowFilter:
     max_length: int | None
 
     def build_window_batch(self, batch_id: str, decisions: Sequence[Scored]) -> WindowBatch:
-        """Select from ``decisions``, in order of time: ours, selected, fresh, fitting.
+        """A batch of the model's selected decisions that are neither too old nor too long.
 
-        An agent's decisions are one episode: consecutive for a critic, one group for
-        ``window_grpo``.
+        decisions: in order of time. Those of one agent form one episode for a critic, and one
+        group for ``window_grpo``.
         """
         dropped: dict[str, int] = {}
 
@@ -204,5 +204,5 @@ class WindowFilter:
         if not self.algorithm.needs_values and not any(
             self.algorithm.targets(steps, None).advantages
         ):
-            return f"no decision differs from those that {settings.train_on}s are compared with"
+            return "every advantage is 0: no decision differs from those that it is compared with"
         return ""

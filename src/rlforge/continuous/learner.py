@@ -23,7 +23,7 @@ from rlforge.types import Checkpoint, TrainBatch, UpdateResult, value
 log = logging.getLogger(__name__)
 
 Update = Callable[[TrainBatch], Awaitable[tuple[UpdateResult, Span]]]
-"""Makes one update; also says when."""
+"""Makes one update; returns its result and when it ran."""
 
 
 @value
@@ -56,7 +56,7 @@ class WindowLearner:
 
     @property
     def standing(self) -> str:
-        """The version that the weights are of, which the next one is trained from."""
+        """The version of the current weights, from which the next one is trained."""
         assert self._standing is not None, "begin or restore comes first"
         return self._standing
 
@@ -66,7 +66,7 @@ class WindowLearner:
         return step_number(self.standing)
 
     async def begin(self) -> Checkpoint:
-        """Version 0 on disk: the model before the first window, to which a refusal leads back."""
+        """Save version 0, the model before the first window, to return to after a refusal."""
         if not (self._root / step_name(0)).exists():
             await self._group.save(0, None, meta={"window_id": None}, state={})
         return await self.restore(step_name(0))

@@ -1,4 +1,4 @@
-"""How well agents did: win rate, reward and profit, of the policy and of each scripted trader."""
+"""Win rate, reward and profit, of the policy and of each kind of scripted trader."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Performance:
 
 
 def performance(decisions: Iterable[Decision]) -> Performance:
-    """Of the complete ones among ``decisions``."""
+    """Performance over the complete ones among ``decisions``."""
     complete = [decision for decision in decisions if decision.reward is not None]
     results = [d.result for d in complete if d.result is not None and d.result.investment > 0]
     return Performance(

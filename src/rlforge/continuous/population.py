@@ -65,7 +65,7 @@ class AgentModel:
 
 @value
 class Labels:
-    """What a decision is filed under: the prefix of its id, its time, and the window of a time."""
+    """Labels of decisions: the prefix of their ids, their time, and the window of a time."""
 
     prefix: str
     now: Callable[[SimulationState], float]

@@ -30,14 +30,14 @@ class Question:
 
 @value
 class Reading:
-    """action: of an answer; None where it names none, and ``problem`` says why."""
+    """action: the one that an answer names; None, with a ``problem``, where it names none."""
 
     action: Json | None
     problem: str = ""
 
 
 class AgentPrompter:
-    """Prompts and answers in a model's template and extraction.
+    """Writes prompts in the model's template, and reads answers by its extraction.
 
     The template ``board`` asks in the compact words of ``rlforge.market.compact``, every other one
     in prose. Both forms of answer are read after both forms of prompt.

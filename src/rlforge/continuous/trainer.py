@@ -67,7 +67,7 @@ class ContinuousTrainer:
         self._check_stop()
         journal, market = self._parts.journal, self._parts.market
         last = journal.last()
-        if last is not None:  # a process killed between two windows has not run to this one's end
+        if last is not None:  # a resumed market may not have reached its end
             await market.driver.advance_to(market.windows.due_at(last.window_id))
         window_id = self._next_window(last)
         number = 1 if last is None else last.number + 1
@@ -127,7 +127,7 @@ class ContinuousTrainer:
         if self._parts.policy.deployments.on_trial():
             return WindowBatch(
                 batch=None,
-                reason="a version is on trial: there is no telling yet which to go on from",
+                reason="a version is on trial: its end decides which version to continue from",
             )
         known = [
             (decision, decision.reward, score)

@@ -1,4 +1,4 @@
-"""What a policy is tested on: whole episodes in markets that no policy learns in, and probes."""
+"""Tests of a policy: whole episodes in markets that no policy is trained on, and probes."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def _against_market(target: Target, state: Mapping[str, Any]) -> dict[str, float
         "feed_in_favour": sign * _mean(feed.values()),
         "feed_voices": math.log1p(len(feed)),
         "memory_in_favour": sign * _mean(noted.values()),
-        # Advice as a probability, less the price; a perpetual's even chance costs one half.
+        # Advice as a probability, less the price; a perpetual counts as an even chance, 0.5.
         "advice_over_price": 0.5 + 0.5 * advice - (price or 0.5),
         "premium_in_favour": 10 * sign * _share(index - mark, index),
         "funding_in_favour": -100 * sign * number(offer.get("fundingRate")),

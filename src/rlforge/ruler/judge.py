@@ -131,7 +131,7 @@ class GroupVerdict:
 class JudgeBudget:
     """Calls and tokens of judging one window, their limits, and whether the judge answers.
 
-    The most that a call can cost is reserved before it, and replaced by the actual cost after it.
+    Before a call its greatest possible cost is reserved; the actual cost replaces it afterwards.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
@@ -273,7 +273,7 @@ class JudgeScorer:
             except ChatError as error:
                 budget.charge(reserved, asked)
                 if error.kind == "form":
-                    continue  # there are three forms, so this ends
+                    continue  # with the next of three forms
                 problem, again = str(error), error.kind == "again"
                 pause = max(error.wait_s, min(_LONGEST_PAUSE_S, config.backoff_s * 2**tries))
                 if error.kind == "refused":

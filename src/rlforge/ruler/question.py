@@ -81,7 +81,7 @@ def _compact(content: Any) -> str:
 
 _LETTERS = "bcdfghjkmnpqrstvwxz"
 
-#: Most places of an answer at which a JSON object is looked for.
+#: Most positions in an answer at which the parser looks for a JSON object.
 _MOST_BRACES = 100
 _TASK = """You compare decisions of agents in a market, and score each one.
 

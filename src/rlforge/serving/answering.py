@@ -20,7 +20,7 @@ _UNFINISHED = "�"
 
 
 class BadRequestError(RlforgeError):
-    """A request that cannot be answered. param: the part at fault; code: OpenAI's name for it."""
+    """A request that cannot be answered. param: the field at fault; code: OpenAI's error code."""
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
@@ -45,7 +45,7 @@ class Limits:
 
 @value
 class CheckedRequest:
-    """A checked request. pinned: the version that it names; None: the version of ``user``."""
+    """A checked request. pinned: the version that it names; None: that of its ``user``."""
 
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams

@@ -1,6 +1,6 @@
-"""What administrators do from other processes: find a running service, and make the admin calls.
+"""Finds a running service and makes its admin calls, from other processes.
 
-Where no service runs, ``stage`` writes a deployment down for the next one.
+Where no service runs, ``stage`` records a deployment for the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlforge.serving.records import Deployment
 from rlforge.system.locks import RunLock
 
 STATE_DIR = "deployments"
-"""The state folder of a service in a run, and its default name without one."""
+"""Name of a service's state folder, in its run or else in the working directory."""
 
 ADDRESS_FILE = "service.json"
 """File in the state folder with the address of the service that runs there."""
@@ -30,7 +30,7 @@ _CONNECT_S = 5.0
 
 
 def state_folder(given: Path | None, run: Path | None = None) -> Path:
-    """The state folder: ``given`` or in it, else in ``run``, else in the working directory."""
+    """``given`` or the state folder in it; else that of ``run``, or of the working directory."""
     if given is not None:
         return given / STATE_DIR if (given / STATE_DIR).is_dir() else given
     if run is not None and (run / STATE_DIR).is_dir():
@@ -105,7 +105,7 @@ class AdminClient:
 
 
 def stage(folder: Path, source: Path, strategy: str) -> Deployment:
-    """Write an adapter down for the next service that starts on ``folder``.
+    """Record an adapter for the next service that starts on ``folder`` to deploy.
 
     Raises RunError when one runs there now, DeploymentError when none ever did, or ``source`` has
     no weights.

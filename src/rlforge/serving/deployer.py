@@ -37,7 +37,8 @@ FAILURES = (RlforgeError, OSError, TimeoutError)
 class Deployer:
     """The phases of a deployment; the caller runs one deployment at a time.
 
-    folder: of the copies. on_phase: called with the deployment after every change of its phase.
+    folder: holds the copies of adapters. on_phase: called with the deployment after every change
+    of its phase.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Deployer:
         return promoted
 
     async def give_up(self, deployment: Deployment, error: BaseException) -> Deployment:
-        """Write down why a deployment failed; with a full disk only the returned value says it."""
+        """Record why a deployment failed; if the disk is full, only the result holds the reason."""
         reason = self.sentence(error)
         log.error("deployment of %s failed: %s", deployment.source, reason)
         try:
@@ -169,7 +170,7 @@ class Deployer:
             log.warning("could not tidy up: %s", self.sentence(error))
 
     async def advance(self, number: int, phase: Phase, **facts: Any) -> Deployment:
-        """Write down that a deployment is in ``phase``, and report it."""
+        """Record that a deployment is in ``phase``, and report it."""
         deployment = await asyncio.to_thread(self._journal.advance, number, phase, **facts)
         self.report(deployment)
         return deployment

@@ -1,4 +1,4 @@
-"""Checks of a new version at the games of its run: probes, and held-out games."""
+"""Checks of a new version in the games of its run: probes, and held-out games."""
 
 from __future__ import annotations
 

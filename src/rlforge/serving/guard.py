@@ -45,7 +45,7 @@ def is_loopback(host: str) -> bool:
 
 
 def make_token(state_dir: Path) -> str:
-    """The service's token: from the environment, or from its file, which the first start makes.
+    """The service's token: from the environment, or from its file, which the first start creates.
 
     Raises ConfigError for a file that other users can read, or that is empty.
     """
@@ -111,7 +111,7 @@ class Guard:
         try:
             await self._let_in(scope, receive, noting)
         finally:
-            # Clients choose all other paths: one label keeps the metric small.
+            # Paths without a route share one label, so that clients cannot inflate the metric.
             path = getattr(scope.get("route"), "path", "other")
             self._count(path, status, time.perf_counter() - started)
             if not 0 < status < 400:
@@ -188,7 +188,7 @@ def _hostname(host: str) -> str:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A channel that gives ``body`` first, then further messages, i.e. the disconnection."""
+    """An ASGI ``receive`` that returns ``body`` first, then later messages (disconnection)."""
     left = [body]
 
     async def replayed() -> Message:

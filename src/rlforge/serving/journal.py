@@ -199,7 +199,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that is on disk at the end; nothing of it after an error."""
+        """A transaction: on disk at the end of the block, undone after an error."""
         with self._lock:
             try:
                 self.database.execute("BEGIN IMMEDIATE")

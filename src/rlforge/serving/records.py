@@ -1,4 +1,4 @@
-"""Deployments with their phases and checks, and what checks ask: probes and paired outcomes."""
+"""Deployments with their phases and checks; the probes and paired outcomes of checks."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 
 _NEVER_SERVED = ("rejected", "failed", "interrupted")
 
-#: Groups that configure the service and not the run, so that their options can be chosen for a run.
+#: Groups that configure the service and not its run: the command line may choose their options.
 _SERVICE_GROUPS = ("deployment", "serve", "hardware")
 
 
@@ -98,7 +98,7 @@ def _of_run(
                 f"single values of it, as in {_head(change)}.KEY=VALUE"
             )
     config = from_yaml(run / "config.yaml", ServingConfig)
-    if is_continuous(run):  # it has no environments: probes and held-out games are of its market
+    if is_continuous(run):  # no environments: probes and games are of its market
         config.env.train = [EnvEntry(id="market", source="market", max_turns=100)]
     config.deployment, config.serve = service.deployment, service.serve
     if any(_head(o) == "hardware" for o in overrides):

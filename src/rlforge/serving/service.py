@@ -85,7 +85,7 @@ class DeploymentService:
         holdout: Holdout | None = None,
         on_phase: Callable[[Deployment], None] | None = None,
     ) -> Self:
-        """Serve what ``folder`` says was served last, or the base model of ``engine`` at first.
+        """Serve the last version served from ``folder``; in a new folder, the engine's base model.
 
         model: which adapters must fit. probes: at least one. holdout: compares new versions with
         the current one where ``deploy`` is given none; None: no comparison. on_phase: called with

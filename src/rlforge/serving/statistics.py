@@ -1,7 +1,7 @@
 """The two tests that decide about a new version, both of mean rewards.
 
 ``compare``, before it is served: is it not worse than the current version by more than a margin?
-``MixtureSprt``, during a trial: which of two versions is better? It may be looked at at any time.
+``MixtureSprt``, during a trial: which of two versions is better? Valid after every outcome.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def compare(outcomes: PairedOutcomes, *, margin: float, alpha: float, test: str)
     (non-inferiority as in Wellek 2010, "Testing statistical hypotheses of equivalence and
     noninferiority", chapter 5). test: ``t``, Student's paired test of the mean; ``wilcoxon``,
     signed ranks, for symmetric differences with heavy tails; ``sign``, more items above -margin
-    than below, for any distribution. Where all differences are equal there is no chance to allow
-    for: p is 0 if they are at least -margin, else 1.
+    than below, for any distribution. Where all differences are equal, p is 0 if they are
+    at least -margin, else 1.
     Raises ValueError for an unknown test, and for unpaired or non-finite outcomes.
 
     Example:
@@ -160,7 +160,7 @@ class MixtureSprt:
 def mixture_p_value(difference: float, variance: float, effect: float) -> float:
     """1 / ratio of ``MixtureSprt``, at most 1.
 
-    variance: of the difference of means; at 0 every difference is certain, and so is its absence.
+    variance: of the difference of means; at 0, p is 0 for any difference and 1 for none.
     """
     if variance <= 0:
         return 0.0 if difference else 1.0

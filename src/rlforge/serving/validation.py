@@ -26,7 +26,7 @@ from rlforge.types import Completion, PolicyRef, value
 
 @value
 class Report:
-    """checks: those made; all but the last one passed. files: digests by name."""
+    """checks: those made; only the last one may have failed. files: digests by name."""
 
     checks: tuple[Check, ...]
     files: dict[str, str]
