@@ -69,7 +69,7 @@ class Records:
 
 
 async def hold_or_buy(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
-    """A model that answers by the seed of its draw alone."""
+    """A model whose answer depends on the seed of its draw alone."""
     text = ("[hold]", "[yes1]", "[long2]", "[sell]", "nonsense")[draw % 5]
     return Completion(
         text=text,

@@ -157,7 +157,7 @@ def test_a_judge_that_answers_prose_leaves_decisions_unscored(
     assert all(entry["score"] is None for entry in scores.values())
 
 
-async def test_a_refused_version_does_not_serve_and_learning_goes_on_from_before(
+async def test_after_a_refusal_the_version_before_serves_and_learning_continues_from_it(
     make_config: Make, monkeypatch: pytest.MonkeyPatch, begun: Begun
 ) -> None:
     async def worse(*_: object) -> PairedOutcomes:
@@ -204,7 +204,7 @@ async def test_rewards_of_the_agents_decide_a_trial(make_config: Make, begun: Be
         history = assembly.policy.service.history()
     assert history[1].phase == "live"
     assert "trial" in [check.name for check in history[1].checks]
-    # It was over before the second window was trained on, from the version that had won.
+    # The trial ended before the second window was trained on, from the promoted version.
     second = rows()[1]
     assert second["version"] == "step-2"
     assert history[2].phase == "trial"

@@ -10,7 +10,7 @@ import pytest
 
 from rlforge.trajectories.records import Decision, Metadata, Result, TrainingWindow
 
-#: How often an agent goes with what the news say, instead of against it.
+#: Probability that an agent trades with the news, not against it.
 SKILL = {"expert": 1.0, "good": 0.85, "fair": 0.6, "noise": 0.4}
 HOUR = 3600.0
 

@@ -106,7 +106,7 @@ def test_a_purchase_against_prices_news_and_holdings() -> None:
         "price_paid": 0.3,
         "long_shot": 0.2,
         "trend_in_favour": 0.5,
-        "feed_in_favour": 1.0,  # the newest word of each account counts
+        "feed_in_favour": 1.0,  # the newest post of each account counts
         "advice_over_price": 0.7,
         "adds_to_position": 0.0,
         "against_position": 1.0,

@@ -234,7 +234,9 @@ async def test_without_model_and_outcomes_decisions_stay_unscored(
     assert "no window was learned so far" in caplog.text
 
 
-async def test_windows_of_equal_rewards_do_no_harm(method: str, make_window: Make) -> None:
+async def test_scores_stay_in_range_after_a_window_of_equal_rewards(
+    method: str, make_window: Make
+) -> None:
     window = make_window(1)
     alike = [dataclasses.replace(decision, reward=0.4) for decision in window.decisions]
     scorer = _scorer(method)

@@ -60,7 +60,7 @@ def test_the_question_depends_on_content_and_seed_only() -> None:
     assert _ask(GROUP, seed=1).messages != _ask(GROUP).messages
 
 
-def test_the_order_is_shuffled_without_favourites() -> None:
+def test_the_order_is_shuffled_uniformly() -> None:
     """First place goes to each of 5 decisions about as often: 60 times of 300."""
     first = [0] * 5
     for seed in range(300):

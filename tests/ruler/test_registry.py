@@ -72,7 +72,7 @@ def test_defaults_are_the_documented_ones() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_named(config: RulerConfig, message: str) -> None:
+def test_an_invalid_setting_is_named(config: RulerConfig, message: str) -> None:
     ((key, reason),) = config.problems()
     assert re.search(message, f"ruler.{key}: {reason}")
 

@@ -250,7 +250,7 @@ async def test_unknown_models_paths_and_methods_are_errors_in_openais_form(
             assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-# ---------------------------------------------------------------- what must not come in
+# ---------------------------------------------------------------- refused requests
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ async def test_no_token_is_ever_logged(serving: Serving, caplog: pytest.LogCaptu
     assert not any(TOKEN in r.getMessage() or "wrong secret" in r.getMessage() for r in ours)
 
 
-# ---------------------------------------------------------------- load, trouble, the end
+# ---------------------------------------------------------------- load, time-outs, shutdown
 
 
 async def test_requests_beyond_max_concurrent_are_a_429(serving: Serving) -> None:

@@ -59,7 +59,7 @@ async def test_a_killed_engine_is_restarted_and_its_streams_continue_without_rep
     assert tuple(streamed_ids) == streamed.token_ids[: len(streamed_ids)]
     assert len(streamed_ids) > 10
 
-    # Killed in the middle of a stream.
+    # The engine is killed in the middle of a stream.
     first, again = _pid(tmp_path), asyncio.Event()
     repeated: list[int] = []
 
@@ -80,7 +80,7 @@ async def test_a_killed_engine_is_restarted_and_its_streams_continue_without_rep
     with pytest.raises(EngineError, match="empty prompt"):
         await remote.generate([], LONG, BASE)
 
-    # A caller that goes away takes its request along.
+    # A cancelled call cancels its request in the engine.
     given_up = asyncio.create_task(remote.generate([5, 6], LONG, BASE))
     await asyncio.sleep(0)
     given_up.cancel()
