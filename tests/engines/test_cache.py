@@ -127,7 +127,7 @@ def test_the_memory_of_rows_that_left_is_released() -> None:
 
 
 class Shortage:
-    """The ``allowed``-th allocation of a room succeeds, no later one."""
+    """The first ``allowed`` calls of the tensor method succeed, later ones lack memory."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, method: str, allowed: int) -> None:
         self.allowed = allowed

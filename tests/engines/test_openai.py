@@ -26,7 +26,7 @@ class Handler(ChatHandler):
             time.sleep(1)
         if mood == "busy":
             time.sleep(0.05)
-        if mood == "drip":
+        if mood == "byte by byte":
             self.send_response(200)
             self.end_headers()
             for _ in range(100):
@@ -154,10 +154,8 @@ async def test_a_slow_server_is_given_up_after_the_retries(server: ChatServer) -
     assert len(server.requests) == 2
 
 
-async def test_a_server_that_drips_is_given_up(
-    server: ChatServer,
-) -> None:
-    server.mood = "drip"
+async def test_a_server_that_sends_single_bytes_is_given_up(server: ChatServer) -> None:
+    server.mood = "byte by byte"
     with pytest.raises(EngineError, match=r"no answer within 0\.3 s in 1 try"):
         await _chat(_config(server, timeout_s=0.3, max_retries=0))
 

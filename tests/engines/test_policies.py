@@ -72,7 +72,7 @@ def test_bfloat16_keeps_updates_that_merging_would_round_away(
     layer = wrapped.base_model.model.model.layers[0].self_attn.q_proj
     folded = (layer.weight + layer.get_delta_weight("default")).to(torch.bfloat16)
     changed = (folded != layer.weight).float().mean()
-    assert changed < 0.9  # what folding keeps of this update is not the update
+    assert changed < 0.9  # merging would leave the other weights unchanged
 
 
 def test_a_directory_of_full_weights_is_a_policy(base: Any, tmp_path: Path) -> None:

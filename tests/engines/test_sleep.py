@@ -25,7 +25,7 @@ Asking = Callable[[int], tuple[list[int], SamplingParams, PolicyRef]]
 
 @pytest.fixture
 def spoilt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host is another place than the CPU: what moves is copied, what is left is spoilt."""
+    """Moves to the host copy, though the device is the CPU; the memory left behind becomes NaN."""
 
     def copied(storage: UntypedStorage, device: torch.device) -> UntypedStorage:
         fresh = storage.clone()

@@ -1,4 +1,4 @@
-"""The watch over the worker thread, and streams of tokens."""
+"""The watchdog of the worker thread, and streams of tokens."""
 
 from __future__ import annotations
 

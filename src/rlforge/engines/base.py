@@ -109,7 +109,7 @@ class Engine(Generator, Protocol):
         ...
 
     def take_busy_spans(self) -> list[Span]:
-        """When it computed since the last call, in seconds of the wall clock."""
+        """The spans of wall-clock time (seconds) in which it computed since the last call."""
         ...
 
     async def close(self) -> None:
@@ -148,7 +148,7 @@ def check_request(
     max_model_len: int,
     vocab_size: int,
 ) -> int:
-    """The most tokens that the answer may have; EngineError for a request without an answer.
+    """The most tokens that the answer may have; EngineError for one that cannot be answered.
 
     max_model_len: tokens of prompt and answer. vocab_size: ids at or above it are refused.
 

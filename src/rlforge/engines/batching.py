@@ -32,8 +32,8 @@ class BatchLimits:
     max_sequences: generated at the same time, over all policies. max_model_len: tokens of prompt
     and answer. step_prompt_tokens: prompt tokens read per step, so that long prompts do not hold
     up running answers. batch_prompt_tokens: padded prompt tokens of one forward pass.
-    patience_steps: most steps for which requests that have room are held back, to be read together
-    once they number an eighth of the running ones; 0 admits them at once.
+    patience_steps: most steps to hold back requests while fewer than an eighth of the running
+    number could begin, so that more prompts are read together; 0 admits requests at once.
     """
 
     max_sequences: int
@@ -47,7 +47,7 @@ class BatchGenerator(StepGenerator[Generation]):
     """A ``StepGenerator`` over a base model and its adapters.
 
     decode: token ids to text. vocab_size: ids at or above it are refused. pad_id: fills up shorter
-    prompts of a batch. seed: of the draws of requests that bring none.
+    prompts of a batch. seed: for requests without a seed of their own.
     """
 
     def __init__(

@@ -147,8 +147,8 @@ def join_rows(
 ) -> None:
     """Puts the rows ``taken`` of ``other``, their last ``length`` positions, at ``places``.
 
-    The places are unused rows of ``cache``, or follow its last one. most_rows: that the batch can
-    ever have. Rows in use are intact at every moment, also after a failure half-way.
+    The places are unused rows of ``cache``, or follow its last one. most_rows: most rows that the
+    batch can ever have. Rows in use are intact at every moment, also after a failure half-way.
     """
     layers = list(zip(cache.layers, other.layers, strict=True))
     rows = max(layers[0][0].keys.shape[0], max(places) + 1)

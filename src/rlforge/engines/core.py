@@ -27,8 +27,8 @@ from rlforge.types import Completion, FinishReason, PolicyRef, SamplingParams
 class EngineRequest:
     """A request of ``generate``. ids grow in order of arrival.
 
-    seed: of its draws. limit: most tokens of the answer, from max_tokens and the room that the
-    model's length leaves.
+    seed: for drawing its tokens. limit: most tokens of the answer, so that max_tokens and the
+    model's length are both respected.
     """
 
     id: int
@@ -73,11 +73,11 @@ class WaitingRoom(Generic[R]):
         self._closed = False
 
     def add(self, key: PolicyKey, request: R) -> None:
-        """``request`` waits for ``key``."""
+        """Queues ``request`` until ``key`` is resident."""
         self._requests.setdefault(key, deque()).append(request)
 
     def add_load(self, key: PolicyKey, ticket: int) -> None:
-        """``ticket`` is answered once ``key`` is resident."""
+        """Queues the load of ``key``; ``ticket`` is answered once it is resident."""
         self._loads.setdefault(key, []).append(ticket)
 
     def cancel(self, gone: Collection[int]) -> None:
@@ -122,8 +122,7 @@ class WaitingRoom(Generic[R]):
     def admit(self, room: int, prompt_tokens: int) -> list[tuple[PolicyKey, R]]:
         """Takes requests of resident policies, oldest first.
 
-        At most ``room`` of them, and none after the one that brings the tokens of all their prompts
-        to ``prompt_tokens``.
+        Stops after ``room`` requests, or once their prompts have ``prompt_tokens`` tokens in all.
         """
         if self._closed:
             return []
@@ -150,7 +149,7 @@ class StepGenerator(ABC, Generic[R]):
     One thread makes all calls but ``stats`` and ``take_busy_spans``, which any thread may make.
 
     decode: token ids to text. max_model_len: tokens of prompt and answer. vocab_size: ids at or
-    above it are refused. seed: of the draws of requests that bring none.
+    above it are refused. seed: for requests without a seed of their own.
     """
 
     #: Seeds of requests are taken modulo this.
@@ -258,7 +257,7 @@ class StepGenerator(ABC, Generic[R]):
         return answers
 
     def drain(self) -> None:
-        """Begins no request until ``wake``; running ones go on, and count as work."""
+        """Begins no request until ``wake``; running ones go on, and ``has_work`` counts them."""
         self._waiting.close()
 
     @abstractmethod

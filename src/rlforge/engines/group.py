@@ -50,7 +50,7 @@ class Group:
     """The running batch of one policy: generations join after their prefill and leave when done.
 
     Rows of generations that ended or were dropped stay in the cache until others take their
-    places, or until they are more than an eighth of it. max_rows: of the whole engine. narrow: the
+    places, or until they are more than an eighth of it. max_rows: most of the engine. narrow: the
     last layer computes only the last position of each prompt (``rlforge.models.last_layer``).
     """
 

@@ -37,8 +37,8 @@ _LONGEST_PAUSE_S = 8.0
 
 Message = dict[str, str]
 
-#: again: another try may succeed. form: a request for a simpler form of answer may. rejected: this
-#: request never will. refused: no request will.
+#: again: another try may succeed. form: one that asks for a simpler form of answer may. rejected:
+#: this request always fails. refused: every request fails, as with a wrong key.
 ChatFailure = Literal["again", "form", "rejected", "refused"]
 
 
@@ -118,9 +118,9 @@ class ChatReply:
 class ChatClient:
     """Requests chat completions, for one event loop at a time.
 
-    A request is tried ``1 + retries`` times, each within ``timeout_s``; connections, time-outs,
-    rate limits and server errors are worth another try.
-    keys: the configuration group of these settings, for messages.
+    A request is tried ``1 + retries`` times, each within ``timeout_s``: again after a failed
+    connection, a time-out, a rate limit or a server error.
+    keys: the configuration group of these settings, for error messages.
     """
 
     def __init__(self, keys: str, *, timeout_s: float, retries: int) -> None:
@@ -140,7 +140,7 @@ class ChatClient:
 
         temperature None: the endpoint's own. options: further arguments of the request.
         """
-        # OpenAI's own newer models know the limit under this name only, other servers not at all.
+        # OpenAI's newer models know only max_completion_tokens, other servers only max_tokens.
         own = endpoint.provider == "openai" and endpoint.base_url is None
         options["max_completion_tokens" if own else "max_tokens"] = max_tokens
         if temperature is not None:
@@ -175,7 +175,7 @@ class ChatClient:
         tries = f"{1 + self._retries} {'tries' if self._retries else 'try'}"
         longest = (1 + self._retries) * self._timeout_s + self._retries * _LONGEST_PAUSE_S
         try:
-            # The library's time-out is between two bytes; a server that drips is cut off here.
+            # The library's time-out limits each pause between bytes; this one limits the whole.
             async with asyncio.timeout(longest):
                 return await self._connection(endpoint).chat.completions.create(**arguments)
         except (openai.APITimeoutError, TimeoutError) as error:

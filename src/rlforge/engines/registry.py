@@ -28,7 +28,7 @@ def check_playable(policies: Iterable[PolicyRef], config: PolicyConfig) -> None:
     ``engine=transformers`` plays adapters of any rank over the configured model, and full weights
     of any model with the same vocabulary; ``engine=vllm`` plays adapters up to the rank that it
     makes room for, which follows from ``model.lora.rank``. Only saved policies are checked. The
-    message names the policy, its directory and the mend.
+    message names the policy, its directory and the remedy.
 
     Example:
         >>> check_playable([PolicyRef(uid="random_legal", kind="scripted")], PolicyConfig())

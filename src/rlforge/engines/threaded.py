@@ -1,4 +1,4 @@
-"""Runs a ``StepGenerator`` in a thread, behind the engine protocol, with a watch over it."""
+"""Runs a ``StepGenerator`` in a thread, behind the engine protocol, with a watchdog."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ class ThreadedEngine(LocalEngine):
           ▲                      │                          │
           └──────── wake() ──────┴──────────────────────────┘
 
-    Who may use which field::
+    Which thread may use which field::
 
         _inbox, _cancelled, _end, _rest, _turn_callers   any thread, under the lock ``_changed``
         _state, _pending, _streams                       the worker only, without a lock
         _core                                            the worker; ``stats`` and
                                                          ``take_busy_spans`` any thread
-        _seen                                            written by the worker, read by the watch
+        _seen                                            written by the worker, read by the watchdog
         a Caller's gone                                  set under ``_changed`` or in its own loop
 
-    After the worker has ended, or when the watch finds it stuck, ``_fail_all`` reads ``_pending``.
-    Once ``_end`` is set it stays, so it may then be read without the lock.
+    After the worker has ended, or when the watchdog finds it stuck, ``_fail_all`` reads
+    ``_pending``. Once ``_end`` is set it stays, so it may then be read without the lock.
     """
 
     def __init__(self, core: StepGenerator[Any], *, stuck_after_s: float) -> None:
@@ -75,7 +75,7 @@ class ThreadedEngine(LocalEngine):
         self._inbox: list[_Call] = []
         self._cancelled = False
         self._end: EngineError | None = None
-        # Whether the engine is to sleep, and who waits until it does, or is awake again.
+        # Whether the engine is to sleep, and the waiting callers of ``sleep`` and ``wake``.
         self._rest = False
         self._turn_callers: list[Caller] = []
         self._state = _State.AWAKE
@@ -101,8 +101,8 @@ class ThreadedEngine(LocalEngine):
         """As ``Engine.generate``, with ``on_tokens`` called after each step.
 
         Raises EngineError for a prompt without room for an answer, a policy that does not load, a
-        failed computation, and when the engine closes; EngineDeadError when it cannot go on. So do
-        ``load``, ``sleep`` and ``wake``.
+        failed computation, and when the engine closes; EngineDeadError when it cannot go on. The
+        same holds for ``load``, ``sleep`` and ``wake``.
         """
         future, caller = _future_caller(on_tokens)
         self.ask([(tuple(prompt_token_ids), params, policy, caller)])
@@ -232,7 +232,7 @@ class ThreadedEngine(LocalEngine):
             return _Orders(calls=calls, cancelled=cancelled, rest=self._rest)
 
     def _is_called(self) -> bool:
-        """Whether there is something to do; until a change of state is over there is."""
+        """Whether the worker has something to do; a ``sleep`` or ``wake`` under way counts."""
         work = self._state is _State.AWAKE and (self._inbox or self._core.has_work)
         return bool(self._end or self._turn_callers or work)
 
@@ -260,7 +260,7 @@ class ThreadedEngine(LocalEngine):
             self._streams.pop(i, None)
 
     def _advance_sleep(self, rest: bool) -> None:
-        """The transitions that are possible now; answers ``sleep`` and ``wake`` at their ends."""
+        """Makes the transitions that are possible now; answers ``sleep`` and ``wake`` once done."""
         if rest and self._state is _State.AWAKE:
             self._core.drain()
             self._state = _State.DRAINING
@@ -296,7 +296,7 @@ class ThreadedEngine(LocalEngine):
                 caller.sent = len(tokens)
         return updates
 
-    # ------------------------------------------------------------ the watch
+    # ------------------------------------------------------------ the watchdog
 
     def _note_progress(self) -> None:
         if not self._core.has_work:

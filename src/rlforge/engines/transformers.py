@@ -26,8 +26,8 @@ class TransformersEngine(ThreadedEngine):
     """Continuous batching over a base model and its adapters (see ``rlforge.engines.base``).
 
     model: the base model, on its device, in the dtype to run in; its weights are not changed.
-    tokenizer: turns answers into text, without special tokens. seed: of the draws of requests that
-    bring none.
+    tokenizer: turns answers into text, without special tokens. seed: for requests without a seed of
+    their own.
 
     Example: a random model of 64 tokens, whose answers are written as numbers:
         >>> import asyncio
@@ -56,8 +56,8 @@ class TransformersEngine(ThreadedEngine):
         causal: Any = model
         _check_layers(causal)
         on_cpu = next(model.parameters()).device.type == "cpu"
-        # One batch a step: on a CPU its answers leave while the next is read (256 games with a
-        # tiny model of 8 layers get 12% more answers than with 8192 tokens).
+        # One batch of prompts per step: on a CPU its answers are then delivered while the next is
+        # read (256 games, a tiny model of 8 layers: 12% more answers than with 8192 tokens).
         tokens = PROMPT_TOKENS["cpu" if on_cpu else "cuda"]
         core = BatchGenerator(
             PolicyStore(model.requires_grad_(False).eval(), config.max_loras),

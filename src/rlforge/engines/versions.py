@@ -2,7 +2,7 @@
 
 ``AdapterTable`` holds those of vLLM, which finds weights by integer id and cached prompts by name
 and path. It gives each loading a new id and name, so that neither weights nor cached prompts of an
-older version ever answer.
+older version are ever used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class PolicyKey(NamedTuple):
-    """The weights that answer. All policies without a path share one key: the base model's.
+    """Identifies weights. All policies without a path share one key: the base model's.
 
     Example:
         >>> PolicyKey.of(PolicyRef(uid="step-0", kind="checkpoint")).path is None
@@ -97,7 +97,7 @@ class Versions(ABC, Generic[T]):
 
 @value
 class Adapter:
-    """One loading of an adapter; ``number`` and ``name`` are never used again."""
+    """One loading of an adapter; ``number`` and ``name`` are never reused."""
 
     number: int
     name: str
@@ -148,7 +148,7 @@ class AdapterTable(Versions[Adapter]):
         return adapter
 
     def _load_again(self, victim: PolicyKey) -> None:
-        """Loads an adapter that was unloaded in vain, in its old place in the order of use."""
+        """Loads an adapter that was unloaded in vain; it keeps its place in the order of use."""
         try:
             self._held[victim] = self._added(victim.uid, self._held[victim].path)
         except EngineError as error:  # its files are gone: the next request for it fails

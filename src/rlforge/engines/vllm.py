@@ -38,7 +38,7 @@ class VllmGenerator(StepGenerator[EngineRequest]):
     """A ``StepGenerator`` over a vLLM engine.
 
     llm: a vLLM engine that computes in this process. decode: token ids to text. vocab_size: ids
-    at or above it are refused. seed: of the draws of requests that bring none.
+    at or above it are refused. seed: for requests without a seed of their own.
     """
 
     seed_range = 2**63
@@ -83,7 +83,7 @@ class VllmGenerator(StepGenerator[EngineRequest]):
 
     def drawn(self, ids: Collection[int]) -> Mapping[int, Sequence[int]]:
         """Tokens so far of the running requests among ``ids``."""
-        # vLLM keeps states under ids of its own, which hold ours.
+        # vLLM keeps states under ids of its own; ``external_req_id`` is ours.
         return {
             number: state.detokenizer.output_token_ids
             for state in self._llm.output_processor.request_states.values()
@@ -217,7 +217,7 @@ def _vllm_params(request: EngineRequest) -> Any:
 
 
 def _logprobs(request: EngineRequest, flat: Any) -> tuple[float, ...]:
-    """One log-prob per token of the answer, from vLLM's flat lists of one or more per place."""
+    """One log-prob per token of the answer, from vLLM's flat lists of one or more per position."""
     if request.params.temperature == 0:
         # The distribution of a greedy draw has all its mass on one token.
         return (0.0,) * len(flat)
@@ -227,8 +227,8 @@ def _logprobs(request: EngineRequest, flat: Any) -> tuple[float, ...]:
 class VllmEngine(ThreadedEngine):
     """vLLM with adapters swapped while it runs (see ``rlforge.engines.base``).
 
-    device: ``cpu`` or ``cuda``. threads: OpenMP threads on a CPU. gpus: the engine's share of a
-    GPU whose memory it reserves. Raises ConfigError when vLLM is not installed, or does not start
+    device: ``cpu`` or ``cuda``. threads: OpenMP threads on a CPU. gpus: the share of a GPU that
+    it reserves, or how many GPUs. Raises ConfigError when vLLM is not installed, or does not start
     with the model and these settings.
 
     llm: vLLM's own engine, which only the worker thread may step.
