@@ -19,7 +19,7 @@ UPDATED = UpdateResult(version=1, samples=8, tokens=9, metrics={"loss": 0.5})
 
 
 class Actor:
-    """An actor handle that writes down each call, and whose turn it was then."""
+    """An actor handle that records each call, with the turn (learner or engines) it came in."""
 
     def __init__(
         self, name: str, diary: list[str], run_dir: Path, error: Exception | None = None

@@ -23,10 +23,10 @@ DEAD = ray.exceptions.ActorDiedError()
 
 
 class Handle:
-    """What a client sees of an engine actor whose connection breaks when the test says so.
+    """A stand-in for the handle of an engine actor, which dies when the test calls ``die``.
 
-    Its calls of ``collect`` are answered by hand, in order, through ``collects``. death: what a
-    call raises that waits until it is back. ``alive``: set while it is there.
+    The test answers calls of ``collect`` in order, through ``collects``. death: the error for calls
+    that wait until the actor is back. ``alive``: set while it is there.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ async def test_requests_of_a_dead_engine_go_to_another_one_at_once() -> None:
     living.collects.put_nowait([(again, COMPLETION)])
     assert await lost is COMPLETION
 
-    # Nothing is asked of it until it is back, however idle it looks.
+    # It gets no requests until it is back, although it has none.
     for _ in range(2):
         answer = asyncio.create_task(client.generate([7], ONE, BASE))
         living.collects.put_nowait([(await living.submitted.get(), COMPLETION)])

@@ -49,7 +49,7 @@ def lost_connection() -> Exception:
 
 
 async def waiting(batch: Any) -> Any:
-    """As a rank does in a collective that another one never enters."""
+    """Like a rank in a collective that another rank never enters."""
     await asyncio.sleep(3600)
 
 

@@ -158,7 +158,7 @@ class RunActors:
         return LearnerGroup(tuple(self.of("learner").values()))
 
     def name_of(self, actor_id: str | None) -> str | None:
-        """Which actor has this id, as Ray's exceptions give it."""
+        """The name of the actor with this id, which Ray's exceptions give; None if unknown."""
         ids = {actor._actor_id.hex(): name for name, actor in self.named.items()}
         return ids.get(actor_id or "")
 
@@ -175,13 +175,13 @@ async def start_actors(
     A constructor gets those of ``config``, ``hardware``, ``name``, ``rank`` (number of the
     replica), ``run_dir`` and ``part`` that it has parameters for. part: how often the run was
     resumed, which keeps its game ids apart. Actors load side by side, except those that share a
-    card: an engine may measure its own memory by what becomes less.
-    Raises RunError when there is no room for all, and what a constructor raised, wrapped by Ray
+    card: an engine may measure its memory as the fall of the card's free memory.
+    Raises RunError when there is no room for all; errors of constructors arrive wrapped by Ray
     (see ``reason``).
     """
     specs = [spec for spec in graph.nodes if spec.actor is not None]
     places = await _places(specs)
-    turn_file(run_dir).unlink(missing_ok=True)  # left by a process that was killed in its turn
+    turn_file(run_dir).unlink(missing_ok=True)  # left by a run killed in the learner's turn
     given = {"config": config, "hardware": hardware, "run_dir": str(run_dir), "part": part}
     named: dict[str, Any] = {}
     loading: list[asyncio.Future[Any]] = []
@@ -195,7 +195,7 @@ async def start_actors(
                 named[name] = actor
                 loading.append(asyncio.ensure_future(actor.__ray_ready__.remote()))
                 if spec.name == "learner" and rank + 1 == spec.replicas:
-                    # A rank loads its model only after it has met the others.
+                    # A rank loads its model only after it has connected to the others.
                     loading.append(asyncio.ensure_future(RunActors(named).learner.start()))
                 alone = loading[-1] if spec.loads_alone else None
         await asyncio.gather(*loading)

@@ -3,7 +3,7 @@
     play     engines awake, learner resting
     learn    engines drain ─▶ sleep, learner wakes ─▶ update ─▶ rest, engines wake
 
-Requests of games wait in the sleeping engines, and no time passes for them.
+Requests of games wait in the sleeping engines, and their time limits are paused.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ async def update_in_turn(
 ) -> tuple[UpdateResult, Span]:
     """The learner's update, with every engine asleep until it is over.
 
-    ``seconds_switch`` among the metrics is the time around it: engines drain and sleep, weights
-    move, engines wake. After a RlforgeError the engines wake, because a continuous run goes on from
-    the version before; after any other error they stay asleep, and the run ends.
+    The metric ``seconds_switch`` is the time around it: engines drain and sleep, weights move,
+    engines wake. After a RlforgeError the engines wake, because a continuous run goes on from the
+    previous version; after any other error they stay asleep, and the run ends.
     """
     started = time.time()
     for collector in actors.collectors:

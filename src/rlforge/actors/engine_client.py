@@ -1,9 +1,9 @@
-"""The client to which engine actors are one engine, for collectors, services and trainers.
+"""A client that uses several engine actors as one engine, for collectors, services and trainers.
 
-Requests and answers travel in bundles: one remote call for all requests of one turn of the event
-loop. An engine is ``here``, ``away`` (it died and Ray restarts it) or ``gone`` (Ray gave it up).
-Each engine has a pump, a pending call for its answers: when the process dies this call fails, which
-is how its death is noticed.
+Requests and answers travel in bundles: one remote call for all requests of one iteration of the
+event loop. An engine is ``here``, ``away`` (it died and Ray restarts it) or ``gone`` (Ray gave it
+up). Each engine has a pump, a task that keeps one call of ``collect`` pending; when the process
+dies, this call fails, and so the client notices.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from rlforge.types import Completion, PolicyRef, SamplingParams
 log = logging.getLogger(__name__)
 
 ANSWERS_PER_TURN = 32
-"""Answers that reach their games in one turn of the event loop: these games ask again while the
-others' moves are made, so that an engine that answered all at once is not left idle."""
+"""Answers passed on per iteration of the event loop: their games send new requests before the other
+answers are handled, so that an engine that answered all at once is not left idle."""
 
 REPORT_POLL_S = 1.0
 """Seconds between reports of the engines of a service or of continuous training."""
@@ -49,14 +49,14 @@ _NO_WORK = EngineStats(
 
 
 class RemoteEngine:
-    """The engine protocol over engine actors: least-loaded routing, bundles, and second tries.
+    """The engine protocol over engine actors: least-loaded routing, bundles and retries.
 
     A request whose engine died is repeated, ``retries`` times at most: by another engine that is
-    here, else by the first that Ray brings back. client: a name of its own for each client, and for
-    each process of a client that is restarted. time_limit: by whose clock ``timeout_s`` passes.
+    here, else by the first that Ray brings back. client: a unique name, also after a restart of the
+    client. time_limit: makes the limit of ``timeout_s``, which may stand still (``Clock``).
     poll_s: seconds between reports of the engines, for ``stats`` and ``take_busy_spans``; an engine
-    reports each span once, so that only one client may poll. None: no reports. With ``poll_s`` it
-    is made inside the event loop.
+    reports each span once, so that only one client may poll. None: no reports. With ``poll_s`` the
+    constructor must run inside the event loop.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RemoteEngine:
 
     @property
     def ready(self) -> bool:
-        """Whether an engine is here."""
+        """Whether at least one engine is here."""
         return "here" in self._states
 
     async def gone(self) -> None:
@@ -169,7 +169,7 @@ class RemoteEngine:
         raise EngineError(f"every engine died, and none is back: {death}")
 
     async def _least_loaded(self) -> int | None:
-        """Of the engines that are here, or of the first to be back; None once all are gone."""
+        """The index of an engine that is here, if need be after a wait; None once all are gone."""
         while True:
             here = [index for index, state in enumerate(self._states) if state == "here"]
             if here:
@@ -212,7 +212,7 @@ class RemoteEngine:
         except (ray.exceptions.RayActorError, RunError) as error:
             log.error("engine-%d is gone for good: %s", index, error)
             self._set_state(index, "gone")
-            if not isinstance(error, RunError):  # it does not just take too long
+            if not isinstance(error, RunError):  # a RunError: it only takes too long
                 self._given_up.set()
         else:
             self._set_state(index, "here")
@@ -252,7 +252,7 @@ class RemoteEngine:
         self._pending[target][request.ticket] = future
         self._unsent[target].append(request)
         if not self._flush_planned:
-            # One bundle per turn of the event loop, with the requests of all that are ready now.
+            # One bundle per iteration of the event loop, with all requests that are ready now.
             self._flush_planned = True
             loop.call_soon(self._flush)
         try:

@@ -1,4 +1,4 @@
-"""The learner's ranks as actors that write checkpoints, and the client to which they are one."""
+"""The learner's ranks as actors that write checkpoints, and a client that calls them as one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # only the actors import torch, not the process that starts t
     from rlforge.learner import Learner
 
 DEATH_REPORTED_S = 5.0
-"""Seconds within which Ray reports the death that other ranks see as a lost connection."""
+"""Seconds to wait for Ray's report of a dead rank, which other ranks see as a lost connection."""
 
 
 class LearnerActor:
@@ -42,7 +42,7 @@ class LearnerActor:
         self._config, self._hardware, self._rank = config, hardware, rank
 
     def host(self) -> tuple[str, int]:
-        """Open the ranks' meeting point on this rank's node; returns its address and port."""
+        """Open the store through which the ranks connect; returns its address and port."""
         from rlforge.learner.ranks import meeting_point
 
         # Our own Ray has only this machine: no other machine may reach the ranks.
@@ -51,7 +51,7 @@ class LearnerActor:
         return address, self._meeting_point.port
 
     def start(self, meeting: tuple[str, int] | None) -> None:
-        """Meet the other ranks, if there are any, and load the model."""
+        """Connect to the other ranks, if there are any, and load the model."""
         from rlforge.learner import make_learner
         from rlforge.learner.ranks import ConnectedRanks, Ranks, join, stay_local
         from rlforge.models.devices import resolve_device
@@ -67,7 +67,7 @@ class LearnerActor:
             self._learner.rest(offload=self._hardware.offload_learner)
 
     def update(self, batch: TrainBatch) -> tuple[UpdateResult, Span]:
-        """Learn from ``batch``; also returns when, in seconds of the wall clock."""
+        """Learn from ``batch``; also returns start and end, in seconds of the wall clock."""
         alternate = self._hardware.alternate
         if alternate:
             self._learner.wake()
@@ -86,7 +86,7 @@ class LearnerActor:
         meta: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> Checkpoint | None:
-        """See ``LearnerGroup.save``; None from a rank that only helped."""
+        """See ``LearnerGroup.save``; None from ranks above 0."""
         if self._rank:
             self._learner.save(None)
             if state is not None:
@@ -130,7 +130,7 @@ def _node_address() -> str:
 
 
 class LearnerGroup:
-    """The learner as one: every call goes to all ranks and returns the answer of rank 0.
+    """All ranks as one learner: every call goes to all ranks and returns the answer of rank 0.
 
     The ranks wait for each other in every call, so a rank that fails fails the call. RlforgeErrors
     are raised as they are, other errors as Ray's. Where a rank still waits for the one that failed,
@@ -142,12 +142,12 @@ class LearnerGroup:
         self._actors = tuple(actors)
 
     async def start(self) -> None:
-        """Let the ranks meet and load the model."""
+        """Let the ranks connect and load the model."""
         several = len(self._actors) > 1
         await self._all("start", await self._actors[0].host.remote() if several else None)
 
     async def update(self, batch: Any) -> tuple[UpdateResult, Span]:
-        """``batch``: reference to what the buffer gives, which goes straight to the ranks."""
+        """``batch``: Ray's reference to a batch, which goes straight from buffer to ranks."""
         answer: tuple[UpdateResult, Span] = await self._all("update", batch)
         return answer
 
@@ -176,10 +176,10 @@ class LearnerGroup:
         await self._all("save_state", version, others)
 
     async def load_state(self, uid: str, *, version: int | None = None) -> dict[str, Any]:
-        """Continue from checkpoint ``uid``, as ``step-3``; returns what other parts saved in it.
+        """Continue from checkpoint ``uid`` (``step-3``); returns what other parts saved in it.
 
-        version: what the learner counts its updates from, where versions after ``uid`` exist that
-        must keep their numbers. Raises CheckpointError when it is missing or damaged.
+        version: the learner counts its updates from here instead, where versions after ``uid``
+        exist and must keep their numbers. Raises CheckpointError when it is missing or damaged.
         """
         state: dict[str, Any] = await self._all("load_state", uid, version)
         return state
@@ -198,6 +198,6 @@ class LearnerGroup:
             deaths = (each for each in ended if isinstance(each, ray.exceptions.RayActorError))
             cause = next(deaths, error)
             own = getattr(cause, "cause", None)  # of RayTaskError
-            if isinstance(own, ConfigError):  # which says that nothing was started
+            if isinstance(own, ConfigError):  # it would mean that nothing was started
                 own = RunError(str(own))
             raise (own if isinstance(own, RlforgeError) and not waiting else cause) from None

@@ -21,7 +21,7 @@ RESTART_PATIENCE_S = 300.0
 
 
 def end(cause: Exception) -> NoReturn:
-    """End this process at once, with ``cause`` in its log: a thread of it may never return."""
+    """End this process at once, with ``cause`` in its log: one of its threads may be stuck."""
     root = logging.getLogger("rlforge")
     root.critical("this process ends: %s", cause)
     for handler in root.handlers:

@@ -18,7 +18,7 @@ class ActorSpec:
     actor: the class, as ``package.module:Class``; None: a part of the run's own process, the
     driver. config: the configuration groups it reads. num_cpus, num_gpus: of each replica.
     placement: the device it computes on. restarts: how often Ray restarts each replica.
-    concurrency: calls that a replica serves at once; None: as many as Ray does by itself.
+    concurrency: calls that a replica serves at once; None: Ray's default.
     sends: (target, what is handed over).
 
     placement_group: parts with the same one get their CPU cores and GPUs together, on as few nodes

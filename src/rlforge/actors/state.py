@@ -96,7 +96,7 @@ class PoolActor:
 
 
 class BufferActor:
-    """Shaped steps between collectors and learner; waiting for room in it slows the collectors."""
+    """Shaped steps between collectors and learner; collectors wait while it is full."""
 
     def __init__(self, config: RunConfig, run_dir: str) -> None:
         open_log("buffer", run_dir)
@@ -164,7 +164,7 @@ class BufferActor:
                     return None, False
                 if self._buffer.ready():
                     drawn = self._buffer.draw(self._batch_size, version)
-                    # Stale samples may have gone, drawn or not: there may be room for games.
+                    # Even if nothing was drawn, stale samples may have been dropped.
                     self._changed.notify_all()
                 if drawn is None:
                     await self._changed.wait()
