@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Moving to the CPU copies from it, and spoils what is left behind; sizes of what was moved."""
+    """Moves to the CPU copy, and the memory left behind becomes NaN; returns the sizes moved."""
     sizes: list[int] = []
 
     def copied(storage: UntypedStorage, device: torch.device) -> UntypedStorage:

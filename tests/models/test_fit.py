@@ -168,7 +168,7 @@ def test_full_weights_with_the_same_vocabulary_fit(model: ModelConfig, tmp_path:
     _llama(hidden_size=32, num_hidden_layers=1).save_pretrained(tmp_path / "wide")
     check_model_fits(tmp_path / "wide", model)
     _llama(vocab_size=60).save_pretrained(tmp_path / "other")
-    with pytest.raises(ConfigError, match="has 60 tokens, that of this one 50"):
+    with pytest.raises(ConfigError, match="has 60 tokens, that of the configured model 50"):
         check_model_fits(tmp_path / "other", model)
 
 

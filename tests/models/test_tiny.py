@@ -92,7 +92,7 @@ def test_a_word_that_the_pre_split_divides_is_refused() -> None:
 
 def test_outcomes_are_discounted_by_own_turns_and_at_most_one() -> None:
     states = play(WarmupGame(env=KUHN, games=50, batch_size=1), discount=0.5, seed=3)
-    # Kuhn pays 1 or 2 chips, scaled to at most 1; who still has to act again sees half.
+    # Kuhn pays 1 or 2 chips, scaled to at most 1; a later turn of the player halves it.
     assert {abs(state.outcome) for state in states} == {0.25, 0.5, 1.0}
     one = play(WarmupGame(env=TICTACTOE, games=1, batch_size=1), discount=0.5, seed=8)
     last = {state.view.player_id: i for i, state in enumerate(one)}

@@ -82,8 +82,7 @@ def test_facts_name_the_words_of_the_prompt(states: list[State]) -> None:
 
 
 def test_facts_tell_how_the_market_in_focus_ends() -> None:
-    """No account is right less often than half the time, and one in 0.725 on average:
-    what both agree on comes true in most markets."""
+    """An account is right with probability 0.5 to 0.95, so where two agree, most are right."""
     many = play(WarmupMarket(accounts=2, games=12, batch_size=1, players=6), 0.9, seed=1)
     for yes, no in (("yes", "no"), ("up", "down")):
         good, bad = (
@@ -145,7 +144,7 @@ def test_the_two_tiny_models_have_separate_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLFORGE_CACHE", str(tmp_path))
-    # Recorded studies rest on this very model.
+    # Recorded studies used exactly this model.
     assert cache_name("tiny") == "tiny-0f17f27402"
     folder = tmp_path / cache_name("tiny_market")
     assert TINY.digest() not in folder.name
@@ -166,6 +165,6 @@ def test_the_tiny_trader_starts_with_random_play() -> None:
     directory = Path(resolve_model(ModelConfig(kind="tiny_market")))
     summary = json.loads((directory / "warmup.json").read_text())
     for measured in summary["states"].values():
-        # Not 0: whom one follows, and cash to the cent, are not in the prompt.
+        # Not 0: the prompt shows neither the accounts followed nor cash to the cent.
         assert measured["illegal"] < 0.04
         assert measured["kl_uniform"] < 0.06

@@ -24,7 +24,7 @@ _MADE_HERE = {
 }
 
 MODEL_KINDS = (*_MADE_HERE, "hf")
-"""What ``model.kind`` may be."""
+"""The values that ``model.kind`` may have."""
 
 
 @value

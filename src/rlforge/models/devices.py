@@ -12,7 +12,7 @@ from rlforge.errors import ConfigError
 
 _DTYPES = ("float32", "bfloat16")
 
-#: Settings of torch's allocator when CUDA starts, by its name now and before torch 2.9.
+#: The variable with the settings of torch's allocator, and its name before torch 2.9.
 _ALLOCATOR_SETTINGS, _OLD_ALLOCATOR_SETTINGS = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 
 #: cudaErrorMemoryAllocation: the one CUDA error that leaves the device usable.

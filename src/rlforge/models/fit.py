@@ -1,7 +1,7 @@
 """Whether a directory holds weights for the configured model: an adapter, or full weights.
 
-The one judge of that: preflight, engines, learner and serving all ask here. It reads names and
-shapes from the headers of files, neither the weights themselves nor those of the base model.
+Preflight, engines, learner and serving all use these checks. They read names and shapes from the
+headers of files, neither the weights themselves nor those of the base model.
 """
 
 from __future__ import annotations
@@ -194,7 +194,8 @@ def check_model_fits(path: Path, config: ModelConfig, *, same_shapes: bool = Fal
     )
     if theirs != ours:
         raise ConfigError(
-            f"the vocabulary of the model in {path} has {theirs} tokens, that of this one {ours}"
+            f"the vocabulary of the model in {path} has {theirs} tokens, that of the configured "
+            f"model {ours}"
         )
     expected = shapes_of(_without_weights(config).state_dict()) if same_shapes else {}
     for file in _weight_files(path):

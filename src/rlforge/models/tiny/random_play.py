@@ -43,8 +43,8 @@ class State:
 def play(game: WarmupGame | WarmupMarket, discount: float, seed: int) -> list[State]:
     """The states of ``game.games`` games between players that pick legal actions at random.
 
-    outcome: the player's reward, divided by the largest one met, times ``discount`` for each
-    decision that the player still had to make.
+    outcome: the player's reward, times ``discount`` for each decision that the player still had to
+    make, divided by the largest such product of all states (by size).
     """
     if isinstance(game, WarmupMarket):
         states = play_market(game, discount, seed)
