@@ -53,7 +53,7 @@ class RemoteEngine:
 
     A request whose engine died is repeated, ``retries`` times at most: by another engine that is
     here, else by the first that Ray brings back. client: a unique name, also after a restart of the
-    client. time_limit: makes the limit of ``timeout_s``, which may stand still (``Clock``).
+    client. time_limit: enforces ``timeout_s``; that of a ``Clock`` can be paused.
     poll_s: seconds between reports of the engines, for ``stats`` and ``take_busy_spans``; an engine
     reports each span once, so that only one client may poll. None: no reports. With ``poll_s`` the
     constructor must run inside the event loop.

@@ -27,8 +27,8 @@ from rlforge.types import Completion, FinishReason, PolicyRef, SamplingParams
 class EngineRequest:
     """A request of ``generate``. ids grow in order of arrival.
 
-    seed: for drawing its tokens. limit: most tokens of the answer, so that max_tokens and the
-    model's length are both respected.
+    seed: for drawing its tokens. limit: most tokens of the answer, the smaller of max_tokens and
+    max_model_len - len(prompt).
     """
 
     id: int

@@ -50,8 +50,9 @@ class Group:
     """The running batch of one policy: generations join after their prefill and leave when done.
 
     Rows of generations that ended or were dropped stay in the cache until others take their
-    places, or until they are more than an eighth of it. max_rows: most of the engine. narrow: the
-    last layer computes only the last position of each prompt (``rlforge.models.last_layer``).
+    places, or until they are more than an eighth of it. max_rows: most sequences of the engine.
+    narrow: the last layer computes only the last position of each prompt
+    (``rlforge.models.last_layer``).
     """
 
     def __init__(self, model: Any, pad_id: int, max_rows: int, *, narrow: bool) -> None:
