@@ -2,8 +2,8 @@
 
 Segments of any lengths are concatenated in a single row without padding. Each attends to itself and
 to the segments it continues: sequences that share a prefix share its segment. On GPUs in half
-precision torch's variable-length kernel computes it; elsewhere each segment is computed by itself,
-and tests hold the two together.
+precision torch's variable-length kernel computes it; elsewhere each segment is computed by itself;
+tests check that both agree.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlforge.learner.batching import Packing
 #: Arguments of some models' attention that this one does not support.
 _UNKNOWN = ("softcap", "s_aux", "sliding_window", "position_bias")
 
-#: transformers builds no masks for it, because it has no mask function of that name.
+#: transformers has no mask function of this name, and so builds no masks.
 NAME = "rlforge_causal"
 
 
@@ -46,10 +46,10 @@ def causal_attention(
     attention functions. Raises ValueError for arguments that are not supported.
     """
     if unknown := [name for name in _UNKNOWN if others.get(name) is not None]:
-        raise ValueError(f"{type(module).__name__} wants attention with {', '.join(unknown)}")
+        raise ValueError(f"{type(module).__name__} needs unsupported {', '.join(unknown)}")
     if query.shape[2] != key.shape[2]:
         raise ValueError(
-            f"{key.shape[2]} keys for {query.shape[2]} queries: nothing is cached here"
+            f"{key.shape[2]} keys for {query.shape[2]} queries: no KV cache is supported"
         )
     gqa = query.shape[1] != key.shape[1]
     if packing is None:
@@ -106,8 +106,8 @@ def varlen_attention(
 class _Gathered(torch.autograd.Function):
     """``index_select`` of rows, whose gradient is summed in float32 at least.
 
-    Hundreds of sequences may share a prefix: adding up their gradients in bfloat16 would be wrong
-    by percents.
+    Hundreds of sequences may share a prefix: the sum of their gradients in bfloat16 would be
+    wrong by several percent.
     """
 
     @staticmethod

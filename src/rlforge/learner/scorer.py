@@ -98,8 +98,8 @@ class Scorer:
             name = type(model).__name__
             if options.fp32_head:
                 raise ConfigError(
-                    f"learner.fp32_head: the logits of {name} cannot be computed apart from the "
-                    "rest of it; switch it off"
+                    f"learner.fp32_head: the logits of {name} come only from its whole forward "
+                    "pass; switch it off"
                 )
             log.warning("%s computes the logits of all answers of a pass at once", name)
         with self._precision():
@@ -113,7 +113,7 @@ class Scorer:
 
     @property
     def decoder_and_head(self) -> bool:
-        """Whether they give the logits, in chunks; if not, the model's own forward pass does."""
+        """Whether these two give the logits; otherwise only the model's own forward pass does."""
         return self._reading is not None
 
     def score(self, micro: MicroBatch, *, entropy: bool = False) -> Scores:
