@@ -22,7 +22,7 @@ PAD = 0
 
 
 class PolicyGradient:
-    """REINFORCE with a token mean, and whichever of the optional inputs a test switches on.
+    """REINFORCE with a token mean, and the optional inputs that a test switches on.
 
     Keeps every ``LossInputs`` it was given in ``seen``.
     """
@@ -185,7 +185,7 @@ class Parts:
 
     @staticmethod
     def of_speed(name: str) -> bool:
-        """Whether a metric says how an update was computed, not what came of it."""
+        """Whether a metric describes the computation of an update, not its result."""
         speed = ("tokens_per_s", "padding_share", "reused_share", "tflops", "memory_peak_gb")
         return name in speed or name.startswith("seconds")
 

@@ -83,7 +83,7 @@ def conftest() -> Any:
 
 
 def batch_of(parts: Any, games: int, version: int, rules: int) -> TrainBatch:
-    """``games`` games of three turns in one group; a single turn when there are none.
+    """``games`` games of three turns in one group; a single turn for 0 games.
 
     rules: tokens with which all prompts begin.
     """
@@ -110,7 +110,7 @@ def play(
     """Three updates of one scenario: ``weights`` (of rank 0) and ``metrics`` of each update.
 
     folder: empty; rank 0 leaves what the engine would load in ``saved``. resume_from: a state that
-    others saved in the same scenario, to go on from instead of one's own.
+    other ranks saved in the same scenario, instead of this run's own.
     """
     parts = conftest()
     algorithm, options = SCENARIOS[name]
@@ -227,7 +227,7 @@ def minicpm_model(parts: Any) -> Any:
 
 
 def broken_kernel(*arguments: Any) -> Any:
-    """As where a card has no kernel for packed sequences: it is tried first, and given up."""
+    """Fails as on a card without a kernel for packed sequences."""
     raise RuntimeError("no kernel for this card")
 
 
@@ -239,7 +239,7 @@ def held(model: torch.nn.Module) -> float:
 
 
 def main(rank: int, size: int, folder: Path) -> None:
-    """Meet the other ranks, play every scenario and leave the results in ``folder``."""
+    """Connect to the other ranks, run every scenario and leave the results in ``folder``."""
     torch.set_num_threads(1)
     port_file = folder / "port"
     if rank == 0:

@@ -1,4 +1,4 @@
-"""Packed sequences mean what padded ones do."""
+"""Packed sequences give the same results as padded ones."""
 
 from __future__ import annotations
 
@@ -168,14 +168,14 @@ def test_without_the_kernel_long_steps_are_packed_and_short_ones_padded(parts):
         assert (metrics["padding_share"] > 0) == padded
 
 
-def test_a_cache_of_keys_is_refused(parts):
+def test_a_kv_cache_is_refused(parts):
     query, key = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8)
     with pytest.raises(ValueError, match="5 keys for 3 queries"):
         causal_attention(None, query, key, key)
 
 
 def attend(query, key, value, query_ends, key_ends, scale, window_size, gqa):
-    """What the kernel for GPUs does: causal attention of segments, aligned at their ends."""
+    """The computation of the GPU kernel: causal attention of segments, aligned at their ends."""
     assert window_size == (-1, 0)
     query_ends, key_ends = query_ends.tolist(), key_ends.tolist()
     outputs = []
@@ -201,7 +201,7 @@ def torch_2_11(
     scale=None,
     window_size=(-1, -1),
 ):
-    """``varlen_attn`` with the arguments of that version, which groups heads unasked."""
+    """``varlen_attn`` with the arguments of torch 2.11, which groups heads always."""
     gqa = query.shape[1] != key.shape[1]
     return attend(query, key, value, cu_seq_q, cu_seq_k, scale, window_size, gqa)
 
@@ -223,7 +223,7 @@ def torch_2_13(
     block_table=None,
     num_splits=None,
 ):
-    """The same for that version, which wants to be asked."""
+    """With those of torch 2.13, which groups heads with ``enable_gqa``."""
     return attend(query, key, value, cu_seq_q, cu_seq_k, scale, window_size, enable_gqa)
 
 
@@ -256,7 +256,7 @@ def test_every_version_of_the_kernel_gives_the_result_of_segment_attention(
 
 
 class OneByOne(TorchDispatchMode):
-    """Rows are added as a GPU adds them: each sum is rounded to the tensor's dtype."""
+    """Adds rows as a GPU does: each sum is rounded to the tensor's dtype."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function in (torch.ops.aten.index_add.default, torch.ops.aten.index_add_.default):
@@ -272,7 +272,7 @@ class OneByOne(TorchDispatchMode):
 def test_gradient_of_a_prefix_shared_by_hundreds_is_exact_to_its_dtype(
     monkeypatch,
 ):
-    """Keys of the beginning get a gradient from each of 300 rows, which must not get lost."""
+    """Keys of the prefix sum the gradients of 300 rows without losing small ones."""
     torch.manual_seed(0)
     monkeypatch.setattr(varlen, "varlen_attn", torch_2_13)
     rows = [Row(step=0, prompt=(1,) * 12 + (2 + n, 3), answer=()) for n in range(300)]

@@ -113,7 +113,7 @@ def test_modules_that_are_no_plain_rms_norm_are_not_fused():
     assert fuse_norms(nn.LayerNorm(48, bias=False)) == 0
 
     class Capped(LlamaRMSNorm):
-        """Another epsilon than it says."""
+        """Uses another epsilon than its attribute names."""
 
         def forward(self, hidden_states):
             return hidden_states * torch.rsqrt(hidden_states.pow(2).mean(-1, True) + 1e-3)
@@ -300,7 +300,7 @@ def test_fused_layers_are_as_exact_as_peft_under_autocast(adapted):
 
 
 def test_fused_layers_add_in_place_without_another_tensor_of_all_outputs(adapted):
-    """Tensors as large as the output: W x, and no B A x, none scaled, no sum."""
+    """The only new tensor as large as the output is W x: no B A x, scaled or not, no sum."""
     model = adapted(rank=3)
     fuse_lora_add(model)
     (layer, *_) = (m for n, m in model.named_modules() if n.endswith("up_proj"))

@@ -1,4 +1,4 @@
-"""Compiled decoder layers make the same update; what compiling needs is known before."""
+"""Compiled decoder layers make the same update; missing requirements are errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlforge.learner.layers import check_compiling, compile_layers
 
 
 def gradients(parts, steps, **settings):
-    """(all gradients of an update in one piece, metrics of it)."""
+    """(all gradients of an update in one tensor, its metrics)."""
     model = parts.model()
     learner = parts.learner(model, parts.PolicyGradient(entropy=True), **settings)
     parts.randomise_adapter(model)

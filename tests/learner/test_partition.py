@@ -36,7 +36,7 @@ prompts = st.lists(
 
 
 def tokens_of(made, rows, index):
-    """What segment ``index`` ends, from the first token on."""
+    """All tokens of the row up to the end of segment ``index``."""
     segment = made[index]
     before = () if segment.parent is None else tokens_of(made, rows, segment.parent)
     assert len(before) == segment.begin < segment.end
@@ -79,7 +79,7 @@ def test_turns_continue_earlier_turns_and_games_continue_the_rules():
 
 
 def test_a_game_of_many_turns_needs_no_recursion():
-    """Every turn goes on from all those before it: more of them than Python has stack frames."""
+    """Each turn continues all earlier ones: more than Python's recursion limit."""
     rows = [row(range(n)) for n in range(2, 3002)]
     assert len(segments(rows)) == 2 * len(rows) - 1
 
@@ -105,7 +105,7 @@ def test_passes_hold_every_row_once_within_both_limits(lengths, max_rows, max_to
 
 
 def alike(parts, number=7):
-    """Steps whose prompts begin with the same five tokens, and those of a game with two more."""
+    """Steps whose prompts share five tokens, every second step two more."""
     beginning = (9, 8, 7, 6, 5)
     return [
         parts.step(
@@ -136,7 +136,7 @@ def test_sharing_prefixes_gives_the_same_update_from_fewer_positions(parts, conf
     share, loss, gradients = update(parts, **config)
     none, expected_loss, expected = update(parts, share_prefixes=False, **config)
     tokens = sum(len(s.prompt_token_ids) + len(s.token_ids) - 1 for s in alike(parts))
-    # The prefix is shared six times, and two tokens three and two times (more by chance).
+    # Six of seven rows reuse the five tokens, five reuse two more (others by chance).
     assert share >= (6 * 5 + 2 * 5) / tokens
     assert none == 0.0
     assert loss == pytest.approx(expected_loss, rel=1e-5)
@@ -192,7 +192,7 @@ PROMPTS = st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=12), max_siz
 
 
 def reads(rows: list[Row]) -> int:
-    """Tokens that a rank reads of rows in order that share their beginnings."""
+    """Tokens that a rank computes for ordered rows with shared prefixes."""
     return sum(segment.end - segment.begin for segment in segments(rows))
 
 

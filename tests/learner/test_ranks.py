@@ -36,7 +36,7 @@ NAMES = pytest.mark.parametrize("name", SCENARIOS)
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two processes have played every scenario together; their results are in this folder."""
+    """Folder with the results of two processes that ran every scenario together."""
     folder = tmp_path_factory.mktemp("ranks")
     pipe = subprocess.PIPE
     processes = [
@@ -67,7 +67,7 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 
 
 def outcome(parts: Any, metrics: dict[str, float]) -> dict[str, float]:
-    """What came of an update; the division itself changes its speed and its padding."""
+    """Metrics of an update that dividing it over ranks leaves the same: not speed, not padding."""
     return {name: number for name, number in metrics.items() if not parts.of_speed(name)}
 
 

@@ -23,7 +23,7 @@ CASES = {
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The host is another place than the CPU: what moves is copied, what is left is spoilt."""
+    """Makes the host distinct from the CPU: moved data is copied, its old storage spoilt."""
     moved: list[int] = []
 
     def copied(storage: UntypedStorage, device: torch.device) -> UntypedStorage:
@@ -123,7 +123,7 @@ def test_weights_that_do_not_go_to_the_host_stay_where_they_are(
 
 
 @pytest.mark.gpu
-def test_the_gpu_is_free_of_a_learner_at_rest(parts: Any) -> None:
+def test_a_learner_at_rest_frees_the_gpu(parts: Any) -> None:
     model = parts.model(hidden_size=1024, intermediate_size=4096)
     learner = parts.learner(model, device="cuda", train="full")
     batch = parts.batch(parts.random_steps(8))

@@ -111,7 +111,7 @@ OTHERS = (
     "Something Else",
     "NVIDIA RTX A1000",  # not A10, nor A100
     "NVIDIA GeForce RTX 4090 Laptop GPU",
-    "NVIDIA A100-SXM4-40GB MIG 1g.5gb",  # a seventh of a card
+    "NVIDIA A100-SXM4-40GB MIG 1g.5gb",  # a MIG slice
     "NVIDIA A10-12Q",  # a virtual share of a card
     "Tesla T4",  # no bfloat16
     "Tesla V100-SXM2-16GB",

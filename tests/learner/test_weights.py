@@ -1,4 +1,4 @@
-"""What the learner leaves on disk, read back by PEFT and transformers themselves."""
+"""Files that the learner saves, read back by PEFT and transformers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def logits(model) -> torch.Tensor:
 
 
 def trained(parts, **settings):
-    """A learner some updates in, and its model."""
+    """A learner after some updates, and its model."""
     model = parts.model()
     learner = parts.learner(model, **settings)
     for seed in range(2):

@@ -124,7 +124,7 @@ def merge_small_lora(model: nn.Module) -> int:
 
 
 def fuse_lora_add(model: nn.Module) -> int:
-    """Let other LoRA layers around linear ones add their product in place; returns how many.
+    """Let the remaining LoRA layers around linear ones add in place; returns how many.
 
     Weights, gradients and saved files are those of PEFT's own layers, up to rounding: under
     autocast the sum is rounded once instead of three times.

@@ -43,7 +43,7 @@ STATE_FILE = "learner.pt"
 
 @value
 class UpdateInputs:
-    """What is computed once per update, for the S steps and N answer tokens of a batch.
+    """Values computed once per update, for the S steps and N answer tokens of a batch.
 
     Log-probs of the tokens: behaviour [N], of the engine that sampled them; proximal [N], of the
     policy at the start of the update (an update of a single optimizer step fills it in as it goes);
@@ -188,7 +188,7 @@ class Learner:
         )
 
     def rest(self, *, offload: bool = True) -> None:
-        """Free device memory for others until ``wake``, which must come before the next ``update``.
+        """Free device memory for other processes until ``wake``; ``update`` works only after it.
 
         offload: move weights and optimizer state to the host; otherwise only free cached memory.
         Saving and loading work at rest, too.
@@ -243,7 +243,7 @@ class Learner:
             torch.save(state, file)
 
     def load_state(self, directory: Path) -> None:
-        """Continue from what ``save_state`` wrote; CheckpointError if it is absent or misfits."""
+        """Continue from what ``save_state`` wrote; CheckpointError if it is absent or unfit."""
         file = directory / STATE_FILE
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)

@@ -41,7 +41,7 @@ class Reading:
     temperature: float = 1.0
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Logits over the temperature; float32 ``outputs`` are overwritten."""
+        """Logits divided by the temperature; float32 ``outputs`` are overwritten."""
         logits = outputs.float()
         if self.softcap is not None:
             logits = logits.mul_(self.scale / self.softcap).tanh_().mul_(self.softcap)
@@ -76,7 +76,7 @@ class Head:
         return dataclasses.replace(self, weight=self.weight.to(self.dtype), bias=bias)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [n, V] over the temperature, in float32, of ``hidden`` [n, H]; weights cast."""
+        """Float32 logits [n, V] / temperature of ``hidden`` [n, H]; the weights must be cast."""
         hidden = hidden.to(self.dtype)
         return self.reading.logits(torch.nn.functional.linear(hidden, self.weight, self.bias))
 
@@ -113,7 +113,7 @@ def recomputed_logprobs(
     *,
     entropy: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The same for any ``head`` from [n, H] to outputs [n, V], run again in the backward pass.
+    """``chunked_logprobs`` for any ``head`` from [n, H] to [n, V], run again for the gradient.
 
     Gradients flow to ``hidden`` and the parameters of ``head``. chunk: positions whose logits exist
     at the same time.
@@ -137,7 +137,7 @@ def recomputed_logprobs(
 def logprobs_of(
     outputs: Tensor, token_ids: Tensor, reading: Reading, *, entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The same from all ``outputs`` [N, V] of a head."""
+    """``chunked_logprobs`` from all ``outputs`` [N, V] of a head at once."""
     logprobs, entropies = _Logprobs.apply(  # type: ignore[no-untyped-call]
         outputs, token_ids, reading, entropy
     )
@@ -258,10 +258,10 @@ def _gradient(
     of_logprobs: Tensor,
     of_entropies: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """Gradient of the loss by the head's outputs [n, V], overwriting ``logs``, all log-probs.
+    """Gradient w.r.t. the head's outputs [n, V]; overwrites ``logs`` [n, V], all log-probs.
 
-    slope: of the cap. of_logprobs [n]: gradient by the log-probs of the tokens. of_entropies: the
-    entropies [n] and the gradient by them.
+    slope: of the cap. of_logprobs [n]: gradient w.r.t. the log-probs of the tokens. of_entropies:
+    the entropies [n] and the gradient w.r.t. them.
     """
     wanted = of_logprobs[:, None]
     if of_entropies is not None:

@@ -16,14 +16,14 @@ from itertools import groupby, pairwise
 from rlforge.learner.batching import Layout, Row, Segment
 from rlforge.types import value
 
-#: Shared tokens of a row that take as much memory as one computed token: of a shared token each row
-#: keeps a copy of keys and values, of a computed token all activations of its layers.
+#: Number of shared tokens that take the memory of one computed token: for a shared token each row
+#: keeps a copy of keys and values, for a computed token all activations.
 SHARED_PER_TOKEN = 16
 
 
 @value
 class Share:
-    """One micro-batch of a rank. counts: False for one that only fills up its number of passes."""
+    """One micro-batch of a rank. counts: False if it only gives all ranks equally many passes."""
 
     rows: list[Row]
     counts: bool
@@ -171,7 +171,7 @@ def parts(
         if layout == "padded":
             positions = (len(part) + 1) * length
         else:
-            # Both the row and its branching point keep a copy of the shared keys and values: the 2.
+            # Twice: the row and its branching point each keep a copy of shared keys and values.
             positions = before + length - shared + 2 * shared // SHARED_PER_TOKEN
         if part and (positions > max_tokens or len(part) == max_rows):
             yield part

@@ -63,7 +63,7 @@ class PolicySpec:
 class Policy:
     """Weights in training: an adapter (``train: lora``) or the whole model (``train: full``).
 
-    The reference is the model as it is now, before training. For a fresh adapter that is the model
+    The reference is the model before training. For a fresh adapter that is the model
     with the adapter switched off; otherwise it is a frozen copy.
 
     With ``shard_weights`` the model is spread over the ranks, an adapter excepted. Passes over a
@@ -104,7 +104,7 @@ class Policy:
             None if self._frozen is None else self._new_scorer(self._frozen, spec.temperature)
         )
         self._packs_from = self._least_packed_length()
-        # Dropout would hit the shared prefix once for all rows.
+        # With dropout, all rows would share one mask on their prefix.
         self._shares = config.share_prefixes and (self._adapter is None or spec.lora.dropout == 0)
         apply_memory_options(model, config)
         if config.compile:
@@ -157,7 +157,7 @@ class Policy:
         return {name: p for name, p in self._model.named_parameters() if p.requires_grad}
 
     def train(self, mode: bool = True) -> None:
-        """Switch dropout and checkpointing on for training passes, off for measurements."""
+        """Switch dropout and checkpointing on for training passes, off for scoring."""
         self._model.train(mode)
 
     def passes(self, rows: Sequence[Row]) -> Iterator[Pass]:

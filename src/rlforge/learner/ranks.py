@@ -28,7 +28,7 @@ MAX_BUCKET = 2**26
 
 
 class Ranks:
-    """A rank alone: every sum is its own number, so the methods change nothing.
+    """A single rank: every sum has one term, so the methods change nothing.
 
     rank: from 0, the only one that writes files. size: number of ranks.
     """

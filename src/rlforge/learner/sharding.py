@@ -78,7 +78,7 @@ def spread_model(
 
 
 class SpreadScorer(Scorer):
-    """The same scores by a model spread over the ranks; every rank must make the same calls."""
+    """A scorer whose model is spread over the ranks; every rank must make the same calls."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class SpreadScorer(Scorer):
 
     def can_pack(self) -> bool:
         can: bool = self._whole(super().can_pack)
-        # A kernel that failed leaves layers in the middle of a pass.
+        # A failed kernel interrupts the pass, which FSDP would take as still running.
         cast(FSDPModule, self._whole).reset_iter_state()
         return can
 

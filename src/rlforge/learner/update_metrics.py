@@ -1,4 +1,4 @@
-"""What an update reports: loss, log-probs, lags, and the speed of its phases.
+"""The metrics of an update: loss, log-probs, lags, and the speed of its phases.
 
 ==================== =============================================================================
 ``loss``             of an optimizer step, averaged over those applied; nan if none was
