@@ -80,7 +80,7 @@ def metrics_of(make_inputs, config):
     return set(run(make_inputs, algorithm, random_batch(), [range(6)])[2])
 
 
-def test_every_metric_is_there(make_inputs):
+def test_every_metric_is_reported(make_inputs):
     everything = {"kl": KlConfig(coef=0.1), "entropy_coef": 0.1}
     weights = {"importance_weight_mean", "importance_capped_fraction"}
     common = {"policy_loss", "kl", "entropy"} | weights
@@ -106,7 +106,7 @@ def test_loss_terms_by_hand(make_inputs):
     assert output.metrics == pytest.approx({"policy_loss": 4.5, "kl": 1.0, "entropy": 1.0})
 
 
-def test_what_a_term_needs_must_be_there(make_inputs):
+def test_a_missing_input_of_a_loss_term_is_an_error(make_inputs):
     inputs = make_inputs([[-1.0]])
     with pytest.raises(ValueError, match="reference_logprobs"):
         make_algorithm(AlgorithmConfig(kl=KlConfig(coef=0.1)), 16).loss(inputs)
@@ -173,7 +173,7 @@ def test_a_critic_needs_a_value_per_step(make_step, values):
         make_algorithm(A2cConfig(), 16).targets([make_step("a"), make_step("b")], values)
 
 
-def test_the_critic_weighs_in_by_its_coefficient(make_inputs):
+def test_the_critic_loss_is_scaled_by_its_coefficient(make_inputs):
     fields = {"values": [1.0], "old_values": [1.0], "returns": [4.0]}
     for coef in (0.0, 0.5):
         inputs = make_inputs([[-1.0]], advantages=[0.0], **fields)

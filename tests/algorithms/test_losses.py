@@ -240,7 +240,7 @@ def test_kl_needs_a_reference_and_a_known_estimator(make_inputs):
 # ---------------------------------------------------------------- padding, extremes
 
 
-def test_padding_may_hold_anything(make_inputs):
+def test_values_on_padding_are_ignored(make_inputs):
     nan = math.nan
     inputs = make_inputs(
         [[-1.0, nan], [-2.0, -math.inf]],
@@ -289,7 +289,7 @@ def test_value_clip_takes_the_worse_error(make_inputs):
     values = torch.tensor([1.0, 1.0], requires_grad=True)
     inputs = make_inputs([[0.0], [0.0]], values=values, old_values=[0.0, 0.0], returns=[2.0, -2.0])
     loss = value_loss(inputs, 0.5)
-    # V held at 0.5: errors 1.5^2 against 1^2 (the held one is worse), 2.5^2 against 3^2.
+    # V clipped to 0.5: errors 1.5^2 against 1^2 (the clipped one is worse), 2.5^2 against 3^2.
     assert float(loss.detach()) == pytest.approx((2.25 + 9.0) / 2)
     loss.backward()
     assert values.grad.tolist() == pytest.approx([0.0, 3.0])

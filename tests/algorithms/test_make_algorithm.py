@@ -34,7 +34,7 @@ def test_the_name_chooses_the_algorithm(config, kind, values):
     assert not algorithm.needs_entropy
 
 
-def test_penalty_and_bonus_say_what_they_need():
+def test_kl_penalty_and_entropy_bonus_state_their_inputs():
     algorithm = make_algorithm(AlgorithmConfig(kl=KlConfig(coef=0.1), entropy_coef=0.01), 16)
     assert algorithm.needs_reference
     assert algorithm.needs_entropy

@@ -25,7 +25,7 @@ _ALGORITHMS: dict[str, Callable[[Any, int], Algorithm]] = {
 
 
 def make_algorithm(config: AlgorithmConfig, max_tokens: int) -> Algorithm:
-    """The algorithm ``config`` asks for; ``max_tokens``: longest answer of the engine.
+    """The algorithm that ``config`` names; ``max_tokens``: the engine's limit for one answer.
 
     Example:
         >>> make_algorithm(AlgorithmConfig(name="reinforce"), max_tokens=64).needs_values

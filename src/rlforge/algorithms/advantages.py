@@ -11,7 +11,7 @@ from rlforge.types import Step, value
 
 @value
 class GroupAdvantages:
-    """advantages: per step. groups: their number; constant: those whose scores are all equal."""
+    """advantages: one per step. groups: their number. constant: groups of equal scores."""
 
     advantages: tuple[float, ...]
     groups: int
@@ -21,7 +21,7 @@ class GroupAdvantages:
 def standardize(values: Sequence[float], divide: bool = True) -> list[float]:
     """(x - mean) / std, or only x - mean; exactly 0 where all values are equal.
 
-    std is that of the values as a population.
+    std is the population standard deviation.
 
     Example:
         >>> standardize([0.0, 2.0])
@@ -38,7 +38,7 @@ def standardize(values: Sequence[float], divide: bool = True) -> list[float]:
 
 
 def is_constant(values: Sequence[float]) -> bool:
-    """Whether all are equal up to rounding, which dividing by the deviation would magnify."""
+    """Whether all are equal up to rounding errors, which division by std would magnify."""
     low, high = min(values), max(values)
     return high - low <= 1e-9 * max(1.0, abs(low), abs(high))
 
@@ -77,9 +77,9 @@ def group_relative(steps: Sequence[Step], normalize_std: bool) -> GroupAdvantage
 
 
 def episodes_of(steps: Sequence[Step]) -> Iterable[slice]:
-    """The slice of ``steps`` that each whole episode takes.
+    """The slice of ``steps`` that holds each episode.
 
-    Raises RunError where the turns of one (game, player) are not all there, adjacent and in order.
+    Raises RunError where the turns of one (game, player) are not complete, adjacent and in order.
     """
     start = 0
     for index, step in enumerate(steps):
@@ -102,7 +102,7 @@ def _broken(step: Step) -> str:
 
 
 def turn_rewards(steps: Sequence[Step]) -> list[float]:
-    """Reward of each turn of one episode: its feedback, on the last turn also the outcome.
+    """Reward of each turn of one episode: its feedback, plus the outcome on the last turn.
 
     The ``reward`` of every step includes ``outcome_reward``; summed over the turns, the outcome
     would count once per turn.
@@ -132,7 +132,7 @@ def generalized_advantages(
 
 
 def explained_variance(values: Sequence[float], returns: Sequence[float]) -> float:
-    """1 - Var(R - V) / Var(R): 1 for a perfect critic, 0 for a constant; 0 where R is constant."""
+    """1 - Var(R - V) / Var(R): 1 for a perfect critic, 0 for a constant one or constant R."""
     if not returns or is_constant(returns):
         return 0.0
     return 1.0 - _variance([r - v for r, v in zip(returns, values, strict=True)]) / _variance(

@@ -1,8 +1,8 @@
 """The interface between learner and algorithm.
 
-Shapes: B sequences in a micro-batch, T answer tokens (padded). Sums over the micro-batches of one
-optimizer step are the batch's loss, gradient and metrics, for micro-batches of any size:
-every mean divides by the totals of the whole optimizer step, which ``LossInputs`` carries.
+Shapes: B sequences in a micro-batch, T answer tokens (padded). Loss, gradient and
+metrics of an optimizer step are sums over its micro-batches, of any sizes: every mean divides by
+the totals of the whole optimizer step, which ``LossInputs`` carries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlforge.types import Step, value
 class Targets:
     """Per step of a batch, in order: its advantage and, for a critic, its value target.
 
-    metrics: of the computation, e.g. ``constant_groups``.
+    metrics: statistics of the targets, e.g. ``constant_groups``.
     """
 
     advantages: tuple[float, ...]
@@ -37,7 +37,8 @@ class LossInputs:
         ``logprobs.detach()`` when the update makes a single optimizer step.
     mask [B, T]: 1.0 for answer tokens, 0.0 for padding. advantages [B].
     reference_logprobs [B, T] | None: of the model before training. entropy [B, T] | None: in nats.
-    values, old_values, returns [B] | None: critic at the last prompt token (values with gradient).
+    values, old_values, returns [B] | None: the critic's estimate at the last prompt token, with
+        gradient; the same at the start of the update; its target.
     total_tokens, total_sequences: of the whole optimizer step.
     """
 

@@ -1,4 +1,4 @@
-"""The pieces every policy loss is made of, as functions of [B, T] tensors.
+"""The terms of every policy loss, as functions of [B, T] tensors.
 
 B sequences of a micro-batch, T answer tokens; ``mask`` [B, T] is 1.0 on answer tokens and 0.0 on
 padding, whose values are ignored. Losses are minimised.
@@ -43,7 +43,7 @@ def token_mean(values: Tensor, inputs: LossInputs) -> Tensor:
 
 
 def aggregate(loss: Tensor, inputs: LossInputs, how: str, max_generation_len: int) -> Tensor:
-    """Scalar loss from per-token losses [B, T]; adds up to that of the optimizer step.
+    """Scalar loss from per-token losses [B, T]; micro-batches sum to that of the step.
 
     With L_bt the loss of token t of sequence b, N sequences and n_b tokens in sequence b:
 
@@ -107,8 +107,8 @@ def clipped_loss(
     2022). At r = 1 the gradient is that of ``score_function_loss``.
 
     dual_clip: where A < 0 the objective is at least ``dual_clip`` * A (Ye et al. 2020, eq. 5),
-    which bounds the gradient at huge ratios. ``clip_fraction``: share of the tokens to which
-    either bound leaves no gradient.
+    which bounds the gradient at huge ratios. ``clip_fraction``: share of the tokens whose
+    gradient either bound sets to zero.
 
     Example:
         >>> logprobs, old = torch.tensor([[-1.0]]), torch.tensor([[-2.0]])  # r = e
@@ -145,9 +145,8 @@ def kl_penalty(inputs: LossInputs, estimator: str, cap: float | None) -> TokenLo
     negative, k2 and k3 may not. An unbiased value need not have an unbiased derivative (Tang and
     Munos 2025), so the gradients are, in expectation under pi:
 
-    k1: differentiated as it stands its gradient is that of log pi, which is zero on average: no
-        penalty at all. Here its gradient is d * grad log pi, the score-function gradient of
-        KL(pi || pi_ref); the added term has the value 0.
+    k1: its derivative is grad log pi, zero on average and so no penalty. A term of value 0
+        replaces it by d * grad log pi, the score-function gradient of KL(pi || pi_ref).
     k2: its derivative is d * grad log pi too: the gradient of KL(pi || pi_ref).
     k3: its derivative is (1 - pi_ref / pi) grad log pi: the gradient of KL(pi_ref || pi), as in
         GRPO (Shao et al. 2024, eq. 4); the same to first order where the two policies are close,

@@ -42,7 +42,7 @@ Config = TypeVar("Config", bound=AlgorithmConfig)
 
 
 class PolicyGradient(ABC, Generic[Config]):
-    """loss = aggregate(policy loss + kl.coef * KL - entropy_coef * entropy), summed per token.
+    """loss = aggregate(policy loss + kl.coef * KL - entropy_coef * entropy) of per-token terms.
 
     A subclass gives the advantages and the policy loss. Metrics, all additive: ``policy_loss`` as
     aggregated, ``kl`` and ``entropy`` as means over tokens, and those of the policy loss. With
