@@ -32,13 +32,13 @@ def test_the_expectation_is_the_mean_of_games_that_brought_samples():
     assert admission.samples_per_game == 5
 
 
-def test_thirds_do_not_cost_a_game():
+def test_rounding_of_the_mean_yield_does_not_cost_a_game():
     admission = Admission(max_stored=7, max_ahead=7, samples_per_game=1.0)
     admission.observe([2, 2, 3])
     assert admission.reserve(100, stored=0, short=True) == 3
 
 
-def test_one_game_may_start_when_nothing_else_would_ever_happen():
+def test_one_game_may_start_when_none_runs_and_a_batch_is_incomplete():
     admission = Admission(max_stored=10, max_ahead=10, samples_per_game=100.0)
     assert admission.reserve(5, stored=8, short=False) == 0
     assert admission.reserve(0, stored=8, short=True) == 0
@@ -56,7 +56,7 @@ def test_a_batch_counts_until_the_version_made_of_it_is_published():
     assert admission.reserve(5, stored=0, short=True) == 5
 
 
-def test_a_late_publication_does_not_forgive_a_newer_batch():
+def test_publishing_a_version_keeps_newer_batches_counted():
     admission = Admission(max_stored=10, max_ahead=10, samples_per_game=1.0)
     admission.drawn(5, version=0)
     admission.drawn(5, version=1)
@@ -65,7 +65,7 @@ def test_a_late_publication_does_not_forgive_a_newer_batch():
 
 
 @pytest.mark.parametrize("games", [-1, 3])
-def test_more_than_what_is_under_way_cannot_be_released(games):
+def test_only_games_in_progress_can_be_released(games):
     admission = Admission(max_stored=10, max_ahead=10, samples_per_game=1.0)
     admission.reserve(2, stored=0, short=True)
     with pytest.raises(ValueError, match="cannot release"):
@@ -77,13 +77,13 @@ def test_a_negative_number_of_games_cannot_be_reserved():
         Admission(max_stored=1, max_ahead=1, samples_per_game=1.0).reserve(-1, 0, True)
 
 
-def test_a_guess_of_nothing_is_refused():
+def test_an_initial_estimate_of_zero_samples_is_refused():
     with pytest.raises(ValueError, match="must be above 0"):
         Admission(max_stored=1, max_ahead=1, samples_per_game=0.0)
 
 
 def play_updates(buffer, batch_size, updates, game, rng, workers=50):
-    """Collect and learn in turn, games ending in random order; the samples that went to waste."""
+    """Collect and learn in turn, games ending in random order; returns the unused samples."""
     waste = games = 0
     for version in range(updates):
         buffer.set_version(version)
@@ -127,7 +127,7 @@ def test_strictly_on_policy_groups_meet_the_batch_exactly(make_episode):
     assert play_updates(buffer, 32, 5, game, random.Random(1)) == 0
 
 
-def test_a_wrong_guess_is_wasteful_once(make_episode):
+def test_a_wrong_initial_estimate_wastes_samples_of_one_update_only(make_episode):
     buffer = buffer_of(EpisodeBuffer, batch_size=40, samples_per_game=1.0)
 
     def game(game_id, version):
@@ -139,7 +139,7 @@ def test_a_wrong_guess_is_wasteful_once(make_episode):
     assert play_updates(buffer, 40, 10, game, rng) == 40
 
 
-def test_strictly_on_policy_steps_waste_little(make_episode):
+def test_strictly_on_policy_steps_waste_less_than_a_tenth(make_episode):
     rng = random.Random(0)
     buffer = buffer_of(StepBuffer, batch_size=384)
 
@@ -179,10 +179,10 @@ def test_with_staleness_games_start_while_the_learner_works(make_episode):
     seed=st.integers(0, 10_000),
     kind=st.sampled_from([StepBuffer, EpisodeBuffer]),
 )
-def test_no_game_goes_stale_however_learning_publishing_and_playing_interleave(
+def test_no_game_goes_stale_in_any_order_of_playing_learning_publishing(
     make_episode, staleness, delay, seed, kind
 ):
-    """A learner that is slower than the games, and versions published a while after they exist."""
+    """The learner is slower than the games, and versions are published late."""
     rng = random.Random(seed)
     buffer = buffer_of(
         kind, batch_size=8, max_size=64, max_staleness=staleness, samples_per_game=2.0, seed=seed
@@ -192,7 +192,7 @@ def test_no_game_goes_stale_however_learning_publishing_and_playing_interleave(
         for _ in range(buffer.reserve(rng.randrange(1, 9))):
             under_way.append((f"g{games}", published))
             games += 1
-        # Games end in any order, but none takes longer than the learner leaves it.
+        # Games end in any order, but all before the next draw.
         rng.shuffle(under_way)
         keep = rng.randrange(len(under_way) + 1)
         while len(under_way) > keep:
@@ -212,7 +212,7 @@ def test_no_game_goes_stale_however_learning_publishing_and_playing_interleave(
     assert dropped == 0
 
 
-def test_games_under_way_do_not_survive_a_restart(make_episode):
+def test_games_in_progress_do_not_survive_a_restart(make_episode):
     buffer = buffer_of(StepBuffer, batch_size=8, samples_per_game=1.0)
     buffer.reserve(8)
     buffer.add([make_episode("g", (0, 0))])

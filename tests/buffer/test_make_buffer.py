@@ -9,7 +9,7 @@ def test_the_kind_chooses_the_class():
     assert isinstance(make_buffer(BufferConfig(kind="episode"), 4, 1.0, 0), EpisodeBuffer)
 
 
-def test_the_guess_of_a_games_yield_can_be_given():
+def test_the_initial_estimate_of_samples_per_game_is_configurable():
     def first_grant(**guess):
         return make_buffer(BufferConfig(max_staleness=0), 64, 1.0, 0, **guess).reserve(1000)
 

@@ -54,7 +54,7 @@ def keys(steps):
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """Adds, draws, evictions, version changes and restarts, against a plain account of them."""
+    """Adds, draws, evictions, version changes and restarts, against a simple reference count."""
 
     kind = StepBuffer
 
@@ -77,7 +77,7 @@ class BufferMachine(RuleBasedStateMachine):
         return len({(step.game_id, step.player_id) for step in steps})
 
     def versions_that_count(self, steps):
-        """Of each step; of each episode or group the newest."""
+        """The version that staleness counts from: of a step, or the newest of a game or group."""
         if self.kind is StepBuffer:
             return [step.policy_version for step in steps]
         newest = {}
@@ -153,11 +153,11 @@ class BufferMachine(RuleBasedStateMachine):
         assert 0 <= self.buffer.drawable() <= self.buffer.size() <= MAX_SIZE
 
     def teardown(self):
-        """At the end everything offered has been drawn, evicted, dropped, given up, or is there."""
+        """At the end every sample was drawn, evicted, dropped or given up, or is stored."""
         inside = self.buffer.state_dict()
         if self.kind is StepBuffer:
             left = inside["steps"]
-            # Every step that is neither here nor drawn nor evicted was dropped as stale.
+            # Every step that is not stored, drawn or evicted was dropped as stale.
             self.dropped += inside["dropped_stale_steps"]
             total = len(self.drawn) + self.evicted + self.dropped + len(left)
             assert total == len(self.offered)
@@ -170,7 +170,7 @@ class BufferMachine(RuleBasedStateMachine):
         seen = Counter(keys(self.drawn))
         seen.update((step["game_id"], step["player_id"], step["turn_index"]) for step in left)
         assert set(seen.values()) <= {1}
-        # What is still fresh and belongs to no group can only have gone by eviction.
+        # Fresh samples without a group are only missing if they were evicted.
         oldest = self.version - MAX_STALENESS
         if self.kind is StepBuffer:
             fresh = [step for step in self.offered if step.policy_version >= oldest]
@@ -194,7 +194,7 @@ for machine in (TestStepBuffer, TestEpisodeBuffer):
 
 
 @pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
-def test_concurrent_collectors_and_a_learner_lose_and_double_nothing(kind):
+def test_concurrent_collectors_and_a_learner_lose_and_duplicate_no_step(kind):
     """Each method under one lock, as an actor runs them, from five threads."""
     buffer = kind(
         BufferSettings(max_size=10_000, max_staleness=10**6, batch_size=8, batch_delay=1.0, seed=0)
@@ -249,11 +249,8 @@ def chi_square(counts, categories):
 
 @pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_eviction_and_draws_favour_nobody(kind, at_once):
-    """20 games into 19 places, added together or the last one alone: anyone may be evicted.
-
-    Who is drawn first is chance too.
-    """
+def test_eviction_and_draws_are_uniform(kind, at_once):
+    """Of 20 games for 19 places each is as likely to be evicted, and to be drawn first."""
     rounds = 4000
     evicted, first = Counter(), Counter()
     seeds = random.Random(7)

@@ -67,7 +67,7 @@ def test_dropped_stale_counts_since_the_last_batch(make_episode):
     assert buffer.draw(3, version=2).dropped_stale == 2
 
 
-def test_a_draw_that_staleness_left_too_small_takes_nothing(make_episode):
+def test_a_draw_takes_nothing_when_too_few_fresh_steps_are_left(make_episode):
     buffer = buffer_of(StepBuffer)
     buffer.add([make_episode("a", (0, 2))])
     assert buffer.draw(2, version=2) is None
@@ -82,7 +82,7 @@ def test_the_learner_may_be_ahead_of_the_published_version(make_episode):
     assert buffer.version == 3
 
 
-def test_an_empty_batch_cannot_be_asked_for():
+def test_a_draw_of_no_samples_is_refused():
     with pytest.raises(ValueError, match="at least 1"):
         buffer_of(StepBuffer).draw(0, version=0)
 
@@ -133,7 +133,7 @@ def test_on_policy_an_episode_is_as_old_as_its_oldest_turn(make_episode):
 
 
 def test_games_longer_than_the_staleness_are_learned_from(make_episode):
-    """Each takes four updates and one is allowed; nothing of them is dropped."""
+    """Each takes four updates, with max_staleness 1; no step is dropped."""
     buffer = buffer_of(EpisodeBuffer)
     for version in range(3, 12):
         buffer.set_version(version)
@@ -187,7 +187,7 @@ def test_groups_are_evicted_whole(make_episode):
     assert len({s.group_id for s in buffer.draw(8, version=0).steps}) == 2
 
 
-def test_an_open_group_that_was_evicted_stays_out(make_episode):
+def test_later_episodes_of_an_evicted_open_group_are_refused(make_episode):
     open_group_evicted = 0
     for seed in range(20):
         buffer = buffer_of(EpisodeBuffer, max_size=3, seed=seed)
@@ -226,7 +226,7 @@ def test_on_policy_a_group_is_dropped_whole_when_one_of_its_games_is_stale(make_
     assert late == AddResult(stored=0, evicted=0, refused=2)
 
 
-def test_on_policy_a_stale_latecomer_takes_its_group_along(make_episode):
+def test_on_policy_a_late_stale_episode_drops_its_group(make_episode):
     buffer = buffer_of(EpisodeBuffer, max_staleness=0)
     buffer.set_version(2)
     buffer.add(group_game(make_episode, "x", 0, version=2))
@@ -234,12 +234,12 @@ def test_on_policy_a_stale_latecomer_takes_its_group_along(make_episode):
     assert late == AddResult(stored=0, evicted=0, refused=2)
     assert buffer.size() == 0
     buffer.add([make_episode("a", (2,))])
-    # The stored game's four steps, and the two of the seat that was looked at first; the other
-    # seat's are refused with the group.
+    # The stored game's four steps and two of the late game's first seat, which drops the group;
+    # the second seat's are refused, not stale.
     assert buffer.draw(1, version=2).dropped_stale == 6
 
 
-def test_a_group_whose_game_failed_for_good_is_given_up(make_episode):
+def test_a_group_with_a_failed_game_is_dropped_and_refused_later(make_episode):
     buffer = buffer_of(EpisodeBuffer)
     buffer.add(group_game(make_episode, "x", 0))
     assert buffer.drop_group("x") == 2
@@ -248,7 +248,7 @@ def test_a_group_whose_game_failed_for_good_is_given_up(make_episode):
     assert buffer.drop_group("never seen") == 0
 
 
-def test_given_up_groups_are_forgotten_in_the_end(make_episode):
+def test_dropped_groups_are_forgotten_once_they_would_be_stale(make_episode):
     buffer = buffer_of(EpisodeBuffer)
     buffer.drop_group("x")
     buffer.set_version(1)
@@ -257,7 +257,7 @@ def test_given_up_groups_are_forgotten_in_the_end(make_episode):
     assert buffer.state_dict()["given_up"] == {}
 
 
-def test_a_step_buffer_has_no_use_for_groups(make_episode):
+def test_a_step_buffer_ignores_groups(make_episode):
     buffer = buffer_of(StepBuffer)
     buffer.add(group_game(make_episode, "x", 0))
     assert buffer.drop_group("x") == 0
@@ -265,7 +265,7 @@ def test_a_step_buffer_has_no_use_for_groups(make_episode):
 
 
 @pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
-def test_a_restored_buffer_goes_on_exactly(make_episode, kind):
+def test_a_restored_buffer_makes_the_same_draws(make_episode, kind):
     buffer, restored = buffer_of(kind, max_size=30), buffer_of(kind, max_size=30, seed=9)
     for index in range(40):
         buffer.add([make_episode(f"g{index}", (0, index % 3))])

@@ -29,7 +29,7 @@ def test_the_oldest_is_taken_first_and_everything_once(versions, seed):
 
 
 @given(st.lists(st.integers(0, 6), max_size=30), st.integers(0, 7))
-def test_what_is_too_old_goes_and_is_returned_the_rest_stays(versions, oldest):
+def test_drop_older_removes_and_returns_only_older_versions(versions, oldest):
     bag = queue_of(versions)
     gone = bag.drop_older(oldest)
     assert all(version < oldest for version, _ in gone)
@@ -38,7 +38,7 @@ def test_what_is_too_old_goes_and_is_returned_the_rest_stays(versions, oldest):
     assert len(bag) == len(list(bag))
 
 
-def test_things_alike_are_taken_in_random_order():
+def test_items_of_one_version_are_taken_in_random_order():
     orders = Counter(
         tuple(bag.take()[1] for _ in range(3))
         for bag in (queue_of([5, 5, 5], seed) for seed in range(600))
@@ -47,6 +47,6 @@ def test_things_alike_are_taken_in_random_order():
     assert min(orders.values()) > 60
 
 
-def test_eviction_does_not_ask_for_age():
+def test_eviction_is_independent_of_version():
     evicted = Counter(queue_of([1, 2, 2, 2], seed).evict()[0] for seed in range(800))
     assert 140 < evicted[1] < 260

@@ -33,7 +33,7 @@ class VersionQueue(Generic[_T]):
     Drawing in fully random order would sometimes use new items before old ones, and the old ones
     would then exceed the staleness bound and be dropped.
 
-    version_of: the version of an item. rng: makes every choice. A choice costs O(versions).
+    version_of: the version of an item. rng: for all random choices, which cost O(versions) each.
 
     Example:
         >>> queue = VersionQueue(lambda item: item[0], random.Random(0))
@@ -142,7 +142,7 @@ class Buffer(ABC):
     """
 
     kind: ClassVar[str]
-    #: Mirror self-play trains both seats; a few turns each.
+    #: For mirror self-play, which trains both seats, with about four turns each.
     default_samples_per_game: ClassVar[float]
 
     def __init__(self, settings: BufferSettings) -> None:
@@ -215,7 +215,7 @@ class Buffer(ABC):
         return self._advance(version)
 
     def _advance(self, version: int) -> int:
-        """The learner has reached ``version``; its publication may come later."""
+        """Drop what is stale at ``version``, published or not; returns the number of steps."""
         if version <= self.version:
             return 0
         self.version = version
@@ -224,15 +224,15 @@ class Buffer(ABC):
         return dropped
 
     def drop_group(self, group_id: str) -> int:
-        """A game of the group brings no samples; returns the samples dropped with the group.
+        """Drop a group of which a game failed; returns the number of samples dropped.
 
-        Only buffers of whole groups drop anything.
+        Buffers that do not keep groups together drop nothing.
         """
         return 0
 
     @abstractmethod
     def clear(self) -> None:
-        """Throw away everything stored."""
+        """Remove all samples."""
 
     # ------------------------------------------------------------ admission
 
@@ -284,19 +284,19 @@ class Buffer(ABC):
 
     @abstractmethod
     def _store(self, episodes: Sequence[Episode]) -> int:
-        """Store what is fresh enough; the number of samples stored."""
+        """Store the samples that are not stale; returns their number."""
 
     @abstractmethod
     def _evict_one(self) -> int:
-        """Remove one random unit; its number of samples."""
+        """Remove one random sample or group; returns its number of samples."""
 
     @abstractmethod
     def _take(self, n: int) -> tuple[list[Step], int]:
-        """Remove random units until they hold ``n`` samples; their steps, and the samples."""
+        """Remove ``n`` samples, or more to keep groups whole; returns their steps and number."""
 
     @abstractmethod
     def _drop_stale(self, oldest: int) -> int:
-        """Remove samples older than version ``oldest``; the number of steps."""
+        """Remove samples older than version ``oldest``; returns the number of steps."""
 
     @abstractmethod
     def _contents(self) -> dict[str, Any]: ...
@@ -326,7 +326,7 @@ def write_batch(path: Path, batch: TrainBatch) -> None:
     about = json.dumps({name: getattr(batch, name) for name in _BATCH_FIELDS})
     schema = SCHEMA.with_metadata({_BATCH_KEY: about.encode()})
     rows = [_STEPS.encode(step) for step in batch.steps]
-    # By column: ``from_pylist`` takes half as long again.
+    # By column: ``from_pylist`` takes 1.5 times as long.
     table = pa.table({name: [row[name] for row in rows] for name in SCHEMA.names}, schema)
     with atomic_path(path) as work:
         pq.write_table(table, work, compression="zstd")

@@ -34,9 +34,9 @@ class EpisodeBuffer(Buffer):
     """Stores whole episodes, for group advantages and critics.
 
     Episodes with a ``group_id`` are drawn, evicted and dropped together with their group, and drawn
-    only once all ``group_size`` games of it are stored. A batch takes whole groups until it has n
-    episodes: exactly n where the episodes of a group (games times trained seats) divide it, else
-    less than one group more.
+    only once all ``group_size`` games of it are stored. A batch takes whole groups until it has at
+    least n episodes: exactly n if a group's episodes (games times trained seats) divide n,
+    otherwise fewer than n plus one group.
 
     A game that lasts longer than an update continues with the newer version, so its turns differ
     in age. Staleness counts from the newest turn of a group: otherwise long games, and the short
@@ -159,7 +159,7 @@ class EpisodeBuffer(Buffer):
         for group_id, group in list(self._open.items()):
             if self._version(group.episodes) < oldest:
                 dropped += self._give_up_stale(group_id)
-        # A game that ends even later starts its group again, which then goes stale.
+        # A game that ends even later reopens its group, which then goes stale.
         self._given_up = {g: since for g, since in self._given_up.items() if since >= oldest}
         return dropped
 
