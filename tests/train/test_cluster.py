@@ -44,7 +44,7 @@ def cluster() -> Iterator[str]:
         port = free.getsockname()[1]
     command = [BIN / "ray", "start", "--head", "--block", f"--port={port}", "--num-cpus=3"]
     command += ["--include-dashboard=false", "--disable-usage-stats", "--node-ip-address=127.0.0.1"]
-    # Where it leaves no word of itself to others; paths of sockets must be short.
+    # Its own folder hides it from other Ray processes; paths of sockets must be short.
     folder = tempfile.mkdtemp(prefix="ray")
     command.append(f"--temp-dir={folder}")
     head = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -71,7 +71,7 @@ def _train(model: Path, address: str, folder: str, *overrides: str) -> subproces
     return subprocess.Popen([*command, *overrides], stdout=pipe, stderr=pipe, text=True)
 
 
-def test_runs_on_a_cluster_one_after_the_other_and_none_waits_for_ever(
+def test_a_run_frees_the_cluster_and_one_without_room_is_refused(
     small_model: Path, cluster: str
 ) -> None:
     run = _train(small_model, cluster, "run")
@@ -79,7 +79,7 @@ def test_runs_on_a_cluster_one_after_the_other_and_none_waits_for_ever(
     assert run.returncode == 0, stderr
     assert json.loads(Path("run/summary.json").read_text())["updates"] == 2
 
-    # What the first one had is free again, and not enough for two engines.
+    # The first run's resources are free again, but too few for two engines.
     crowded = _train(small_model, cluster, "crowded", "engine.num_engines=2")
     _, stderr = crowded.communicate(timeout=200)
     assert crowded.returncode == 1

@@ -90,7 +90,7 @@ def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(small_model: Pat
     process = start(*train_arguments(small_model, *endless, "engine.num_engines=2"))
     wait_for(lambda: len(rows("metrics.jsonl")) >= 1, process)
     for name in ("engine-0", "collector-0"):
-        # Ray would let every other process of the machine go first.
+        # Ray by itself would lower the priority of its processes.
         assert os.getpriority(os.PRIO_PROCESS, actor_pids(name)[-1]) == os.getpriority(
             os.PRIO_PROCESS, process.pid
         )
@@ -134,7 +134,7 @@ def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(small_model: Pat
 
 
 def test_sigterm_while_the_actors_start_ends_all_processes(small_model: Path) -> None:
-    # As a shell script leaves what it starts with "&".
+    # A shell script starts background processes with SIGINT ignored.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     process = start(*train_arguments(small_model))
     signal.signal(signal.SIGINT, before)
@@ -142,11 +142,11 @@ def test_sigterm_while_the_actors_start_ends_all_processes(small_model: Path) ->
     process.terminate()
     _, stderr = process.communicate(timeout=60)
     assert (process.returncode, stderr.splitlines()[-1]) == (130, "rlforge: interrupted")
-    assert "SIGTERM" not in stderr  # what Ray says of it
+    assert "SIGTERM" not in stderr  # Ray's own message
     assert not any(map(alive, all_pids()))
 
 
-def test_an_engine_killed_in_the_learners_turn_returns_in_its_own(
+def test_an_alternating_engine_killed_during_an_update_loads_after_it(
     small_model: Path,
 ) -> None:
     process = start(
@@ -168,12 +168,12 @@ def test_an_engine_killed_in_the_learners_turn_returns_in_its_own(
     assert [row["step"] for row in metrics] == list(range(1, 7))
     assert all(row["seconds_switch"] > 0 for row in metrics)
     assert Path("run/logs/engine-0.log").read_text().count("the engine is loaded") == 2
-    # Shares of the union of all work and of each one's add up only where nothing overlaps.
+    # Engine, learner and idle shares add up to 1 only where no work overlaps.
     assert overlap() < 1e-6
     assert not (Path("run") / "learning").exists()
 
 
-def test_a_learner_killed_in_its_turn_ends_the_run_and_resume_works(
+def test_an_alternating_learner_killed_in_an_update_ends_the_resumable_run(
     small_model: Path,
 ) -> None:
     settings = ("hardware.alternate=true", "learner.total_updates=300", "learner.state_every=1")
@@ -200,7 +200,7 @@ def test_a_learner_killed_in_its_turn_ends_the_run_and_resume_works(
 
 
 def stopped_in_its_turn(learner: int) -> bool:
-    """Stop the learner's process in its turn; whether that succeeded."""
+    """Stop the learner's process during an update; returns whether that succeeded."""
     turn = Path("run") / "learning"
     for _ in range(1000):
         if turn.exists():

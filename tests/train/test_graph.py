@@ -1,4 +1,4 @@
-"""The graph is known, and checked against the machine, before Ray exists."""
+"""The graph is built and checked against the machine before Ray starts."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_gpus_that_are_asked_for_and_missing_are_an_error(key: str) -> None:
         resolve_hardware(config, LAPTOP, 1)
 
 
-def test_the_description_of_a_cluster_is_kept() -> None:
+def test_cluster_settings_are_not_overridden_by_this_machine() -> None:
     hardware = resolve_hardware(compose(["hardware=cluster"]).config.hardware, LAPTOP, 1)
     assert (hardware.ray_address, hardware.device) == ("auto", "cuda")
 
@@ -201,7 +201,7 @@ def test_an_alternating_learner_has_all_cores_of_a_cpu() -> None:
         (["hardware=multi_gpu"], r"wants 3 GPUs.*alternate is for one; lower.*alternate off"),
     ],
 )
-def test_alternation_on_more_than_one_card_are_refused(overrides: list[str], message: str) -> None:
+def test_alternation_on_more_than_one_card_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_graph(compose([*overrides, "hardware.alternate=true"]).config, SERVER)
 

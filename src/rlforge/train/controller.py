@@ -76,7 +76,7 @@ class GameController:
         self._actors.buffer.stop.remote()
 
     async def close(self) -> None:
-        """The actors end with Ray."""
+        """Nothing to release: the actors end with Ray."""
 
     def summary(self) -> Mapping[str, Any]:
         return {
@@ -97,7 +97,7 @@ class GameController:
     # ---------------------------------------------------------------- the loops
 
     async def run(self) -> bool:
-        """Collectors, the engine watch and the learn loop side by side; one failure ends all."""
+        """Collectors, the engine watch and the learn loop side by side; any failure ends all."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             others = [group.create_task(self._watch_engines())]
@@ -156,7 +156,7 @@ class GameController:
         self._publication = self._group.create_task(self._publish(self._newest))
 
     async def _publish(self, checkpoint: Checkpoint) -> None:
-        """Engines first, then running games, the pool, room for more games: all find it loaded."""
+        """Load it in the engines first: games, pool and buffer only name loaded versions."""
         await self._load(checkpoint.policy())
         for collector in self._actors.collectors:
             collector.use_version.remote(checkpoint.policy())
@@ -245,7 +245,10 @@ class GameController:
     # ---------------------------------------------------------------- evaluations, engine reports
 
     def _evaluate(self, *, edge: bool) -> None:
-        """Evaluate the newest version in the background, after the evaluation before it."""
+        """Evaluate the newest version in the background, after any earlier evaluation.
+
+        edge: at the start or the end of training, with ``final_games``.
+        """
         before = self._evaluation
         checkpoint, step = self._newest, self._version
         settings = self._config.eval

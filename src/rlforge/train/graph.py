@@ -1,4 +1,4 @@
-"""The run graph of a configuration: its actors and parts, what they need and hand on.
+"""The run graph of a configuration: its actors and parts, their resources and what they send.
 
 It is made and checked without Ray, so that a wrong placement is found before anything starts.
 """

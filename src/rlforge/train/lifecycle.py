@@ -46,10 +46,10 @@ POLL_S = 0.5
 
 @value
 class RunContext:
-    """What a controller is made from.
+    """The inputs of a controller.
 
-    hardware: as resolved. note: shows a line to the user. started: when the run began, in seconds
-    of the wall clock.
+    hardware: with every ``auto`` resolved. note: shows a line to the user. started: when the run
+    began, in seconds of the wall clock.
     """
 
     config: PolicyConfig
@@ -96,7 +96,7 @@ class Outcome:
     summary: Mapping[str, Any]
 
     def objective(self) -> float:
-        """What a sweeper maximises."""
+        """The number that a sweeper maximises."""
         return float(self.summary["objective"])
 
 
@@ -141,7 +141,7 @@ def execute(
 async def _live(
     controller: Controller, context: RunContext, display: Display, *, resume: bool
 ) -> Outcome:
-    """From the first signal handler to the summary, which says how the run ended."""
+    """Train, with signals handled and progress shown; close the tracker with the summary."""
     tracker = context.actors.tracker
     _catch_signals(controller.stop, context.note)
     try:

@@ -1,4 +1,4 @@
-"""Resuming a run: whether it can be, what is dropped, and which versions must stay on disk."""
+"""Resuming a run: whether it is possible, what is dropped, which versions must stay on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlforge.system.checkpoint import (
 log = logging.getLogger(__name__)
 
 BEFORE_ALL = -1
-"""The version to rewind to when nothing can be kept: even the start is measured again."""
+"""The version to rewind to without a saved state: even version 0 is evaluated again."""
 
 
 class Retention:
@@ -35,7 +35,7 @@ class Retention:
         """root: the folder of the checkpoints."""
         self._root, self._keep = root, keep
         self._measured: Counter[str] = Counter()
-        #: Uids that a run needs that is resumed from the newest saved state.
+        #: Uids that a run resumed from the newest saved state needs.
         self.resumable: Collection[str] = ()
 
     async def during(self, evaluation: Callable[[], Awaitable[None]], uid: str) -> None:
@@ -47,7 +47,7 @@ class Retention:
             self._measured[uid] -= 1
 
     def prune(self, needed: Collection[str], published: int | None = None) -> None:
-        """Delete all other versions.
+        """Delete the versions that need not stay.
 
         needed: uids that must stay. published: the newest version that engines have; it and later
         ones stay too.
