@@ -90,7 +90,7 @@ def train(
 ) -> Any:
     """Validate and run one experiment; returns its ``Outcome``. root: what the command runs."""
     config, graph = _composed(overrides, config_dir, root)
-    return _run(config, graph, new_run_dir(config))
+    return _run(config, graph, new_run_dir(config), _command(root, overrides, config_dir))
 
 
 def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig) -> Any:
@@ -106,7 +106,8 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig) -> Any:
         check_windows_left(run_dir, config.continuous.windows)
     elif isinstance(config, RunConfig):
         check_resumable(run_dir, config.learner.total_updates)
-    return _run(config, build_graph(config, detect()), run_dir, resume=True)
+    command = (root.command, "--resume", str(run_dir))
+    return _run(config, build_graph(config, detect()), run_dir, command, resume=True)
 
 
 def sweep(
@@ -155,7 +156,8 @@ def sweep_job(config: DictConfig) -> float:
         result = from_hydra(whole, list(hydra.overrides.task), dirs, root)
         check(result)
         check_fit(result.config)
-        outcome = _run(result.config, build_graph(result.config, detect()), run_dir)
+        command = _command(root, result.overrides, Path(folder) if folder else None)
+        outcome = _run(result.config, build_graph(result.config, detect()), run_dir, command)
     except RlforgeError as error:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "failed.txt").write_text(f"{error}\n")
@@ -198,7 +200,22 @@ def _grid(overrides: Sequence[str]) -> list[list[str]]:
     return jobs[:1] if own_sweeper else jobs
 
 
-def _run(config: PolicyConfig, graph: RunGraph, run_dir: Path, *, resume: bool = False) -> Any:
+def _command(
+    root: type[PolicyConfig], overrides: Sequence[str], config_dir: Path | None
+) -> tuple[str, ...]:
+    """The arguments of ``rlforge`` that start such a run."""
+    options = ("--config-dir", str(config_dir)) if config_dir is not None else ()
+    return (root.command, *overrides, *options)
+
+
+def _run(
+    config: PolicyConfig,
+    graph: RunGraph,
+    run_dir: Path,
+    command: Sequence[str],
+    *,
+    resume: bool = False,
+) -> Any:
     """Start or continue the run in ``run_dir``; returns its ``Outcome``."""
     learners, engines = config.learner.num_learners, config.engine.num_engines
     hardware = resolve_hardware(config.hardware, detect(), engines, learners)
@@ -208,7 +225,7 @@ def _run(config: PolicyConfig, graph: RunGraph, run_dir: Path, *, resume: bool =
     cards = sum(card.count for card in place(hardware, learners, engines, capacity=0))
     with (
         claim_gpus(hardware, cards) as hardware,
-        prepared(config, graph, hardware, run_dir, resume=resume) as folder,
+        prepared(config, graph, hardware, run_dir, command, resume=resume) as folder,
     ):
         controller = _controller(config)
         return execute(controller, divided(config), graph, hardware, folder, resume=resume)

@@ -81,7 +81,7 @@ class EnvSpec:
     """
 
     id: str
-    source: Literal["textarena", "openspiel", "market"] = "textarena"
+    source: str = "textarena"
     num_players: int = 2
     max_turns: int = 200
     timeout_s: float = 600.0

@@ -9,7 +9,7 @@ import pytest
 from rlforge.config.compose import compose, conf_dir, from_yaml, to_yaml
 from rlforge.config.roots import compose_any
 from rlforge.config.schema import GrpoConfig
-from rlforge.config.training import ALGORITHMS
+from rlforge.config.training import ALGORITHM_CONFIGS
 from rlforge.errors import ConfigError
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
@@ -27,7 +27,7 @@ def test_every_experiment_composes_under_its_own_name(experiment: str) -> None:
     assert compose_any([f"+experiment={experiment}"]).config.name == experiment
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ALGORITHM_CONFIGS)
 def test_yaml_round_trips(name: str, tmp_path: Path) -> None:
     config = compose([f"algorithm={name}", "pool.lag_range=[2,3]"]).config
     (tmp_path / "config.yaml").write_text(to_yaml(config))

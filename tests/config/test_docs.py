@@ -8,10 +8,8 @@ from pathlib import Path
 from rlforge.config import schema
 from rlforge.config.compose import all_keys
 from rlforge.config.docs import field_comments, render
+from rlforge.config.plugins import FINAL_REWARDS, SAMPLING_REWARDS, STEP_REWARDS
 from rlforge.config.rules import Group
-from rlforge.rewards.final import FINAL_TRANSFORMS
-from rlforge.rewards.sampling import SAMPLING_TRANSFORMS
-from rlforge.rewards.step import STEP_TRANSFORMS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,13 +30,9 @@ def test_every_key_is_on_the_page() -> None:
 
 def test_every_reward_transform_is_on_the_page() -> None:
     page = render()
-    for stack, registry in (
-        ("final", FINAL_TRANSFORMS),
-        ("step", STEP_TRANSFORMS),
-        ("sampling", SAMPLING_TRANSFORMS),
-    ):
-        table = page.split(f"### `rewards.{stack}`")[1].split("##")[0]
-        assert [name for name in registry if f"| `{name}` |" not in table] == []
+    for kind in (FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS):
+        table = page.split(f"### `{kind.key}`")[1].split("##")[0]
+        assert [name for name in kind.names() if f"| `{name}` |" not in table] == []
 
 
 def test_every_field_has_a_comment() -> None:

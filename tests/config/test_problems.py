@@ -27,7 +27,7 @@ from rlforge.config.rules import Group, Length, Pattern, Range, hints, parts
 from rlforge.config.schema import ModelConfig, PoolConfig, RunConfig
 from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServingConfig
 from rlforge.config.training import (
-    ALGORITHMS,
+    ALGORITHM_CONFIGS,
     A2cConfig,
     AlgorithmConfig,
     GameLearnerConfig,
@@ -72,7 +72,7 @@ def leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def keys_of(command: str) -> list[tuple[str, str, Any]]:
     """Algorithm under which a key exists, key and annotation, of all keys of the command's root."""
     found = {key: ("reinforce", hint) for key, hint in leaves(ROOTS[command])}
-    for name, cls in ALGORITHMS.items():
+    for name, cls in ALGORITHM_CONFIGS.items():
         found |= {key: (name, hint) for key, hint in leaves(cls, "algorithm.")}
     return [(algorithm, key, hint) for key, (algorithm, hint) in found.items()]
 

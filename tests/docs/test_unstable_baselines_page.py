@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlforge.config.compose import all_keys
-from rlforge.games.actions import check_extraction
-from rlforge.games.prompts import check_template
+from rlforge.config.plugins import EXTRACTIONS, PROMPTS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "unstable_baselines.md").read_text()
 ROWS = [
@@ -59,6 +58,6 @@ def test_templates_and_extractions_exist() -> None:
     text = PAGE.split("## Prompt templates")[1]
     templates, extractions = text.split("Action\nextractions:")
     for name in re.findall(r"`([\w-]+)`", templates.split(":", 1)[1]):
-        check_template(name)
+        assert PROMPTS.problem(name) is None
     for name in re.findall(r"`([\w-]+)`", extractions):
-        check_extraction(name)
+        assert EXTRACTIONS.problem(name) is None

@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlforge.config.plugins import EXTRACTIONS
 from rlforge.errors import ConfigError
-from rlforge.games.actions import check_extraction, extract, extraction_names
+from rlforge.games.actions import extract
 from rlforge.games.textarena import TextArenaGame
 from rlforge.types import EnvSpec
 
@@ -62,7 +63,7 @@ def test_brackets_are_added_unless_the_game_writes_actions_without():
     assert extract("last_line", "north", ("north", "south")).action == "north"
 
 
-@given(st.text(), st.sampled_from(extraction_names()))
+@given(st.text(), st.sampled_from(EXTRACTIONS.names()))
 def test_any_text_is_read_without_failing(text, name):
     extraction = extract(name, text)
     assert extraction.well_formed == bool(extraction.action)
@@ -90,6 +91,6 @@ def test_a_text_without_the_format_counts_as_an_invalid_move(env_id):
 
 def test_an_unknown_extraction_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="did you mean boxed"):
-        check_extraction("box")
+        EXTRACTIONS.find("box")
     with pytest.raises(ConfigError, match="there are boxed, bracket, last_line, raw"):
         extract("xyz", "")

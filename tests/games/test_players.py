@@ -3,10 +3,11 @@ from collections import Counter
 
 import pytest
 
+from rlforge.config.plugins import PLAYERS
 from rlforge.errors import ConfigError, GameError
 from rlforge.games.base import View
 from rlforge.games.grids import Grid
-from rlforge.games.players import check_player, make_player, player_names
+from rlforge.games.players import check_player, make_player
 from rlforge.games.registry import make_game
 from rlforge.types import EnvSpec
 
@@ -74,7 +75,7 @@ def test_random_legal_takes_every_legal_action_equally_often():
     assert all(880 < count < 1120 for count in counts.values())
 
 
-@pytest.mark.parametrize("name", [n for n in player_names() if not n.endswith("_trader")])
+@pytest.mark.parametrize("name", [n for n in PLAYERS.names() if not n.endswith("_trader")])
 def test_choices_follow_from_the_seed(name):
     view = make_game(TTT, 0).view()
 

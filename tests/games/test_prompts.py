@@ -2,10 +2,10 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from rlforge.config.plugins import EXTRACTIONS, PROMPTS
 from rlforge.errors import ConfigError
-from rlforge.games.actions import extraction_names
 from rlforge.games.base import View
-from rlforge.games.prompts import Prompter, check_template, messages, template_names
+from rlforge.games.prompts import Prompter, messages
 from rlforge.games.registry import make_game
 from rlforge.types import EnvSpec
 
@@ -54,7 +54,7 @@ def view():
     return make_game(EnvSpec(id="SimpleTak-v0-train"), 0).view()
 
 
-@pytest.mark.parametrize("template", template_names())
+@pytest.mark.parametrize("template", PROMPTS.names())
 def test_ids_are_those_of_the_text_and_nothing_is_added(tokenizer, view, template):
     text, ids = Prompter(tokenizer).encode(template, view)
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
@@ -94,10 +94,10 @@ def test_zero_sum_and_single_player_templates_say_which_kind_of_game_it_is(token
     assert "on your own" in prompter.encode("qwen3-sp", view)[0]
 
 
-@pytest.mark.parametrize("template", [t for t in template_names() if t != "board"])
+@pytest.mark.parametrize("template", [t for t in PROMPTS.names() if t != "board"])
 def test_the_answer_is_asked_for_in_the_way_it_is_read(tokenizer, view, template):
     asked = {
-        name: Prompter(tokenizer).encode(template, view, name)[0] for name in extraction_names()
+        name: Prompter(tokenizer).encode(template, view, name)[0] for name in EXTRACTIONS.names()
     }
     assert len(set(asked.values())) == len(asked)
     assert [name for name, text in asked.items() if r"\boxed{}" in text] == ["boxed"]
@@ -141,7 +141,7 @@ def test_messages_are_an_instruction_and_the_observation(view):
 def test_what_a_template_cannot_do_is_said(tokenizer, view):
     prompter = Prompter(tokenizer)
     with pytest.raises(ConfigError, match="did you mean qwen3-zs"):
-        check_template("qwen3_zs")
+        PROMPTS.find("qwen3_zs")
     with pytest.raises(ConfigError, match="did you mean board"):
         prompter.encode("bord", view)
     with pytest.raises(ConfigError, match="did you mean boxed"):

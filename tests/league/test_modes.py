@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlforge.errors import ConfigError
-from rlforge.league.modes import MODES, PoolView, find_mode, mode_names, softmax
+from rlforge.config.plugins import MODES
+from rlforge.errors import ConfigError, RunError
+from rlforge.league.modes import PoolView, probabilities, softmax
 
 MUS = {"step-9": 30.0, "step-8": 28.0, "step-7": 29.0, "step-6": 20.0, "scripted": 31.5}
 
@@ -48,19 +49,19 @@ def test_softmax_by_hand():
     assert softmax([0.0, 2 * math.log(3)], 2.0) == pytest.approx([0.25, 0.75])
 
 
-@given(st.sampled_from(mode_names()), st.floats(0.01, 100), st.integers(0, 3), st.integers(0, 3))
+@given(st.sampled_from(MODES.names()), st.floats(0.01, 100), st.integers(0, 3), st.integers(0, 3))
 def test_every_mode_gives_a_distribution_over_known_uids(name, temperature, low, width):
-    weights = find_mode(name)(view(temperature=temperature, lag_range=(low, low + width)))
+    weights = MODES.find(name)(view(temperature=temperature, lag_range=(low, low + width)))
     assert math.fsum(weights.values()) == pytest.approx(1.0)
     assert set(weights) <= set(MUS)
 
 
 def test_fixed_is_uniform_over_fixed_opponents():
-    assert MODES["fixed"](view(fixed=("a", "b"))) == {"a": 0.5, "b": 0.5}
+    assert MODES.find("fixed")(view(fixed=("a", "b"))) == {"a": 0.5, "b": 0.5}
 
 
 def test_mirror_is_the_current_version():
-    assert MODES["mirror"](view()) == {"step-9": 1.0}
+    assert MODES.find("mirror")(view()) == {"step-9": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -74,17 +75,17 @@ def test_mirror_is_the_current_version():
     ],
 )
 def test_lagged_is_uniform_over_versions_in_range(lag_range, expected):
-    weights = MODES["lagged"](view(lag_range=lag_range))
+    weights = MODES.find("lagged")(view(lag_range=lag_range))
     assert set(weights) == expected
     assert set(weights.values()) == {1 / len(expected)}
 
 
 def test_lagged_plays_the_current_version_while_it_is_alone():
-    assert MODES["lagged"](view(past=())) == {"step-9": 1.0}
+    assert MODES.find("lagged")(view(past=())) == {"step-9": 1.0}
 
 
 def test_random_is_uniform_over_fixed_and_active():
-    assert MODES["random"](view()) == dict.fromkeys(MUS, 0.2)
+    assert MODES.find("random")(view()) == dict.fromkeys(MUS, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_random_is_uniform_over_fixed_and_active():
 )
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 7.0])
 def test_softmax_modes_weigh_by_their_score(name, score, temperature):
-    weights = MODES[name](view(temperature=temperature))
+    weights = MODES.find(name)(view(temperature=temperature))
     total = sum(math.exp(score(uid) / temperature) for uid in MUS)
     assert weights == pytest.approx(
         {uid: math.exp(score(uid) / temperature) / total for uid in MUS}
@@ -106,4 +107,26 @@ def test_softmax_modes_weigh_by_their_score(name, score, temperature):
 
 def test_an_unknown_mode_is_refused_with_the_nearest_names():
     with pytest.raises(ConfigError, match=r"'match-quality'.*did you mean match_quality"):
-        find_mode("match-quality")
+        MODES.find("match-quality")
+
+
+@pytest.mark.parametrize(
+    ("weights", "problem"),
+    [
+        ({"nobody": 1.0}, "draws 'nobody', which is not in the pool"),
+        ({"a": -1.0}, r"gives a the weight -1\.0"),
+        ({"a": math.nan}, "gives a the weight nan"),
+        ({"a": 0.0}, "gives every opponent the weight 0"),
+        ({}, "gives every opponent the weight 0"),
+    ],
+)
+def test_weights_that_draw_no_opponent_are_refused(weights, problem):
+    with pytest.raises(RunError, match=rf"pool\.mode=mine:odd {problem}"):
+        probabilities(weights, view(fixed=("a",)), "mine:odd")
+
+
+def test_weights_of_a_mode_are_divided_by_their_sum():
+    assert probabilities({"a": 3.0, "b": 1.0}, view(fixed=("a", "b")), "m") == {
+        "a": 0.75,
+        "b": 0.25,
+    }

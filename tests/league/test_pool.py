@@ -7,9 +7,9 @@ import trueskill
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlforge.config.plugins import MODES
 from rlforge.config.schema import ExplorationConfig, PoolConfig
 from rlforge.errors import RunError
-from rlforge.league.modes import mode_names
 from rlforge.league.pool import ModelPool
 from rlforge.types import (
     Checkpoint,
@@ -319,7 +319,7 @@ def test_the_snapshot_is_json():
 
 @settings(max_examples=30)
 @given(
-    st.sampled_from(mode_names()),
+    st.sampled_from(MODES.names()),
     st.lists(st.tuples(st.integers(0, 4), st.sampled_from([-1, 0, 1])), max_size=10),
     st.integers(0, 2**32),
 )

@@ -14,12 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlforge.config.schema import ModelConfig
 from rlforge.games.market import env_ids
 from rlforge.games.registry import make_game
+from rlforge.models import made as kinds
 from rlforge.models.catalog import describe_models, locate
 from rlforge.models.load import load_value_head, resolve_model
 from rlforge.models.tiny.corpus import corpus
 from rlforge.models.tiny.create import create_tiny
 from rlforge.models.tiny.random_play import State, market_words, play
-from rlforge.models.tiny.recipe import TINY, TINY_MARKET, TinyRecipe, WarmupMarket, cache_name
+from rlforge.models.tiny.recipe import TINY, TINY_MARKET, TinyRecipe, WarmupMarket
 from rlforge.models.tiny.vocabulary import spaced_words, token_id
 from rlforge.types import EnvSpec
 
@@ -145,8 +146,8 @@ def test_the_two_tiny_models_have_separate_folders(
 ) -> None:
     monkeypatch.setenv("RLFORGE_CACHE", str(tmp_path))
     # Recorded studies used exactly this model.
-    assert cache_name("tiny") == "tiny-0f17f27402"
-    folder = tmp_path / cache_name("tiny_market")
+    assert kinds.TINY.cache_name == "tiny-0f17f27402"
+    folder = tmp_path / kinds.TINY_MARKET.cache_name
     assert TINY.digest() not in folder.name
     config = ModelConfig(kind="tiny_market")
     assert locate(config).place == "made on first use"

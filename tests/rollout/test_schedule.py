@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlforge.config.plugins import MODES
 from rlforge.config.schema import PoolConfig
-from rlforge.league.modes import mode_names
 from rlforge.league.pool import ModelPool
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay, derive_seed, retry
 from rlforge.types import Checkpoint, EnvSpec, GameRecord, GameSpec, PolicyRef
@@ -53,7 +53,7 @@ def test_mirror_trains_every_seat():
 
 
 @settings(max_examples=25)
-@given(st.sampled_from(mode_names()), st.integers(0, 2**31))
+@given(st.sampled_from(MODES.names()), st.integers(0, 2**31))
 def test_exactly_the_seats_of_the_current_version_are_trained(mode, seed):
     for spec in make_scheduler(mode, [TWO, THREE, ALONE], seed=seed).next_games(20):
         assert len(spec.seats) == spec.env.num_players
@@ -142,7 +142,7 @@ def test_an_open_group_is_finished_with_the_version_it_began_with():
     assert versions == [2, 2, 3, 3]
 
 
-@given(st.sampled_from(mode_names()), st.integers(1, 4), st.integers(0, 9), st.integers(0, 2**31))
+@given(st.sampled_from(MODES.names()), st.integers(1, 4), st.integers(0, 9), st.integers(0, 2**31))
 @settings(max_examples=30)
 def test_a_resumed_scheduler_goes_on_like_one_that_never_stopped(mode, group_size, before, seed):
     pool = make_pool(mode, seed=seed)

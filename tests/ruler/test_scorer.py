@@ -47,7 +47,7 @@ def test_pairs_name_the_better_decision_first(make_window: Make) -> None:
 
 
 def test_an_unknown_method_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"ruler\.scoring_method=guess"):
+    with pytest.raises(ConfigError, match=r"scorer 'guess': no such choice"):
         RULERScorer(scoring_method="guess")
 
 

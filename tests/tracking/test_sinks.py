@@ -29,7 +29,8 @@ def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
 
 def test_jsonl_has_one_object_per_flush_and_drops_rewound_ones(tmp_path: Path) -> None:
     paths = create_run(tmp_path)
-    sink = JsonlSink(paths)
+    sink = JsonlSink()
+    sink.open(paths, "demo")
     sink.write(1, {"learner/loss": 0.5})
     sink.write(2, {"learner/loss": 0.25, "pool/base/mu": 25.0})
     sink.rewind(1)
@@ -45,7 +46,8 @@ def test_tensorboard_reads_the_scalars_without_rewound_ones(tmp_path: Path) -> N
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     paths = create_run(tmp_path)
-    sink = TensorBoardSink(paths)
+    sink = TensorBoardSink()
+    sink.open(paths, "demo")
     for step, loss in ((1, 0.5), (2, 0.25), (3, 0.125)):
         sink.write(step, {"learner/loss": loss})
     sink.rewind(1)
@@ -67,7 +69,8 @@ def test_wandb_works_offline_and_stores_the_config(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     paths = create_run(tmp_path)
     paths.config.write_text("seed: 7\n")
-    sink = WandbSink(paths, TrackerConfig(wandb_project="p"), "demo")
+    sink = WandbSink(project="p")
+    sink.open(paths, "demo")
     assert wandb.run.config["seed"] == 7
     sink.write(3, {"learner/loss": 0.5})
     assert wandb.run.summary["learner/loss"] == 0.5

@@ -44,11 +44,12 @@ def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[None]:
     Only ``hardware.ray_address`` decides: a cluster of this machine and RAY_ADDRESS are ignored.
     No process of our own Ray outlives the block. In the block SIGTERM acts like Ctrl-C.
     """
-    before = _children()
+    before, main = _children(), threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         _enter_ray(hardware, num_cpus)
         # Ray's handler would end this process in the middle of anything, with a stack trace.
-        if threading.current_thread() is threading.main_thread():
+        if main:
             signal.signal(signal.SIGTERM, signal.default_int_handler)
     except BaseException:  # also Ctrl-C: Ray itself forgets a node that is still starting
         for process in _children() - before:
@@ -60,6 +61,8 @@ def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[None]:
         of_ray = _children() - before
         ray.shutdown()
         end_processes(of_ray)
+        if main and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:

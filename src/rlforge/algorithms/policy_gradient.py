@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from rlforge.config.schema import (
     AlgorithmConfig,
     GrpoConfig,
     PpoConfig,
+    ReinforceConfig,
     WindowGrpoConfig,
 )
 from rlforge.types import Step
@@ -44,7 +45,8 @@ Config = TypeVar("Config", bound=AlgorithmConfig)
 class PolicyGradient(ABC, Generic[Config]):
     """loss = aggregate(policy loss + kl.coef * KL - entropy_coef * entropy) of per-token terms.
 
-    A subclass gives the advantages and the policy loss. Metrics, all additive: ``policy_loss`` as
+    A subclass gives the advantages and the policy loss; its ``config_class`` holds its settings,
+    which are validated as those of rlforge's own classes. Metrics, all additive: ``policy_loss`` as
     aggregated, ``kl`` and ``entropy`` as means over tokens, and those of the policy loss. With
     ``kl.to: previous`` the KL is measured even where ``kl.coef`` is 0: its log-probs exist anyway.
 
@@ -52,19 +54,20 @@ class PolicyGradient(ABC, Generic[Config]):
     ``config.max_generation_len`` is set.
     """
 
+    config_class: ClassVar[type[AlgorithmConfig]]
     needs_values = False
 
     def __init__(self, config: Config, max_tokens: int) -> None:
-        self._config = config
+        self.config = config
         self._max_generation_len = config.max_generation_len or max_tokens
 
     @property
     def needs_reference(self) -> bool:
-        return self._config.kl.coef > 0 and self._config.kl.to == "base"
+        return self.config.kl.coef > 0 and self.config.kl.to == "base"
 
     @property
     def needs_entropy(self) -> bool:
-        return self._config.entropy_coef != 0
+        return self.config.entropy_coef != 0
 
     @abstractmethod
     def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets: ...
@@ -75,7 +78,7 @@ class PolicyGradient(ABC, Generic[Config]):
 
     def loss(self, inputs: LossInputs) -> LossOutput:
         """Loss of one micro-batch. Raises ValueError when an input it needs is missing."""
-        config = self._config
+        config = self.config
         policy = self.policy_loss(inputs)
         per_token = policy.loss
         metrics = {
@@ -97,14 +100,14 @@ class PolicyGradient(ABC, Generic[Config]):
 
     def _penalty(self, inputs: LossInputs) -> TokenLoss:
         """KL to the model before training (``kl.to: base``) or to the proximal policy."""
-        kl = self._config.kl
+        kl = self.config.kl
         if kl.to == "previous":
             inputs = dataclasses.replace(inputs, reference_logprobs=inputs.proximal_logprobs)
         with torch.set_grad_enabled(kl.coef > 0):
-            return kl_penalty(inputs, kl.estimator, self._config.importance_cap)
+            return kl_penalty(inputs, kl.estimator, self.config.importance_cap)
 
     def _aggregate(self, per_token: Tensor, inputs: LossInputs) -> Tensor:
-        return aggregate(per_token, inputs, self._config.loss_aggregation, self._max_generation_len)
+        return aggregate(per_token, inputs, self.config.loss_aggregation, self._max_generation_len)
 
 
 class Reinforce(PolicyGradient[AlgorithmConfig]):
@@ -114,11 +117,13 @@ class Reinforce(PolicyGradient[AlgorithmConfig]):
     is that of the truncated importance weight.
     """
 
+    config_class = ReinforceConfig
+
     def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
         return Targets(advantages=tuple(step.reward for step in steps), metrics={})
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
-        return score_function_loss(inputs, self._config.importance_cap)
+        return score_function_loss(inputs, self.config.importance_cap)
 
 
 class Grpo(PolicyGradient[GrpoConfig]):
@@ -129,15 +134,17 @@ class Grpo(PolicyGradient[GrpoConfig]):
     2025) is ``normalize_std: false`` with ``loss_aggregation: constant``.
     """
 
+    config_class = GrpoConfig
+
     def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
-        relative = group_relative(steps, self._config.normalize_std)
+        relative = group_relative(steps, self.config.normalize_std)
         return Targets(
             advantages=relative.advantages,
             metrics=_group_metrics(relative.groups, relative.constant),
         )
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
-        return clipped_policy_loss(inputs, self._config)
+        return clipped_policy_loss(inputs, self.config)
 
 
 class WindowGrpo(PolicyGradient[WindowGrpoConfig]):
@@ -151,20 +158,22 @@ class WindowGrpo(PolicyGradient[WindowGrpoConfig]):
     that ratio is the gradient of log pi.
     """
 
+    config_class = WindowGrpoConfig
+
     def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
         rewards = [step.reward for step in steps]
         agents = _by_agent(steps)
-        compared = [list(range(len(steps)))] if self._config.advantage == "documented" else agents
+        compared = [list(range(len(steps)))] if self.config.advantage == "documented" else agents
         advantages = [0.0] * len(steps)
         for group in compared:
-            relative = standardize([rewards[i] for i in group], self._config.normalize_std)
+            relative = standardize([rewards[i] for i in group], self.config.normalize_std)
             for index, advantage in zip(group, relative, strict=True):
                 advantages[index] = advantage
         constant = sum(is_constant([rewards[i] for i in group]) for group in agents)
         return Targets(advantages=tuple(advantages), metrics=_group_metrics(len(agents), constant))
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
-        return clipped_policy_loss(inputs, self._config)
+        return clipped_policy_loss(inputs, self.config)
 
 
 CriticConfig = TypeVar("CriticConfig", bound=A2cConfig)
@@ -185,7 +194,7 @@ class ActorCritic(PolicyGradient[CriticConfig]):
         """Raises ValueError without values, RunError where an episode is not whole."""
         if values is None or len(values) != len(steps):
             raise ValueError("an actor-critic needs one value per step")
-        config = self._config
+        config = self.config
         advantages: list[float] = []
         for where in episodes_of(steps):
             advantages += generalized_advantages(
@@ -204,7 +213,7 @@ class ActorCritic(PolicyGradient[CriticConfig]):
         output = super().loss(inputs)
         critic = self.critic_loss(inputs)
         return LossOutput(
-            loss=output.loss + self._config.value_coef * critic,
+            loss=output.loss + self.config.value_coef * critic,
             metrics={**output.metrics, "value_loss": critic.detach()},
         )
 
@@ -216,18 +225,22 @@ class ActorCritic(PolicyGradient[CriticConfig]):
 class A2c(ActorCritic[A2cConfig]):
     """Advantage actor-critic (Mnih et al. 2016): the score-function loss on GAE advantages."""
 
+    config_class = A2cConfig
+
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
-        return score_function_loss(inputs, self._config.importance_cap)
+        return score_function_loss(inputs, self.config.importance_cap)
 
 
 class Ppo(ActorCritic[PpoConfig]):
     """Proximal policy optimisation (Schulman et al. 2017): the clipped loss on GAE advantages."""
 
+    config_class = PpoConfig
+
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
-        return clipped_policy_loss(inputs, self._config)
+        return clipped_policy_loss(inputs, self.config)
 
     def critic_loss(self, inputs: LossInputs) -> Tensor:
-        return value_loss(inputs, self._config.value_clip)
+        return value_loss(inputs, self.config.value_clip)
 
 
 def clipped_policy_loss(

@@ -1,12 +1,14 @@
-"""``rlforge graph``, ``config``, ``doctor`` and ``models``: they start nothing."""
+"""``rlforge graph``, ``config``, ``doctor``, ``models`` and ``plugins``: they start nothing."""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rlforge.cli.arguments import ConfigDir, JsonFile, Overrides, write_result
@@ -125,3 +127,30 @@ def models() -> None:
     for row in describe_models(conf_dir() / "model"):
         table.add_row(row.option, row.about, row.state)
     Console().print(table)
+
+
+def plugins(json_file: JsonFile = None) -> None:
+    """List what a configuration can choose by name, and the packages that add to it.
+
+    Instead of a name, [bold]package.module:Thing[/bold] takes anything that can be imported from
+    the environment or the current directory. Exit code 1: a package offers something unusable.
+
+    [bold]Example[/bold]
+
+      rlforge plugins
+    """
+    from rlforge.config.plugins import KINDS
+
+    table = Table("chosen by", "names", "from")
+    rows = [row for kind in KINDS for row in kind.rows()]
+    for kind in KINDS:
+        own = [row.name for row in rows if row.kind == kind.name and row.origin == "rlforge"]
+        table.add_row(kind.key, ", ".join(own), "rlforge", end_section=True)
+        for row in rows:
+            if row.kind == kind.name and row.origin != "rlforge":
+                note = f"\n[red]{escape(row.problem)}[/red]" if row.problem else ""
+                table.add_row("", row.name, f"{row.origin}: {row.target}{note}")
+    Console().print(table)
+    write_result(json_file, [dataclasses.asdict(row) for row in rows])
+    if any(row.problem for row in rows):
+        raise typer.Exit(1)

@@ -26,10 +26,11 @@ from yaml import YAMLError
 
 from rlforge.config import schema
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.rules import build, plain, plain_fields
-from rlforge.config.schema import PolicyConfig, RunConfig
+from rlforge.config.schema import AlgorithmConfig, PolicyConfig, RunConfig
 from rlforge.config.serving import ServingConfig
-from rlforge.config.training import ALGORITHMS
+from rlforge.config.training import ALGORITHM_CONFIGS, algorithm_config
 from rlforge.errors import ConfigError, nearest
 
 C = TypeVar("C", bound=PolicyConfig)
@@ -37,6 +38,10 @@ C_co = TypeVar("C_co", bound=PolicyConfig, covariant=True)
 
 ROOTS: tuple[type[PolicyConfig], ...] = (ServingConfig, ContinuousConfig, RunConfig)
 """The classes of whole configurations."""
+
+
+_OFFERED: dict[str, type[AlgorithmConfig]] = {}
+"""Settings of users' algorithms, by the name of the class, which Hydra's errors have."""
 
 
 def conf_dir() -> Path:
@@ -61,7 +66,7 @@ def register_schemas(root: type[PolicyConfig]) -> None:
     """Tell Hydra the types behind the YAML; harmless when repeated."""
     store = ConfigStore.instance()
     store.store(name="schema", node=_schema(root))
-    for name, node in ALGORITHMS.items():
+    for name, node in ALGORITHM_CONFIGS.items():
         store.store(group="schemas/algorithm", name=name, node=plain(node))
 
 
@@ -142,14 +147,40 @@ def compose(
     search = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
-            composed = hydra_compose(
-                root.primary, overrides=[*overrides, *search], return_hydra_config=True
-            )
+            composed = _composed_by_hydra(root.primary, [*overrides, *search])
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise _explain(error, overrides, dirs, root) from None
     finally:
         GlobalHydra.instance().clear()
     return from_hydra(composed, overrides, dirs, root)
+
+
+def _composed_by_hydra(primary: str, overrides: Sequence[str]) -> DictConfig:
+    """What Hydra composes; algorithms of others become options of their group as they are named."""
+    offered: set[str] = set()
+    while True:
+        try:
+            found: DictConfig = hydra_compose(
+                primary, overrides=list(overrides), return_hydra_config=True
+            )
+            return found
+        except MissingConfigException as error:
+            group, _, option = _missing(error).rpartition("/")
+            if group.rpartition("/")[2] != "algorithm" or option in offered:
+                raise
+            if ":" not in option and option not in ALGORITHMS.names():
+                raise
+            offered.add(option)
+            _OFFERED[algorithm_config(option).__name__] = algorithm_config(option)
+            settings = OmegaConf.structured(plain(algorithm_config(option)))
+            settings.name = option
+            ConfigStore.instance().store(group="algorithm", name=option, node=settings)
+
+
+def _missing(error: MissingConfigException) -> str:
+    """The group and option that Hydra did not find, ``GROUP/OPTION``."""
+    found = re.search(r"Could not find '([^']+)'", str(error))
+    return found.group(1) if found else ""
 
 
 def group_dirs(config_dir: Path | None) -> tuple[Path, ...]:
@@ -203,9 +234,10 @@ def from_yaml(path: Path, root: type[Any] = RunConfig) -> Any:
         loaded = load_mapping(path)
         base = OmegaConf.structured(_schema(root))
         name = OmegaConf.select(loaded, "algorithm.name", default="reinforce")
-        if name not in ALGORITHMS:
-            raise ConfigError(f"{path}: algorithm.name={name}{nearest(name, ALGORITHMS)}")
-        base.algorithm = OmegaConf.structured(plain(ALGORITHMS[name]))
+        try:
+            base.algorithm = OmegaConf.structured(plain(algorithm_config(name)))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
         merged = OmegaConf.merge(base, loaded)
         return build(root, cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=True)))
     except FileNotFoundError:
@@ -252,7 +284,10 @@ def all_keys(node: Any = RunConfig, prefix: str = "") -> list[str]:
 
 def _keys_of(field: dataclasses.Field[Any], name: str) -> list[str]:
     if name == "algorithm":
-        return [name, *(key for cls in ALGORITHMS.values() for key in all_keys(cls, "algorithm."))]
+        return [
+            name,
+            *(key for cls in ALGORITHM_CONFIGS.values() for key in all_keys(cls, "algorithm.")),
+        ]
     nested = nested_class(field)
     return [name, *(all_keys(nested, f"{name}.") if nested else [])]
 
@@ -306,10 +341,8 @@ def _explain(
     """Hydra's complaint in one or two lines: key, value, file, mend."""
     text = str(error)
     where = _place(text, dirs)
-    if isinstance(error, MissingConfigException) and (
-        missing := re.search(r"Could not find '([^']+)'", text)
-    ):
-        return _missing_option(missing.group(1), text)
+    if isinstance(error, MissingConfigException) and (missing := _missing(error)):
+        return _missing_option(missing, text)
     if isinstance(error, YAMLError):
         return ConfigError(f"YAML does not parse: {' '.join(text.split())}")
     if match := re.search(r"Could not override '([^']+)'", text):
@@ -339,8 +372,8 @@ def _unknown_key(text: str, parent: str, where: str, root: type) -> ConfigError:
         key = f"{parent}[].{key}"
     known = all_keys(root)
     kind = ""
-    if owner and hasattr(schema, owner.group(1)):
-        cls = getattr(schema, owner.group(1))
+    cls = _OFFERED.get(owner.group(1)) or getattr(schema, owner.group(1), None) if owner else None
+    if cls is not None:
         head = key.rpartition(".")[0]
         known = [f"{head}.{name}" if head else name for name in all_keys(cls)]
         kind = f" in {cls.__name__}" if issubclass(cls, schema.AlgorithmConfig) else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import sys
 import typing
@@ -13,8 +12,9 @@ from typing import Any
 from rlforge.config import schema
 from rlforge.config.compose import all_keys, conf_dir, foreign_keys, nested_class
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.plugins import FINAL_REWARDS, SAMPLING_REWARDS, STEP_REWARDS
 from rlforge.config.rules import Length, Range, hints, optional, parts
-from rlforge.config.training import ALGORITHMS
+from rlforge.config.training import ALGORITHM_CONFIGS
 
 HEADER = """# Configuration
 
@@ -122,7 +122,7 @@ def render() -> str:
             lines += _table(schema.EnvEntry, "env.train[]")
         if field.name == "algorithm":
             shared = frozenset(f.name for f in dataclasses.fields(schema.AlgorithmConfig))
-            for option, cls in ALGORITHMS.items():
+            for option, cls in ALGORITHM_CONFIGS.items():
                 rows = _table(cls, "algorithm", shared)
                 lines += ["", f"### `algorithm={option}`", "", _summary(cls)]
                 lines += [*HEAD, *rows] if rows else []
@@ -142,13 +142,12 @@ def render() -> str:
 
 
 def _transforms() -> list[str]:
-    """The reward transforms with their parameters; loaded by name, as they stand above config."""
+    """The reward transforms with their parameters."""
     lines: list[str] = []
-    for stack in ("final", "step", "sampling"):
-        module = importlib.import_module(f"rlforge.rewards.{stack}")
-        registry: dict[str, type] = getattr(module, f"{stack.upper()}_TRANSFORMS")
-        lines += [f"### `rewards.{stack}`", "", "| name | parameters | effect |", "|---|---|---|"]
-        lines += [_transform_row(name, transform) for name, transform in registry.items()]
+    for kind in (FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS):
+        lines += [f"### `{kind.key}`", "", "| name | parameters | effect |", "|---|---|---|"]
+        ours = (row.name for row in kind.rows() if row.origin == "rlforge")
+        lines += [_transform_row(name, kind.find(name)) for name in ours]
         lines.append("")
     return lines
 

@@ -296,6 +296,8 @@ class TrackerConfig(Group):
     wandb_project: Text | None = None
     #: W&B mode.
     wandb_mode: Literal["online", "offline"] = "offline"
+    #: Further sinks of metrics, each a mapping with ``name`` and that sink's parameters.
+    sinks: list[dict[str, Any]] = field(default_factory=list)
     #: Seconds between flushes of aggregated metrics.
     flush_every_s: Positive = 64.0
     #: Values per key in a rolling mean.

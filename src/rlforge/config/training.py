@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.rules import (
     Beta,
     Count,
@@ -19,8 +20,8 @@ from rlforge.config.rules import (
     Text,
     Whole,
     hints,
-    no_such_choice,
 )
+from rlforge.errors import ConfigError
 
 
 @dataclass
@@ -172,7 +173,7 @@ class KlConfig(Group):
 class AlgorithmConfig(Group):
     """Settings of every algorithm (group ``algorithm``)."""
 
-    #: Algorithm: ``reinforce``, ``grpo``, ``window_grpo``, ``a2c`` or ``ppo``.
+    #: Algorithm: ``reinforce``, ``grpo``, ``window_grpo``, ``a2c``, ``ppo`` or one of your own.
     name: str = "reinforce"
     #: Cap of the truncated importance weight pi_learner / pi_engine per token; null: no correction.
     importance_cap: Positive | None = 2.0
@@ -189,14 +190,14 @@ class AlgorithmConfig(Group):
     @classmethod
     def variant(cls, values: Mapping[str, Any]) -> type[AlgorithmConfig]:
         """The class with the keys of ``values``: of the algorithm that they name, if it fits."""
-        fitting = [kind for kind in ALGORITHMS.values() if set(hints(kind)) == set(values)]
-        named = ALGORITHMS.get(str(values.get("name")))
-        return named if named in fitting else next(iter(fitting), cls)
+        named = [algorithm_config(name)] if (name := _known(values.get("name"))) else []
+        kinds = [*named, *ALGORITHM_CONFIGS.values()]
+        return next((kind for kind in kinds if set(hints(kind)) == set(values)), cls)
 
     def clashes(self) -> Iterator[Problem]:
-        if self.name not in ALGORITHMS:
-            yield "name", no_such_choice(self.name, ALGORITHMS)
-        elif set(hints(ALGORITHMS[self.name])) != set(hints(type(self))):
+        if (problem := ALGORITHMS.problem(self.name)) is not None:
+            yield "name", problem
+        elif set(hints(algorithm_config(self.name))) != set(hints(type(self))):
             yield "name", f"needs settings of its own; choose them with algorithm={self.name}"
 
 
@@ -279,11 +280,31 @@ class PpoConfig(A2cConfig):
     value_clip: Positive | None = None
 
 
-ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
+ALGORITHM_CONFIGS: dict[str, type[AlgorithmConfig]] = {
     "reinforce": ReinforceConfig,
     "grpo": GrpoConfig,
     "window_grpo": WindowGrpoConfig,
     "a2c": A2cConfig,
     "ppo": PpoConfig,
 }
-"""The class of each algorithm's settings, by the name that picks it."""
+"""The settings of rlforge's algorithms: here, because the algorithms themselves import torch."""
+
+
+def algorithm_config(name: str) -> type[AlgorithmConfig]:
+    """The class of the settings of an algorithm.
+
+    Raises ConfigError for an unknown algorithm, and for one whose ``config_class`` is not a
+    dataclass derived from ``AlgorithmConfig``.
+    """
+    if name in ALGORITHM_CONFIGS:
+        return ALGORITHM_CONFIGS[name]
+    found: Any = ALGORITHMS.find(name).config_class
+    if not (isinstance(found, type) and issubclass(found, AlgorithmConfig)):
+        raise ConfigError(f"algorithm {name!r}: its config_class is no AlgorithmConfig: {found!r}")
+    if "__dataclass_fields__" not in vars(found):
+        raise ConfigError(f"algorithm {name!r}: its config_class {found.__name__} is no @dataclass")
+    return found
+
+
+def _known(name: Any) -> str | None:
+    return name if isinstance(name, str) and ALGORITHMS.problem(name) is None else None

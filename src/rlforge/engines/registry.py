@@ -1,13 +1,11 @@
-"""The engine that a configuration names, and the saved policies that it can play.
-
-A new engine is a class and one line in ``_ENGINES``.
-"""
+"""The engine that a configuration names, and the saved policies that it can play."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
+from rlforge.config.plugins import ENGINES
 from rlforge.config.schema import PolicyConfig
 from rlforge.engines.base import LocalEngine
 from rlforge.engines.vllm_settings import lora_rank
@@ -64,12 +62,14 @@ def make_engine(
     engine that reserves memory when it starts. Raises ConfigError for a model that does not
     load and a device that is not there.
     """
-    return _ENGINES[config.engine.name](config, device, threads, gpus)
+    engine: LocalEngine = ENGINES.find(config.engine.name)(config, device, threads, gpus)
+    return engine
 
 
-def _transformers(
+def transformers(
     config: PolicyConfig, device: str, threads: int | None, gpus: float
 ) -> LocalEngine:
+    """The engine ``transformers``."""
     import torch
 
     from rlforge.engines.transformers import TransformersEngine
@@ -83,21 +83,11 @@ def _transformers(
     return TransformersEngine(config.engine, model, load_tokenizer(config.model), seed=config.seed)
 
 
-def _vllm(config: PolicyConfig, device: str, threads: int | None, gpus: float) -> LocalEngine:
+def vllm(config: PolicyConfig, device: str, threads: int | None, gpus: float) -> LocalEngine:
+    """The engine ``vllm``."""
     from rlforge.engines.vllm import VllmEngine
     from rlforge.models.devices import named_device
 
     # vLLM cannot sleep with the allocator settings of ``resolve_device``.
     place = named_device(device).type
     return VllmEngine(config, device=place, threads=threads, gpus=gpus)
-
-
-def engine_names() -> list[str]:
-    """The names that ``engine.name`` may have."""
-    return list(_ENGINES)
-
-
-_ENGINES: dict[str, Callable[[PolicyConfig, str, int | None, float], LocalEngine]] = {
-    "transformers": _transformers,
-    "vllm": _vllm,
-}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from rlforge.errors import ConfigError, nearest
+from rlforge.config.plugins import EXTRACTIONS
 from rlforge.types import value
 
 
@@ -26,6 +26,30 @@ class Extraction:
     feedback: str = ""
 
 
+@value
+class Extractor:
+    """One way to find the action in an answer.
+
+    read: the action in a text, None without one. request: asks for answers of that form, at the
+    end of prompts. feedback: for the player whose answer had no action. adds_brackets: whether
+    brackets are added where a game writes actions in them and ``read`` returns none.
+
+    Example:
+        >>> shout = Extractor(
+        ...     read=lambda text: text.partition("!")[0].split()[-1] if "!" in text else None,
+        ...     request="End your answer with your action and an exclamation mark.",
+        ...     feedback="Your last answer had no exclamation mark.",
+        ... )
+        >>> shout.read("Then I play 4!")
+        '4'
+    """
+
+    read: Callable[[str], str | None]
+    request: str
+    feedback: str
+    adds_brackets: bool = True
+
+
 def extract(name: str, text: str, legal_actions: Sequence[str] | None = None) -> Extraction:
     """Apply the extraction ``name`` to a model's answer.
 
@@ -38,27 +62,13 @@ def extract(name: str, text: str, legal_actions: Sequence[str] | None = None) ->
         >>> extract("boxed", "The centre.").well_formed
         False
     """
-    check_extraction(name)
-    action = _EXTRACTIONS[name](text)
+    extractor: Extractor = EXTRACTIONS.find(name)
+    action = extractor.read(text)
     if action is None:
-        return Extraction(action="", well_formed=False, feedback=_FEEDBACK[name])
-    if name != "raw" and "[" not in action and _wants_brackets(legal_actions):
+        return Extraction(action="", well_formed=False, feedback=extractor.feedback)
+    if extractor.adds_brackets and "[" not in action and _wants_brackets(legal_actions):
         action = f"[{action}]"
     return Extraction(action=action, well_formed=True)
-
-
-def extraction_names() -> list[str]:
-    """All extractions, sorted."""
-    return sorted(_EXTRACTIONS)
-
-
-def check_extraction(name: str) -> None:
-    """Raises ``ConfigError`` for an unknown name."""
-    if name not in _EXTRACTIONS:
-        raise ConfigError(
-            f"action extraction {name!r} is unknown{nearest(name, _EXTRACTIONS)}; there are "
-            f"{', '.join(extraction_names())}"
-        )
 
 
 def _wants_brackets(legal_actions: Sequence[str] | None) -> bool:
@@ -98,16 +108,30 @@ def _raw(text: str) -> str | None:
     return text.strip() or None
 
 
-_EXTRACTIONS: dict[str, Callable[[str], str | None]] = {
-    "boxed": _boxed,
-    "bracket": _bracket,
-    "last_line": _last_line,
-    "raw": _raw,
-}
-
-_FEEDBACK = {
-    "boxed": r"Your last answer had no \boxed{...} with an action in it.",
-    "bracket": "Your last answer had no action in square brackets.",
-    "last_line": "Your last answer was empty.",
-    "raw": "Your last answer was empty.",
-}
+BOXED = Extractor(
+    read=_boxed,
+    request=r"Think it through step by step, then give your final action inside \boxed{}.",
+    feedback=r"Your last answer had no \boxed{...} with an action in it.",
+)
+BRACKET = Extractor(
+    read=_bracket,
+    request=(
+        "Think it through step by step, then end with your final action in square brackets, "
+        "written as the game asks for it."
+    ),
+    feedback="Your last answer had no action in square brackets.",
+)
+LAST_LINE = Extractor(
+    read=_last_line,
+    request=(
+        "Think it through step by step, then write your final action, and nothing else, "
+        "on the last line."
+    ),
+    feedback="Your last answer was empty.",
+)
+RAW = Extractor(
+    read=_raw,
+    request="Answer with your action and nothing else.",
+    feedback="Your last answer was empty.",
+    adds_brackets=False,
+)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Protocol
 
-from rlforge.errors import ConfigError, GameError, nearest
+from rlforge.config.plugins import PLAYERS
+from rlforge.errors import ConfigError, GameError
 from rlforge.games.base import View
 from rlforge.games.grids import Grid, line_completing_cells, placements, winning_cells
 from rlforge.games.market import load_market
@@ -18,7 +18,7 @@ from rlforge.types import EnvSpec
 
 
 class Player(Protocol):
-    """Answers views with actions in the game's notation."""
+    """Answers views with actions in the game's notation; made anew for each game."""
 
     def act(self, view: View) -> str:
         """The action in ``view``."""
@@ -30,11 +30,11 @@ class RandomLegal:
 
     Example:
         >>> view = View(player_id=0, observation="", legal_actions=("[bet]",))
-        >>> RandomLegal(random.Random(0)).act(view)
+        >>> RandomLegal(EnvSpec(id="kuhn_poker"), random.Random(0)).act(view)
         '[bet]'
     """
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, env: EnvSpec, rng: random.Random) -> None:
         self._rng = rng
 
     def act(self, view: View) -> str:
@@ -47,7 +47,7 @@ class RandomLegal:
 class WinBlock:
     """Takes a winning cell, else a cell where the opponent would win, else a random one."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, env: EnvSpec, rng: random.Random) -> None:
         self._rng = rng
 
     def act(self, view: View) -> str:
@@ -64,7 +64,7 @@ class WinBlock:
 class Minimax:
     """Perfect TicTacToe: wins as soon and loses as late as possible; random among best actions."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, env: EnvSpec, rng: random.Random) -> None:
         self._rng = rng
 
     def act(self, view: View) -> str:
@@ -79,6 +79,8 @@ class MarketTrader:
     """A scripted trader of ``rlforge.market.traders`` at a seat of a market."""
 
     def __init__(self, kind: str, env: EnvSpec, rng: random.Random) -> None:
+        if env.source != "market":
+            raise ConfigError(f"a {kind} trader cannot play {env.id}: it trades on markets only")
         self._trader = make_trader(kind, load_market(env.id), rng)
 
     def act(self, view: View) -> str:
@@ -87,18 +89,10 @@ class MarketTrader:
         return json.dumps(self._trader.decide(view.state))
 
 
-_PLAYERS: dict[str, Callable[[random.Random], Player]] = {
-    "random_legal": RandomLegal,
-    "win_block": WinBlock,
-    "minimax": Minimax,
-}
-#: Traders that use only what a seat observes; insiders trade in the background only.
-_TRADERS = {f"{kind}_trader": kind for kind in ("noise", "momentum", "value")}
-
-
-def player_names() -> list[str]:
-    """All scripted players, sorted."""
-    return sorted([*_PLAYERS, *_TRADERS])
+# Traders that use only what a seat observes; insiders trade in the background only.
+noise_trader = partial(MarketTrader, "noise")
+momentum_trader = partial(MarketTrader, "momentum")
+value_trader = partial(MarketTrader, "value")
 
 
 def make_player(name: str, env: EnvSpec, seed: int) -> Player:
@@ -106,23 +100,15 @@ def make_player(name: str, env: EnvSpec, seed: int) -> Player:
 
     Raises ``ConfigError`` for an unknown name, and for a trader outside of markets.
     """
-    if name in _TRADERS:
-        if env.source != "market":
-            raise ConfigError(f"player {name!r} cannot play {env.id}: it trades on markets only")
-        return MarketTrader(_TRADERS[name], env, random.Random(seed))
-    if name not in _PLAYERS:
-        raise ConfigError(
-            f"player {name!r} in {env.id} is unknown{nearest(name, player_names())}; there are "
-            f"{', '.join(player_names())}"
-        )
-    return _PLAYERS[name](random.Random(seed))
+    player: Player = PLAYERS.find(name)(env, random.Random(seed))
+    return player
 
 
 def check_player(name: str, env: EnvSpec) -> None:
     """Ask the player for one action; raises ``ConfigError`` if it is unknown or cannot play."""
-    player = make_player(name, env, seed=0)
     try:
-        player.act(make_game(env, seed=0).view())
+        with PLAYERS.trial(name):
+            make_player(name, env, seed=0).act(make_game(env, seed=0).view())
     except GameError as error:
         raise ConfigError(f"player {name!r} cannot play {env.id}: {error}") from error
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Protocol
 
-from rlforge.errors import ConfigError, nearest
-from rlforge.games.actions import check_extraction
+from rlforge.config.plugins import EXTRACTIONS, PROMPTS
+from rlforge.errors import ConfigError
+from rlforge.games.actions import Extractor
 from rlforge.games.base import View
 from rlforge.types import value
 
@@ -19,19 +21,6 @@ _ZERO_SUM = (
 )
 _SINGLE_PLAYER = "You play a game on your own. Choose valid actions until it is solved completely."
 _ANY_GAME = "You are a player in a text game. Choose a valid action that helps you to win."
-
-_ASK = {
-    "boxed": r"Think it through step by step, then give your final action inside \boxed{}.",
-    "bracket": (
-        "Think it through step by step, then end with your final action in square brackets, "
-        "written as the game asks for it."
-    ),
-    "last_line": (
-        "Think it through step by step, then write your final action, and nothing else, "
-        "on the last line."
-    ),
-    "raw": "Answer with your action and nothing else.",
-}
 
 
 class Tokenizer(Protocol):
@@ -52,58 +41,90 @@ class Tokenizer(Protocol):
 
 @value
 class Template:
-    """A model family's turn markup: ``open``, instruction, observation, request, ``close``."""
+    """A prompt: ``open``, instruction, observation, request, ``close``.
 
-    instruction: str
-    open: str
-    close: str
+    ``open`` and ``close`` are a model family's markup of a turn. A subclass may write the prompt in
+    any other way. The request asks for the form in which the action is read from the answer.
 
+    Example:
+        >>> view = View(player_id=0, observation="Your hand: K", legal_actions=("[bet]", "[fold]"))
+        >>> Template(instruction="Play poker.", close="\\nAnswer:").render(view, "One word.", None)
+        'Play poker.\\n\\nYour hand: K\\n\\nOne word.\\nAnswer:'
+    """
 
-_TEMPLATES = {
-    "default": Template(instruction=_ANY_GAME, open="", close="\n\nAnswer:"),
-    "qwen3-zs": Template(
-        instruction=_ZERO_SUM,
-        open="<|im_start|>user\n",
-        close="<|im_end|>\n<|im_start|>assistant\n",
-    ),
-    "qwen3-sp": Template(
-        instruction=_SINGLE_PLAYER,
-        open="<|im_start|>user\n",
-        close="<|im_end|>\n<|im_start|>assistant\n",
-    ),
-    # Begins the block in which Qwen3 models reason before they answer.
-    "qwen3-reasoning": Template(
-        instruction=_ZERO_SUM,
-        open="<|im_start|>user\n",
-        close="<|im_end|>\n<|im_start|>assistant\n<think>\n",
-    ),
-    "gemma3-zs": Template(
-        instruction=_ZERO_SUM,
-        open="<bos><start_of_turn>user\n",
-        close="<end_of_turn>\n<start_of_turn>model\n",
-    ),
-    "llama-instruct-zs": Template(
-        instruction=_ZERO_SUM,
-        open="<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n",
-        close="<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
-    ),
-}
-_CHAT = "chat"
-_BOARD = "board"
+    instruction: str = _ANY_GAME
+    open: str = ""
+    close: str = ""
 
-
-def template_names() -> list[str]:
-    """All templates, sorted."""
-    return sorted([*_TEMPLATES, _CHAT, _BOARD])
-
-
-def check_template(name: str) -> None:
-    """Raises ``ConfigError`` for an unknown name."""
-    if name not in template_names():
-        raise ConfigError(
-            f"prompt template {name!r} is unknown{nearest(name, template_names())}; there are "
-            f"{', '.join(template_names())}"
+    def render(self, view: View, request: str, tokenizer: Tokenizer) -> str:
+        """The prompt as text. Raises ``ConfigError`` where the game or tokenizer does not fit."""
+        return (
+            f"{self.open}{self.instruction}\n\n{view.observation.strip()}\n\n{request}{self.close}"
         )
+
+    def messages(self, view: View, request: str) -> list[dict[str, str]]:
+        """The prompt as messages, for models behind an API; ``ConfigError`` as in ``render``."""
+        return [
+            {"role": "system", "content": f"{self.instruction} {request}"},
+            {"role": "user", "content": view.observation.strip()},
+        ]
+
+
+class ChatTemplate(Template):
+    """System and user message in the markup of the tokenizer's own chat template."""
+
+    def render(self, view: View, request: str, tokenizer: Tokenizer) -> str:
+        if not tokenizer.chat_template:
+            raise ConfigError(
+                "prompt template 'chat' needs a chat template, which this tokenizer does not "
+                "have; use 'default' or the template of the model's family"
+            )
+        text = tokenizer.apply_chat_template(
+            self.messages(view, request), tokenize=False, add_generation_prompt=True
+        )
+        return str(text)
+
+
+class BoardTemplate(Template):
+    """The compact board and nothing else."""
+
+    def render(self, view: View, request: str, tokenizer: Tokenizer) -> str:
+        return self._board(view)
+
+    def messages(self, view: View, request: str) -> list[dict[str, str]]:
+        return [{"role": "user", "content": self._board(view)}]
+
+    def _board(self, view: View) -> str:
+        if view.board is None:
+            raise ConfigError(
+                "prompt template 'board' needs a game with a compact board (TicTacToe, SimpleTak, "
+                "ConnectFour, KuhnPoker; OpenSpiel's tic_tac_toe, connect_four, kuhn_poker and "
+                "leduc_poker; markets); use another template"
+            )
+        return view.board
+
+
+DEFAULT = Template(close="\n\nAnswer:")
+CHAT = ChatTemplate()
+BOARD = BoardTemplate()
+QWEN3_ZS = Template(
+    instruction=_ZERO_SUM,
+    open="<|im_start|>user\n",
+    close="<|im_end|>\n<|im_start|>assistant\n",
+)
+QWEN3_SP = dataclasses.replace(QWEN3_ZS, instruction=_SINGLE_PLAYER)
+#: Begins the block in which Qwen3 models reason before they answer.
+QWEN3_REASONING = dataclasses.replace(QWEN3_ZS, close=f"{QWEN3_ZS.close}<think>\n")
+GEMMA3_ZS = Template(
+    instruction=_ZERO_SUM,
+    open="<bos><start_of_turn>user\n",
+    close="<end_of_turn>\n<start_of_turn>model\n",
+)
+LLAMA_INSTRUCT_ZS = Template(
+    instruction=_ZERO_SUM,
+    open="<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n",
+    close="<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+)
 
 
 def messages(template: str, view: View, extraction: str = "boxed") -> list[dict[str, str]]:
@@ -112,14 +133,8 @@ def messages(template: str, view: View, extraction: str = "boxed") -> list[dict[
     ``board`` has no instruction: the compact board is the one message. Raises ``ConfigError``
     for an unknown template and for ``board`` in a game that has no compact board.
     """
-    check_template(template)
-    if template == _BOARD:
-        return [{"role": "user", "content": _board(view)}]
-    instruction = _TEMPLATES[template].instruction if template in _TEMPLATES else _ANY_GAME
-    return [
-        {"role": "system", "content": f"{instruction} {_ask(extraction)}"},
-        {"role": "user", "content": view.observation.strip()},
-    ]
+    form: Template = PROMPTS.find(template)
+    return form.messages(view, _request(extraction))
 
 
 class Prompter:
@@ -138,7 +153,8 @@ class Prompter:
         asks for. Raises ``ConfigError`` for an unknown template, for ``board`` in a game that has
         no compact board and for ``chat`` with a tokenizer that has no chat template.
         """
-        text = self._text(template, view, extraction)
+        form: Template = PROMPTS.find(template)
+        text = form.render(view, _request(extraction), self._tokenizer)
         ids = self._ids.get(text)
         if ids is None:
             ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
@@ -148,40 +164,7 @@ class Prompter:
                 self._ids[text] = ids
         return text, ids
 
-    def _text(self, template: str, view: View, extraction: str) -> str:
-        check_template(template)
-        if template == _BOARD:
-            return _board(view)
-        if template == _CHAT:
-            return self._chat(messages(template, view, extraction))
-        form = _TEMPLATES[template]
-        return (
-            f"{form.open}{form.instruction}\n\n{view.observation.strip()}\n\n"
-            f"{_ask(extraction)}{form.close}"
-        )
 
-    def _chat(self, conversation: list[dict[str, str]]) -> str:
-        if not self._tokenizer.chat_template:
-            raise ConfigError(
-                "prompt template 'chat' needs a chat template, which this tokenizer does not "
-                "have; use 'default' or the template of the model's family"
-            )
-        text = self._tokenizer.apply_chat_template(
-            conversation, tokenize=False, add_generation_prompt=True
-        )
-        return str(text)
-
-
-def _ask(extraction: str) -> str:
-    check_extraction(extraction)
-    return _ASK[extraction]
-
-
-def _board(view: View) -> str:
-    if view.board is None:
-        raise ConfigError(
-            "prompt template 'board' needs a game with a compact board (TicTacToe, SimpleTak, "
-            "ConnectFour, KuhnPoker; OpenSpiel's tic_tac_toe, connect_four, kuhn_poker and "
-            "leduc_poker; markets); use another template"
-        )
-    return view.board
+def _request(extraction: str) -> str:
+    extractor: Extractor = EXTRACTIONS.find(extraction)
+    return extractor.request

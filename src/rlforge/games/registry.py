@@ -1,22 +1,17 @@
-"""The sources of games: TextArena, OpenSpiel and the market.
-
-A new source is a module with ``make(env, seed)``, ``check(env)`` and ``env_ids()``, and one branch
-in ``_source``.
-"""
+"""Games of any source: TextArena, OpenSpiel, the market, and those of users."""
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Protocol
 
-from rlforge.errors import ConfigError, nearest
+from rlforge.config.plugins import SOURCES
+from rlforge.errors import ConfigError
 from rlforge.games.base import Game
 from rlforge.types import EnvSpec
 
-SOURCES: Final = ("textarena", "openspiel", "market")
-
 
 class Source(Protocol):
-    """A module that games come from."""
+    """What games come from: a module, or an object."""
 
     def make(self, env: EnvSpec, seed: int) -> Game:
         """A fresh game."""
@@ -55,7 +50,8 @@ def check_env(env: EnvSpec) -> None:
             f"env {env.id!r}: max_turns and timeout_s must be positive and error_allowance not "
             f"negative, got {env.max_turns}, {env.timeout_s:g} and {env.error_allowance}"
         )
-    _source(env.source).check(env)
+    with SOURCES.trial(env.source):
+        _source(env.source).check(env)
 
 
 def env_ids(source: str) -> list[str]:
@@ -65,18 +61,7 @@ def env_ids(source: str) -> list[str]:
 
 def _source(name: str) -> Source:
     # Imported on first use: a run with one source does not load the others.
-    if name == "textarena":
-        from rlforge.games import textarena
-
-        return textarena
-    if name == "openspiel":
-        from rlforge.games import openspiel
-
-        return openspiel
-    if name == "market":
-        from rlforge.games import market
-
-        return market
-    raise ConfigError(
-        f"source {name!r} is unknown{nearest(name, SOURCES)}; there are {', '.join(SOURCES)}"
-    )
+    found = SOURCES.find(name)
+    with SOURCES.trial(name):
+        source: Source = found() if isinstance(found, type) else found
+    return source

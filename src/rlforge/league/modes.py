@@ -1,15 +1,15 @@
 """Sampling modes: how the pool draws the learner's next opponent.
 
-A mode is a function from a :class:`PoolView` to a probability per uid. A new one is such a
-function and its line in ``MODES``.
+A mode is a function from a :class:`PoolView` to a weight per uid, in proportion to which
+opponents are drawn.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from rlforge.errors import ConfigError, nearest
+from rlforge.errors import RunError
 from rlforge.types import value
 
 Weights = dict[str, float]
@@ -98,29 +98,22 @@ def exploration(view: PoolView) -> Weights:
     return _softmax_over(view, view.diversity)
 
 
-MODES: Mapping[str, Mode] = {
-    "fixed": fixed,
-    "mirror": mirror,
-    "lagged": lagged,
-    "random": random,
-    "match_quality": match_quality,
-    "ts_dist": ts_dist,
-    "exploration": exploration,
-}
+def probabilities(weights: Weights, view: PoolView, mode: str) -> Weights:
+    """What a mode returned, divided by its sum.
 
-
-def mode_names() -> list[str]:
-    """The names that ``pool.mode`` may have."""
-    return list(MODES)
-
-
-def find_mode(name: str) -> Mode:
-    """The mode called ``name``; ConfigError with the nearest names where there is none."""
-    if name not in MODES:
-        raise ConfigError(
-            f"pool.mode {name!r} does not exist{nearest(name, MODES)} (one of {', '.join(MODES)})"
-        )
-    return MODES[name]
+    Raises RunError where that are no weights of opponents: a uid that the pool does not have,
+    a weight that is negative or not finite, or a sum of 0.
+    """
+    total = 0.0
+    for uid, weight in weights.items():
+        if uid not in view.everyone:
+            raise RunError(f"pool.mode={mode} draws {uid!r}, which is not in the pool")
+        if not (math.isfinite(weight) and weight >= 0):
+            raise RunError(f"pool.mode={mode} gives {uid} the weight {weight}")
+        total += weight
+    if total <= 0:
+        raise RunError(f"pool.mode={mode} gives every opponent the weight 0")
+    return {uid: weight / total for uid, weight in weights.items()}
 
 
 def _uniform(uids: Sequence[str]) -> Weights:

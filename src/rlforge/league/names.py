@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
+from rlforge.config.plugins import PLAYERS
 from rlforge.errors import ConfigError, nearest
 from rlforge.types import PolicyRef
 
 #: The model as it was before training.
 BASE = PolicyRef(uid="base", kind="checkpoint")
 
-_PREFIXES = ("checkpoint", "openai", "openrouter")
+_PREFIXES = {"checkpoint": "DIR", "openai": "MODEL", "openrouter": "MODEL"}
 
 
-def parse_opponent(name: str, players: Iterable[str] | None = None) -> PolicyRef:
+def parse_opponent(name: str) -> PolicyRef:
     """The opponent called ``name``: a scripted player, ``base``, or a prefixed name.
 
-    players: names of the scripted players; None means those of ``rlforge.games.players``.
-    ``checkpoint:DIR`` is a saved adapter or model, ``openai:MODEL`` and ``openrouter:MODEL`` answer
-    over HTTP. The whole name is the opponent's uid. Raises ConfigError, with the nearest names,
-    for anything else and for a directory that does not exist.
+    Players are those of ``rlforge.config.plugins.PLAYERS``. ``checkpoint:DIR`` is a saved adapter
+    or model, ``openai:MODEL`` and ``openrouter:MODEL`` answer over HTTP. The whole name is the
+    opponent's uid. Raises ConfigError, with the nearest names, for anything else and for a
+    directory that does not exist.
 
     Example:
         >>> parse_opponent("random_legal").kind
@@ -30,22 +30,17 @@ def parse_opponent(name: str, players: Iterable[str] | None = None) -> PolicyRef
     """
     if name == BASE.uid:
         return BASE
-    if players is None:
-        # Imported here, so that the pool does not load the game libraries.
-        from rlforge.games.players import player_names
-
-        players = player_names()
-    players = list(players)
-    if name in players:
-        return PolicyRef(uid=name, kind="scripted", path_or_name=name)
     prefix, colon, rest = name.partition(":")
-    if not colon or prefix not in _PREFIXES:
-        forms = [*players, BASE.uid, "checkpoint:DIR", "openai:MODEL", "openrouter:MODEL"]
-        # Only the prefix is compared: the part after the colon is free text.
-        guess = prefix if colon else name
-        names = [*_PREFIXES] if colon else [*players, BASE.uid, *_PREFIXES]
+    if prefix not in _PREFIXES or not colon:
+        if (problem := PLAYERS.problem(name)) is None:
+            return PolicyRef(uid=name, kind="scripted", path_or_name=name)
+        if colon:
+            raise ConfigError(f"opponent {name!r}: {problem}{nearest(prefix, _PREFIXES)}")
+        known = [*PLAYERS.names(), BASE.uid]
+        forms = [*known, *(f"{prefix}:{what}" for prefix, what in _PREFIXES.items())]
         raise ConfigError(
-            f"opponent {name!r} is unknown{nearest(guess, names)} (known: {', '.join(forms)})"
+            f"opponent {name!r} is unknown{nearest(name, [*known, *_PREFIXES])} "
+            f"(known: {', '.join(forms)}; or name your own as package.module:Thing)"
         )
     if not rest:
         wanted = "directory" if prefix == "checkpoint" else "model"

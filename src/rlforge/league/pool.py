@@ -8,10 +8,11 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from rlforge.config.plugins import MODES
 from rlforge.config.schema import PoolConfig
 from rlforge.errors import RunError, nearest
 from rlforge.league.exploration import ExplorationTracker
-from rlforge.league.modes import PoolView, Weights, find_mode
+from rlforge.league.modes import Mode, PoolView, Weights, probabilities
 from rlforge.league.ratings import Rating, RatingTable
 from rlforge.system.values import Codec
 from rlforge.types import Checkpoint, GameRecord, GameSpec, PolicyRef
@@ -36,7 +37,7 @@ class ModelPool:
     """
 
     def __init__(self, cfg: PoolConfig, fixed: Sequence[PolicyRef], seed: int) -> None:
-        self._mode = find_mode(cfg.mode)
+        self._mode: Mode = MODES.find(cfg.mode)
         self._cfg = cfg
         self._random = random.Random(f"pool {seed}")
         self._ratings = RatingTable(cfg.trueskill)
@@ -126,18 +127,17 @@ class ModelPool:
     def weights(self) -> Weights:
         """The probability of each opponent to be drawn next, by uid; they sum to 1."""
         current = self.current().uid
-        return self._mode(
-            PoolView(
-                current=current,
-                past=tuple(checkpoint.uid for checkpoint in self.active()[1:]),
-                fixed=tuple(policy.uid for policy in self.fixed()),
-                lag_range=(self._cfg.lag_range[0], self._cfg.lag_range[1]),
-                temperature=self._cfg.temperature,
-                mu=lambda uid: self._ratings.rating(uid).mu,
-                quality=lambda uid: self._ratings.quality(current, uid),
-                diversity=self._exploration.diversity,
-            )
+        view = PoolView(
+            current=current,
+            past=tuple(checkpoint.uid for checkpoint in self.active()[1:]),
+            fixed=tuple(policy.uid for policy in self.fixed()),
+            lag_range=(self._cfg.lag_range[0], self._cfg.lag_range[1]),
+            temperature=self._cfg.temperature,
+            mu=lambda uid: self._ratings.rating(uid).mu,
+            quality=lambda uid: self._ratings.quality(current, uid),
+            diversity=self._exploration.diversity,
         )
+        return probabilities(self._mode(view), view, self._cfg.mode)
 
     def opponents(self, count: int) -> list[PolicyRef]:
         """``count`` independent draws by ``pool.mode``. Raises RunError without a checkpoint."""

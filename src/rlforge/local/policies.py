@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rlforge.config.compose import from_yaml
-from rlforge.config.schema import HardwareConfig, RunConfig
+from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
+from rlforge.engines.base import LocalEngine
 from rlforge.engines.registry import check_playable, make_engine
 from rlforge.errors import CheckpointError
 from rlforge.games.players import check_player
@@ -35,6 +36,18 @@ async def seat_policies(
     others use the device that this machine has. Raises ConfigError for a model or an engine that is
     not available, and for saved policies that the engine cannot play.
     """
+    engine = start_engine(config, policies, say)
+    tokenizer = load_tokenizer(config.model)
+    try:
+        yield SeatPolicies(config, tokenizer, engine, stop_token_ids(config.model, tokenizer))
+    finally:
+        await engine.close()
+
+
+def start_engine(
+    config: PolicyConfig, policies: Sequence[PolicyRef], say: Callable[[str], None]
+) -> LocalEngine:
+    """The engine of ``config`` in this process, as ``seat_policies`` describes it."""
     here = HardwareConfig(
         device="cpu" if config.hardware.device == "cpu" else "auto",
         threads=config.hardware.threads,
@@ -42,12 +55,7 @@ async def seat_policies(
     hardware = resolve_hardware(here, detect(), 1)
     resolve_model(config.model, say)
     check_playable(policies, config)
-    engine = make_engine(config, device=hardware.device, threads=hardware.threads)
-    tokenizer = load_tokenizer(config.model)
-    try:
-        yield SeatPolicies(config, tokenizer, engine, stop_token_ids(config.model, tokenizer))
-    finally:
-        await engine.close()
+    return make_engine(config, device=hardware.device, threads=hardware.threads)
 
 
 def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:

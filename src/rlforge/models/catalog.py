@@ -11,20 +11,10 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from rlforge.config.schema import ModelConfig
-from rlforge.models.files import MODEL_CONFIG, cache_dir
+from rlforge.models.files import MODEL_CONFIG
+from rlforge.models.made import made_model
 from rlforge.models.shape import ModelShape, known_shape, shape_from_config
-from rlforge.models.smollm2 import CACHE_NAME as SMOLLM2_CACHE_NAME
-from rlforge.models.tiny.recipe import RECIPES, cache_name
 from rlforge.types import value
-
-#: Kinds of models that rlforge makes, and their directories in the cache.
-_MADE_HERE = {
-    **{kind: cache_name(kind) for kind in RECIPES},
-    "smollm2_135m": SMOLLM2_CACHE_NAME,
-}
-
-MODEL_KINDS = (*_MADE_HERE, "hf")
-"""The values that ``model.kind`` may have."""
 
 
 @value
@@ -51,10 +41,10 @@ def _row(path: Path) -> ModelRow:
 
 
 def _state(kind: str, name: str | None) -> str:
-    if kind not in _MADE_HERE:
+    made = made_model(kind)
+    if made is None:
         return "fetched from the hub by transformers" if name else "needs model.name=…"
-    made = cache_dir() / _MADE_HERE[kind]
-    return f"ready: {made}" if made.is_dir() else "made on first use"
+    return f"ready: {made.folder}" if made.folder.is_dir() else "made on first use"
 
 
 @value
@@ -67,10 +57,11 @@ class Located:
 
 def locate(config: ModelConfig) -> Located:
     """Look for ``config.json`` where the model would be loaded from, else among known shapes."""
-    if config.kind in _MADE_HERE:
-        folder = cache_dir() / _MADE_HERE[config.kind]
-        if (folder / MODEL_CONFIG).is_file():
-            return Located(place=str(folder), shape=_read(config.kind, folder / MODEL_CONFIG))
+    made = made_model(config.kind)
+    if made is not None:
+        if (made.folder / MODEL_CONFIG).is_file():
+            file = made.folder / MODEL_CONFIG
+            return Located(place=str(made.folder), shape=_read(config.kind, file))
         known = known_shape("SmolLM2-135M") if config.kind == "smollm2_135m" else None
         return Located(place="made on first use", shape=known)
     source = config.name or ""

@@ -14,10 +14,8 @@ from urllib.request import getproxies
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError
-from rlforge.models.files import MODEL_CONFIG, VALUE_HEAD, made_once, no_progress_bars
-from rlforge.models.smollm2 import CACHE_NAME as SMOLLM2_CACHE_NAME
-from rlforge.models.smollm2 import create_smollm2
-from rlforge.models.tiny.recipe import RECIPES, cache_name
+from rlforge.models.files import MODEL_CONFIG, VALUE_HEAD, no_progress_bars
+from rlforge.models.made import made_model
 
 if TYPE_CHECKING:  # locating a model and reading its tokenizer need no torch
     import torch
@@ -39,11 +37,9 @@ def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.inf
     ``smollm2_135m`` unpacks it, into ``rlforge.models.files.cache_dir``. progress: called with a
     line on each slow step. Raises ConfigError.
     """
-    if config.kind in RECIPES:
-        kind = config.kind
-        return str(made_once(cache_name(kind), lambda d: _create_tiny(kind, d, progress)))
-    if config.kind == "smollm2_135m":
-        return str(made_once(SMOLLM2_CACHE_NAME, lambda d: create_smollm2(d, progress)))
+    made = made_model(config.kind)
+    if made is not None:
+        return str(made.make(progress))
     assert config.name is not None, f"model.kind={config.kind} without model.name"
     folder = Path(config.name).expanduser()
     if folder.is_dir():
@@ -51,12 +47,6 @@ def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.inf
             raise ConfigError(f"model.name {config.name} is a directory without config.json")
         return str(folder)
     return config.name
-
-
-def _create_tiny(kind: str, directory: Path, progress: Callable[[str], None]) -> None:
-    from rlforge.models.tiny.create import create_tiny
-
-    create_tiny(directory, RECIPES[kind], progress)
 
 
 def load_tokenizer(config: ModelConfig) -> Any:

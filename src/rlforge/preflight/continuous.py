@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rlforge.config.compose import Composed
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.plugins import SCORERS
 from rlforge.errors import RlforgeError
 from rlforge.preflight.policy import check_machine, check_name, check_policy
-from rlforge.ruler.registry import check_judge, scorer_names
+from rlforge.ruler.registry import check_judge
 from rlforge.trajectories.grid import WindowGrid, window_start
 
 
@@ -17,7 +18,7 @@ def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True)
     """
     config = composed.config
     check_policy(composed)
-    check_name(composed, "ruler.scoring_method", config.ruler.scoring_method, scorer_names())
+    check_name(composed, "ruler.scoring_method", config.ruler.scoring_method, SCORERS)
     _check_time(composed, config)
     if config.serve.state_dir is not None:
         raise composed.error("serve.state_dir", "a continuous run keeps its versions with itself")

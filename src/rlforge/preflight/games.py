@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlforge.config.compose import Composed
-from rlforge.config.schema import GamesConfig, GrpoConfig, RewardsConfig, RunConfig
+from rlforge.config.plugins import EXTRACTIONS, MODES, PROMPTS, SOURCES
+from rlforge.config.schema import (
+    A2cConfig,
+    GamesConfig,
+    GrpoConfig,
+    PpoConfig,
+    RewardsConfig,
+    RunConfig,
+)
 from rlforge.engines.openai import check_api
-from rlforge.errors import ConfigError
-from rlforge.games.actions import extraction_names
+from rlforge.errors import ConfigError, RunError
 from rlforge.games.players import check_player
-from rlforge.games.prompts import template_names
-from rlforge.games.registry import SOURCES, check_env, make_game
-from rlforge.league.modes import mode_names
+from rlforge.games.registry import check_env, make_game
 from rlforge.league.names import parse_opponent
+from rlforge.league.pool import ModelPool
 from rlforge.preflight.policy import check_machine, check_name, check_policy, check_temperature
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.lineup import env_spec, eval_envs, eval_opponents, train_envs
-from rlforge.types import EnvSpec
+from rlforge.system.checkpoint import step_name
+from rlforge.types import Checkpoint, EnvSpec, PolicyRef
 
 
 def validate(composed: Composed[RunConfig], *, keys: bool = True) -> None:
@@ -44,12 +51,25 @@ def check_lineup(composed: Composed[GamesConfig], *, keys: bool = True) -> None:
     """The part of ``validate`` about environments, opponents and evaluations."""
     config = composed.config
     _check_envs(composed)
-    check_name(composed, "pool.mode", config.pool.mode, mode_names())
+    _check_mode(composed)
     opponents, envs = config.pool.fixed_opponents, train_envs(config)
     check_opponents(composed, "pool.fixed_opponents", opponents, envs, keys=keys)
     opponents, envs = config.eval.opponents, eval_envs(config)
     check_opponents(composed, "eval.opponents", opponents, envs, keys=keys)
     _check_evaluations(composed)
+
+
+def _check_mode(composed: Composed[GamesConfig]) -> None:
+    """Find the sampling mode, and draw with it once from a pool of one version."""
+    settings = composed.config.pool
+    check_name(composed, "pool.mode", settings.mode, MODES)
+    pool = ModelPool(settings, [PolicyRef(uid="fixed", kind="scripted")], seed=0)
+    pool.add_checkpoint(Checkpoint(uid=step_name(0), version=0, path=None))
+    try:
+        with MODES.trial(settings.mode):
+            pool.weights()
+    except (ConfigError, RunError) as error:
+        raise composed.error("pool.mode", str(error)) from None
 
 
 def check_opponents(
@@ -82,11 +102,11 @@ def _check_envs(composed: Composed[GamesConfig]) -> None:
             key = f"env.{group}.{index}"
             check_name(composed, f"{key}.source", entry.source, SOURCES)
             spec = env_spec(entry, config.model)
-            for part, name, known in (
-                ("prompt_template", spec.prompt_template, template_names()),
-                ("action_extraction", spec.action_extraction, extraction_names()),
+            for part, name, kind in (
+                ("prompt_template", spec.prompt_template, PROMPTS),
+                ("action_extraction", spec.action_extraction, EXTRACTIONS),
             ):
-                check_name(composed, f"{key}.{part}", name, known)
+                check_name(composed, f"{key}.{part}", name, kind)
             try:
                 check_env(spec)
             except ConfigError as error:
@@ -154,5 +174,5 @@ def _check_algorithm(composed: Composed[RunConfig]) -> None:
                 f"must be a multiple of {share}: groups of {algorithm.group_size} games are "
                 "learned from whole, with every trained seat",
             )
-    if algorithm.name in ("a2c", "ppo") and config.buffer.kind != "episode":
+    if isinstance(algorithm, A2cConfig | PpoConfig) and config.buffer.kind != "episode":
         raise composed.error("algorithm.name", "credits turns along a game; use buffer=episode")

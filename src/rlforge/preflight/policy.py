@@ -6,19 +6,14 @@ knows, rules across groups, and what this machine must have.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from rlforge.config.compose import Composed
-from rlforge.config.rules import no_such_choice
+from rlforge.config.plugins import ALGORITHMS, ENGINES, EXTRACTIONS, MODELS, PROMPTS, Kind
 from rlforge.config.schema import PolicyConfig
-from rlforge.engines.registry import engine_names
+from rlforge.config.training import ALGORITHM_CONFIGS
 from rlforge.engines.vllm_settings import check_installed, lora_rank
 from rlforge.errors import ConfigError
-from rlforge.games.actions import extraction_names
-from rlforge.games.prompts import template_names
-from rlforge.models.catalog import MODEL_KINDS
 from rlforge.system.hardware import detect
-from rlforge.tracking.sinks import check_sinks
+from rlforge.tracking.sinks import check_sinks, further_sinks
 
 
 def check_policy(composed: Composed[PolicyConfig]) -> None:
@@ -26,20 +21,26 @@ def check_policy(composed: Composed[PolicyConfig]) -> None:
     for key, problem in composed.config.problems():
         raise composed.error(key, problem)
     model = composed.config.model
-    check_name(composed, "model.kind", model.kind, MODEL_KINDS)
-    check_name(composed, "model.prompt_template", model.prompt_template, template_names())
-    check_name(composed, "model.action_extraction", model.action_extraction, extraction_names())
-    check_name(composed, "engine.name", composed.config.engine.name, engine_names())
+    check_name(composed, "model.kind", model.kind, MODELS)
+    check_name(composed, "model.prompt_template", model.prompt_template, PROMPTS)
+    check_name(composed, "model.action_extraction", model.action_extraction, EXTRACTIONS)
+    check_name(composed, "engine.name", composed.config.engine.name, ENGINES)
+    try:
+        further_sinks(composed.config.tracker)
+    except ConfigError as error:
+        raise composed.error("tracker.sinks", str(error)) from None
+    algorithm = composed.config.algorithm
+    if algorithm.name not in ALGORITHM_CONFIGS:
+        with ALGORITHMS.trial(algorithm.name):
+            ALGORITHMS.find(algorithm.name)(algorithm, composed.config.engine.max_tokens)
     _check_update(composed)
     _check_engine(composed)
 
 
-def check_name(
-    composed: Composed[PolicyConfig], key: str, name: str, known: Collection[str]
-) -> None:
-    """Raise ConfigError where ``name``, the value of ``key``, is none of ``known``."""
-    if name not in known:
-        raise composed.error(key, no_such_choice(name, known))
+def check_name(composed: Composed[PolicyConfig], key: str, name: str, kind: Kind) -> None:
+    """Raise ConfigError where ``name``, the value of ``key``, cannot be chosen."""
+    if (problem := kind.problem(name)) is not None:
+        raise composed.error(key, problem)
 
 
 def check_temperature(composed: Composed[PolicyConfig], key: str, given: float | None) -> None:

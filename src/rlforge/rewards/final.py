@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from rlforge.rewards.stack import Bounds
+from rlforge.rewards.bounds import Bounds
 
 Rewards = Mapping[int, float]
 
@@ -154,13 +154,3 @@ class Clamp(Bounds):
 
     def __call__(self, rewards: Rewards, env_id: str) -> dict[int, float]:
         return {player: self.clip(reward) for player, reward in rewards.items()}
-
-
-#: Name in YAML -> transform. A new one is a class above and a line here.
-FINAL_TRANSFORMS: dict[str, type[FinalTransform]] = {
-    "win_draw_loss": WinDrawLoss,
-    "role_advantage": RoleAdvantage,
-    "role_advantage_by_env": RoleAdvantageByEnv,
-    "scale": Scale,
-    "clamp": Clamp,
-}

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlforge.config.plugins import FINAL_REWARDS, SAMPLING_REWARDS, STEP_REWARDS
 from rlforge.config.schema import RewardsConfig
+from rlforge.config.stacks import build_stack
 from rlforge.errors import CheckpointError
-from rlforge.rewards.final import FINAL_TRANSFORMS, Stateful
-from rlforge.rewards.sampling import SAMPLING_TRANSFORMS
-from rlforge.rewards.stack import build_stack
-from rlforge.rewards.step import STEP_TRANSFORMS
+from rlforge.rewards.final import FinalTransform, Stateful
+from rlforge.rewards.sampling import SamplingTransform
+from rlforge.rewards.step import StepTransform
 from rlforge.types import Episode, GameRecord, Seat, Step, Trajectory
 
 
@@ -21,9 +22,12 @@ class RewardPipeline:
     """
 
     def __init__(self, config: RewardsConfig) -> None:
-        self._final = build_stack(config.final, FINAL_TRANSFORMS, "rewards.final")
-        self._step = build_stack(config.step, STEP_TRANSFORMS, "rewards.step")
-        self._sampling = build_stack(config.sampling, SAMPLING_TRANSFORMS, "rewards.sampling")
+        final, step, sampling = FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS
+        self._final: list[FinalTransform] = build_stack(config.final, final, "rewards.final")
+        self._step: list[StepTransform] = build_stack(config.step, step, "rewards.step")
+        self._sampling: list[SamplingTransform] = build_stack(
+            config.sampling, sampling, "rewards.sampling"
+        )
 
     def shape(self, record: GameRecord) -> list[Episode]:
         """One episode per trained seat that had a turn; none for a game that failed.

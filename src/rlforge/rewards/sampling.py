@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlforge.rewards.stack import Bounds
+from rlforge.rewards.bounds import Bounds
 from rlforge.types import Step
 
 
@@ -105,12 +105,3 @@ def _mapped(step: Step, change: Callable[[float], float]) -> Step:
     return dataclasses.replace(
         step, reward=change(step.reward), outcome_reward=change(step.outcome_reward)
     )
-
-
-#: Name in YAML -> transform. A new one is a class above and a line here.
-SAMPLING_TRANSFORMS: dict[str, type[SamplingTransform]] = {
-    "normalize": Normalize,
-    "normalize_by_env": NormalizeByEnv,
-    "scale": Scale,
-    "clamp": Clamp,
-}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
-from rlforge.rewards.stack import Bounds
+from rlforge.rewards.bounds import Bounds
 from rlforge.types import Trajectory
 
 
@@ -130,13 +130,3 @@ class Clamp(Bounds):
 
     def __call__(self, trajectory: Trajectory, step_index: int, base_reward: float) -> float:
         return self.clip(base_reward)
-
-
-#: Name in YAML -> transform. A new one is a class above and a line here.
-STEP_TRANSFORMS: dict[str, type[StepTransform]] = {
-    "format_reward": FormatReward,
-    "invalid_move_penalty": InvalidMovePenalty,
-    "discount": Discount,
-    "scale": Scale,
-    "clamp": Clamp,
-}

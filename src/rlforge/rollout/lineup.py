@@ -32,7 +32,7 @@ def env_spec(entry: EnvEntry, model: ModelConfig) -> EnvSpec:
     """One environment; what its entry leaves open comes from the model."""
     return EnvSpec(
         id=entry.id,
-        source=entry.source,  # type: ignore[arg-type]  # checked before the run starts
+        source=entry.source,  # checked before the run starts
         num_players=entry.num_players,
         max_turns=entry.max_turns,
         timeout_s=entry.timeout_s,

@@ -1,11 +1,9 @@
-"""The scorer of a configuration. A new scorer is a class and one line here."""
+"""The scorer of a configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from rlforge.config.plugins import SCORERS
 from rlforge.config.ruler import RulerConfig
-from rlforge.config.rules import no_such_choice
 from rlforge.errors import ConfigError
 from rlforge.ruler.base import DecisionScorer
 from rlforge.ruler.judge_backends import (
@@ -28,15 +26,8 @@ def make_scorer(
     local: the model behind ``ruler.judge.model=engine``. Raises ConfigError for an unknown method
     and a missing key, CheckpointError for a damaged state file.
     """
-    if config.scoring_method not in _SCORERS:
-        problem = no_such_choice(config.scoring_method, _SCORERS)
-        raise ConfigError(f"ruler.scoring_method={config.scoring_method}: {problem}")
-    return _SCORERS[config.scoring_method](config, seed, local)
-
-
-def scorer_names() -> list[str]:
-    """The names that ``ruler.scoring_method`` may have."""
-    return list(_SCORERS)
+    scorer: DecisionScorer = SCORERS.find(config.scoring_method)(config, seed, local)
+    return scorer
 
 
 def check_judge(config: RulerConfig) -> None:
@@ -49,19 +40,22 @@ def check_judge(config: RulerConfig) -> None:
 # for the import of their statistics libraries.
 
 
-def _preference(config: RulerConfig, seed: int, local: LocalModel | None) -> DecisionScorer:
+def preference(config: RulerConfig, seed: int, local: LocalModel | None) -> DecisionScorer:
+    """The scorer ``preference``."""
     from rlforge.ruler.preference import PreferenceScorer
 
     return PreferenceScorer(config, seed=seed)
 
 
-def _regression(config: RulerConfig, seed: int, local: LocalModel | None) -> DecisionScorer:
+def regression(config: RulerConfig, seed: int, local: LocalModel | None) -> DecisionScorer:
+    """The scorer ``regression``."""
     from rlforge.ruler.regression import RegressionScorer
 
     return RegressionScorer(config, seed=seed)
 
 
-def _judge(config: RulerConfig, seed: int, local: LocalModel | None) -> DecisionScorer:
+def judge(config: RulerConfig, seed: int, local: LocalModel | None) -> DecisionScorer:
+    """The scorer ``judge``."""
     from rlforge.ruler.judge import JudgeScorer
 
     backend: JudgeBackend
@@ -75,10 +69,3 @@ def _judge(config: RulerConfig, seed: int, local: LocalModel | None) -> Decision
             "openrouter:MODEL"
         )
     return JudgeScorer(config, backend, seed=seed)
-
-
-_SCORERS: dict[str, Callable[[RulerConfig, int, LocalModel | None], DecisionScorer]] = {
-    "preference": _preference,
-    "regression": _regression,
-    "judge": _judge,
-}

@@ -1,4 +1,4 @@
-"""Sinks of metrics: always a JSONL file; TensorBoard and Weights & Biases by config."""
+"""Sinks of metrics: always a JSONL file; TensorBoard, Weights & Biases and others by config."""
 
 from __future__ import annotations
 
@@ -7,19 +7,26 @@ import netrc
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import yaml
 
+from rlforge.config.plugins import SINKS
+from rlforge.config.rules import Text
 from rlforge.config.schema import TrackerConfig
+from rlforge.config.stacks import build_stack
 from rlforge.errors import ConfigError
 from rlforge.tracking.files import JsonlFile, RunPaths
 
 
 class Sink(Protocol):
-    """Takes the means of one flush. To add a kind: a class, a config field, a line in
-    ``make_sinks`` and, where it needs a package, one in ``check_sinks``."""
+    """Takes the means of one flush: a dataclass, whose fields are its parameters in YAML."""
+
+    def open(self, run: RunPaths, name: str) -> None:
+        """Called once, before any other method: the run directory, and the experiment's name."""
+        ...
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Record ``scalars`` (full namespaced keys) at ``step`` learner updates."""
@@ -34,11 +41,12 @@ class Sink(Protocol):
         ...
 
 
+@dataclass
 class JsonlSink:
-    """``scalars.jsonl``: one object per flush."""
+    """``scalars.jsonl``: one object per flush; every run has it."""
 
-    def __init__(self, paths: RunPaths) -> None:
-        self._file = JsonlFile(paths.scalars)
+    def open(self, run: RunPaths, name: str) -> None:
+        self._file = JsonlFile(run.scalars)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         self._file.append({"step": step, "unix_time": time.time(), **scalars})
@@ -50,15 +58,20 @@ class JsonlSink:
         self._file.close()
 
 
+@dataclass
 class TensorBoardSink:
     """TensorBoard events under ``tensorboard/`` of the run directory."""
 
-    def __init__(self, paths: RunPaths) -> None:
+    def open(self, run: RunPaths, name: str) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = event_pb2, summary_pb2
-        self._writer = EventFileWriter(str(paths.root / "tensorboard"))
+        self._writer = EventFileWriter(str(run.root / "tensorboard"))
+
+    def check(self) -> None:
+        """Raises ConfigError where TensorBoard is not installed."""
+        _need("tensorboard", "tracker.tensorboard")
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         entries = [
@@ -81,29 +94,42 @@ class TensorBoardSink:
         self._writer.close()
 
 
+@dataclass
 class WandbSink:
     """A Weights & Biases run; in offline mode it is stored below the run directory.
 
     ``wandb sync RUN_DIR/wandb/offline-run-*`` uploads it later.
     """
 
-    def __init__(self, paths: RunPaths, cfg: TrackerConfig, run_name: str) -> None:
+    project: Text
+    mode: Literal["online", "offline"] = "offline"
+
+    def open(self, run: RunPaths, name: str) -> None:
         # wandb reads it when it is imported; by default even offline runs contact an error server.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        config = yaml.safe_load(paths.config.read_text()) if paths.config.is_file() else {}
+        config = yaml.safe_load(run.config.read_text()) if run.config.is_file() else {}
         self._run = wandb.init(
-            project=cfg.wandb_project,
-            name=run_name,
-            dir=str(paths.root),
-            mode=cfg.wandb_mode,
+            project=self.project,
+            name=name,
+            dir=str(run.root),
+            mode=self.mode,
             config=config,
             settings=wandb.Settings(silent=True, console="off"),
         )
         # W&B's own step counts log calls and must rise: the x axis is the update instead.
         self._run.define_metric("update")
         self._run.define_metric("*", step_metric="update")
+
+    def check(self) -> None:
+        """Raises ConfigError where wandb is not installed, or has no key to go online."""
+        _need("wandb", "tracker.wandb_project")
+        if self.mode == "online" and not _has_wandb_key():
+            raise ConfigError(
+                "tracker.wandb_mode: online needs a key; set WANDB_API_KEY, run `wandb login`, "
+                "or take tracker.wandb_mode=offline"
+            )
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         self._run.log({**scalars, "update": step})
@@ -116,37 +142,38 @@ class WandbSink:
         self._run.finish()
 
 
-def make_sinks(cfg: TrackerConfig, paths: RunPaths, run_name: str) -> list[Sink]:
-    """The sinks that ``cfg`` names; Weights & Biases also stores config.yaml of the run.
-
-    Raises:
-        ConfigError: as ``check_sinks``.
-    """
-    check_sinks(cfg)
-    sinks: list[Sink] = [JsonlSink(paths)]
-    if cfg.tensorboard:
-        sinks.append(TensorBoardSink(paths))
-    if cfg.wandb_project is not None:
-        sinks.append(WandbSink(paths, cfg, run_name))
+def make_sinks(config: TrackerConfig, run: RunPaths, name: str) -> list[Sink]:
+    """The open sinks of a run. Raises ConfigError as ``check_sinks``."""
+    check_sinks(config)
+    sinks = [*_own_sinks(config), *further_sinks(config)]
+    for sink in sinks:
+        sink.open(run, name)
     return sinks
 
 
-def check_sinks(cfg: TrackerConfig) -> None:
+def further_sinks(config: TrackerConfig) -> list[Sink]:
+    """Those of ``tracker.sinks``; ConfigError for an unknown one and a wrong parameter."""
+    return build_stack(config.sinks, SINKS, "tracker.sinks")
+
+
+def check_sinks(config: TrackerConfig) -> None:
     """Check, before a run starts, that its sinks can work.
 
-    Raises:
-        ConfigError: a package is missing, or W&B has no key to go online.
+    Raises ConfigError where a package is missing, and for W&B without a key to go online.
     """
-    if cfg.tensorboard:
-        _need("tensorboard", "tracker.tensorboard")
-    if cfg.wandb_project is None:
-        return
-    _need("wandb", "tracker.wandb_project")
-    if cfg.wandb_mode == "online" and not _has_wandb_key():
-        raise ConfigError(
-            "tracker.wandb_mode: online needs a key; set WANDB_API_KEY, run `wandb login`, "
-            "or take tracker.wandb_mode=offline"
-        )
+    for sink in (*_own_sinks(config), *further_sinks(config)):
+        if (check := getattr(sink, "check", None)) is not None:
+            check()
+
+
+def _own_sinks(config: TrackerConfig) -> list[Sink]:
+    """Those that have keys of their own."""
+    sinks: list[Sink] = [JsonlSink()]
+    if config.tensorboard:
+        sinks.append(TensorBoardSink())
+    if config.wandb_project is not None:
+        sinks.append(WandbSink(project=config.wandb_project, mode=config.wandb_mode))
+    return sinks
 
 
 def _need(package: str, key: str) -> None:

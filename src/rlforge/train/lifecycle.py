@@ -14,8 +14,9 @@ import asyncio
 import contextlib
 import shlex
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import Any, Protocol
@@ -31,6 +32,7 @@ from rlforge.errors import ConfigError, RlforgeError
 from rlforge.rollout.lineup import eval_opponents, fixed_opponents
 from rlforge.system.checkpoint import step_name
 from rlforge.system.locks import RunLock
+from rlforge.system.loops import wait_for
 from rlforge.tracking.display import Display
 from rlforge.tracking.files import open_log
 from rlforge.tracking.report import write_report
@@ -114,6 +116,8 @@ def execute(
     Raises RunError with the cause when the run cannot go on.
     """
 
+    interrupts = _Interrupts()
+
     async def main() -> Outcome:
         started = time.time()
         open_log("run", str(run_dir))
@@ -132,18 +136,24 @@ def execute(
                 note=display.note,
                 started=started,
             )
-            return await _live(controller(context), context, display, resume=resume)
+            live = _live(controller(context), context, display, interrupts, resume=resume)
+            return await live
 
     with ray_started(hardware, graph.num_cpus):
-        return asyncio.run(main())
+        return wait_for(main(), interrupts.from_other_thread)
 
 
 async def _live(
-    controller: Controller, context: RunContext, display: Display, *, resume: bool
+    controller: Controller,
+    context: RunContext,
+    display: Display,
+    interrupts: _Interrupts,
+    *,
+    resume: bool,
 ) -> Outcome:
     """Train, with signals handled and progress shown; close the tracker with the summary."""
     tracker = context.actors.tracker
-    _catch_signals(controller.stop, context.note)
+    interrupts.connect(controller.stop, context.note)
     try:
         async with asyncio.TaskGroup() as group:
             showing = group.create_task(_show_progress(tracker, display))
@@ -172,32 +182,53 @@ async def _show_progress(tracker: Any, display: Display) -> None:
         await asyncio.sleep(POLL_S)
 
 
-def _catch_signals(stop: Callable[[], None], note: Callable[[str], None]) -> None:
-    """First Ctrl-C or SIGTERM: ``stop``. Second: end at once."""
-    first: float | None = None
+class _Interrupts:
+    """First Ctrl-C or SIGTERM: the controller stops. Second: the run ends at once."""
 
-    def interrupt() -> None:
-        nonlocal first
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._first: float | None = None
+
+    def connect(self, stop: Callable[[], None], note: Callable[[str], None]) -> None:
+        """From now on interrupts call ``stop``; in a thread of its own the loop gets no signals."""
+        self._stop, self._note = stop, note
+        self._loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            for number in (SIGINT, SIGTERM):
+                self._loop.add_signal_handler(number, self._interrupt)
+
+    def from_other_thread(self) -> bool:
+        """Interrupt the run; False while there is no controller to stop."""
+        if self._loop is None:
+            return False
+        self._loop.call_soon_threadsafe(self._interrupt)
+        return True
+
+    def _interrupt(self) -> None:
         now = time.monotonic()
-        if first is None:
-            first = now
-            note("stopping: the work in hand is finished and saved; again to stop at once")
-            stop()
-        elif now - first > ONE_SIGNAL_S:
+        if self._first is None:
+            self._first = now
+            self._note("stopping: the work in hand is finished and saved; again to stop at once")
+            self._stop()
+        elif now - self._first > ONE_SIGNAL_S:
             raise KeyboardInterrupt
-
-    for number in (SIGINT, SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, interrupt)
 
 
 @contextlib.contextmanager
 def prepared(
-    config: PolicyConfig, graph: RunGraph, hardware: HardwareConfig, run_dir: Path, *, resume: bool
+    config: PolicyConfig,
+    graph: RunGraph,
+    hardware: HardwareConfig,
+    run_dir: Path,
+    command: Sequence[str],
+    *,
+    resume: bool,
 ) -> Iterator[Path]:
     """Check the model and saved policies, lock and fill the run directory, write the report.
 
-    Yields the absolute run directory. Raises ConfigError when a policy that the configuration names
-    does not fit the model, and RunError when another process holds the directory.
+    command: arguments of ``rlforge`` that start such a run, for command.txt. Yields the absolute
+    run directory. Raises ConfigError when a policy that the configuration names does not fit the
+    model, and RunError when another process holds the directory.
     """
     # Torch is imported late: importing this module does not cost seconds.
     from rlforge.models.load import resolve_model
@@ -217,7 +248,7 @@ def prepared(
             (run_dir / "config.yaml").write_text(to_yaml(config))
             (run_dir / "graph.json").write_text(to_json(graph))
         with (run_dir / "command.txt").open("a") as commands:
-            commands.write(f"{shlex.join(['rlforge', *sys.argv[1:]])}\n")
+            commands.write(f"{shlex.join(['rlforge', *command])}\n")
         try:
             yield run_dir
         finally:

@@ -101,11 +101,3 @@ TINY_MARKET = TinyRecipe(
     discount=0.99,
     revision=2,
 )
-
-#: The recipes by ``model.kind``.
-RECIPES = {"tiny": TINY, "tiny_market": TINY_MARKET}
-
-
-def cache_name(kind: str) -> str:
-    """The directory in the cache that holds the finished model of ``RECIPES[kind]``."""
-    return f"{kind}-{RECIPES[kind].digest()}"

@@ -4,15 +4,15 @@ import re
 
 import pytest
 
+from rlforge.config.plugins import FINAL_REWARDS, SAMPLING_REWARDS, STEP_REWARDS
+from rlforge.config.stacks import build_stack
 from rlforge.errors import ConfigError
-from rlforge.rewards.final import FINAL_TRANSFORMS, Clamp, RoleAdvantage, Scale
-from rlforge.rewards.sampling import SAMPLING_TRANSFORMS, Normalize
-from rlforge.rewards.stack import build_stack
-from rlforge.rewards.step import STEP_TRANSFORMS
+from rlforge.rewards.final import Clamp, RoleAdvantage, Scale
+from rlforge.rewards.sampling import Normalize
 
 
 def build_final(*entries):
-    return build_stack(list(entries), FINAL_TRANSFORMS, "rewards.final")
+    return build_stack(list(entries), FINAL_REWARDS, "rewards.final")
 
 
 def test_transforms_keep_the_order_and_the_parameters_of_the_entries():
@@ -25,23 +25,23 @@ def test_transforms_keep_the_order_and_the_parameters_of_the_entries():
 
 
 def test_flags_are_read():
-    stack = build_stack([{"name": "normalize", "z_score": True}], SAMPLING_TRANSFORMS, "p")
+    stack = build_stack([{"name": "normalize", "z_score": True}], SAMPLING_REWARDS, "p")
     assert stack == [Normalize(z_score=True)]
 
 
-@pytest.mark.parametrize("registry", [FINAL_TRANSFORMS, STEP_TRANSFORMS, SAMPLING_TRANSFORMS])
-def test_every_transform_can_be_built_from_its_name_alone(registry):
-    stack = build_stack([{"name": name} for name in registry], registry, "p")
-    assert [type(transform) for transform in stack] == list(registry.values())
+@pytest.mark.parametrize("kind", [FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS])
+def test_every_transform_can_be_built_from_its_name_alone(kind):
+    stack = build_stack([{"name": name} for name in kind.names()], kind, "p")
+    assert [type(transform) for transform in stack] == [kind.find(name) for name in kind.names()]
 
 
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"name": "scael"}, "rewards.final[1].name: no transform 'scael'; did you mean scale"),
-        ({"alpha": 1.0}, "rewards.final[1]: {'alpha': 1.0} names no transform"),
-        ({"name": 3}, "rewards.final[1]: {'name': 3} names no transform"),
-        ("scale", "rewards.final[1]: 'scale' names no transform"),
+        ({"name": "scael"}, "rewards.final[1].name=scael: no such choice; did you mean scale"),
+        ({"alpha": 1.0}, "rewards.final[1]: {'alpha': 1.0} names no reward transform"),
+        ({"name": 3}, "rewards.final[1]: {'name': 3} names no reward transform"),
+        ("scale", "rewards.final[1]: 'scale' names no reward transform"),
         (
             {"name": "role_advantage", "decya": 0.9},
             "rewards.final[1].decya: role_advantage has no such parameter; did you mean decay",
@@ -69,15 +69,15 @@ def test_an_error_names_the_key_and_the_mend(entry, message):
 
 def test_a_flag_must_be_a_flag():
     with pytest.raises(ConfigError, match=r"p\[0\]\.z_score: 1 is not true or false"):
-        build_stack([{"name": "normalize", "z_score": 1}], SAMPLING_TRANSFORMS, "p")
+        build_stack([{"name": "normalize", "z_score": 1}], SAMPLING_REWARDS, "p")
 
 
-@pytest.mark.parametrize("registry", [STEP_TRANSFORMS, SAMPLING_TRANSFORMS])
-def test_clamps_refuse_an_empty_interval(registry):
+@pytest.mark.parametrize("kind", [STEP_REWARDS, SAMPLING_REWARDS])
+def test_clamps_refuse_an_empty_interval(kind):
     with pytest.raises(ConfigError, match=r"p\[0\]\.min_r: 1 is above max_r 0"):
-        build_stack([{"name": "clamp", "min_r": 1, "max_r": 0}], registry, "p")
+        build_stack([{"name": "clamp", "min_r": 1, "max_r": 0}], kind, "p")
 
 
 def test_discount_refuses_a_gamma_above_one():
     with pytest.raises(ConfigError, match=r"p\[0\]\.gamma: 1.1 is outside"):
-        build_stack([{"name": "discount", "gamma": 1.1}], STEP_TRANSFORMS, "p")
+        build_stack([{"name": "discount", "gamma": 1.1}], STEP_REWARDS, "p")

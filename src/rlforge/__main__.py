@@ -1,0 +1,5 @@
+"""``python -m rlforge``: the command line."""
+
+from rlforge.cli import main
+
+main()

@@ -1,0 +1,66 @@
+"""Models that are made on a machine when they are first used, and kept in its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from rlforge.config.plugins import MODELS
+from rlforge.models.files import cache_dir, made_once
+from rlforge.models.smollm2 import CACHE_NAME, create_smollm2
+from rlforge.models.tiny import recipe
+from rlforge.types import value
+
+Progress = Callable[[str], None]
+"""Called with a line on each slow step."""
+
+
+@value
+class MadeModel:
+    """A model that code makes.
+
+    cache_name: of its folder in the cache; a change makes it again. create: writes a Hugging Face
+    model with its tokenizer into an empty folder.
+
+    Example: a kind of model of your own, for ``model.kind=mine:COPY``:
+        >>> def create(folder, progress):
+        ...     progress("copying my model")
+        ...     shutil.copytree("my-model", folder, dirs_exist_ok=True)
+        >>> COPY = MadeModel(cache_name="copy-1", create=create)
+    """
+
+    cache_name: str
+    create: Callable[[Path, Progress], None]
+
+    @property
+    def folder(self) -> Path:
+        """Where it is, or will be."""
+        return cache_dir() / self.cache_name
+
+    def make(self, progress: Progress) -> Path:
+        """The folder, filled on the first call; other processes wait for that."""
+        return made_once(self.cache_name, lambda folder: self.create(folder, progress))
+
+
+def made_model(kind: str) -> MadeModel | None:
+    """The model behind ``model.kind``; None for ``hf``, whose files are those of ``model.name``.
+
+    Raises ConfigError for an unknown kind.
+    """
+    return None if kind == "hf" else MODELS.find(kind)
+
+
+def _create_tiny(own: recipe.TinyRecipe, folder: Path, progress: Progress) -> None:
+    from rlforge.models.tiny.create import create_tiny  # imports torch
+
+    create_tiny(folder, own, progress)
+
+
+def _tiny(kind: str, own: recipe.TinyRecipe) -> MadeModel:
+    return MadeModel(cache_name=f"{kind}-{own.digest()}", create=partial(_create_tiny, own))
+
+
+TINY = _tiny("tiny", recipe.TINY)
+TINY_MARKET = _tiny("tiny_market", recipe.TINY_MARKET)
+SMOLLM2_135M = MadeModel(cache_name=CACHE_NAME, create=create_smollm2)
