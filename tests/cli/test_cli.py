@@ -16,6 +16,7 @@ import yaml
 
 from rlforge.cli import main
 from rlforge.config.compose import compose, to_yaml
+from rlforge.config.plugins import KINDS
 from rlforge.config.schema import LoraConfig, ModelConfig
 from rlforge.learner.weights import attach_lora
 from rlforge.models.load import load_base_model
@@ -25,7 +26,7 @@ from rlforge.types import EvalResult, UpdateResult, value
 
 COMMANDS = (
     *("train", "continuous", "eval", "graph", "config", "doctor"),
-    *("play", "replay", "models", "monitor", "report"),
+    *("play", "replay", "models", "plugins", "monitor", "report"),
     *("serve", "deploy", "rollback", "deployments", "windows"),
 )
 
@@ -457,3 +458,13 @@ def test_heavy_libraries_are_imported_only_where_needed(code: str, allowed: set[
         check=False,
     )
     assert done.stderr.strip() == "[]"
+
+
+def test_plugins_lists_every_kind_and_what_can_be_chosen(rlforge: Rlforge, tmp_path: Path) -> None:
+    file = tmp_path / "plugins.json"
+    out = rlforge("plugins", "--json", str(file)).out
+    assert "pool.mode" in out
+    rows = json.loads(file.read_text())
+    assert {row["kind"] for row in rows} == {kind.name for kind in KINDS}
+    (mirror,) = (row for row in rows if row["name"] == "mirror")
+    assert (mirror["target"], mirror["origin"]) == ("rlforge.league.modes:mirror", "rlforge")
