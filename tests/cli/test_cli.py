@@ -18,6 +18,7 @@ from rlforge.cli import main
 from rlforge.config.compose import compose, to_yaml
 from rlforge.config.plugins import KINDS
 from rlforge.config.schema import LoraConfig, ModelConfig
+from rlforge import __version__
 from rlforge.learner.weights import attach_lora
 from rlforge.models.load import load_base_model
 from rlforge.system.checkpoint import write_checkpoint
@@ -128,6 +129,29 @@ def test_config_prints_what_can_be_read_back(rlforge: Rlforge) -> None:
     assert answer.code == 0
     assert (printed["seed"], printed["learner"]["batch_size"]) == (3, 512)
     assert printed["pool"]["mode"] == "mirror"
+
+
+def test_the_version_is_shown(rlforge: Rlforge) -> None:
+    assert rlforge("--version") == Answer(code=0, out=f"rlforge {__version__}\n", err="")
+
+
+def test_keys_are_explained(rlforge: Rlforge) -> None:
+    answer = rlforge("config", "--keys", "seed", "algorithm.gae", "engine.vllm.kv_cache_gb")
+    assert answer.code == 0
+    assert answer.out.splitlines() == [
+        "seed=0  (int in [0, 9223372036854775807])",
+        "    Seed of everything.",
+        "engine.vllm.kv_cache_gb=null  (float > 0 or null)",
+        "    GiB of the KV cache; null: what the GPU's share leaves, 1 on a CPU.",
+        "algorithm.gae_lambda=0.95  (float in [0, 1]) [algorithm=a2c, ppo]",
+        "    GAE lambda (Schulman et al. 2016).",
+    ]
+
+
+def test_an_unknown_key_is_not_explained(rlforge: Rlforge) -> None:
+    answer = rlforge("config", "--keys", "lerner")
+    assert answer.code == 2
+    assert "no key begins with 'lerner'; did you mean learner" in answer.err
 
 
 def test_config_dir_is_searched_for_experiments(rlforge: Rlforge, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 
 from rlforge.config import schema
-from rlforge.config.compose import all_keys
-from rlforge.config.docs import field_comments, render
+from rlforge.config.compose import ROOTS, all_keys
+from rlforge.config.docs import field_comments, keys, render
 from rlforge.config.plugins import FINAL_REWARDS, SAMPLING_REWARDS, STEP_REWARDS
 from rlforge.config.rules import Group
 
@@ -26,6 +26,19 @@ def test_every_key_is_on_the_page() -> None:
         key for key in all_keys() if not any(other.startswith(f"{key}.") for other in all_keys())
     }
     assert {key for key in leaves if f"`{key}`" not in page} == set()
+
+
+def test_keys_lists_every_key_of_every_command_with_its_meaning() -> None:
+    listed = {key.name for key in keys()}
+    leaves = {
+        key
+        for root in ROOTS
+        for key in all_keys(root)
+        if not any(other.startswith(f"{key}.") for other in all_keys(root))
+    }
+    assert leaves - listed == set()
+    assert {"env.train[].id", "algorithm.clip_low"} <= listed
+    assert [key.name for key in keys() if not key.meaning] == []
 
 
 def test_every_reward_transform_is_on_the_page() -> None:

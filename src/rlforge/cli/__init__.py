@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from rlforge import __version__
 from rlforge.cli import examine, games, runs, serving, windows
 from rlforge.errors import RlforgeError
 
 app = typer.Typer(
     name="rlforge",
-    help="Train language models by playing text games.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"rlforge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Train language models by playing text games."""
+
 
 # In the order in which the overview lists them.
 app.command()(runs.train)

@@ -14,7 +14,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="+experiment=NAME and changes to it. Keys: rlforge config, docs/config.md.",
+        help="+experiment=NAME and changes to it. Keys: rlforge config --keys.",
         show_default=False,
     ),
 ]

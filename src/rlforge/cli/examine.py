@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import textwrap
 from typing import Annotated
 
 import typer
@@ -63,20 +64,46 @@ def graph(
     Console().print(table)
 
 
-def config(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
-    """Show the resolved, validated configuration as YAML.
+def config(
+    overrides: Overrides = None,
+    keys: Annotated[
+        bool,
+        typer.Option(
+            "--keys", help="List keys with type, default and meaning: all, or those that begin so."
+        ),
+    ] = False,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Show the resolved, validated configuration as YAML, or what its keys mean.
 
     [bold]Examples[/bold]
 
       rlforge config +experiment=simpletak_mirror
 
       rlforge config +experiment=kuhn_grpo learner.batch_size=512
+
+      rlforge config --keys learner.optimizer buffer
     """
     from rlforge import launch
     from rlforge.config.compose import to_yaml
 
+    if keys:
+        _print_keys(overrides or [])
+        return
     result, _ = launch.composed(overrides or [], config_dir, keys=False)
     typer.echo(to_yaml(result.config), nl=False)
+
+
+def _print_keys(prefixes: list[str]) -> None:
+    from rlforge.config.docs import keys
+
+    width = max(40, Console().width)
+    for key in keys(*prefixes):
+        of = f" [algorithm={', '.join(key.options)}]" if key.options else ""
+        typer.echo(f"{key.name}={key.default}  ({key.type.replace('`', '')}){of}")
+        meaning = key.meaning.replace("``", "")
+        for line in textwrap.wrap(meaning, width - 4):
+            typer.echo(f"    {line}")
 
 
 def doctor(

@@ -37,7 +37,7 @@ def serve(
         typer.Argument(
             metavar="[RUN] KEY=VALUE",
             help="A run whose newest version is served, or +experiment=NAME, and changes. "
-            "Keys: docs/config.md.",
+            "Keys: rlforge config --keys.",
             show_default=False,
         ),
     ] = None,

