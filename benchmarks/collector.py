@@ -45,7 +45,7 @@ from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
-from rlforge.train.graph import build_graph
+from rlforge.training.graph import build_graph
 from rlforge.types import GameSpec, PolicyRef, SamplingParams
 
 CONCURRENT = 256

@@ -35,11 +35,11 @@ from rlforge.preflight.memory.plan import place
 from rlforge.preflight.serving import check_service
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import claim_gpus
-from rlforge.train.graph import build_graph
-from rlforge.train.resume import check_resumable
+from rlforge.training.graph import build_graph
+from rlforge.training.resume import check_resumable
 
 if TYPE_CHECKING:  # imports Ray
-    from rlforge.train.lifecycle import Controller, RunContext
+    from rlforge.training.lifecycle import Controller, RunContext
 
 C = TypeVar("C", bound=PolicyConfig)
 
@@ -220,7 +220,7 @@ def _run(
     learners, engines = config.learner.num_learners, config.engine.num_engines
     hardware = resolve_hardware(config.hardware, detect(), engines, learners)
     prepare_ray(hardware)  # before Ray is imported
-    from rlforge.train.lifecycle import execute, prepared
+    from rlforge.training.lifecycle import execute, prepared
 
     cards = sum(card.count for card in place(hardware, learners, engines, capacity=0))
     with (
@@ -237,6 +237,6 @@ def _controller(config: PolicyConfig) -> Callable[[RunContext], Controller]:
         from rlforge.continuous.run import ContinuousRun
 
         return ContinuousRun
-    from rlforge.train.controller import GameController
+    from rlforge.training.controller import GameController
 
     return GameController

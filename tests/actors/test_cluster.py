@@ -19,7 +19,7 @@ from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig
 from rlforge.errors import RunError
 from rlforge.system.hardware import Machine, detect, resolve_hardware
-from rlforge.train.graph import build_graph, to_json
+from rlforge.training.graph import build_graph, to_json
 
 ENDS_SOON = [sys.executable, "-c", "import time; time.sleep(0.3)"]
 

@@ -19,7 +19,7 @@ from rlforge.config.schema import HardwareConfig
 from rlforge.errors import CheckpointError
 from rlforge.system.checkpoint import read_manifest
 from rlforge.system.hardware import Machine
-from rlforge.train.graph import build_graph
+from rlforge.training.graph import build_graph
 
 
 class Rank:

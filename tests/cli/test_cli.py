@@ -467,7 +467,7 @@ STATISTICS = {"sklearn", "scipy", "pandas"}  # TextArena imports them by way of 
     [
         ("import rlforge.cli, rlforge.launch", set()),
         ("import rlforge.cli\n" + LOOK, STATISTICS),
-        ("import rlforge.train.controller", {"ray"}),
+        ("import rlforge.training.controller", {"ray"}),
     ],
     ids=["to import the command line", "to look at an experiment", "to start the actors"],
 )

@@ -18,8 +18,8 @@ from rlforge.actors.cluster import RunActors
 from rlforge.actors.specs import RunGraph
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.system.hardware import detect, resolve_hardware
-from rlforge.train import lifecycle
-from rlforge.train.graph import build_graph
+from rlforge.training import lifecycle
+from rlforge.training.graph import build_graph
 
 
 class InProcessActor:
@@ -69,7 +69,7 @@ async def start_in_process(
 
 
 async def make_context(config: PolicyConfig, run_dir: Path) -> lifecycle.RunContext:
-    """What a controller is made from, as ``rlforge.train.lifecycle.execute`` makes it."""
+    """What a controller is made from, as ``rlforge.training.lifecycle.execute`` makes it."""
     hardware, graph = hardware_and_graph(config)
     return lifecycle.RunContext(
         config=config,

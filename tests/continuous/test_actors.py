@@ -18,8 +18,8 @@ from rlforge.continuous.journal import Journal
 from rlforge.continuous.run import ContinuousRun
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
 from rlforge.system.hardware import Machine, resolve_hardware
-from rlforge.train.graph import build_graph, to_json
-from rlforge.train.lifecycle import execute
+from rlforge.training.graph import build_graph, to_json
+from rlforge.training.lifecycle import execute
 
 pytestmark = pytest.mark.timeout(900)  # several processes import torch
 

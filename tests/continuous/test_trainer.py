@@ -18,7 +18,7 @@ from rlforge.continuous.run import ContinuousRun
 from rlforge.continuous.trainer import ContinuousTrainer
 from rlforge.continuous.trials import MarketTrials
 from rlforge.serving.records import PairedOutcomes
-from rlforge.train import lifecycle
+from rlforge.training import lifecycle
 from rlforge.trajectories.records import Decision
 
 Make = Callable[..., ContinuousConfig]

@@ -49,7 +49,7 @@ def test_the_place_exists(place: str) -> None:
 
 
 def test_keys_in_remarks_exist() -> None:
-    keys = KEYS_ASIDE - {"pool.json", "completion.text", "rlforge.train.controller"}
+    keys = KEYS_ASIDE - {"pool.json", "completion.text", "rlforge.training.controller"}
     assert keys
     assert keys <= set(all_keys())
 

@@ -13,7 +13,7 @@ from rlforge.config.schema import RunConfig
 from rlforge.errors import ConfigError
 from rlforge.preflight.continuous import check_continuous
 from rlforge.system.hardware import Machine
-from rlforge.train.graph import build_graph
+from rlforge.training.graph import build_graph
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("market_*.yaml"))
 

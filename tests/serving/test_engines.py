@@ -17,7 +17,7 @@ from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import EngineDeadError, EngineError, PolicyLoadError
 from rlforge.system.hardware import Machine
-from rlforge.train.graph import build_graph
+from rlforge.training.graph import build_graph
 from rlforge.types import PolicyRef, SamplingParams
 
 from .conftest import MakeAdapter, until

@@ -39,7 +39,7 @@ def graph(
       rlforge graph +experiment=kuhn_grpo --format mermaid
     """
     from rlforge import launch
-    from rlforge.train.graph import to_json, to_mermaid
+    from rlforge.training.graph import to_json, to_mermaid
 
     _, nodes = launch.composed(overrides or [], config_dir, keys=False)
     if output is GraphFormat.json:

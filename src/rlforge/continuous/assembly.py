@@ -49,7 +49,7 @@ from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
 from rlforge.system.checkpoint import step_name
-from rlforge.train.lifecycle import RunContext
+from rlforge.training.lifecycle import RunContext
 from rlforge.trajectories.grid import WallClock, WindowGrid, window_start
 from rlforge.trajectories.records import Decision
 from rlforge.trajectories.reward import DecisionReward

@@ -17,7 +17,7 @@ from rlforge.system.checkpoint import (
     step_number,
 )
 from rlforge.system.utilisation import Span
-from rlforge.train.resume import Retention
+from rlforge.training.resume import Retention
 from rlforge.types import Checkpoint, TrainBatch, UpdateResult, value
 
 log = logging.getLogger(__name__)

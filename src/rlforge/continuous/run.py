@@ -26,7 +26,7 @@ from rlforge.serving.server import answer_requests, found_at, http_over, listen,
 from rlforge.system.checkpoint import step_name
 from rlforge.tracking.files import RunPaths, read_json, write_json
 from rlforge.tracking.formatting import number, percent
-from rlforge.train.lifecycle import RunContext
+from rlforge.training.lifecycle import RunContext
 
 #: The figures of a comparison that are printed, and how each is written.
 _FIGURES: Mapping[str, Callable[[float | None], str]] = {

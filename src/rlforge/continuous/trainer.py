@@ -30,7 +30,7 @@ from rlforge.continuous.simulation import Stopped, simulation_state_path
 from rlforge.errors import CheckpointError, RunError
 from rlforge.ruler.base import DecisionScores
 from rlforge.system.values import json_ready
-from rlforge.train.lifecycle import RunContext
+from rlforge.training.lifecycle import RunContext
 from rlforge.trajectories.records import Decision, TrainingWindow
 from rlforge.trajectories.reward import DecisionReward, mean_parts
 

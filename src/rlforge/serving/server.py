@@ -36,7 +36,7 @@ from rlforge.serving.service import DeploymentService
 from rlforge.system.files import atomic_write
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import RunLock, claim_gpus
-from rlforge.train.graph import build_graph
+from rlforge.training.graph import build_graph
 from rlforge.types import value
 
 Say = Callable[[str], None]

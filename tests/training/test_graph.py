@@ -14,7 +14,7 @@ from rlforge.config.roots import compose_run
 from rlforge.config.serving import ServeConfig, ServingConfig
 from rlforge.errors import ConfigError
 from rlforge.system.hardware import Machine, resolve_hardware
-from rlforge.train.graph import build_graph, to_json, to_mermaid
+from rlforge.training.graph import build_graph, to_json, to_mermaid
 
 LAPTOP = Machine(cpus=2, gpus=0)
 SERVER = Machine(cpus=16, gpus=4)

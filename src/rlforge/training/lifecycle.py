@@ -36,7 +36,7 @@ from rlforge.system.loops import wait_for
 from rlforge.tracking.display import Display
 from rlforge.tracking.files import open_log
 from rlforge.tracking.report import write_report
-from rlforge.train.graph import to_json
+from rlforge.training.graph import to_json
 from rlforge.types import PolicyRef, value
 
 ONE_SIGNAL_S = 1.0

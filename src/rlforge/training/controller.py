@@ -38,8 +38,8 @@ from rlforge.rollout.lineup import eval_envs, eval_opponents
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.system.utilisation import Utilisation
 from rlforge.system.values import Codec
-from rlforge.train.lifecycle import RunContext
-from rlforge.train.resume import BEFORE_ALL, Retention, rewind
+from rlforge.training.lifecycle import RunContext
+from rlforge.training.resume import BEFORE_ALL, Retention, rewind
 from rlforge.types import Checkpoint, EvalResult, PolicyRef
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ ENGINE_POLL_S = 5.0
 
 
 class GameController:
-    """Training on games; see ``rlforge.train.lifecycle`` for what calls it."""
+    """Training on games; see ``rlforge.training.lifecycle`` for what calls it."""
 
     def __init__(self, context: RunContext) -> None:
         config = context.config

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlforge.system.checkpoint import list_checkpoints, step_name, step_number, write_checkpoint
-from rlforge.train.resume import Retention
+from rlforge.training.resume import Retention
 
 
 def _save(root: Path, *versions: int) -> None:
