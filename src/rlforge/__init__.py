@@ -1,8 +1,8 @@
 """Reinforcement learning of language models in text games.
 
 ``train`` starts a run, ``load_run`` reads one, ``play_game`` plays. The other names are what
-extensions are written with (docs/extending.md). Names that are not listed here may change in any
-release.
+extensions are written with: https://github.com/rlforge/rlforge/blob/main/docs/extending.md.
+``__all__`` lists them; all other names are private and may change in any release.
 """
 
 from __future__ import annotations

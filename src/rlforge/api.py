@@ -48,8 +48,9 @@ def compose(
     """The validated configuration of an experiment; starts nothing.
 
     overrides: the name of an experiment first, if any, then ``key=value`` as on the command line.
-    values: further keys; groups of keys as mappings. config_dir: a folder with a user's own groups
-    and experiments. Raises ConfigError, which names key, value, origin and mend.
+    values: further keys, groups of keys as mappings, and ``experiment``; ``${key}`` in a text
+    stands for that key's value, as in YAML. config_dir: a folder with a user's own groups and
+    experiments. Raises ConfigError, which names key, value, origin and mend.
 
     Example:
         >>> config = compose("simpletak_mirror", "learner.batch_size=64", seed=3)
@@ -69,8 +70,14 @@ def compose(
 def train(*overrides: str, config_dir: Path | str | None = None, **values: object) -> Run:
     """Train, of games or continuously as the experiment says, to the end; arguments of ``compose``.
 
-    Ctrl-C ends the run after its current update, which is saved: ``resume`` goes on. Raises
-    ConfigError before anything starts, RunError when the run cannot go on.
+    Ctrl-C ends the run after its current update, which is saved: ``summary["status"]`` is then
+    ``interrupted``, and ``resume`` goes on. Raises ConfigError before anything starts, RunError
+    when the run cannot go on.
+
+    Example:
+        >>> run = train("tictactoe_mirror", learner={"total_updates": 2})  # doctest: +SKIP
+        >>> run.summary["status"]  # doctest: +SKIP
+        'done'
     """
     from rlforge import launch
 
@@ -80,7 +87,14 @@ def train(*overrides: str, config_dir: Path | str | None = None, **values: objec
 
 
 def resume(run_dir: Path | str) -> Run:
-    """Go on with a run from its newest saved state. Raises RunError for a complete run."""
+    """Go on with a run, of games or continuous, from its newest saved state, to its end.
+
+    Raises RunError for a complete run, and CheckpointError for a damaged state.
+
+    Example: after ``total_updates: 3`` was written to its config.yaml.
+        >>> resume("runs/tictactoe_mirror/2026-01-01_12-00-00").versions  # doctest: +SKIP
+        ['step-1', 'step-2', 'step-3']
+    """
     from rlforge import launch
     from rlforge.config.continuous import ContinuousConfig
 
@@ -89,18 +103,26 @@ def resume(run_dir: Path | str) -> Run:
 
 
 def load_run(run_dir: Path | str) -> Run:
-    """A run on disk, finished or not. Raises RlforgeError where there is none."""
+    """A run on disk, finished or not. Raises RlforgeError where there is none.
+
+    Example: of a folder that ``rlforge train`` printed.
+        >>> load_run("runs/tictactoe_mirror/2026-01-01_12-00-00")  # doctest: +SKIP
+        Run('runs/tictactoe_mirror/2026-01-01_12-00-00', done)
+    """
     return Run(open_run(run_dir).root)
 
 
 class Run:
     """A run directory: its results, games and policies.
 
-    Example: of a folder that ``rlforge train`` printed:
-        >>> run = load_run("runs/kuhn/2026-01-01_12-00-00")  # doctest: +SKIP
-        >>> run.evals()[["step", "opponent", "wins"]]  # doctest: +SKIP
-        >>> with run.policy("step-40") as policy:  # doctest: +SKIP
-        ...     print(play_game("kuhn_poker", policy, "random_legal").rewards)
+    Example:
+        >>> run = load_run("runs/tictactoe_mirror/2026-01-01_12-00-00")  # doctest: +SKIP
+        >>> run.versions  # doctest: +SKIP
+        ['step-1', 'step-2']
+        >>> list(run.metrics()["step"])  # doctest: +SKIP
+        [1, 2]
+        >>> sorted(run.evaluate("random_legal", games=2)["opponent"])  # doctest: +SKIP
+        ['random_legal']
     """
 
     def __init__(self, path: Path) -> None:
@@ -131,7 +153,7 @@ class Run:
         return [path.name for path in list_checkpoints(self._files.checkpoints)]
 
     def metrics(self) -> Table:
-        """One row per update (docs/run_directory.md has the columns)."""
+        """One row per update: step, loss, reward_mean, entropy, games, tokens_per_s, …"""
         return _table(read_jsonl(self._files.metrics))
 
     def evals(self) -> Table:
@@ -196,7 +218,15 @@ class Run:
 class Policy:
     """A version of a run's policy with an engine of its own in this process.
 
-    One version of a model at a time is enough for ``act``; ``play_game`` takes it as a player.
+    ``Run.policy`` makes it, ``play_game`` takes it as a player.
+
+    Example:
+        >>> run = load_run("runs/tictactoe_mirror/2026-01-01_12-00-00")  # doctest: +SKIP
+        >>> with run.policy("step-2") as policy:  # doctest: +SKIP
+        ...     action = policy.act("Available Moves: [0], [4]", ["[0]", "[4]"], temperature=0)
+        ...     record = play_game("tictactoe", policy, "random_legal", seed=1)
+        >>> record.spec.seats[0].policy.uid  # doctest: +SKIP
+        'step-2'
     """
 
     def __init__(self, config: PolicyConfig, run_dir: Path, version: str = "latest") -> None:
@@ -271,7 +301,8 @@ def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -
     env: an option of the group ``env``, as ``tictactoe``, or an ``EnvSpec``. players: by seat, the
     last one at all seats that are left: the name of an opponent as in a configuration, a
     ``Policy``, or a function from a ``View`` to an action. seed: of the game and of all draws.
-    Raises ConfigError for a game or player that cannot be; a game that fails has ``error`` set.
+    Raises ConfigError for a game or player that cannot be, and what such a function raises; a game
+    that fails by itself has ``error`` set.
 
     Example:
         >>> record = play_game("tictactoe", "minimax", lambda view: view.legal_actions[0], seed=1)
@@ -352,12 +383,17 @@ def _present(player: str | Policy | Act, env: EnvSpec, seed: int) -> _Present:
             )
         check_player(player, env)
         act: Act = make_player(player, env, seed).act
-    else:
+    elif callable(player):
         name = getattr(player, "__name__", type(player).__name__)
         ref, act = PolicyRef(uid=name, kind="scripted"), player
+    else:
+        raise ConfigError(f"player {player!r} is no name, Policy or function from View to action")
 
     async def scripted(seat: Seat, view: View, draw: int) -> Completion:
-        return Completion(text=act(view), finish_reason="scripted", policy_uid=ref.uid)
+        action = act(view)
+        if not isinstance(action, str):
+            raise TypeError(f"player {ref.uid} answered {action!r}; an action is text")
+        return Completion(text=action, finish_reason="scripted", policy_uid=ref.uid)
 
     return present(ref, scripted)
 
@@ -394,7 +430,8 @@ def _assignments(values: Mapping[str, object], prefix: str) -> Iterator[str]:
         if isinstance(given, Mapping):
             yield from _assignments(given, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}={_written(given)}"
+            added = "+" if (prefix, key) == ("", "experiment") else ""
+            yield f"{added}{prefix}{key}={_written(given)}"
 
 
 def _written(given: object) -> str:
@@ -407,7 +444,9 @@ def _written(given: object) -> str:
         return f"[{','.join(map(_written, given))}]"
     if isinstance(given, Mapping):
         return f"{{{','.join(f'{key}: {_written(one)}' for key, one in given.items())}}}"
-    if isinstance(given, int | float):
+    if isinstance(given, float):
+        return float.__repr__(given)  # also of numpy's
+    if isinstance(given, int):
         return repr(given)
     text = str(given)
     reserved = text.lower() in ("null", "true", "false", "nan", "inf")

@@ -18,17 +18,34 @@ class RlforgeError(Exception):
 
 
 class ConfigError(RlforgeError, ValueError):
-    """The configuration or the command line is wrong; nothing was started."""
+    """The configuration or the command line is wrong; nothing was started.
+
+    Example:
+        >>> from rlforge import compose
+        >>> compose("kuhn_grpo", "learner.batch_size=0")
+        Traceback (most recent call last):
+        rlforge.errors.ConfigError: ...learner.batch_size=0...must be 1 or more
+    """
 
     exit_code = 2
 
 
 class GameError(RlforgeError):
-    """A game could not be made or played; recorded, counted and replaced by the collector."""
+    """A game could not be made or played; recorded, counted and replaced by the collector.
+
+    Example:
+        >>> def step(action: str) -> None:
+        ...     raise GameError("the board of Quoridor is damaged")
+    """
 
 
 class EngineError(RlforgeError):
-    """An engine could not answer: a bad request, a policy that does not load, a dead backend."""
+    """An engine could not answer: a bad request, a policy that does not load, a dead backend.
+
+    Example:
+        >>> issubclass(PolicyLoadError, EngineError)
+        True
+    """
 
 
 class EngineDeadError(EngineError):
@@ -40,19 +57,42 @@ class PolicyLoadError(EngineError):
 
 
 class CheckpointError(RlforgeError):
-    """A checkpoint is missing, incomplete, damaged or does not fit the model."""
+    """A checkpoint is missing, incomplete, damaged or does not fit the model.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from rlforge.system.checkpoint import find_checkpoint
+        >>> find_checkpoint(Path("checkpoints"), "step-3")
+        Traceback (most recent call last):
+        rlforge.errors.CheckpointError: checkpoints/step-3: no such checkpoint...
+    """
 
 
 class DeploymentError(RlforgeError):
-    """A version cannot be deployed or rolled back; the served version is unchanged."""
+    """A version cannot be deployed or rolled back; the served version is unchanged.
+
+    Example:
+        >>> DeploymentError("step-3: no answer to 8 of 8 probes").exit_code
+        1
+    """
 
 
 class StoreError(RlforgeError):
-    """A store of decisions is missing, damaged, of another version, or cannot be written."""
+    """A store of decisions is missing, damaged, of another version, or cannot be written.
+
+    Example:
+        >>> StoreError("store/: written by version 2, this is version 1").exit_code
+        1
+    """
 
 
 class RunError(RlforgeError):
-    """A run cannot go on: a component died for good, too many games failed, a lock is held."""
+    """A run cannot go on: a component died for good, too many games failed, a lock is held.
+
+    Example:
+        >>> RunError("half of the last 100 games failed").exit_code
+        1
+    """
 
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> str:

@@ -164,6 +164,11 @@ class Completion:
 
     logprobs: one per token of ``token_ids``, natural log, of the sampling distribution (the
     behaviour log-probs); empty, as are both id tuples, for policies that return text only.
+
+    Example:
+        >>> answer = Completion(text="[4]", token_ids=(17, 2), logprobs=(-0.7, -0.1))
+        >>> len(answer.logprobs) == len(answer.token_ids)
+        True
     """
 
     text: str
@@ -236,7 +241,15 @@ class Step:
     on this turn alone. Every step repeats it, so a critic counts it once, at the last turn.
     info: format and legality feedback of the turn, free for user code.
 
-    Example: see ``rlforge.buffer.StepBuffer`` and ``rlforge.rewards.sampling.Normalize``.
+    Example:
+        >>> step = Step(
+        ...     game_id="g1", env_id="TicTacToe-v0-train", player_id=0, group_id=None, turn_index=0,
+        ...     last_turn=True, observation="Available Moves: [4]", action="[4]",
+        ...     prompt_token_ids=(5, 6), token_ids=(17,), logprobs=(-0.7,), raw_reward=1.0,
+        ...     reward=0.5, policy_uid="step-3", policy_version=3,
+        ... )
+        >>> step.reward
+        0.5
     """
 
     game_id: str
@@ -264,7 +277,13 @@ class Trajectory:
 
     final_reward: the raw reward of the game for this player.
 
-    Example: see ``rlforge.rewards.step.Discount``.
+    Example:
+        >>> trajectory = Trajectory(
+        ...     game_id="g1", env_id="TicTacToe-v0-train", player_id=0, group_id=None, group_size=1,
+        ...     turns=(), final_reward=1.0, policy_uid="step-3", policy_version=3,
+        ... )
+        >>> trajectory.final_reward
+        1.0
     """
 
     game_id: str

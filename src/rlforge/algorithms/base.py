@@ -20,6 +20,10 @@ class Targets:
     """Per step of a batch, in order: its advantage and, for a critic, its value target.
 
     metrics: statistics of the targets, e.g. ``constant_groups``.
+
+    Example:
+        >>> Targets(advantages=(0.5, -0.5), metrics={"groups": 1.0}).returns is None
+        True
     """
 
     advantages: tuple[float, ...]
@@ -40,6 +44,17 @@ class LossInputs:
     values, old_values, returns [B] | None: the critic's estimate at the last prompt token, with
         gradient; the same at the start of the update; its target.
     total_tokens, total_sequences: of the whole optimizer step.
+
+    Example: one answer of two tokens.
+        >>> from torch import tensor
+        >>> logprobs = tensor([[-0.1, -2.0]])
+        >>> inputs = LossInputs(
+        ...     logprobs=logprobs, behaviour_logprobs=logprobs, proximal_logprobs=logprobs,
+        ...     mask=tensor([[1.0, 1.0]]), advantages=tensor([0.5]),
+        ...     total_tokens=2, total_sequences=1,
+        ... )
+        >>> tuple(inputs.mask.shape)
+        (1, 2)
     """
 
     logprobs: Tensor
@@ -61,6 +76,11 @@ class LossOutput:
     """loss: scalar with gradient. metrics: scalars without it, which add up over micro-batches.
 
     Kept as device tensors; reading a value forces a CUDA synchronisation.
+
+    Example:
+        >>> from torch import tensor
+        >>> LossOutput(loss=tensor(0.25), metrics={"kl": tensor(0.01)}).loss.item()
+        0.25
     """
 
     loss: Tensor

@@ -20,7 +20,12 @@ _MAX_LOG_RATIO = 20.0
 
 @value
 class TokenLoss:
-    """loss [B, T]: per token, with gradient. metrics: scalars without it, which add up."""
+    """loss [B, T]: per token, with gradient. metrics: scalars without it, which add up.
+
+    Example:
+        >>> TokenLoss(loss=torch.tensor([[0.5, -0.5]]), metrics={}).loss.sum().item()
+        0.0
+    """
 
     loss: Tensor
     metrics: Mapping[str, Tensor]

@@ -52,6 +52,14 @@ class PolicyGradient(ABC, Generic[Config]):
 
     max_tokens: longest answer of the engine, the divisor of aggregation ``constant`` unless
     ``config.max_generation_len`` is set.
+
+    Example: each reward against the mean of the batch.
+        >>> class Centred(Reinforce):
+        ...     def targets(self, steps, values):
+        ...         mean = sum(step.reward for step in steps) / len(steps)
+        ...         return Targets(advantages=tuple(s.reward - mean for s in steps), metrics={})
+        >>> Centred(ReinforceConfig(), max_tokens=64).needs_values
+        False
     """
 
     config_class: ClassVar[type[AlgorithmConfig]]
@@ -115,6 +123,10 @@ class Reinforce(PolicyGradient[AlgorithmConfig]):
 
     Baselines are reward transforms (``role_advantage_by_env``, ``normalize_by_env``). The only bias
     is that of the truncated importance weight.
+
+    Example:
+        >>> Reinforce(ReinforceConfig(entropy_coef=0.01), max_tokens=64).needs_entropy
+        True
     """
 
     config_class = ReinforceConfig
@@ -132,6 +144,10 @@ class Grpo(PolicyGradient[GrpoConfig]):
     Shao et al. 2024 (DeepSeekMath), eq. 3, with the mean and deviation of the group as baseline and
     scale. The published aggregation is ``sequence_mean``, its KL estimator k3; Dr. GRPO (Liu et al.
     2025) is ``normalize_std: false`` with ``loss_aggregation: constant``.
+
+    Example:
+        >>> Grpo(GrpoConfig(group_size=8), max_tokens=64).config.group_size
+        8
     """
 
     config_class = GrpoConfig
@@ -223,7 +239,12 @@ class ActorCritic(PolicyGradient[CriticConfig]):
 
 
 class A2c(ActorCritic[A2cConfig]):
-    """Advantage actor-critic (Mnih et al. 2016): the score-function loss on GAE advantages."""
+    """Advantage actor-critic (Mnih et al. 2016): the score-function loss on GAE advantages.
+
+    Example:
+        >>> A2c(A2cConfig(), max_tokens=64).needs_values
+        True
+    """
 
     config_class = A2cConfig
 
@@ -232,7 +253,12 @@ class A2c(ActorCritic[A2cConfig]):
 
 
 class Ppo(ActorCritic[PpoConfig]):
-    """Proximal policy optimisation (Schulman et al. 2017): the clipped loss on GAE advantages."""
+    """Proximal policy optimisation (Schulman et al. 2017): the clipped loss on GAE advantages.
+
+    Example:
+        >>> Ppo(PpoConfig(clip_high=0.28), max_tokens=64).needs_values
+        True
+    """
 
     config_class = PpoConfig
 

@@ -368,7 +368,9 @@ def _unknown_key(text: str, parent: str, where: str, root: type) -> ConfigError:
     full = re.search(r"full_key: (\S+)", text)
     owner = re.search(r"not in '(\w+)'", text)
     key = full.group(1) if full else parent
-    if parent and full and not key.startswith(parent):
+    if parent.startswith(f"{key}."):  # the group is unknown
+        key = parent
+    elif parent and full and not key.startswith(parent):
         key = f"{parent}[].{key}"
     known = all_keys(root)
     kind = ""

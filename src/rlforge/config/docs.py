@@ -242,7 +242,7 @@ def _given(field: dataclasses.Field[Any]) -> str:
 
 
 def _summary(cls: type) -> str:
-    return (inspect.getdoc(cls) or "").replace("\n", " ")
+    return (inspect.getdoc(cls) or "").split("\n\nExample:")[0].replace("\n", " ")
 
 
 def _options(group: str) -> str:

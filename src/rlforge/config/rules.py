@@ -124,12 +124,57 @@ class Pattern:
 
 
 Count = Annotated[int, Range(1)]
+"""An annotation of configuration classes: an int of 1 or more.
+
+Example:
+    >>> @dataclass
+    ... class Config(Group):
+    ...     setting: Count = 8
+    >>> list(Config(setting=0).problems())
+    [('setting', 'must be 1 or more')]
+"""
 Whole = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(0, open="(")]
+"""An annotation of configuration classes: a float above 0.
+
+Example:
+    >>> @dataclass
+    ... class Config(Group):
+    ...     setting: Positive = 0.1
+    >>> list(Config(setting=0.0).problems())
+    [('setting', 'must be above 0')]
+"""
 NotNegative = Annotated[float, Range(0)]
+"""An annotation of configuration classes: a float of 0 or more.
+
+Example:
+    >>> @dataclass
+    ... class Config(Group):
+    ...     setting: NotNegative = 0.0
+    >>> list(Config(setting=-0.1).problems())
+    [('setting', 'must be 0 or more')]
+"""
 Beta = Annotated[float, Range(0, 1, open=")")]
 Share = Annotated[float, Range(0, 1)]
+"""An annotation of configuration classes: a float in [0, 1].
+
+Example:
+    >>> @dataclass
+    ... class Config(Group):
+    ...     setting: Share = 0.5
+    >>> list(Config(setting=1.5).problems())
+    [('setting', 'must lie in [0, 1]')]
+"""
 Probability = Annotated[float, Range(0, 1, open="()")]
+"""An annotation of configuration classes: a float in (0, 1).
+
+Example:
+    >>> @dataclass
+    ... class Config(Group):
+    ...     setting: Probability = 0.5
+    >>> list(Config(setting=1.0).problems())
+    [('setting', 'must lie in (0, 1)')]
+"""
 Text = Annotated[str, Pattern(r"(?s).*\S.*", "not be empty")]
 Url = Annotated[str, Pattern(r"https?://\S+", "be an http:// or https:// address")]
 FolderName = Annotated[str, Pattern(r"(?!\.{1,2}$)[^\s/\\][^/\\]*", "be the name of a folder")]

@@ -171,7 +171,17 @@ class KlConfig(Group):
 
 @dataclass
 class AlgorithmConfig(Group):
-    """Settings of every algorithm (group ``algorithm``)."""
+    """Settings of every algorithm (group ``algorithm``).
+
+    Example:
+        >>> from rlforge import Count
+        >>> @dataclass
+        ... class BestOfConfig(AlgorithmConfig):
+        ...     #: Answers to keep of each group.
+        ...     best: Count = 2
+        >>> list(BestOfConfig(best=0).problems())
+        [('best', 'must be 1 or more')]
+    """
 
     #: Algorithm: ``reinforce``, ``grpo``, ``window_grpo``, ``a2c``, ``ppo`` or one of your own.
     name: str = "reinforce"

@@ -20,6 +20,11 @@ class View:
     exists. grid: the same state for scripted players of placement games.
     retry: this player's last action was rejected and it may try again. state: the whole state as
     JSON, for scripted traders of markets.
+
+    Example:
+        >>> view = View(player_id=1, observation="Your card is a King.", legal_actions=("[bet]",))
+        >>> view.retry
+        False
     """
 
     player_id: int
@@ -33,7 +38,12 @@ class View:
 
 @value
 class GameResult:
-    """How a game ended. rewards: one per player id. invalid_by: whose invalid move ended it."""
+    """How a game ended. rewards: one per player id. invalid_by: whose invalid move ended it.
+
+    Example:
+        >>> GameResult(rewards={0: 1.0, 1: -1.0}, end_reason="finished").rewards[0]
+        1.0
+    """
 
     rewards: Mapping[int, float]
     end_reason: EndReason
@@ -44,6 +54,20 @@ class Game(Protocol):
     """One game from start to end; an object is never reused for a second game.
 
     Failures of the game itself raise ``GameError``; an invalid action does not.
+
+    Example: who says heads, wins.
+        >>> class Heads:
+        ...     done, accepted = False, True
+        ...     def view(self) -> View:
+        ...         return View(player_id=0, observation="Heads or tails?")
+        ...     def step(self, action: str) -> None:
+        ...         self.done, self.won = True, action == "heads"
+        ...     def result(self) -> GameResult:
+        ...         return GameResult(rewards={0: float(self.won)}, end_reason="finished")
+        >>> game: Game = Heads()
+        >>> game.step("heads")
+        >>> game.result().rewards
+        {0: 1.0}
     """
 
     @property

@@ -18,7 +18,18 @@ from rlforge.types import EnvSpec
 
 
 class Player(Protocol):
-    """Answers views with actions in the game's notation; made anew for each game."""
+    """Answers views with actions in the game's notation; each game makes its own.
+
+    Example:
+        >>> class First:
+        ...     def __init__(self, env: EnvSpec, rng: random.Random) -> None:
+        ...         pass
+        ...     def act(self, view: View) -> str:
+        ...         return view.legal_actions[0]
+        >>> player: Player = First(EnvSpec(id="kuhn_poker"), random.Random(0))
+        >>> player.act(View(player_id=0, observation="", legal_actions=("[bet]", "[pass]")))
+        '[bet]'
+    """
 
     def act(self, view: View) -> str:
         """The action in ``view``."""

@@ -24,6 +24,17 @@ class PoolView:
     fixed opponents. temperature: of the softmaxes, above 0.
     mu: mean rating of a uid. quality: match quality of a uid against the current one, in (0, 1].
     diversity: expected diversity of the states a uid leads to, in (0, 1].
+
+    Example:
+        >>> view = PoolView(
+        ...     current="step-2", past=("step-1",), fixed=("random_legal",), lag_range=(1, 5),
+        ...     temperature=1.0, mu=lambda uid: 25.0, quality=lambda uid: 1.0,
+        ...     diversity=lambda uid: 1.0,
+        ... )
+        >>> view.everyone
+        ('random_legal', 'step-2', 'step-1')
+        >>> lagged(view)
+        {'step-1': 1.0}
     """
 
     current: str

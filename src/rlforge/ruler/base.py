@@ -23,6 +23,10 @@ class DecisionScores:
     values: 0 to 1, or None if the scorer failed: that decision is kept unscored.
     explanations: one per decision; empty strings if the scorer gives none.
     metrics: e.g. ``pairs``, ``judge_calls``, ``unscored``.
+
+    Example:
+        >>> DecisionScores(values=(0.9, None), explanations=("early", ""), metrics={}).values[0]
+        0.9
     """
 
     values: tuple[float | None, ...]
@@ -33,7 +37,20 @@ class DecisionScores:
 class DecisionScorer(Protocol):
     """Scores the decisions of one window relative to each other.
 
-    Example: see ``rlforge.ruler.scorer.RULERScorer``.
+    Example: the confident ones.
+        >>> class Confidence:
+        ...     async def score(self, decisions):
+        ...         values = tuple(decision.metadata.confidence for decision in decisions)
+        ...         return DecisionScores(
+        ...             values=values, explanations=("",) * len(values), metrics={}
+        ...         )
+        ...     def learn(self, windows):
+        ...         return {}
+        ...     async def close(self):
+        ...         pass
+        >>> import asyncio
+        >>> asyncio.run(Confidence().score([])).values
+        ()
     """
 
     async def score(self, decisions: Sequence[Decision]) -> DecisionScores:

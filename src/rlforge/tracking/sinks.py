@@ -22,7 +22,20 @@ from rlforge.tracking.files import JsonlFile, RunPaths
 
 
 class Sink(Protocol):
-    """Takes the means of one flush: a dataclass, whose fields are its parameters in YAML."""
+    """Takes the means of one flush: a dataclass, whose fields are its parameters in YAML.
+
+    Example:
+        >>> @dataclass
+        ... class LastLoss:
+        ...     file_name: str = "loss.txt"
+        ...     def open(self, run: RunPaths, name: str) -> None:
+        ...         self.path = run.root / self.file_name
+        ...     def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        ...         self.path.write_text(str(scalars.get("learner/loss")))
+        ...     def rewind(self, step: int) -> None: ...
+        ...     def close(self) -> None: ...
+        >>> sink: Sink = LastLoss(file_name="last.txt")
+    """
 
     def open(self, run: RunPaths, name: str) -> None:
         """Called once, before any other method: the run directory, and the experiment's name."""

@@ -52,6 +52,15 @@ class Decision:
     reward, next_state and result are None until the decision's outcome is known.
     observation, completion: a language model's prompt and answer, with tokens, log-probs and the
     version that sampled them; empty and None for scripted traders and people.
+
+    Example:
+        >>> decision = Decision(
+        ...     id="agent-1-000001", agent_id="agent-1", window_id="2024-11-13-10:00",
+        ...     state={"cash": 100.0}, action={"type": "NO_OP"}, timestamp=1731492000.0,
+        ...     metadata=Metadata(provider="human"),
+        ... )
+        >>> decision.complete
+        False
     """
 
     id: str
@@ -90,6 +99,14 @@ class TrainingWindow:
     id: the start, as ``2024-11-13-10:00`` in UTC (with ``:SS`` where windows start between
     minutes). agents: sorted. decisions: in order of time. avg_reward: over those with a reward,
     0 if none has one. ready: it may be trained on; otherwise ``reasons`` say why not.
+
+    Example:
+        >>> window = TrainingWindow(
+        ...     id="2024-11-13-10:00", start_time=1731492000.0, end_time=1731495600.0, agents=(),
+        ...     decisions=(), avg_reward=0.0, ready=False, reasons=("no decisions",),
+        ... )
+        >>> window.end_time - window.start_time
+        3600.0
     """
 
     id: str
