@@ -1,0 +1,73 @@
+"""The docs site: generated pages are up to date, links lead to files, docstrings render."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import rlforge
+from rlforge.cli.docs import render
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "experiments").glob("*/README.md")),
+]
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?P<path>[^)\s#:]+)(?:#[^)\s]*)?\)")
+
+
+def test_the_page_of_commands_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "cli.md").read_text() == render(), (
+        "docs/cli.md is stale: run `python -m rlforge.cli.docs docs/cli.md`"
+    )
+
+
+def test_every_option_is_on_the_page_of_commands() -> None:
+    page = render()
+    for option in ("--resume", "--multirun", "--config-dir", "--gpu-memory", "--skip-bad"):
+        assert f"`{option}`" in page
+    assert "[bold]" not in page
+
+
+def test_every_public_name_is_on_the_page_of_the_api() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    named = re.findall(r"^::: rlforge\.(\w+)$", page, re.MULTILINE)
+    assert sorted(named) == sorted(rlforge.__all__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_lead_to_files_of_the_repository(page: Path) -> None:
+    links = [found["path"] for found in LINK.finditer(CODE.sub("", page.read_text()))]
+    assert [link for link in links if not (page.parent / link).is_file()] == []
+
+
+@pytest.fixture(scope="module")
+def to_markdown():
+    file = ROOT / "docs" / "site" / "docstrings.py"
+    spec = importlib.util.spec_from_file_location("docstrings", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.to_markdown
+
+
+def test_an_example_becomes_code(to_markdown) -> None:
+    text = "Adds.\n\nExample: of two numbers:\n    >>> add(1, 2)  # doctest: +SKIP\n    3\n\nMore."
+    code = "```pycon\n>>> add(1, 2)\n3\n```"
+    assert to_markdown(text, []) == f"Adds.\n\n**Example**, of two numbers:\n\n{code}\n\nMore."
+
+
+def test_sentences_about_arguments_become_a_list(to_markdown) -> None:
+    text = "Adds.\n\nx, y: numbers. scale: of\nthe sum; 1 by default. Raises ValueError: never."
+    items = "- `x`, `y`: numbers.\n- `scale`: of\n    the sum; 1 by default. Raises ValueError: never."
+    assert to_markdown(text, ["x", "y", "scale"]) == f"Adds.\n\n{items}"
+    assert to_markdown(text, ["other"]) == text
+
+
+def test_shapes_of_arguments_stay_with_their_names(to_markdown) -> None:
+    text = "mask [B, T]: 1 for answers. entropy [B, T] | None: in nats."
+    listed = "- `mask` [B, T]: 1 for answers.\n- `entropy` [B, T] | None: in nats."
+    assert to_markdown(text, ["mask", "entropy"]) == listed
