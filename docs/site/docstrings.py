@@ -17,7 +17,9 @@ from griffe import (
     Object,
 )
 
-EXAMPLE = re.compile(r"^Example:(?P<about>.*)\n(?P<body>(?:(?: {4}.*)?(?:\n|\Z))+)", re.MULTILINE)
+EXAMPLE = re.compile(
+    r"^Example:(?P<about>.*)\n(?= {4})(?P<body>(?: {4}.*(?:\n|\Z)|\n)+)", re.MULTILINE
+)
 
 
 class Prose(Extension):
@@ -77,7 +79,7 @@ def _fields(obj: Object) -> list[str]:
 def _fenced(example: re.Match[str]) -> str:
     lines = [line[4:] for line in example["body"].rstrip().split("\n")]
     code = re.sub(r"  # doctest: .*", "", "\n".join(lines))
-    about = example["about"].strip().rstrip(":")
+    about = example["about"].strip().rstrip(":.")
     return f"**Example**{', ' + about if about else ''}:\n\n```pycon\n{code}\n```\n"
 
 
