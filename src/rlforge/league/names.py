@@ -36,6 +36,8 @@ def parse_opponent(name: str) -> PolicyRef:
             return PolicyRef(uid=name, kind="scripted", path_or_name=name)
         if colon:
             raise ConfigError(f"opponent {name!r}: {problem}{nearest(prefix, _PREFIXES)}")
+        if name in PLAYERS.names():
+            raise ConfigError(f"opponent {name!r}: {problem}")
         known = [*PLAYERS.names(), BASE.uid]
         forms = [*known, *(f"{prefix}:{what}" for prefix, what in _PREFIXES.items())]
         raise ConfigError(

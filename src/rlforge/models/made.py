@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from rlforge.config.plugins import MODELS
-from rlforge.models.files import cache_dir, made_once
+from rlforge.models.files import cache_dir, made_once, no_progress_bars
 from rlforge.models.smollm2 import CACHE_NAME, create_smollm2
 from rlforge.models.tiny import recipe
 from rlforge.types import value
@@ -40,7 +40,12 @@ class MadeModel:
 
     def make(self, progress: Progress) -> Path:
         """The folder, filled on the first call; other processes wait for that."""
-        return made_once(self.cache_name, lambda folder: self.create(folder, progress))
+
+        def fill(folder: Path) -> None:
+            with no_progress_bars():
+                self.create(folder, progress)
+
+        return made_once(self.cache_name, fill)
 
 
 def made_model(kind: str) -> MadeModel | None:

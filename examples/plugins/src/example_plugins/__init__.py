@@ -1,0 +1,1 @@
+"""One extension of each kind that rlforge takes: a file per kind, to copy from."""

@@ -1,0 +1,9 @@
+"""A sampling mode: how the pool draws the next opponent."""
+
+from rlforge import PoolView, softmax
+
+
+def strongest(view: PoolView) -> dict[str, float]:
+    """Softmax of the mean rating: strong opponents are drawn most."""
+    ratings = [view.mu(uid) for uid in view.everyone]
+    return dict(zip(view.everyone, softmax(ratings, view.temperature), strict=True))

@@ -1,0 +1,47 @@
+"""Reward transforms: of a finished game, of each turn, and of each training batch."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from rlforge import NotNegative, Positive, Share, Step, Trajectory
+
+
+@dataclass
+class Centre:
+    """Subtract ``share`` of the players' mean reward: with 1.0 every game is a zero-sum game."""
+
+    share: Share = 1.0
+
+    def __call__(self, rewards: Mapping[int, float], env_id: str) -> dict[int, float]:
+        mean = sum(rewards.values()) / len(rewards)
+        return {player: reward - self.share * mean for player, reward in rewards.items()}
+
+
+@dataclass
+class TurnCost:
+    """Subtract ``cost`` from every turn, so that shorter games pay more."""
+
+    adds_feedback: ClassVar[bool] = True  # a judgement of the turn, not of the outcome
+    cost: NotNegative = 0.01
+
+    def __call__(self, trajectory: Trajectory, step_index: int, base_reward: float) -> float:
+        return base_reward - self.cost
+
+
+@dataclass
+class Squash:
+    """``tanh(reward / scale)``: large rewards count less."""
+
+    scale: Positive = 1.0
+
+    def __call__(self, steps: Sequence[Step]) -> list[Step]:
+        return [
+            replace(
+                step,
+                reward=math.tanh(step.reward / self.scale),
+                outcome_reward=math.tanh(step.outcome_reward / self.scale),
+            )
+            for step in steps
+        ]

@@ -1,0 +1,70 @@
+"""An environment of its own, into which packages with extensions are installed."""
+
+from __future__ import annotations
+
+import os
+import site
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.continuous.conftest import market_model as market_model
+from tests.continuous.conftest import small as small
+
+import rlforge
+
+PACKAGE = Path(__file__).parents[2] / "examples" / "plugins"
+
+
+class Environment:
+    """A virtual environment that also sees the packages of the running one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._python = folder, folder / "venv" / "bin" / "python"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+        seen = [str(Path(rlforge.__file__).parents[1]), *site.getsitepackages()]
+        lines = [f"import site; site.addsitedir({path!r})\n" for path in seen]
+        (self.packages / "running.pth").write_text("".join(lines))
+
+    @property
+    def packages(self) -> Path:
+        """The folder into which packages are installed."""
+        (found,) = (self._folder / "venv" / "lib").glob("python*/site-packages")
+        return found
+
+    def install(self, source: Path) -> None:
+        """Build a wheel of ``source`` and install that."""
+        wheels = self._folder / "wheels"
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+        build = ["wheel", "--no-deps", "--no-build-isolation", "-w", wheels, source]
+        subprocess.run([*pip, *build], check=True)
+        into = ["--python", self._python, "install", "--no-deps", "--no-index"]
+        subprocess.run([*pip, *into, *wheels.glob("*.whl")], check=True)
+
+    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        """Start ``rlforge`` here."""
+        command = [self._python, "-m", "rlforge", *arguments]
+        variables = os.environ | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=variables)
+
+    def run(self, *arguments: str | Path) -> tuple[str, str]:
+        """Run ``rlforge`` to a successful end: its output and its errors."""
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, err
+        return out, err
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """One into which nothing was installed yet."""
+    return Environment(tmp_path_factory.mktemp("environment"))
+
+
+@pytest.fixture(scope="session")
+def with_examples(environment: Environment) -> Environment:
+    """One with the wheel of ``examples/plugins``."""
+    environment.install(PACKAGE)
+    return environment

@@ -1,0 +1,194 @@
+"""Extensions of an installed package, used by runs in an environment of its own.
+
+The package is ``examples/plugins``. Each run uses some extensions by their short names and some as
+``package.module:Thing``.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from tests.live_run import RUN, actor_pids, change_config, rows, train_arguments
+from tests.plugins.conftest import PACKAGE, Environment
+
+from rlforge.config.plugins import KINDS
+
+GAMES = (
+    "name=nim",
+    "env.train=[{id: nim-short, source: nim, max_turns: 20}]",
+    "env.eval=[{id: nim-long, source: 'example_plugins.games:Nim', max_turns: 40}]",
+    "model.kind=random_llama",
+    "model.prompt_template=example_plugins.prompts:SHORT",
+    "model.action_extraction=first_number",
+    "model.dtype=float32",
+    "model.lora.rank=4",
+    "pool.mode=example_plugins.modes:strongest",
+    "pool.fixed_opponents=[greedy]",
+    "algorithm=rloo",
+    "algorithm.clip=0.4",
+    "rewards.final=[{name: 'example_plugins.rewards:Centre', share: 0.5}]",
+    "rewards.step=[{name: turn_cost, cost: 0.02}]",
+    "rewards.sampling=[{name: squash}]",
+    "tracker.sinks=[{name: csv, file: numbers.csv}]",
+    "engine=tiny",
+    "engine.max_tokens=24",
+    "engine.max_model_len=256",
+    "collector=tiny",
+    "collector.num_train_workers=8",
+    "learner.total_updates=2",
+    "learner.batch_size=16",
+    "eval.opponents=['example_plugins.players:Greedy']",
+    "eval.games=4",
+    "eval.final_games=4",
+    "hardware=cpu",
+    "tracker.progress=plain",
+    f"run_dir={RUN}",
+)
+
+
+def test_the_package_offers_one_thing_of_each_kind(with_examples: Environment) -> None:
+    with_examples.run("plugins", "--json", "plugins.json")
+    added = [
+        row for row in json.loads(Path("plugins.json").read_text()) if row["origin"] != "rlforge"
+    ]
+    assert sorted(row["kind"] for row in added) == sorted(
+        kind.name for kind in KINDS if kind.name != "engines"
+    )
+    assert {row["origin"] for row in added} == {"rlforge-example-plugins 1.0"}
+    assert not any(row["problem"] for row in added)
+
+
+def test_the_package_has_only_short_pieces() -> None:
+    """It is documentation: each file of one or two things has at most 60 lines."""
+    files = sorted((PACKAGE / "src").rglob("*.py"))
+    assert files
+    assert all(len(file.read_text().splitlines()) <= 60 for file in files)
+
+
+def test_a_run_trains_with_all_of_them_and_is_resumed(with_examples: Environment) -> None:
+    with_examples.run("train", *GAMES)
+    assert [row["step"] for row in rows("metrics.jsonl")] == [1, 2]
+    change_config("total_updates", 2, 3)
+    with_examples.run("train", "--resume", RUN)
+    metrics = rows("metrics.jsonl")
+    assert [row["step"] for row in metrics] == [1, 2, 3]
+    assert all("clipped_advantages" in row for row in metrics)  # a metric of rloo alone
+    with (RUN / "numbers.csv").open(newline="") as file:
+        assert {int(step) for step, _, _ in csv.reader(file)} >= {2, 3}
+    evals = rows("evals.jsonl")
+    assert {row["env_id"] for row in evals} == {"nim-long"}
+    assert {
+        row["step"] for row in evals if row["opponent"] == "example_plugins.players:Greedy"
+    } == {0, 2, 3}
+    assert "greedy" in rows("ratings.jsonl")[-1]["ratings"]
+
+
+def test_a_continuous_run_scores_with_it(with_examples: Environment, small: Sequence[str]) -> None:
+    scorer = "ruler.scoring_method=by_rank"
+    sink = "tracker.sinks=[{name: 'example_plugins.sinks:CsvSink'}]"
+    with_examples.run("continuous", *small, scorer, sink, "continuous.windows=1", f"run_dir={RUN}")
+    (scores,) = (RUN / "scores").iterdir()
+    assert "of the others" in scores.read_text()
+    assert (RUN / "metrics.csv").read_text()
+
+
+def test_wrong_settings_end_a_command_before_it_starts(with_examples: Environment) -> None:
+    other = with_examples.packages / "other_nim-2.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: other-nim\nVersion: 2.0\n")
+    (other / "entry_points.txt").write_text("[rlforge.players]\ngreedy = other_nim:Greedy\n")
+    unusable = (
+        "two packages offer it: other-nim 2.0 (other_nim:Greedy) and "
+        "rlforge-example-plugins 1.0 (example_plugins.players:Greedy)"
+    )
+    wrong = {
+        "algorithm.clip=0": "algorithm.clip=0.0 (command line, algorithm.clip=0): must be above 0",
+        "algorithm.clp=1": "no such key in RlooConfig; did you mean algorithm.clip",
+        "rewards.step=[{name: turn_cost, cost: -1}]": "rewards.step[0].cost: -1 must be 0 or more",
+        "rewards.step=[{name: turn_cost, price: 1}]": "turn_cost has no such parameter",
+        "pool.fixed_opponents=[greedy]": unusable,
+    }
+    given = [line for line in GAMES if not line.startswith("pool.fixed_opponents")]
+    started = {line: with_examples.start("train", *given, line) for line in wrong}
+    try:
+        for line, process in started.items():
+            _, err = process.communicate(timeout=120)
+            assert process.returncode == 2, (line, err)
+            assert wrong[line] in " ".join(err.split())
+            assert "Traceback" not in err
+    finally:
+        shutil.rmtree(other)
+    assert not RUN.exists()
+
+
+MINE = """
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import rlforge
+
+with Path({imported!r}).open("a") as file:
+    print(os.getpid(), file=file)
+
+
+def anyone(view):
+    return dict.fromkeys(view.everyone, 1.0)
+
+
+@dataclass
+class Half:
+    adds_feedback = False
+
+    def __call__(self, trajectory, step_index, base_reward):
+        return base_reward / 2
+
+
+@dataclass
+class PlainConfig(rlforge.AlgorithmConfig):
+    pass
+
+
+class Plain(rlforge.Reinforce):
+    config_class = PlainConfig
+
+
+BRACKETS = rlforge.Extractor(
+    read=lambda answer: answer.strip() or None, request="Act.", feedback="No action."
+)
+
+
+@dataclass
+class Silent:
+    def open(self, run, name): ...
+    def write(self, step, scalars): ...
+    def rewind(self, step): ...
+    def close(self): ...
+"""
+
+
+def test_actors_import_a_module_of_the_current_directory(
+    environment: Environment, small_model: Path
+) -> None:
+    Path("mine.py").write_text(MINE.format(imported=str(Path("imported").absolute())))
+    environment.run(
+        *train_arguments(
+            small_model,
+            "pool.mode=mine:anyone",
+            "algorithm=mine:Plain",
+            "buffer=step",
+            "rewards.step=[{name: 'mine:Half'}]",
+            "model.action_extraction=mine:BRACKETS",
+            "tracker.sinks=[{name: 'mine:Silent'}]",
+            "learner.total_updates=1",
+        )
+    )
+    imported = set(map(int, Path("imported").read_text().split()))
+    for actor in ("pool", "buffer", "collector-0", "learner", "tracker"):
+        assert actor_pids(actor)[0] in imported
+    assert yaml.safe_load((RUN / "config.yaml").read_text())["pool"]["mode"] == "mine:anyone"
