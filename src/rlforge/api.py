@@ -7,7 +7,9 @@ line. Names are imported from ``rlforge`` itself.
 
 from __future__ import annotations
 
+import logging
 import re
+import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -34,6 +36,10 @@ from rlforge.types import (
 
 if TYPE_CHECKING:  # torch, Ray and the game libraries are imported when they are needed
     from rlforge.engines.base import LocalEngine
+
+# In notebooks without ipywidgets, tqdm and Ray report that they cannot draw displays of their own.
+warnings.filterwarnings("ignore", message="IProgress not found")
+logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)
 
 #: A person's own player: the action in a view.
 Act = Callable[[View], str]

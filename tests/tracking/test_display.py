@@ -14,7 +14,7 @@ from rich.console import Console
 
 from rlforge.errors import RlforgeError
 from rlforge.tracking import display as display_module
-from rlforge.tracking.display import Display, DisplayMode, monitor
+from rlforge.tracking.display import NOTES, Display, DisplayMode, monitor
 from rlforge.tracking.files import create_run
 
 
@@ -110,6 +110,67 @@ def test_rich_draws_the_frame_and_notes_above_it(full_run: Path) -> None:
     assert "demo: starting the actors" in text
     assert "Win rate" in text
     assert text.count("\x1b[?25h") == 1  # the cursor is back
+
+
+class Cell:
+    """What a notebook shows below a cell: outputs, which a handle can replace."""
+
+    def __init__(self) -> None:
+        self.outputs: list[dict[str, str]] = []
+        self.drawn = 0
+
+    def display(self, bundle: dict[str, str], *, raw: bool, display_id: bool) -> Cell:
+        assert raw
+        assert display_id
+        self.outputs.append(bundle)
+        return self
+
+    def update(self, bundle: dict[str, str], *, raw: bool) -> None:
+        assert raw
+        self.drawn += 1
+        self.outputs[-1] = bundle
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
+    cell = Cell()
+    monkeypatch.setattr("IPython.display.display", cell.display)
+    return cell
+
+
+def test_auto_is_one_frame_in_a_notebook(cell: Cell, full_run: Path) -> None:
+    out = console(force_jupyter=True)
+    with Display("demo", console=out) as shown:
+        assert shown.mode == "notebook"
+        shown.note("starting the actors")
+        shown.show(_progress(full_run))
+        shown.note("<b>stopping</b>")
+        progress = dataclasses.replace(_progress(full_run), games=4711)
+        thread = threading.Thread(target=shown.show, args=(progress,))
+        thread.start()
+        thread.join()
+    [output] = cell.outputs
+    html, plain = output["text/html"], output["text/plain"]
+    assert html.startswith("<pre")
+    assert plain.splitlines()[:2] == ["demo: starting the actors", "demo: <b>stopping</b>"]
+    assert "&lt;b&gt;stopping" in html
+    for text in (html, plain):
+        assert "Win rate" in text
+        assert "4,711" in text
+        assert "\x1b" not in text
+    assert written(out) == ""
+
+
+def test_a_frame_that_is_the_same_is_not_sent_again(cell: Cell, full_run: Path) -> None:
+    with Display("demo", console=console(force_jupyter=True)) as shown:
+        shown.show(_progress(full_run))
+        shown.show(_progress(full_run))
+        assert cell.drawn == 0
+        for number in range(NOTES + 2):
+            shown.note(f"note {number}")
+    [output] = cell.outputs
+    assert "note 1\n" not in output["text/plain"]
+    assert f"note {NOTES + 1}\n" in output["text/plain"]
 
 
 def _progress(run: Path) -> Any:

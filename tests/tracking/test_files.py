@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import logging
 import math
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from rlforge.errors import RlforgeError
 from rlforge.tracking.files import (
     JsonlFile,
     create_run,
+    open_log,
     open_run,
     read_json,
     read_jsonl,
@@ -89,6 +92,20 @@ def test_a_folder_that_is_no_run_and_a_file_have_different_errors(tmp_path: Path
     (tmp_path / "file").write_text("")
     with pytest.raises(RlforgeError, match="is a file"):
         open_run(tmp_path / "file")
+
+
+def test_runs_in_one_process_have_a_log_each_and_leave_logging_as_it_was(tmp_path: Path) -> None:
+    root, log = logging.getLogger("rlforge"), logging.getLogger("rlforge.training")
+    before = (list(root.handlers), root.level, root.propagate, faulthandler.is_enabled())
+    for name in ("first", "second"):
+        with open_log("run", str(tmp_path / name)):
+            log.info("in the %s run", name)
+            assert not root.propagate
+    assert (list(root.handlers), root.level, root.propagate, faulthandler.is_enabled()) == before
+    for name, other in (("first", "second"), ("second", "first")):
+        text = (tmp_path / name / "logs" / "run.log").read_text()
+        assert text.count(f"in the {name} run") == 1
+        assert other not in text
 
 
 def test_write_json_replaces_the_whole_file_and_leaves_no_other(tmp_path: Path) -> None:

@@ -42,27 +42,52 @@ def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[None]:
     """A Ray of our own for the block, or a connection to ``hardware.ray_address``.
 
     Only ``hardware.ray_address`` decides: a cluster of this machine and RAY_ADDRESS are ignored.
-    No process of our own Ray outlives the block. In the block SIGTERM acts like Ctrl-C.
+    No process of our own Ray outlives the block, and the signal handlers are as before. In the
+    block SIGTERM acts like Ctrl-C; signals that arrive while Ray ends are ignored. Raises RunError
+    where this process uses Ray already.
     """
-    before, main = _children(), threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        _enter_ray(hardware, num_cpus)
-        # Ray's handler would end this process in the middle of anything, with a stack trace.
-        if main:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
-    except BaseException:  # also Ctrl-C: Ray itself forgets a node that is still starting
-        for process in _children() - before:
-            _kill(process)
-        raise
+    if ray.is_initialized():
+        raise RunError("this process uses Ray already; call ray.shutdown() before the run")
+    before = _children()
+    with _own_handlers():
+        try:
+            _enter_ray(hardware, num_cpus)
+            # Ray's handler would end this process in the middle of anything, with a stack trace.
+            _handle(signal.SIGTERM, signal.default_int_handler)
+        except BaseException:  # also Ctrl-C: Ray itself forgets a node that is still starting
+            for process in _children() - before:
+                _kill(process)
+            ray.shutdown()  # of what Ray has set up in this process
+            raise
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                _handle(number, signal.SIG_IGN)
+            of_ray = _children() - before
+            ray.shutdown()
+            end_processes(of_ray)
+
+
+@contextlib.contextmanager
+def _own_handlers() -> Iterator[None]:
+    """Restore the handlers of SIGINT and SIGTERM after the block."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # That of a running loop would cancel the task that starts Ray and not interrupt the start.
+    if callable(before[signal.SIGINT]):
+        _handle(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        of_ray = _children() - before
-        ray.shutdown()
-        end_processes(of_ray)
-        if main and handler is not None:
-            signal.signal(signal.SIGTERM, handler)
+        for number, handler in before.items():
+            if handler is not None:
+                _handle(number, handler)
+
+
+def _handle(number: signal.Signals, handler: Any) -> None:
+    """Set a signal's handler; nothing in a thread that gets no signals."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(number, handler)
 
 
 def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:

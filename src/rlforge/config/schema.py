@@ -302,7 +302,7 @@ class TrackerConfig(Group):
     flush_every_s: Positive = 64.0
     #: Values per key in a rolling mean.
     window: Count = 512
-    #: Progress display; ``auto``: ``rich`` in a terminal, ``plain`` elsewhere.
+    #: Progress display; ``auto``: ``rich`` in a terminal, one frame in a notebook, else ``plain``.
     progress: Literal["auto", "rich", "plain", "off"] = "auto"
     #: Write report.html when the run ends.
     report: bool = True

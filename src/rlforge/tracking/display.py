@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from rlforge.tracking.files import open_run, read_json
@@ -14,15 +17,19 @@ from rlforge.tracking.formatting import duration, number, percent
 from rlforge.tracking.progress import Progress, WinRateRow
 from rlforge.tracking.view import ProgressView
 
-DisplayMode = Literal["auto", "rich", "plain", "off"]
+DisplayMode = Literal["auto", "rich", "notebook", "plain", "off"]
+
+#: Most notes above the frame of a notebook; the newest are shown.
+NOTES = 8
 
 
 class Display:
     """Shows each ``Progress`` it is given; a context manager.
 
     ``rich`` redraws one frame; ``plain`` prints a line per update (at most one per
-    ``plain_every_s`` seconds) and one per evaluation; ``off`` shows nothing. ``auto`` is ``rich``
-    on a terminal that can draw it and ``plain`` elsewhere.
+    ``plain_every_s`` seconds) and one per evaluation; ``off`` shows nothing. ``notebook`` redraws
+    the frame in one output of a Jupyter cell, from any thread. ``auto`` is ``notebook`` in Jupyter,
+    ``rich`` on a terminal that can draw it and ``plain`` elsewhere.
 
     Example:
         >>> import sys
@@ -50,9 +57,11 @@ class Display:
         if mode == "auto":
             utf8 = self._console.encoding.lower().startswith("utf")
             mode = "rich" if drawable and utf8 else "plain"
+            if self._console.is_jupyter:
+                mode = "notebook"
         self.mode: DisplayMode = mode
         self._plain_every_s = plain_every_s
-        self._live: Live | None = None
+        self._live: Live | NotebookFrame | None = None
         self._next_line = 0.0
         self._printed_update = -1
         self._printed_evals: dict[tuple[str, str], int] = {}
@@ -63,12 +72,14 @@ class Display:
         if self.mode == "rich":
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
+        elif self.mode == "notebook":
+            self._live = NotebookFrame()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._live is not None:
+        if isinstance(self._live, Live):
             self._live.stop()
-            self._live = None
+        self._live = None
 
     def show(self, progress: Progress) -> None:
         """Show ``progress``; of continuous training also each window, in a line."""
@@ -83,8 +94,11 @@ class Display:
 
     def note(self, text: str) -> None:
         """Print a message, above the frame or as a line."""
-        if self.mode != "off":
-            self._print(f"{self._run_name}: {text}")
+        line = f"{self._run_name}: {text}"
+        if isinstance(self._live, NotebookFrame):
+            self._live.note(line)
+        elif self.mode != "off":
+            self._print(line)
 
     def _print(self, line: str) -> None:
         # Lines are for logs: no markup, no wrapping.
@@ -115,6 +129,51 @@ class Display:
                 f"{progress.update}/{progress.total_updates}{games}"
             )
         return lines
+
+
+class NotebookFrame:
+    """One output of a Jupyter cell, replaced as it changes: the newest notes, the frame below."""
+
+    def __init__(self, width: int = 100) -> None:
+        from IPython.display import display  # there in Jupyter, no dependency
+
+        self._show: Callable[..., Any] = display
+        self._width = width
+        self._notes: deque[str] = deque(maxlen=NOTES)
+        self._frame: RenderableType = ""
+        self._shown: dict[str, str] = {}
+        self._handle: Any = None
+
+    def note(self, line: str) -> None:
+        """Add a line above the frame."""
+        self._notes.append(line)
+        self._refresh()
+
+    def update(self, frame: RenderableType, refresh: bool = True) -> None:
+        """Replace the frame; refresh: as that of ``rich.live.Live``, always True here."""
+        self._frame = frame
+        self._refresh()
+
+    def _refresh(self) -> None:
+        console = Console(
+            file=io.StringIO(), record=True, width=self._width, force_jupyter=False, height=1000
+        )
+        for line in self._notes:
+            console.print(line, markup=False, highlight=False)
+        console.print(self._frame)
+        html = console.export_html(code_format=_HTML, inline_styles=True, clear=False)
+        lines = [line.rstrip() for line in console.export_text().rstrip().splitlines()]
+        shown = {"text/html": html, "text/plain": "\n".join(lines)}
+        if shown == self._shown:
+            return
+        self._shown = shown
+        if self._handle is None:
+            self._handle = self._show(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+
+_HTML = '<pre style="line-height: 1.2; font-family: monospace; white-space: pre">{code}</pre>'
 
 
 def update_line(progress: Progress) -> str:

@@ -7,10 +7,12 @@ another process never sees a part of one; files that grow (``*.jsonl``) get one 
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -140,22 +142,37 @@ def _suggest_runs(wanted: Path) -> str:
     return nearest(str(wanted), names) or f"; the newest runs are {', '.join([*names][:3])}"
 
 
-def open_log(name: str, run_dir: str) -> None:
+def open_log(name: str, run_dir: str) -> contextlib.ExitStack:
     """Log this process to ``logs/NAME.log`` and tracebacks of hard crashes to its ``.crash.log``.
 
-    Every process of a run calls it first.
+    Every process of a run calls it first. Closing the result ends it: a process may hold one run
+    after the other, each with a log of its own.
     """
+    stack = contextlib.ExitStack()
     logs = Path(run_dir) / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(logs / f"{name}.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger("rlforge")
+    stack.callback(setattr, root, "propagate", root.propagate)
+    stack.callback(root.setLevel, root.level)
     root.addHandler(handler)
+    stack.callback(handler.close)
+    stack.callback(root.removeHandler, handler)
     root.setLevel(logging.INFO)
     root.propagate = False
-    crashes = (logs / f"{name}.crash.log").open("w")
+    crashes = stack.enter_context((logs / f"{name}.crash.log").open("w"))
+    stack.callback(_crashes_to_stderr if faulthandler.is_enabled() else faulthandler.disable)
     faulthandler.enable(crashes)
     root.info("%s started as process %d", name, os.getpid())
+    return stack
+
+
+def _crashes_to_stderr() -> None:
+    """Where Python itself writes them; some notebooks and services have no such file."""
+    faulthandler.disable()
+    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
+        faulthandler.enable(sys.__stderr__)  # type: ignore[arg-type]  # None without a terminal
 
 
 # ---------------------------------------------------------------- JSON

@@ -120,8 +120,10 @@ def execute(
 
     async def main() -> Outcome:
         started = time.time()
-        open_log("run", str(run_dir))
-        with Display(config.name, config.tracker.progress) as display:
+        with (
+            open_log("run", str(run_dir)),
+            Display(config.name, config.tracker.progress) as display,
+        ):
             display.note("starting the actors")
             part = len((run_dir / "command.txt").read_text().splitlines()) - 1
             try:
@@ -201,7 +203,8 @@ class _Interrupts:
         """Interrupt the run; False while there is no controller to stop."""
         if self._loop is None:
             return False
-        self._loop.call_soon_threadsafe(self._interrupt)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the run has just ended
+            self._loop.call_soon_threadsafe(self._interrupt)
         return True
 
     def _interrupt(self) -> None:
