@@ -54,17 +54,19 @@ def to_markdown(text: str, fields: list[str]) -> str:
 
 
 def _listed(paragraph: str, fields: list[str]) -> str:
-    """``about. a: x. b, c: y.`` with a list item for each name or names of ``fields``."""
+    """``about. a: x. b, c: y. Raises E.`` with a list item for each name or names of ``fields``."""
     name = rf"(?:{'|'.join(map(re.escape, fields))})(?: \[[\w, ]+\](?: \| None)?)?"
     start = re.compile(rf"(?:^|(?<=[.;:])[ \n])({name}(?:, {name})*): ")
     if paragraph.startswith("    ") or not start.search(paragraph):
         return paragraph
-    before, *pieces = start.split(paragraph)
+    paragraph, raises, errors = paragraph.partition("Raises ")
+    before, *pieces = start.split(paragraph.rstrip())
     items = []
     for head, about in zip(pieces[::2], pieces[1::2], strict=True):
         heads = re.sub(r"(\w+)((?: \[[\w, ]+\](?: \| None)?)?)(?=, [a-z]|$)", r"`\1`\2", head)
         items.append(re.sub(r"\n\s*", "\n    ", f"- {heads}: {about}"))
-    return "\n".join([*([before, ""] if before else []), *items])
+    after = [f"\n{raises}{errors}"] if raises else []
+    return "\n".join([*([before, ""] if before else []), *items, *after])
 
 
 def _fields(obj: Object) -> list[str]:

@@ -61,10 +61,8 @@ def test_an_example_becomes_code(to_markdown) -> None:
 
 
 def test_sentences_about_arguments_become_a_list(to_markdown) -> None:
-    text = "Adds.\n\nx, y: numbers. scale: of\nthe sum; 1 by default. Raises ValueError: never."
-    items = (
-        "- `x`, `y`: numbers.\n- `scale`: of\n    the sum; 1 by default. Raises ValueError: never."
-    )
+    text = "Adds.\n\nx, y: numbers. scale: of\nthe sum. Raises ValueError: never."
+    items = "- `x`, `y`: numbers.\n- `scale`: of\n    the sum.\n\nRaises ValueError: never."
     assert to_markdown(text, ["x", "y", "scale"]) == f"Adds.\n\n{items}"
     assert to_markdown(text, ["other"]) == text
 

@@ -86,7 +86,7 @@ The groups of a continuous run, and which of these it shares, are [below](#conti
 """
 
 CONTINUOUS = """
-# Continuous runs
+## Continuous runs
 
 `rlforge continuous` composes `conf/continuous.yaml`: the groups `model`, `engine`, `algorithm`,
 `learner`, `tracker` and `hardware` of above, and these. {} are only of runs that play games.
