@@ -8,7 +8,15 @@ import pickle
 import pytest
 from ray import cloudpickle
 
-from rlforge.types import Completion, PolicyRef, Turn, value
+from rlforge.types import (
+    Completion,
+    EnvSpec,
+    GameRecord,
+    GameSpec,
+    PolicyRef,
+    Turn,
+    value,
+)
 
 
 @value
@@ -56,3 +64,14 @@ def test_contents_of_another_number_of_fields_are_refused() -> None:
     contents = PolicyRef(uid="base", kind="api").__getstate__()
     with pytest.raises(ValueError, match="shorter"):
         PolicyRef.__new__(PolicyRef).__setstate__(contents[:-1])
+
+
+def test_a_record_is_one_line_without_its_turns() -> None:
+    env = EnvSpec(id="TicTacToe-v0-train")
+    spec = GameSpec(game_id="train-1", env=env, seed=1, purpose="train", seats=())
+    won = GameRecord(spec=spec, turns=(TURN,), rewards={0: 1.0, 1: -1.0}, end_reason="finished")
+    assert repr(won) == (
+        "GameRecord(train-1: TicTacToe-v0-train, 1 turns, finished, player 0 +1, player 1 -1)"
+    )
+    broken = dataclasses.replace(won, rewards={}, error="the game hangs")
+    assert repr(broken).endswith("1 turns, failed: the game hangs)")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rlforge.api import play_game as play_game
     from rlforge.api import resume as resume
     from rlforge.api import train as train
+    from rlforge.api import transcript as transcript
     from rlforge.config.rules import Count as Count
     from rlforge.config.rules import NotNegative as NotNegative
     from rlforge.config.rules import Positive as Positive
@@ -71,7 +72,7 @@ _HOMES = {
     "algorithms.base": ("LossInputs", "LossOutput", "Targets"),
     "algorithms.losses": ("TokenLoss",),
     "algorithms.policy_gradient": ("A2c", "Grpo", "PolicyGradient", "Ppo", "Reinforce"),
-    "api": ("Policy", "Run", "compose", "load_run", "play_game", "resume", "train"),
+    "api": ("Policy", "Run", "compose", "load_run", "play_game", "resume", "train", "transcript"),
     "config.rules": ("Count", "NotNegative", "Positive", "Probability", "Range", "Share"),
     "config.training": ("AlgorithmConfig",),
     "errors": (
@@ -154,6 +155,7 @@ __all__ = [
     "resume",
     "softmax",
     "train",
+    "transcript",
 ]
 
 
@@ -168,4 +170,4 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of the pac
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

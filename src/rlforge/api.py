@@ -7,6 +7,7 @@ line. Names are imported from ``rlforge`` itself.
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import warnings
@@ -136,7 +137,10 @@ class Run:
         self._files = open_run(path)
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, {self.summary.get('status', 'running')})"
+        """The path, relative where it is below the current directory, and how the run ended."""
+        path, here = self.path.absolute(), Path.cwd()
+        shown = path.relative_to(here) if path.is_relative_to(here) else path
+        return f"Run({str(shown)!r}, {self.summary.get('status', 'unfinished')})"
 
     @property
     def config(self) -> PolicyConfig:
@@ -343,6 +347,26 @@ def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -
     )
     spec = GameSpec(game_id="play", env=env, seed=seed, purpose="eval", seats=seats)
     return wait_for(play(spec, answer))
+
+
+def transcript(record: GameRecord, width: int = 80) -> str:
+    """A game as text to print, as ``rlforge replay`` shows it: each turn, and the result.
+
+    Example:
+        >>> record = play_game("tictactoe", "minimax", lambda view: view.legal_actions[0], seed=1)
+        >>> transcript(record).splitlines()[-1]
+        'finished: +1 -1'
+    """
+    from rich.console import Console
+
+    from rlforge.local.play import turns
+
+    # Without a file of its own Rich would show the text in a notebook, in colours.
+    console = Console(file=io.StringIO(), width=width, force_jupyter=False, color_system=None)
+    with console.capture() as text:
+        for piece in turns(record):
+            console.print(piece, highlight=False)
+    return "\n".join(line.rstrip() for line in text.get().splitlines())
 
 
 @value

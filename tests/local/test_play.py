@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
+import rlforge
 from rlforge.config.compose import compose
 from rlforge.errors import ConfigError
 from rlforge.games.base import View
@@ -104,6 +105,14 @@ def test_text_of_earlier_observations_is_not_shown_again() -> None:
     person.act(View(player_id=0, observation="the rules\nboard one"))
     person.act(View(player_id=0, observation="the rules\nboard one\nboard two"))
     assert said == ["the rules\nboard one", "board two"]
+
+
+def test_paragraphs_of_the_last_observation_are_not_shown_again() -> None:
+    said: list[str] = []
+    person = Person(typing("a", "b"), said.append)
+    person.act(View(player_id=0, observation="the rules\n\nBoard:\n0 1\n2 3\n"))
+    person.act(View(player_id=0, observation="the rules\n\nBoard:\n0 1\nX 3\n"))
+    assert said == ["the rules\n\nBoard:\n0 1\n2 3", "Board:\n0 1\nX 3"]
 
 
 @pytest.mark.parametrize("lines", [("quit",), ()])
@@ -222,6 +231,16 @@ def test_a_game_is_shown_turn_by_turn_to_its_end(run_dir: Path) -> None:
         assert f"{place}. player {turn.player_id} (minimax)" in text
         assert f"plays {turn.action}" in text
     assert text.rstrip().endswith("finished: +0 +0")
+
+
+def test_a_transcript_is_plain_text_that_shows_the_rules_once_to_each_player() -> None:
+    text = rlforge.transcript(played("train-1", 1), width=60)
+    assert text.startswith("TicTacToe-v0-train, game train-1, seed 1: minimax v minimax\n")
+    assert text.endswith("finished: +0 +0")
+    assert text.count("Your goal is to win") == 2
+    assert text.count("Current Board:") == 9
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 60
 
 
 def test_the_error_of_an_unknown_game_names_the_nearest(run_dir: Path) -> None:

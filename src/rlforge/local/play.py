@@ -71,8 +71,7 @@ class Person:
         Markets accept JSON as well. Brackets around a move may be left out. Raises Leave on
         ``quit`` and at the end of input.
         """
-        # Most games repeat earlier text in each observation: only the new part is shown.
-        new = view.observation.removeprefix(self._read)
+        new = _new_part(view.observation, self._read)
         self._read = view.observation
         self._say(new.strip())
         legal = view.legal_actions
@@ -93,6 +92,18 @@ class Person:
                 if action in legal:
                     return action
             self._say(f"{typed!r} is no legal move{nearest(typed, legal)}; quit leaves the game")
+
+
+def _new_part(observation: str, read: str) -> str:
+    """``observation`` without the paragraphs at its start that the player has read.
+
+    Most games repeat their rules, and many all earlier text, in each observation.
+    """
+    if observation.startswith(read):
+        return observation.removeprefix(read)
+    shown, old = observation.split("\n\n"), read.split("\n\n")
+    pairs = enumerate(zip(shown, old, strict=False))
+    return "\n\n".join(shown[next((n for n, (a, b) in pairs if a != b), 0) :])
 
 
 def seats_of(env: EnvSpec, seat: int, opponents: Sequence[PolicyRef]) -> tuple[PolicyRef, ...]:
@@ -243,8 +254,7 @@ def turns(record: GameRecord) -> Iterator[RenderableType]:
     )
     read: dict[int, str] = {}
     for place, turn in enumerate(record.turns, start=1):
-        # Most games repeat earlier text in each observation: only the new part is shown.
-        new = turn.observation.removeprefix(read.get(turn.player_id, ""))
+        new = _new_part(turn.observation, read.get(turn.player_id, ""))
         read[turn.player_id] = turn.observation
         yield _turn(place, turn, new.strip())
     yield Rule(style="dim")
