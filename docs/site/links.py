@@ -55,12 +55,17 @@ def _target(link: str, uri: str, config: MkDocsConfig) -> str | None:
     path = posixpath.normpath(posixpath.join(folder, link))
     if "://" in link or path.startswith("..") or not (_root(config) / path).is_file():
         return None
+    path = re.sub(r"^docs/(.*)\.ipynb$", r"docs/\1.md", path)  # notebooks.py makes pages of them
     return HOME.get(path, path.removeprefix("docs/"))
 
 
 def _in_repository(uri: str, config: MkDocsConfig) -> str:
     """The path in the repository of a path on the site."""
-    return f"docs/{uri}" if (Path(config.docs_dir) / uri).is_file() else uri
+    notebook = re.sub(r"\.md$", ".ipynb", uri)
+    for own in (uri, notebook):
+        if (Path(config.docs_dir) / own).is_file():
+            return f"docs/{own}"
+    return uri
 
 
 def _root(config: MkDocsConfig) -> Path:

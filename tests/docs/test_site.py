@@ -45,13 +45,17 @@ def test_relative_links_lead_to_files_of_the_repository(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).is_file()] == []
 
 
-@pytest.fixture(scope="module")
-def to_markdown():
-    file = ROOT / "docs" / "site" / "docstrings.py"
-    spec = importlib.util.spec_from_file_location("docstrings", file)
+def of_site(name: str):
+    """A module of docs/site."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "site" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.to_markdown
+    return module
+
+
+@pytest.fixture(scope="module")
+def to_markdown():
+    return of_site("docstrings").to_markdown
 
 
 def test_an_example_becomes_code(to_markdown) -> None:
@@ -71,3 +75,22 @@ def test_shapes_of_arguments_stay_with_their_names(to_markdown) -> None:
     text = "mask [B, T]: 1 for answers. entropy [B, T] | None: in nats."
     listed = "- `mask` [B, T]: 1 for answers.\n- `entropy` [B, T] | None: in nats."
     assert to_markdown(text, ["mask", "entropy"]) == listed
+
+
+def test_a_notebook_becomes_a_page_with_its_outputs() -> None:
+    table = ["<style>x {}</style>\n", "<table>\n", "  <tr><td>1</td></tr></table>"]
+    outputs = [
+        {"output_type": "stream", "text": ["\x1b[1mdone\x1b[0m\n"]},
+        {"output_type": "execute_result", "data": {"text/html": table, "text/plain": "1"}},
+        {"output_type": "display_data", "data": {"image/png": "AB\nCD", "text/plain": "figure"}},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": ["# Tour\n", "Text."]},
+        {"cell_type": "code", "source": ["run = 1"], "outputs": outputs},
+        {"cell_type": "code", "source": [], "outputs": []},
+    ]
+    assert of_site("notebooks").to_markdown({"cells": cells}) == (
+        "# Tour\nText.\n\n```python\nrun = 1\n```\n\n```text\ndone\n```\n\n"
+        "<table><tr><td>1</td></tr></table>\n\n"
+        '<img alt="output" src="data:image/png;base64,ABCD">'
+    )
