@@ -131,3 +131,18 @@ def test_processes_that_end_in_time_are_not_killed_and_others_are(
     too_late = psutil.Popen(["sleep", "60"])
     cluster.end_processes([too_late])
     assert too_late.wait() == -9
+
+
+def test_an_error_in_the_code_of_a_user_is_explained_with_its_place() -> None:
+    trace = """Traceback (most recent call last):
+  File "/site/rlforge/games/players.py", line 30, in act
+    player.act(view)
+  File "/home/me/mine.py", line 9, in act
+    raise KeyError(view)
+KeyError: 'unknown'"""
+    error = ray.exceptions.RayTaskError("play", trace, KeyError("unknown"))
+    assert cluster.reason(error) == "KeyError: 'unknown' (/home/me/mine.py, line 9)"
+    assert (
+        cluster.reason(error.as_instanceof_cause())
+        == "KeyError: 'unknown' (/home/me/mine.py, line 9)"
+    )

@@ -326,6 +326,20 @@ def test_close_writes_the_summary_once(tmp_path: Path, make: Any, new_tracker: A
     assert len(sink.flushed) == sink.closed == 1
 
 
+def test_a_sink_that_fails_does_not_keep_the_summary_from_being_written(
+    tmp_path: Path, make: Any, new_tracker: Any
+) -> None:
+    class Broken(Memory):
+        def write(self, step: int, scalars: Mapping[str, float]) -> None:
+            raise ConnectionError("no server")
+
+    tracker = new_tracker(tmp_path, [Broken()])
+    tracker.log_learner(make.update(1), make.shares)
+    with pytest.raises(ConnectionError):
+        tracker.close({"status": "done"})
+    assert read_json(tmp_path / "summary.json")["status"] == "done"
+
+
 def test_without_given_sinks_those_of_the_config_are_made(tmp_path: Path) -> None:
     tracker = Tracker(tmp_path, TrackerConfig(), "demo", 3)
     tracker.put("learner/x", 1.0)

@@ -302,13 +302,15 @@ def explained(
 
 
 def reason(error: BaseException) -> str:
-    """The message for the user inside an error that Ray wrapped."""
-    cause: BaseException = error
+    """The message for the user inside an error that Ray wrapped; of a bug also file and line."""
+    cause, trace = error, ""
     while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
-        cause = cause.cause
+        cause, trace = cause.cause, str(cause)
     if isinstance(cause, RlforgeError):
         return str(cause)
     # An error of a constructor arrives as text.
     if messages := re.findall(r"rlforge\.errors\.\w+: (.+)", str(cause)):
         return str(messages[-1])
-    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
+    places = re.findall(r'File "(.+)", line (\d+)', trace)
+    place = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
+    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}{place}"

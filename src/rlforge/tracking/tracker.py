@@ -313,13 +313,15 @@ class Tracker:
         if self._status != "running":
             return
         self._status = summary.get("status", "done")
-        self.flush()
-        self._write_summary(summary)
-        self._publish()
-        for file in (self._update_file, self._eval_file, self._rating_file):
-            file.close()
-        for sink in self._sinks:
-            sink.close()
+        try:
+            self.flush()
+        finally:  # a sink of a user may fail
+            self._write_summary(summary)
+            self._publish()
+            for file in (self._update_file, self._eval_file, self._rating_file):
+                file.close()
+            for sink in self._sinks:
+                sink.close()
 
     def _write_summary(self, extra: Mapping[str, Any]) -> None:
         reached = {

@@ -173,7 +173,11 @@ async def _live(
     status = "done" if complete else "interrupted"
     wall_s = time.time() - context.started
     summary = {"status": status, "wall_s": wall_s, **controller.summary()}
-    await tracker.close.remote(summary)
+    try:
+        await tracker.close.remote(summary)
+    except ray.exceptions.RayError as error:
+        command = context.config.command
+        raise explained(error, context.actors, context.run_dir, command) from None
     display.show(await tracker.progress.remote())
     return Outcome(run_dir=context.run_dir, interrupted=not complete, summary=summary)
 
