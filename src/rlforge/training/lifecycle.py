@@ -119,6 +119,15 @@ def execute(
     interrupts = _Interrupts()
 
     async def main() -> Outcome:
+        interrupts.listen()
+        try:
+            return await actors_to_end()
+        except asyncio.CancelledError:
+            if interrupts.at_once:
+                raise KeyboardInterrupt from None
+            raise
+
+    async def actors_to_end() -> Outcome:
         started = time.time()
         with (
             open_log("run", str(run_dir)),
@@ -189,23 +198,31 @@ async def _show_progress(tracker: Any, display: Display) -> None:
 
 
 class _Interrupts:
-    """First Ctrl-C or SIGTERM: the controller stops. Second: the run ends at once."""
+    """First Ctrl-C or SIGTERM: the controller stops. Second, or without one: ends at once.
+
+    Signals arrive through the event loop: an exception out of a signal handler could end in a
+    callback that drops it.
+    """
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.at_once = False
+        self._stop: Callable[[], None] | None = None
         self._first: float | None = None
 
-    def connect(self, stop: Callable[[], None], note: Callable[[str], None]) -> None:
-        """From now on interrupts call ``stop``; in a thread of its own the loop gets no signals."""
-        self._stop, self._note = stop, note
-        self._loop = asyncio.get_running_loop()
+    def listen(self) -> None:
+        """Take signals from now on; in a thread other than the main one the loop gets none."""
+        self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
         if threading.current_thread() is threading.main_thread():
             for number in (SIGINT, SIGTERM):
                 self._loop.add_signal_handler(number, self._interrupt)
 
+    def connect(self, stop: Callable[[], None], note: Callable[[str], None]) -> None:
+        """From now on the first interrupt calls ``stop``."""
+        self._stop, self._note = stop, note
+
     def from_other_thread(self) -> bool:
         """Interrupt the run; False while there is no controller to stop."""
-        if self._loop is None:
+        if self._stop is None:
             return False
         with contextlib.suppress(RuntimeError):  # the loop is closed: the run has just ended
             self._loop.call_soon_threadsafe(self._interrupt)
@@ -213,12 +230,14 @@ class _Interrupts:
 
     def _interrupt(self) -> None:
         now = time.monotonic()
-        if self._first is None:
-            self._first = now
+        if self._stop is not None and self._first is None:
             self._note("stopping: the work in hand is finished and saved; again to stop at once")
             self._stop()
-        elif now - self._first > ONE_SIGNAL_S:
-            raise KeyboardInterrupt
+        elif self._first is None or now - self._first > ONE_SIGNAL_S:
+            self.at_once = True
+            if self._main is not None:
+                self._main.cancel()
+        self._first = self._first or now
 
 
 @contextlib.contextmanager
