@@ -13,8 +13,9 @@ from rlforge.cli.docs import render
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
+    *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "experiments").glob("*/README.md")),
+    *sorted(ROOT.glob("ex*/*/README.md")),  # examples and experiments
 ]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?P<path>[^)\s#:]+)(?:#[^)\s]*)?\)")
