@@ -480,7 +480,7 @@ def _written(given: object) -> str:
         return repr(given)
     text = str(given)
     reserved = text.lower() in ("null", "true", "false", "nan", "inf")
-    if re.fullmatch(r"[A-Za-z_][\w./:-]*", text) and not reserved:
+    if re.fullmatch(r"[A-Za-z_][\w./:-]*", text, re.ASCII) and not reserved:
         return text
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
     trailing = len(escaped) - len(escaped.rstrip("\\"))

@@ -1,0 +1,302 @@
+"""rlforge from Python: configurations, games, runs on disk, and one whole run over Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.live_run import train_arguments
+from tests.tracking.conftest import clock, full_run, make, new_tracker  # noqa: F401
+
+import rlforge
+from rlforge.config.compose import to_yaml
+
+# ---------------------------------------------------------------- compose
+
+
+def test_compose_takes_lines_of_the_command_line_and_values() -> None:
+    config = rlforge.compose("kuhn_grpo", "learner.batch_size=64", seed=3, learner={"epochs": 2})
+    assert (config.name, config.seed) == ("kuhn_grpo", 3)
+    assert (config.learner.batch_size, config.learner.epochs) == (64, 2)
+
+
+def test_an_experiment_may_be_given_by_keyword_or_not_at_all() -> None:
+    assert rlforge.compose(experiment="kuhn_grpo").name == "kuhn_grpo"
+    assert rlforge.compose().name == "run"
+
+
+def test_values_may_be_nested_lists_none_bools_and_numbers_of_numpy() -> None:
+    config = rlforge.compose(
+        env={"train": [{"id": "kuhn_poker", "source": "openspiel"}, {"id": "TicTacToe-v0-train"}]},
+        model={"lora": {"rank": 4, "target_modules": ["q_proj"]}},
+        learner={
+            "learning_rate": np.float64(1e-7),
+            "batch_size": np.int64(8),
+            "max_train_len": None,
+            "share_prefixes": False,
+        },
+        rewards={"step": [{"name": "scale", "alpha": 0.5}]},
+    )
+    assert [entry.id for entry in config.env.train] == ["kuhn_poker", "TicTacToe-v0-train"]
+    assert (config.model.lora.rank, config.model.lora.target_modules) == (4, ["q_proj"])
+    assert (config.learner.learning_rate, config.learner.batch_size) == (1e-7, 8)
+    assert config.learner.max_train_len is None
+    assert config.learner.share_prefixes is False
+    assert config.rewards.step == [{"name": "scale", "alpha": 0.5}]
+
+
+LOOK_ALIKES = [
+    "null",
+    "True",
+    "aé",
+    "3",
+    "1e3",
+    "nan",
+    "-inf",
+    "a b",
+    "it's",
+    '"',
+    "\\",
+    "\\'",
+    "a\\\\'",
+]
+TEXTS = st.text(st.sampled_from("\\'\"[]{}=,: $#~+@.ab1é\n"), min_size=1, max_size=8)
+
+
+TEXTS = TEXTS.filter(lambda text: "${" not in text and text.strip())  # "${" is interpolation
+
+
+@settings(max_examples=5)
+@given(texts=st.lists(TEXTS, min_size=10, max_size=20))
+def test_texts_are_read_back_as_they_were_given(texts: list[str]) -> None:
+    config = rlforge.compose(run_dir=texts[0], model={"lora": {"target_modules": texts}})
+    assert (config.run_dir, config.model.lora.target_modules) == (texts[0], texts)
+
+
+def test_texts_that_look_like_other_values_stay_texts() -> None:
+    config = rlforge.compose(run_dir="null", model={"lora": {"target_modules": LOOK_ALIKES}})
+    assert (config.run_dir, config.model.lora.target_modules) == ("null", LOOK_ALIKES)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "values", "message"),
+    [
+        (["nosuch"], {}, r"experiment=nosuch: no such option \(there are .*kuhn_grpo"),
+        (["kuhn_grpo", "seed"], {}, "cannot read override 'seed': write key=value"),
+        (["kuhn_grpo"], {"lerner": {"epochs": 2}}, r"lerner\.epochs .*no such key; did you mean"),
+        (["kuhn_grpo"], {"learner": {"epoch": 2}}, r"learner\.epoch .*did you mean.*epochs"),
+        ([], {"env": "nosuch"}, r"env=nosuch: no such option \(there are connectfour"),
+        ([], {"pool": {"mode": "miror"}}, r"pool\.mode=miror .*did you mean mirror"),
+        ([], {"learner": {"epochs": 0}}, r"learner\.epochs=0 .*must be 1 or more"),
+    ],
+)
+def test_errors_of_a_configuration_say_what_to_write(
+    overrides: list[str], values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(rlforge.ConfigError, match=message):
+        rlforge.compose(*overrides, **values)
+
+
+def test_compose_finds_the_users_own_folder(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nname: mine\n")
+    assert rlforge.compose("mine", config_dir=tmp_path).name == "mine"
+    assert rlforge.compose("mine", config_dir=str(tmp_path)).name == "mine"
+
+
+# ---------------------------------------------------------------- play_game
+
+
+def first(view: rlforge.View) -> str:
+    assert view.legal_actions is not None
+    return view.legal_actions[0]
+
+
+def test_names_and_functions_play() -> None:
+    record = rlforge.play_game("tictactoe", "minimax", first, seed=1)
+    assert record.rewards == {0: 1.0, 1: -1.0}
+    assert [seat.policy.uid for seat in record.spec.seats] == ["minimax", "first"]
+    assert record.turns[1].action == first(
+        rlforge.View(player_id=1, observation="", legal_actions=(record.turns[1].action,))
+    )
+
+
+def test_the_last_player_takes_the_remaining_seats() -> None:
+    record = rlforge.play_game("tictactoe", "minimax")
+    assert record.rewards == {0: 0.0, 1: 0.0}
+    assert {seat.policy.uid for seat in record.spec.seats} == {"minimax"}
+
+
+def test_the_seed_decides_the_game() -> None:
+    games = [rlforge.play_game("kuhn", "random_legal", seed=seed) for seed in (1, 1, 2, 3, 4)]
+    played = [tuple(turn.observation for turn in game.turns) for game in games]
+    assert played[0] == played[1]
+    assert len(set(played)) > 1
+
+
+def test_an_environment_may_be_given_as_a_value() -> None:
+    env = rlforge.EnvSpec(id="kuhn_poker", source="openspiel")
+    record = rlforge.play_game(env, "random_legal")
+    assert (record.spec.env, record.end_reason) == (env, "finished")
+    with pytest.raises(rlforge.ConfigError, match="no_such_game"):
+        rlforge.play_game(rlforge.EnvSpec(id="no_such_game", source="openspiel"), first)
+
+
+@pytest.mark.parametrize(
+    ("env", "players", "message"),
+    [
+        ("nosuch", ["minimax"], "env=nosuch: no such option"),
+        ("tictactoe", [], "0 players: TicTacToe-v0-train has 2 seats"),
+        ("tictactoe", ["minimax"] * 3, "3 players: TicTacToe-v0-train has 2 seats"),
+        ("tictactoe", ["minmax"], "opponent 'minmax' is unknown; did you mean minimax"),
+        ("kuhn", ["minimax"], "minimax"),
+        ("tictactoe", ["base"], r"player 'base' needs a model: take load_run\(\.\.\.\)"),
+        ("tictactoe", ["openai:gpt"], "needs a key: set the environment variable OPENAI_API_KEY"),
+        ("tictactoe", [3], "player 3 is no name, Policy or function from View to action"),
+    ],
+)
+def test_errors_of_games_and_players(
+    env: str, players: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(rlforge.ConfigError, match=message):
+        rlforge.play_game(env, *players)
+
+
+def test_an_error_of_the_users_function_is_raised() -> None:
+    def broken(view: rlforge.View) -> str:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        rlforge.play_game("tictactoe", broken)
+    with pytest.raises(TypeError, match="player <lambda> answered 4; an action is text"):
+        rlforge.play_game("tictactoe", lambda view: 4)  # type: ignore[arg-type,return-value]
+
+
+def test_an_illegal_action_ends_a_game_without_an_error() -> None:
+    record = rlforge.play_game("tictactoe", lambda view: "[99]", "random_legal")
+    assert (record.end_reason, record.invalid_by, record.error) == ("invalid_move", 0, None)
+
+
+# ---------------------------------------------------------------- runs on disk
+
+
+def test_a_run_is_read_as_tables(full_run: Path) -> None:  # noqa: F811
+    run = rlforge.load_run(str(full_run))
+    assert repr(run) == f"Run({str(full_run)!r}, done)"
+    assert (run.path, run.config.seed, run.summary["objective"]) == (full_run, 7, 0.72)
+    metrics, evals, ratings = run.metrics(), run.evals(), run.ratings()
+    assert isinstance(metrics, pandas.DataFrame)
+    assert list(metrics["step"]) == [1, 2, 3, 4, 5, 6]
+    assert list(evals[evals["step"] == 6]["wins"]) == [72, 66]
+    assert list(ratings.columns) == ["step", "policy", "mu", "sigma"]
+    assert set(ratings[ratings["step"] == 6]["policy"]) >= {"step-5", "step-6"}
+    assert (len(run.windows()), run.versions) == (0, [])
+
+
+def test_without_pandas_tables_are_lists_of_dictionaries(
+    full_run: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    run = rlforge.load_run(full_run)
+    assert [row["step"] for row in run.metrics()] == [1, 2, 3, 4, 5, 6]
+    assert run.ratings()[0].keys() == {"step", "policy", "mu", "sigma"}
+
+
+def test_games_of_a_run_are_records(full_run: Path) -> None:  # noqa: F811
+    run = rlforge.load_run(full_run)
+    assert [game.spec.game_id for game in run.games("eval")] == ["won", "lost"]
+    assert all(isinstance(game, rlforge.GameRecord) for game in run.games())
+    assert len(list(run.games())) == len(list(run.games("train"))) + 2 > 30
+
+
+def test_a_run_writes_its_report(full_run: Path) -> None:  # noqa: F811
+    assert rlforge.load_run(full_run).report() == full_run / "report.html"
+    assert "demo" in (full_run / "report.html").read_text()
+
+
+def test_a_missing_run_is_an_error_that_names_near_ones(full_run: Path) -> None:  # noqa: F811
+    with pytest.raises(rlforge.RlforgeError, match=f"holds 1 runs.*{full_run.name}"):
+        rlforge.load_run(full_run.parent)
+    with pytest.raises(rlforge.RlforgeError, match="no run directory nosuch"):
+        rlforge.resume("nosuch")
+
+
+def test_a_version_acts_in_this_process(small_model: Path, tmp_path: Path) -> None:
+    config = rlforge.compose("tictactoe_mirror", *train_arguments(small_model)[2:])
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    run = rlforge.load_run(tmp_path)
+    legal = [f"[{cell}]" for cell in range(9)]
+    with run.policy("step-0") as policy:
+        assert repr(policy) == "Policy(step-0)"
+        greedy = {policy.act("Available Moves: [0], [4]", legal, temperature=0) for _ in range(2)}
+        assert len(greedy) == 1
+        drawn = [policy.act("Available Moves: [0], [4]", legal, seed=5) for _ in range(2)]
+        assert drawn[0] == drawn[1]
+        record = rlforge.play_game("tictactoe", policy, "random_legal", seed=2)
+        assert record.error is None
+        own = [turn.completion for turn in record.turns if turn.player_id == 0]
+        assert all(len(one.logprobs) == len(one.token_ids) > 0 for one in own)
+    with pytest.raises(rlforge.CheckpointError, match="step-7: no such checkpoint"):
+        run.policy("step-7")
+
+
+# ---------------------------------------------------------------- a whole run
+
+WHOLE_RUN = '''
+import asyncio, doctest, json, pathlib, rlforge, sys
+from rlforge import api
+
+RUN = "runs/tictactoe_mirror/2026-01-01_12-00-00"
+
+def train(*overrides, **values):
+    """As the example says, of the small model of the tests."""
+    return rlforge.train(*overrides, *sys.argv[1:], f"run_dir={RUN}", **values)
+
+def run(name):
+    text = getattr(rlforge, name).__doc__.replace("# doctest: +SKIP", "")
+    test = doctest.DocTestParser().get_doctest(text, {**vars(api), "train": train}, name, None, 0)
+    said = []
+    result = doctest.DocTestRunner().run(test, out=said.append)
+    print(json.dumps([name, result.failed, result.attempted, "".join(said)]), flush=True)
+
+async def main():
+    for name in ("train", "load_run", "Run", "Policy"):
+        run(name)
+    config = pathlib.Path(RUN, "config.yaml")
+    config.write_text(config.read_text().replace("total_updates: 2", "total_updates: 3"))
+    run("resume")
+    try:
+        rlforge.resume(RUN)
+    except rlforge.RunError as error:
+        print(json.dumps(["complete", 0, 1, str(error)]))
+
+asyncio.run(main())
+'''
+
+
+@pytest.mark.timeout(900)  # several processes import torch, on a machine with others
+def test_the_examples_that_need_a_run_work_in_a_running_event_loop(small_model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WHOLE_RUN, *train_arguments(small_model)[2:]],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
+    names = ["train", "load_run", "Run", "Policy", "resume", "complete"]
+    assert [one[0] for one in found] == names, done.stderr
+    assert [(name, said) for name, failed, _, said in found[:-1] if failed] == []
+    assert all(attempted > 0 for _, _, attempted, _ in found)
+    assert "complete" in found[-1][-1]
