@@ -69,8 +69,6 @@ LOOK_ALIKES = [
     "a\\\\'",
 ]
 TEXTS = st.text(st.sampled_from("\\'\"[]{}=,: $#~+@.ab1é\n"), min_size=1, max_size=8)
-
-
 TEXTS = TEXTS.filter(lambda text: "${" not in text and text.strip())  # "${" is interpolation
 
 

@@ -144,6 +144,14 @@ def test_absolute_links_lead_to_files_of_the_repository(metadata: Message) -> No
     assert [place for place in places if not (ROOT / place).exists()] == []
 
 
+def test_the_citation_names_the_version_and_authors_of_the_package(metadata: Message) -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation.keys() >= {"cff-version", "message", "title", "authors"}
+    assert citation["version"] == metadata["Version"]
+    assert [author["name"] for author in citation["authors"]] == [metadata["Author"]]
+    assert citation["license"] == metadata["License-Expression"]
+
+
 # ---------------------------------------------------------------- what works when installed
 
 
