@@ -189,7 +189,7 @@ def test_an_illegal_action_ends_a_game_without_an_error() -> None:
 
 def test_a_run_is_read_as_tables(full_run: Path) -> None:  # noqa: F811
     run = rlforge.load_run(str(full_run))
-    assert repr(run) == f"Run({str(full_run)!r}, done)"
+    assert repr(run) == f"Run({os.path.relpath(full_run)!r}, done)"
     assert (run.path, run.config.seed, run.summary["objective"]) == (full_run, 7, 0.72)
     metrics, evals, ratings = run.metrics(), run.evals(), run.ratings()
     assert isinstance(metrics, pandas.DataFrame)
