@@ -20,14 +20,11 @@ if TYPE_CHECKING:
     from rlforge.algorithms.policy_gradient import PolicyGradient as PolicyGradient
     from rlforge.algorithms.policy_gradient import Ppo as Ppo
     from rlforge.algorithms.policy_gradient import Reinforce as Reinforce
-    from rlforge.api import Policy as Policy
     from rlforge.api import Run as Run
     from rlforge.api import compose as compose
     from rlforge.api import load_run as load_run
-    from rlforge.api import play_game as play_game
     from rlforge.api import resume as resume
     from rlforge.api import train as train
-    from rlforge.api import transcript as transcript
     from rlforge.config.rules import Count as Count
     from rlforge.config.rules import NotNegative as NotNegative
     from rlforge.config.rules import Positive as Positive
@@ -51,6 +48,9 @@ if TYPE_CHECKING:
     from rlforge.games.prompts import Template as Template
     from rlforge.league.modes import PoolView as PoolView
     from rlforge.league.modes import softmax as softmax
+    from rlforge.local.match import Policy as Policy
+    from rlforge.local.match import play_game as play_game
+    from rlforge.local.match import transcript as transcript
     from rlforge.models.made import MadeModel as MadeModel
     from rlforge.ruler.base import DecisionScorer as DecisionScorer
     from rlforge.ruler.base import DecisionScores as DecisionScores
@@ -72,7 +72,7 @@ _HOMES = {
     "algorithms.base": ("LossInputs", "LossOutput", "Targets"),
     "algorithms.losses": ("TokenLoss",),
     "algorithms.policy_gradient": ("A2c", "Grpo", "PolicyGradient", "Ppo", "Reinforce"),
-    "api": ("Policy", "Run", "compose", "load_run", "play_game", "resume", "train", "transcript"),
+    "api": ("Run", "compose", "load_run", "resume", "train"),
     "config.rules": ("Count", "NotNegative", "Positive", "Probability", "Range", "Share"),
     "config.training": ("AlgorithmConfig",),
     "errors": (
@@ -90,6 +90,7 @@ _HOMES = {
     "games.players": ("Player",),
     "games.prompts": ("Template",),
     "league.modes": ("PoolView", "softmax"),
+    "local.match": ("Policy", "play_game", "transcript"),
     "models.made": ("MadeModel",),
     "ruler.base": ("DecisionScorer", "DecisionScores"),
     "tracking.files": ("RunPaths",),

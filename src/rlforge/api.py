@@ -7,43 +7,26 @@ line. Names are imported from ``rlforge`` itself.
 
 from __future__ import annotations
 
-import io
 import logging
 import re
 import warnings
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from rlforge.config.compose import compose as compose_root
 from rlforge.config.roots import compose_any, is_continuous
 from rlforge.config.schema import PolicyConfig, RunConfig
-from rlforge.errors import ConfigError
-from rlforge.games.base import View
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.loops import wait_for
 from rlforge.tracking.files import open_run, read_json, read_jsonl
-from rlforge.types import (
-    Completion,
-    EnvSpec,
-    GameRecord,
-    GameSpec,
-    PolicyRef,
-    Purpose,
-    SamplingParams,
-    Seat,
-    value,
-)
+from rlforge.types import GameRecord, Purpose
 
 if TYPE_CHECKING:  # torch, Ray and the game libraries are imported when they are needed
-    from rlforge.engines.base import LocalEngine
+    from rlforge.local.match import Policy
 
 # In notebooks without ipywidgets, tqdm and Ray report that they cannot draw displays of their own.
 warnings.filterwarnings("ignore", message="IProgress not found")
 logging.getLogger("ray.widgets.util").setLevel(logging.WARNING)
-
-#: A person's own player: the action in a view.
-Act = Callable[[View], str]
 
 Table = Any
 """A ``pandas.DataFrame`` where pandas is installed, else a list of dictionaries."""
@@ -86,11 +69,17 @@ def train(*overrides: str, config_dir: Path | str | None = None, **values: objec
         >>> run.summary["status"]  # doctest: +SKIP
         'done'
     """
+    return start(_overrides(overrides, values), _folder(config_dir))
+
+
+def start(
+    lines: Sequence[str], config_dir: Path | None, root: type[PolicyConfig] | None = None
+) -> Run:
+    """As ``train``, of overrides as on the command line. root: the only kind of run; None: any."""
     from rlforge import launch
 
-    lines, folder = _overrides(overrides, values), _folder(config_dir)
-    root = type(compose_any(lines, folder).config)
-    return Run(launch.train(lines, folder, root).run_dir)
+    kind = type(compose_any(lines, config_dir).config) if root is None else root
+    return Run(launch.train(lines, config_dir, kind).run_dir)
 
 
 def resume(run_dir: Path | str) -> Run:
@@ -194,6 +183,8 @@ class Run:
 
         version: ``step-N`` or ``latest``. Raises CheckpointError where it is missing or damaged.
         """
+        from rlforge.local.match import Policy
+
         return Policy(self.config, self.path, version)
 
     def evaluate(self, *opponents: str, version: str = "latest", games: int | None = None) -> Table:
@@ -223,216 +214,6 @@ class Run:
         from rlforge.tracking.report import write_report
 
         return write_report(self.path)
-
-
-class Policy:
-    """A version of a run's policy with an engine of its own in this process.
-
-    ``Run.policy`` makes it, ``play_game`` takes it as a player.
-
-    Example:
-        >>> run = load_run("runs/tictactoe_mirror/2026-01-01_12-00-00")  # doctest: +SKIP
-        >>> with run.policy("step-2") as policy:  # doctest: +SKIP
-        ...     action = policy.act("Available Moves: [0], [4]", ["[0]", "[4]"], temperature=0)
-        ...     record = play_game("tictactoe", policy, "random_legal", seed=1)
-        >>> record.spec.seats[0].policy.uid  # doctest: +SKIP
-        'step-2'
-    """
-
-    def __init__(self, config: PolicyConfig, run_dir: Path, version: str = "latest") -> None:
-        from rlforge.games.prompts import Prompter
-        from rlforge.local.policies import find_policy, start_engine
-        from rlforge.models.load import load_tokenizer, stop_token_ids
-
-        self.config = config
-        self.ref, _ = find_policy(run_dir, version)
-        self._engine: LocalEngine = start_engine(config, [self.ref], lambda text: None)
-        tokenizer = load_tokenizer(config.model)
-        self._prompter = Prompter(tokenizer)
-        self._stop = stop_token_ids(config.model, tokenizer)
-
-    def __repr__(self) -> str:
-        return f"Policy({self.ref.uid})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def act(
-        self,
-        observation: str | View,
-        legal_actions: Sequence[str] | None = None,
-        *,
-        temperature: float | None = None,
-        seed: int | None = None,
-    ) -> str:
-        """The action that the policy takes; empty where its answer holds none.
-
-        observation: what the player sees, as text or as a game's ``View``. legal_actions: where
-        known, they decide whether actions are written in brackets. temperature: None is that of
-        evaluations; seed: None draws a new answer each time. Raises EngineError.
-        """
-        from rlforge.games.actions import extract
-
-        view = _view(observation, legal_actions)
-        completion = wait_for(self.answer(view, temperature=temperature, seed=seed))
-        model = self.config.model
-        return extract(model.action_extraction, completion.text, view.legal_actions).action
-
-    async def answer(
-        self, view: View, *, temperature: float | None = None, seed: int | None = None
-    ) -> Completion:
-        """The whole answer, with its tokens and log-probs."""
-        engine, model = self.config.engine, self.config.model
-        if temperature is None:
-            evals = getattr(self.config, "eval", None)
-            given = None if evals is None else evals.temperature
-            temperature = engine.temperature if given is None else given
-        _, ids = self._prompter.encode(model.prompt_template, view, model.action_extraction)
-        params = SamplingParams(
-            temperature=temperature,
-            top_p=engine.top_p,
-            max_tokens=engine.max_tokens,
-            stop_token_ids=self._stop,
-            seed=seed,
-        )
-        return await self._engine.generate(ids, params, self.ref)
-
-    def close(self) -> None:
-        """Release the model."""
-        wait_for(self._engine.close())
-
-
-def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -> GameRecord:
-    """Play one game and return its record.
-
-    env: an option of the group ``env``, as ``tictactoe``, or an ``EnvSpec``. players: by seat, the
-    last one at all seats that are left: the name of an opponent as in a configuration, a
-    ``Policy``, or a function from a ``View`` to an action. seed: of the game and of all draws.
-    Raises ConfigError for a game or player that cannot be, and what such a function raises; a game
-    that fails by itself has ``error`` set.
-
-    Example:
-        >>> record = play_game("tictactoe", "minimax", lambda view: view.legal_actions[0], seed=1)
-        >>> record.rewards
-        {0: 1.0, 1: -1.0}
-    """
-    from rlforge.games.registry import check_env
-    from rlforge.rollout.episode import play_game as play
-    from rlforge.rollout.lineup import env_spec
-
-    if isinstance(env, str):
-        config = compose_root([f"env={env}"]).config
-        env = env_spec(config.env.train[0], config.model)
-    check_env(env)
-    if not 0 < len(players) <= env.num_players:
-        raise ConfigError(f"{len(players)} players: {env.id} has {env.num_players} seats")
-    present = [_present(player, env, seed) for player in players]
-    at_seat = [*present, *[present[-1]] * (env.num_players - len(present))]
-
-    async def answer(seat: Seat, view: View, draw: int) -> Completion:
-        return await at_seat[seat.player_id].answer(seat, view, draw)
-
-    seats = tuple(
-        Seat(
-            player_id=number,
-            policy=player.ref,
-            trained=False,
-            prompt_template=player.prompt_template,
-            action_extraction=player.action_extraction,
-        )
-        for number, player in enumerate(at_seat)
-    )
-    spec = GameSpec(game_id="play", env=env, seed=seed, purpose="eval", seats=seats)
-    return wait_for(play(spec, answer))
-
-
-def transcript(record: GameRecord, width: int = 80) -> str:
-    """A game as text to print, as ``rlforge replay`` shows it: each turn, and the result.
-
-    Example:
-        >>> record = play_game("tictactoe", "minimax", lambda view: view.legal_actions[0], seed=1)
-        >>> transcript(record).splitlines()[-1]
-        'finished: +1 -1'
-    """
-    from rich.console import Console
-
-    from rlforge.local.play import turns
-
-    # Without a file of its own Rich would show the text in a notebook, in colours.
-    console = Console(file=io.StringIO(), width=width, force_jupyter=False, color_system=None)
-    with console.capture() as text:
-        for piece in turns(record):
-            console.print(piece, highlight=False)
-    return "\n".join(line.rstrip() for line in text.get().splitlines())
-
-
-@value
-class _Present:
-    """A player at a game, and how it is asked."""
-
-    ref: PolicyRef
-    answer: Callable[[Seat, View, int], Awaitable[Completion]]
-    prompt_template: str
-    action_extraction: str
-
-
-def _present(player: str | Policy | Act, env: EnvSpec, seed: int) -> _Present:
-    """``player`` at a game of ``env``; ConfigError where it cannot play there."""
-    from rlforge.config.pool import ApiConfig
-    from rlforge.engines.openai import ApiPlayer, check_api
-    from rlforge.games.players import check_player, make_player
-    from rlforge.league.names import parse_opponent
-
-    form = player.config.model if isinstance(player, Policy) else env
-
-    def present(ref: PolicyRef, answer: Callable[..., Awaitable[Completion]]) -> _Present:
-        return _Present(
-            ref=ref,
-            answer=answer,
-            prompt_template=form.prompt_template,
-            action_extraction=form.action_extraction,
-        )
-
-    if isinstance(player, Policy):
-        return present(player.ref, lambda seat, view, draw: player.answer(view, seed=draw))
-    if isinstance(player, str):
-        ref = parse_opponent(player)
-        if ref.kind == "checkpoint":
-            raise ConfigError(f"player {player!r} needs a model: take load_run(...).policy(...)")
-        if ref.kind == "api":
-            check_api(player, ApiConfig())
-            model = ApiPlayer(ApiConfig())
-            return present(
-                ref,
-                lambda seat, view, draw: model.answer(
-                    seat.prompt_template, view, ref, seat.action_extraction
-                ),
-            )
-        check_player(player, env)
-        act: Act = make_player(player, env, seed).act
-    elif callable(player):
-        name = getattr(player, "__name__", type(player).__name__)
-        ref, act = PolicyRef(uid=name, kind="scripted"), player
-    else:
-        raise ConfigError(f"player {player!r} is no name, Policy or function from View to action")
-
-    async def scripted(seat: Seat, view: View, draw: int) -> Completion:
-        action = act(view)
-        if not isinstance(action, str):
-            raise TypeError(f"player {ref.uid} answered {action!r}; an action is text")
-        return Completion(text=action, finish_reason="scripted", policy_uid=ref.uid)
-
-    return present(ref, scripted)
-
-
-def _view(observation: str | View, legal_actions: Sequence[str] | None) -> View:
-    if isinstance(observation, View):
-        return observation
-    legal = None if legal_actions is None else tuple(legal_actions)
-    return View(player_id=0, observation=observation, board=observation, legal_actions=legal)
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

@@ -84,7 +84,8 @@ def _run(
     multirun: bool,
 ) -> None:
     """Start a run or a sweep, or resume a run; prints its directory, exits with 130 on Ctrl-C."""
-    from rlforge import launch
+    from rlforge import api, launch
+    from rlforge.config.roots import read_run
 
     if resume is not None and (overrides or multirun or config_dir):
         raise ConfigError("--resume goes on with the run's own config; give it no other argument")
@@ -92,18 +93,19 @@ def _run(
         if not launch.sweep(overrides, config_dir, root):
             raise typer.Exit(1)
         return
-    outcome = (
-        launch.resume(resume, root)
-        if resume is not None
-        else launch.train(overrides, config_dir, root)
-    )
-    if outcome.interrupted:
-        done = outcome.summary.get("windows")
+    if resume is not None:
+        read_run(resume, root)  # refuses runs of the other command
+        run = api.resume(resume)
+    else:
+        run = api.start(overrides, config_dir, root)
+    interrupted = run.summary["status"] == "interrupted"
+    if interrupted:
+        done = run.summary.get("windows")
         windows = "" if done is None else f" after {done} windows"
-        again = f"rlforge {root.command} --resume {outcome.run_dir}"
+        again = f"rlforge {root.command} --resume {run.path}"
         typer.echo(f"interrupted{windows}; go on with: {again}", err=True)
-    typer.echo(str(outcome.run_dir))
-    if outcome.interrupted:
+    typer.echo(str(run.path))
+    if interrupted:
         raise typer.Exit(130)
 
 
@@ -172,9 +174,9 @@ def report(run_dir: RunDir) -> None:
 
       rlforge report runs/simpletak_mirror/2026-01-01_12-00-00
     """
-    from rlforge.tracking.report import write_report
+    from rlforge.api import load_run
 
-    typer.echo(str(write_report(run_dir)))
+    typer.echo(str(load_run(run_dir).report()))
 
 
 def _eval_table(measured: Measurement) -> Table:
