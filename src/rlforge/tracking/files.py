@@ -35,7 +35,7 @@ class RunFile:
 
 @value
 class RunPaths:
-    """Paths of everything in the run directory ``root``; ``docs/run_directory.md`` describes them.
+    """Paths of all files in the run directory ``root``, which the documentation describes.
 
     Example:
         >>> run = RunPaths(root=Path("runs/kuhn"))
