@@ -74,7 +74,7 @@ class PoolConfig(Group):
     """The learner's opponents (group ``pool``)."""
 
     #: How opponents are drawn: ``fixed``, ``mirror``, ``lagged``, ``random``, ``match_quality``,
-    #: ``ts_dist`` or ``exploration``.
+    #: ``ts_dist``, ``exploration`` or one of your own.
     mode: str = "mirror"
     #: Learner checkpoints kept active as opponents.
     max_active_lora: Count = 5

@@ -91,7 +91,7 @@ class JudgeConfig(Group):
 class RulerConfig(Group):
     """How decisions are scored (group ``ruler``)."""
 
-    #: ``preference``, ``regression`` or ``judge``.
+    #: ``preference``, ``regression``, ``judge`` or one of your own.
     scoring_method: str = "preference"
     #: Temperature of the scores: towards 0 they go to 0 and 1, for large values to 0.5. 1 leaves a
     #: judge's scores unchanged.

@@ -47,7 +47,7 @@ class EnvEntry(Group):
     #: TextArena id (``SimpleTak-v0-train``), OpenSpiel name (``kuhn_poker``) or market preset
     #: (``market-small``).
     id: Text = "SimpleTak-v0-train"
-    #: Source of the game: ``textarena``, ``openspiel`` or ``market``.
+    #: Source of the game: ``textarena``, ``openspiel``, ``market`` or one of your own.
     source: str = "textarena"
     #: Number of seats.
     num_players: Count = 2
@@ -107,13 +107,13 @@ class ModelConfig(Group):
     """The language model that plays (group ``model``)."""
 
     #: ``tiny`` (for games) and ``tiny_market``, trained on this machine at first use,
-    #: ``smollm2_135m`` (from a package) or ``hf``.
+    #: ``smollm2_135m`` (from a package), ``hf``, or one of your own.
     kind: str = "hf"
     #: Hugging Face id or local directory; only for ``kind: hf``.
     name: Text | None = None
-    #: Default prompt template of the environments.
+    #: Default prompt template of the environments; ``rlforge plugins`` lists them.
     prompt_template: str = "chat"
-    #: Default action extraction of the environments.
+    #: Default action extraction of the environments; ``rlforge plugins`` lists them.
     action_extraction: str = "boxed"
     #: Data type of the weights; ``auto``: bfloat16 where the hardware computes in it.
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
