@@ -10,20 +10,16 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-SECTION = "How-to"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add a page for each notebook, last in the section ``SECTION`` of the navigation."""
+    """Add a page ``NAME.md`` for each ``NAME.ipynb``."""
     for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
         uri = notebook.src_uri.removesuffix(".ipynb") + ".md"
         page = to_markdown(json.loads(Path(notebook.abs_src_path).read_text()))
         page += f'\n\n<a href="{Path(uri).stem}.ipynb" download>This page as a notebook</a>\n'
         files.append(File.generated(config, uri, content=page))
-        for entry in config.nav or []:
-            if isinstance(entry, dict) and SECTION in entry:
-                entry[SECTION].append(uri)
     return files
 
 
@@ -51,7 +47,7 @@ def _output(output: dict[str, Any]) -> str:
         return f'<img alt="output" src="data:image/png;base64,{png}">'
     if "<table" in data.get("text/html", ""):
         table = re.sub(r"<style.*?</style>", "", data["text/html"], flags=re.DOTALL)
-        return re.sub(r"\n\s*", "", table)
+        return re.sub(r"\n\s*", "", re.sub(r"<table[^>]*>", "<table>", table))
     lines = output.get("text") or output.get("traceback") or data.get("text/plain", "")
     text = ESCAPES.sub("", "".join(lines)).rstrip()
     return f"```text\n{text}\n```" if text else ""

@@ -79,7 +79,7 @@ def test_shapes_of_arguments_stay_with_their_names(to_markdown) -> None:
 
 
 def test_a_notebook_becomes_a_page_with_its_outputs() -> None:
-    table = ["<style>x {}</style>\n", "<table>\n", "  <tr><td>1</td></tr></table>"]
+    table = ["<style>x {}</style>\n", '<table border="1">\n', "  <tr><td>1</td></tr></table>"]
     outputs = [
         {"output_type": "stream", "text": ["\x1b[1mdone\x1b[0m\n"]},
         {"output_type": "execute_result", "data": {"text/html": table, "text/plain": "1"}},
