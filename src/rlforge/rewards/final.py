@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from rlforge.rewards.bounds import Bounds
-
 Rewards = Mapping[int, float]
 
 
@@ -141,6 +139,22 @@ class Scale:
 
     def __call__(self, rewards: Rewards, env_id: str) -> dict[int, float]:
         return {player: self.alpha * reward for player, reward in rewards.items()}
+
+
+@dataclass
+class Bounds:
+    """The interval of the ``clamp`` transforms. Raises ValueError when it is empty."""
+
+    min_r: float = -1.0
+    max_r: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.min_r > self.max_r:
+            raise ValueError(f"min_r: {self.min_r} is above max_r {self.max_r}")
+
+    def clip(self, reward: float) -> float:
+        """The nearest number in the interval."""
+        return max(self.min_r, min(self.max_r, reward))
 
 
 @dataclass

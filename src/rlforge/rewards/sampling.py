@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlforge.rewards.bounds import Bounds
+from rlforge.rewards.final import Bounds
 from rlforge.types import Step
 
 

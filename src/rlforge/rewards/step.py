@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
-from rlforge.rewards.bounds import Bounds
+from rlforge.rewards.final import Bounds
 from rlforge.types import Trajectory
 
 
