@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rlforge.errors import ConfigError as ConfigError
     from rlforge.errors import DeploymentError as DeploymentError
     from rlforge.errors import EngineError as EngineError
+    from rlforge.errors import ExtensionError as ExtensionError
     from rlforge.errors import GameError as GameError
     from rlforge.errors import RlforgeError as RlforgeError
     from rlforge.errors import RunError as RunError
@@ -80,6 +81,7 @@ _HOMES = {
         "ConfigError",
         "DeploymentError",
         "EngineError",
+        "ExtensionError",
         "GameError",
         "RlforgeError",
         "RunError",
@@ -115,6 +117,7 @@ __all__ = [
     "DeploymentError",
     "EngineError",
     "EnvSpec",
+    "ExtensionError",
     "Extractor",
     "Game",
     "GameError",

@@ -56,6 +56,15 @@ class PolicyLoadError(EngineError):
     """A policy version cannot be loaded: its files are missing, damaged or of another model."""
 
 
+class ExtensionError(RlforgeError):
+    """The code of a user failed while it was used; the message has its file and line.
+
+    Example:
+        >>> issubclass(ExtensionError, RlforgeError)
+        True
+    """
+
+
 class CheckpointError(RlforgeError):
     """A checkpoint is missing, incomplete, damaged or does not fit the model.
 

@@ -1,10 +1,11 @@
 import asyncio
 import dataclasses
 import random
+import sys
 
 import pytest
 
-from rlforge.errors import EngineError
+from rlforge.errors import EngineError, ExtensionError
 from rlforge.games.players import make_player
 from rlforge.rollout.episode import play_game, turn_seed
 from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, Seat
@@ -200,6 +201,27 @@ async def test_a_mistake_in_the_program_is_not_hidden():
 
     with pytest.raises(KeyError, match="missing"):
         await play_game(spec(), wrong)
+
+
+async def test_a_mistake_in_a_users_game_goes_through_with_its_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "games_with_a_mistake.py").write_text(
+        "class Game:\n    done = False\n    def view(self):\n        return 1 / 0\n"
+        "class Source:\n    def make(self, env, seed): return Game()\n"
+        "    def check(self, env): pass\n    def env_ids(self): return []\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    env = EnvSpec(id="any", source="games_with_a_mistake:Source", num_players=1)
+    seat = Seat(
+        player_id=0,
+        policy=PolicyRef(uid="p", kind="scripted"),
+        trained=False,
+        prompt_template="default",
+        action_extraction="raw",
+    )
+    spec = GameSpec(game_id="g", env=env, seed=0, purpose="eval", seats=(seat,))
+    with pytest.raises(ExtensionError, match=r"division by zero .*games_with_a_mistake.py, line 4"):
+        await play_game(spec, answer=None)
 
 
 async def test_cancellation_goes_through():

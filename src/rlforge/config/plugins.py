@@ -97,8 +97,8 @@ class Kind:
         return None
 
     @contextlib.contextmanager
-    def trial(self, name: str) -> Iterator[None]:
-        """In the block ``name`` is tried: errors in the code of an extension are ConfigErrors."""
+    def trial(self, name: str, kind: type[RlforgeError] = ConfigError) -> Iterator[None]:
+        """In the block ``name`` is used: errors in the code of an extension become ``kind``."""
         try:
             yield
         except RlforgeError:
@@ -106,7 +106,7 @@ class Kind:
         except Exception as error:
             if name in self._built_in:
                 raise
-            raise ConfigError(f"{self.noun} {name!r} fails: {described(error)}") from error
+            raise kind(f"{self.noun} {name!r} fails: {described(error)}") from error
 
     def rows(self) -> Iterator[Row]:
         """All that has a short name, with what is wrong with it."""

@@ -7,9 +7,11 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
-from rlforge.errors import RlforgeError
+from rlforge.config.plugins import SOURCES
+from rlforge.errors import ExtensionError, RlforgeError
 from rlforge.games.actions import Extraction, extract
 from rlforge.games.base import Game, View
 from rlforge.games.registry import make_game
@@ -27,9 +29,9 @@ async def play_game(
 
     A failed game is data: errors of the game, the engine or an API (``RlforgeError``,
     ``TimeoutError``) and exceeding ``env.timeout_s`` end up in ``GameRecord.error``, with the
-    turns until then and without rewards. Other exceptions and cancellation propagate. Raises
-    ``ValueError`` when the seats do not match the number of players. time_limit: clock of
-    ``env.timeout_s``.
+    turns until then and without rewards. Other exceptions and cancellation propagate, and so does
+    ``ExtensionError``, of a user's code. Raises ``ValueError`` when the seats do not match the
+    number of players. time_limit: clock of ``env.timeout_s``.
     """
     if [seat.player_id for seat in spec.seats] != list(range(spec.env.num_players)):
         raise ValueError(f"{spec.game_id}: seats must be players 0 to {spec.env.num_players - 1}")
@@ -47,15 +49,19 @@ async def play_game(
 
     try:
         async with time_limit(spec.env.timeout_s) as limit:
-            game = make_game(spec.env, spec.seed)
+            with _in_game(spec):
+                game = make_game(spec.env, spec.seed)
             while not game.done:
                 turns.append(await _play_turn(spec, game, turns, answer))
-            result = game.result()
+            with _in_game(spec):
+                result = game.result()
     except TimeoutError as error:
         if limit.expired():
             message = f"{spec.env.id} was not over after {spec.env.timeout_s:g} s (env.timeout_s)"
             return record("timeout", rewards={}, error=message)
         return record("error", rewards={}, error=f"TimeoutError: {error}")
+    except ExtensionError:
+        raise
     except RlforgeError as error:
         return record("error", rewards={}, error=f"{type(error).__name__}: {error}")
     return record(result.end_reason, rewards=result.rewards, invalid_by=result.invalid_by)
@@ -73,13 +79,15 @@ def turn_seed(spec: GameSpec, turn: int) -> int:
 
 
 async def _play_turn(spec: GameSpec, game: Game, turns: list[Turn], answer: Answer) -> Turn:
-    view = game.view()
+    with _in_game(spec):
+        view = game.view()
     if view.retry and (feedback := turns[-1].info["format_feedback"]):
         view = dataclasses.replace(view, observation=f"{view.observation}\n{feedback}")
     seat = spec.seats[view.player_id]
     completion = await answer(seat, view, turn_seed(spec, len(turns)))
     extraction = _read(seat, view, completion)
-    game.step(extraction.action)
+    with _in_game(spec):
+        game.step(extraction.action)
     info: dict[str, Any] = {"retry": view.retry, "format_feedback": extraction.feedback}
     if view.legal_actions is not None:
         info["legal_actions"] = len(view.legal_actions)
@@ -92,6 +100,11 @@ async def _play_turn(spec: GameSpec, game: Game, turns: list[Turn], answer: Answ
         legal=game.accepted,
         info=info,
     )
+
+
+def _in_game(spec: GameSpec) -> AbstractContextManager[None]:
+    """Around calls of a game: what fails in one of a user's source is an ExtensionError."""
+    return SOURCES.trial(spec.env.source, ExtensionError)
 
 
 def _read(seat: Seat, view: View, completion: Completion) -> Extraction:
