@@ -252,8 +252,7 @@ def test_a_version_acts_in_this_process(small_model: Path, tmp_path: Path) -> No
 
 WHOLE_RUN = '''
 import asyncio, doctest, json, pathlib, rlforge, sys
-from rlforge import api
-
+PUBLIC = {name: getattr(rlforge, name) for name in rlforge.__all__}
 RUN = "runs/tictactoe_mirror/2026-01-01_12-00-00"
 
 def train(*overrides, **values):
@@ -262,7 +261,7 @@ def train(*overrides, **values):
 
 def run(name):
     text = getattr(rlforge, name).__doc__.replace("# doctest: +SKIP", "")
-    test = doctest.DocTestParser().get_doctest(text, {**vars(api), "train": train}, name, None, 0)
+    test = doctest.DocTestParser().get_doctest(text, {**PUBLIC, "train": train}, name, None, 0)
     said = []
     result = doctest.DocTestRunner().run(test, out=said.append)
     print(json.dumps([name, result.failed, result.attempted, "".join(said)]), flush=True)

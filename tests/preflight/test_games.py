@@ -123,5 +123,5 @@ def test_a_run_needs_the_package_of_its_engine_and_a_look_at_it_does_not(
     monkeypatch.setattr("rlforge.engines.vllm_settings.version_of", lambda name: None)
     composed = compose([TINY, "engine=vllm"])
     validate(composed, keys=False)
-    with pytest.raises(ConfigError, match="vLLM is not installed; install the extra"):
+    with pytest.raises(ConfigError, match=r"vLLM is not installed; pip install 'rlforge\[vllm\]'"):
         validate(composed)
