@@ -26,6 +26,7 @@ def test_it_measures_the_preset(on_path):
     assert config.model.lora.rank == shapes.SHAPES["qwen3-1.7b"][1]
 
 
+@pytest.mark.slow  # a whole round of the benchmark
 def test_a_round_is_the_sum_of_its_parts_and_needs_neither_ray_nor_games(on_path, bare_environment):
     small = ["--shape", "tiny", "--device", "cpu", "--workers", "8", "--median-answer", "2"]
     short = ["--seconds", "1", "--repeats", "2"]

@@ -72,6 +72,7 @@ def test_config_and_graph_show_a_continuous_experiment(
     assert "learner -->|Checkpoint| deployment" in out
 
 
+@pytest.mark.slow  # the sweep of games runs the same code
 def test_a_sweep_trains_one_run_after_the_other(
     small: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

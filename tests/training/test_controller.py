@@ -146,6 +146,7 @@ def test_sigterm_while_the_actors_start_ends_all_processes(small_model: Path) ->
     assert not any(map(alive, all_pids()))
 
 
+@pytest.mark.slow  # tests/actors/test_engine.py has the engine alone
 def test_an_alternating_engine_killed_during_an_update_loads_after_it(
     small_model: Path,
 ) -> None:
