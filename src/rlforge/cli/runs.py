@@ -85,7 +85,6 @@ def _run(
 ) -> None:
     """Start a run or a sweep, or resume a run; prints its directory, exits with 130 on Ctrl-C."""
     from rlforge import api, launch
-    from rlforge.config.roots import read_run
 
     if resume is not None and (overrides or multirun or config_dir):
         raise ConfigError("--resume goes on with the run's own config; give it no other argument")
@@ -94,8 +93,7 @@ def _run(
             raise typer.Exit(1)
         return
     if resume is not None:
-        read_run(resume, root)  # refuses runs of the other command
-        run = api.resume(resume)
+        run = api.load_run(launch.resume(resume, root).run_dir)
     else:
         run = api.start(overrides, config_dir, root)
     interrupted = run.summary["status"] == "interrupted"

@@ -171,8 +171,9 @@ def _composed_by_hydra(primary: str, overrides: Sequence[str]) -> DictConfig:
             if ":" not in option and option not in ALGORITHMS.names():
                 raise
             offered.add(option)
-            _OFFERED[algorithm_config(option).__name__] = algorithm_config(option)
-            settings = OmegaConf.structured(plain(algorithm_config(option)))
+            kind = algorithm_config(option)
+            _OFFERED[kind.__name__] = kind
+            settings = OmegaConf.structured(plain(kind))
             settings.name = option
             ConfigStore.instance().store(group="algorithm", name=option, node=settings)
 

@@ -108,6 +108,10 @@ class Kind:
                 raise
             raise kind(f"{self.noun} {name!r} fails: {described(error)}") from error
 
+    def has_own(self, name: str) -> bool:
+        """Whether ``name`` is one of rlforge's."""
+        return name in self._built_in
+
     def rows(self) -> Iterator[Row]:
         """All that has a short name, with what is wrong with it."""
         for name, target in self._built_in.items():

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 
+from rlforge.config.plugins import Kind
+from rlforge.errors import ExtensionError
 from rlforge.games.grids import Grid
 from rlforge.types import EndReason, EnvSpec, value
 
@@ -124,3 +127,28 @@ class TurnGame(ABC):
         self, rewards: Mapping[int, float], reason: EndReason, invalid_by: int | None
     ) -> None:
         self._result = GameResult(rewards=rewards, end_reason=reason, invalid_by=invalid_by)
+
+
+def guarded(kind: Kind, name: str, made: Any) -> Any:
+    """``made``, a game or player of ``name``; what fails in a user's is an ExtensionError."""
+    return made if kind.has_own(name) else _Guarded(kind, name, made)
+
+
+class _Guarded:
+    """Stands for an object of an extension, with its attributes and methods."""
+
+    def __init__(self, kind: Kind, name: str, made: Any) -> None:
+        self._trial = partial(kind.trial, name, ExtensionError)
+        self._made = made
+
+    def __getattr__(self, attribute: str) -> Any:
+        with self._trial():
+            found = getattr(self._made, attribute)
+        if not callable(found):
+            return found
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            with self._trial():
+                return found(*arguments, **named)
+
+        return call

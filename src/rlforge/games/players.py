@@ -8,8 +8,8 @@ from functools import cache, partial
 from typing import Protocol
 
 from rlforge.config.plugins import PLAYERS
-from rlforge.errors import ConfigError, GameError
-from rlforge.games.base import View
+from rlforge.errors import ConfigError, ExtensionError, GameError
+from rlforge.games.base import View, guarded
 from rlforge.games.grids import Grid, line_completing_cells, placements, winning_cells
 from rlforge.games.market import load_market
 from rlforge.games.registry import make_game
@@ -111,6 +111,13 @@ def make_player(name: str, env: EnvSpec, seed: int) -> Player:
 
     Raises ``ConfigError`` for an unknown name, and for a trader outside of markets.
     """
+    with PLAYERS.trial(name, ExtensionError):
+        player = _new_player(name, env, seed)
+    made: Player = guarded(PLAYERS, name, player)
+    return made
+
+
+def _new_player(name: str, env: EnvSpec, seed: int) -> Player:
     player: Player = PLAYERS.find(name)(env, random.Random(seed))
     return player
 
@@ -119,7 +126,7 @@ def check_player(name: str, env: EnvSpec) -> None:
     """Ask the player for one action; raises ``ConfigError`` if it is unknown or cannot play."""
     try:
         with PLAYERS.trial(name):
-            make_player(name, env, seed=0).act(make_game(env, seed=0).view())
+            _new_player(name, env, seed=0).act(make_game(env, seed=0).view())
     except GameError as error:
         raise ConfigError(f"player {name!r} cannot play {env.id}: {error}") from error
 

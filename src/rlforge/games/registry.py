@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from rlforge.config.plugins import SOURCES
-from rlforge.errors import ConfigError
-from rlforge.games.base import Game
+from rlforge.errors import ConfigError, ExtensionError
+from rlforge.games.base import Game, guarded
 from rlforge.types import EnvSpec
 
 
@@ -40,7 +40,10 @@ def make_game(env: EnvSpec, seed: int) -> Game:
         >>> game.done
         False
     """
-    return _source(env.source).make(env, seed)
+    with SOURCES.trial(env.source, ExtensionError):
+        game = _source(env.source).make(env, seed)
+    made: Game = guarded(SOURCES, env.source, game)
+    return made
 
 
 def check_env(env: EnvSpec) -> None:

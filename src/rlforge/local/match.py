@@ -10,11 +10,10 @@ from typing import Self
 from rich.console import Console
 
 from rlforge.config.compose import compose
-from rlforge.config.plugins import PLAYERS
 from rlforge.config.pool import ApiConfig
 from rlforge.config.schema import PolicyConfig
 from rlforge.engines.openai import ApiPlayer, check_api
-from rlforge.errors import ConfigError, ExtensionError
+from rlforge.errors import ConfigError
 from rlforge.games.actions import extract
 from rlforge.games.base import View
 from rlforge.games.players import check_player, make_player
@@ -215,7 +214,7 @@ def _present(player: str | Policy | Act, env: EnvSpec, seed: int) -> _Present:
                 ),
             )
         check_player(player, env)
-        act: Act = _guarded(player, make_player(player, env, seed).act)
+        act: Act = make_player(player, env, seed).act
     elif callable(player):
         name = getattr(player, "__name__", type(player).__name__)
         ref, act = PolicyRef(uid=name, kind="scripted"), player
@@ -229,16 +228,6 @@ def _present(player: str | Policy | Act, env: EnvSpec, seed: int) -> _Present:
         return Completion(text=action, finish_reason="scripted", policy_uid=ref.uid)
 
     return present(ref, scripted)
-
-
-def _guarded(name: str, act: Act) -> Act:
-    """``act`` of the player ``name``; errors of a user's player are ExtensionErrors."""
-
-    def guarded(view: View) -> str:
-        with PLAYERS.trial(name, ExtensionError):
-            return act(view)
-
-    return guarded
 
 
 def _view(observation: str | View, legal_actions: Sequence[str] | None) -> View:

@@ -7,10 +7,8 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
-from rlforge.config.plugins import SOURCES
 from rlforge.errors import ExtensionError, RlforgeError
 from rlforge.games.actions import Extraction, extract
 from rlforge.games.base import Game, View
@@ -49,12 +47,10 @@ async def play_game(
 
     try:
         async with time_limit(spec.env.timeout_s) as limit:
-            with _in_game(spec):
-                game = make_game(spec.env, spec.seed)
+            game = make_game(spec.env, spec.seed)
             while not game.done:
                 turns.append(await _play_turn(spec, game, turns, answer))
-            with _in_game(spec):
-                result = game.result()
+            result = game.result()
     except TimeoutError as error:
         if limit.expired():
             message = f"{spec.env.id} was not over after {spec.env.timeout_s:g} s (env.timeout_s)"
@@ -79,15 +75,13 @@ def turn_seed(spec: GameSpec, turn: int) -> int:
 
 
 async def _play_turn(spec: GameSpec, game: Game, turns: list[Turn], answer: Answer) -> Turn:
-    with _in_game(spec):
-        view = game.view()
+    view = game.view()
     if view.retry and (feedback := turns[-1].info["format_feedback"]):
         view = dataclasses.replace(view, observation=f"{view.observation}\n{feedback}")
     seat = spec.seats[view.player_id]
     completion = await answer(seat, view, turn_seed(spec, len(turns)))
     extraction = _read(seat, view, completion)
-    with _in_game(spec):
-        game.step(extraction.action)
+    game.step(extraction.action)
     info: dict[str, Any] = {"retry": view.retry, "format_feedback": extraction.feedback}
     if view.legal_actions is not None:
         info["legal_actions"] = len(view.legal_actions)
@@ -100,11 +94,6 @@ async def _play_turn(spec: GameSpec, game: Game, turns: list[Turn], answer: Answ
         legal=game.accepted,
         info=info,
     )
-
-
-def _in_game(spec: GameSpec) -> AbstractContextManager[None]:
-    """Around calls of a game: what fails in one of a user's source is an ExtensionError."""
-    return SOURCES.trial(spec.env.source, ExtensionError)
 
 
 def _read(seat: Seat, view: View, completion: Completion) -> Extraction:

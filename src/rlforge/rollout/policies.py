@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlforge.config.plugins import PLAYERS
 from rlforge.config.schema import GamesConfig
 from rlforge.engines.base import Generator
 from rlforge.engines.openai import ApiPlayer
-from rlforge.errors import ExtensionError
 from rlforge.games.base import View
 from rlforge.games.players import Player, make_player
 from rlforge.games.prompts import Prompter, Tokenizer
@@ -59,13 +57,11 @@ class SeatPolicies:
             if seat.trained and self._newest is not None:
                 policy = max(policy, self._newest, key=lambda each: each.version)
             if policy.kind == "scripted":
-                name = policy.path_or_name or policy.uid
-                with PLAYERS.trial(name, ExtensionError):
-                    if seat.player_id not in players:
-                        players[seat.player_id] = make_player(name, spec.env, seed)
-                    text = players[seat.player_id].act(view)
+                if seat.player_id not in players:
+                    name = policy.path_or_name or policy.uid
+                    players[seat.player_id] = make_player(name, spec.env, seed)
                 return Completion(
-                    text=text,
+                    text=players[seat.player_id].act(view),
                     finish_reason="scripted",
                     policy_uid=policy.uid,
                 )

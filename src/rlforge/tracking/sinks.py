@@ -157,8 +157,7 @@ class WandbSink:
 
 def make_sinks(config: TrackerConfig, run: RunPaths, name: str) -> list[Sink]:
     """The open sinks of a run. Raises ConfigError as ``check_sinks``."""
-    check_sinks(config)
-    sinks = [*_own_sinks(config), *further_sinks(config)]
+    sinks = check_sinks(config)
     for sink in sinks:
         sink.open(run, name)
     return sinks
@@ -169,14 +168,16 @@ def further_sinks(config: TrackerConfig) -> list[Sink]:
     return build_stack(config.sinks, SINKS, "tracker.sinks")
 
 
-def check_sinks(config: TrackerConfig) -> None:
-    """Check, before a run starts, that its sinks can work.
+def check_sinks(config: TrackerConfig) -> list[Sink]:
+    """The sinks of a run, not opened, after a check that they can work.
 
     Raises ConfigError where a package is missing, and for W&B without a key to go online.
     """
-    for sink in (*_own_sinks(config), *further_sinks(config)):
+    sinks = [*_own_sinks(config), *further_sinks(config)]
+    for sink in sinks:
         if (check := getattr(sink, "check", None)) is not None:
             check()
+    return sinks
 
 
 def _own_sinks(config: TrackerConfig) -> list[Sink]:
