@@ -29,7 +29,7 @@ GAME = "kuhn_poker"
 
 def tabular(model: Any, tokenizer: Any, config: RunConfig) -> tuple[dict[str, Any], float]:
     """Probabilities of the legal actions at every information set, and the mean illegal mass."""
-    prompter = Prompter(tokenizer)
+    prompter = Prompter(tokenizer, config.prompts)
     template = train_envs(config)[0].prompt_template
     policy: dict[str, dict[str, float]] = {}
     illegal = []

@@ -75,3 +75,28 @@ def test_a_record_is_one_line_without_its_turns() -> None:
     )
     broken = dataclasses.replace(won, rewards={}, error="the game hangs")
     assert repr(broken).endswith("1 turns, failed: the game hangs)")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "player", "expected"),
+    [
+        ({0: 1.0, 1: -1.0}, 0, "win"),
+        ({0: 1.0, 1: -1.0}, 1, "loss"),
+        ({0: 0.0, 1: 0.0}, 1, "draw"),
+        ({0: 0.5, 1: 0.5, 2: -1.0}, 0, "draw"),
+        ({0: 0.5, 1: 1.0, 2: -1.0}, 0, "loss"),
+        ({0: 1.0}, 0, "win"),
+        ({0: 0.9}, 0, "loss"),
+        ({0: 0.0}, 0, "loss"),
+    ],
+)
+def test_the_outcome_follows_from_the_rewards(
+    rewards: dict[int, float], player: int, expected: str
+) -> None:
+    assert EnvSpec(id="Game-v0").outcome(rewards, player) == expected
+
+
+def test_the_score_of_a_win_counts_in_games_of_one_player_only() -> None:
+    env = EnvSpec(id="Game-v0", win_score=0.25)
+    assert [env.outcome({0: score}, 0) for score in (0.2, 0.25)] == ["loss", "win"]
+    assert env.outcome({0: 0.3, 1: 0.5}, 0) == "loss"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rlforge.api import compose as compose
     from rlforge.api import load_run as load_run
     from rlforge.api import resume as resume
+    from rlforge.api import sft as sft
     from rlforge.api import train as train
     from rlforge.config.rules import Count as Count
     from rlforge.config.rules import NotNegative as NotNegative
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from rlforge.games.base import Game as Game
     from rlforge.games.base import GameResult as GameResult
     from rlforge.games.base import View as View
+    from rlforge.games.markup import Markup as Markup
     from rlforge.games.players import Player as Player
     from rlforge.games.prompts import Template as Template
     from rlforge.league.modes import PoolView as PoolView
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from rlforge.ruler.base import DecisionScorer as DecisionScorer
     from rlforge.ruler.base import DecisionScores as DecisionScores
     from rlforge.tracking.files import RunPaths as RunPaths
+    from rlforge.tracking.scalars import log_scalar as log_scalar
     from rlforge.tracking.sinks import Sink as Sink
     from rlforge.trajectories.records import Decision as Decision
     from rlforge.trajectories.records import TrainingWindow as TrainingWindow
@@ -73,7 +76,7 @@ _HOMES = {
     "algorithms.base": ("LossInputs", "LossOutput", "Targets"),
     "algorithms.losses": ("TokenLoss",),
     "algorithms.policy_gradient": ("A2c", "Grpo", "PolicyGradient", "Ppo", "Reinforce"),
-    "api": ("Run", "compose", "load_run", "resume", "train"),
+    "api": ("Run", "compose", "load_run", "resume", "sft", "train"),
     "config.rules": ("Count", "NotNegative", "Positive", "Probability", "Range", "Share"),
     "config.training": ("AlgorithmConfig",),
     "errors": (
@@ -90,12 +93,14 @@ _HOMES = {
     "games.actions": ("Extractor",),
     "games.base": ("Game", "GameResult", "View"),
     "games.players": ("Player",),
+    "games.markup": ("Markup",),
     "games.prompts": ("Template",),
     "league.modes": ("PoolView", "softmax"),
     "local.match": ("Policy", "play_game", "transcript"),
     "models.made": ("MadeModel",),
     "ruler.base": ("DecisionScorer", "DecisionScores"),
     "tracking.files": ("RunPaths",),
+    "tracking.scalars": ("log_scalar",),
     "tracking.sinks": ("Sink",),
     "trajectories.records": ("Decision", "TrainingWindow"),
     "types": ("Completion", "EnvSpec", "GameRecord", "PolicyRef", "Step", "Trajectory", "Turn"),
@@ -127,6 +132,7 @@ __all__ = [
     "LossInputs",
     "LossOutput",
     "MadeModel",
+    "Markup",
     "NotNegative",
     "Player",
     "Policy",
@@ -155,8 +161,10 @@ __all__ = [
     "View",
     "compose",
     "load_run",
+    "log_scalar",
     "play_game",
     "resume",
+    "sft",
     "softmax",
     "train",
     "transcript",

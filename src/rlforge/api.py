@@ -12,10 +12,11 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from rlforge.config.roots import compose_any, is_continuous
-from rlforge.config.schema import PolicyConfig, RunConfig
+from rlforge.config.roots import compose_any, kind_of_run, read_any, root_of
+from rlforge.config.schema import PolicyConfig
+from rlforge.config.sft import SftConfig
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.loops import wait_for
 from rlforge.tracking.files import open_run, read_json, read_jsonl
@@ -72,18 +73,33 @@ def train(*overrides: str, config_dir: Path | str | None = None, **values: objec
     return start(_overrides(overrides, values), _folder(config_dir))
 
 
+def sft(*overrides: str, config_dir: Path | str | None = None, **values: object) -> Run:
+    """Fine-tune on given answers to the end; arguments of ``compose``.
+
+    ``data`` says on which answers: of players, of a run, or of a file. An experiment of a run that
+    plays games gives games, model and engine. Raises as ``train`` does. The result is where a run
+    starts with ``learner={"initial_adapter": run.path}``.
+
+    Example:
+        >>> run = sft("tictactoe_mirror", data={"players": ["random_legal"]})  # doctest: +SKIP
+        >>> run.versions[-1]  # doctest: +SKIP
+        'step-198'
+    """
+    return start(_overrides(overrides, values), _folder(config_dir), SftConfig)
+
+
 def start(
     lines: Sequence[str], config_dir: Path | None, root: type[PolicyConfig] | None = None
 ) -> Run:
     """As ``train``, of overrides as on the command line. root: the only kind of run; None: any."""
     from rlforge import launch
 
-    kind = type(compose_any(lines, config_dir).config) if root is None else root
+    kind = root_of(lines, config_dir) if root is None else root
     return Run(launch.train(lines, config_dir, kind).run_dir)
 
 
 def resume(run_dir: Path | str) -> Run:
-    """Go on with a run, of games or continuous, from its newest saved state, to its end.
+    """Go on with a run, of whichever kind, from its newest saved state, to its end.
 
     Raises RunError for a complete run, and CheckpointError for a damaged state.
 
@@ -92,10 +108,9 @@ def resume(run_dir: Path | str) -> Run:
         ['step-1', 'step-2', 'step-3']
     """
     from rlforge import launch
-    from rlforge.config.continuous import ContinuousConfig
 
     path = open_run(run_dir).root
-    return Run(launch.resume(path, ContinuousConfig if is_continuous(path) else RunConfig).run_dir)
+    return Run(launch.resume(path, kind_of_run(path)).run_dir)
 
 
 def load_run(run_dir: Path | str) -> Run:
@@ -119,6 +134,8 @@ class Run:
         [1, 2]
         >>> sorted(run.evaluate("random_legal", games=2)["opponent"])  # doctest: +SKIP
         ['random_legal']
+        >>> run.export("my-model", merge=True)  # doctest: +SKIP
+        PosixPath('my-model')
     """
 
     def __init__(self, path: Path) -> None:
@@ -134,12 +151,7 @@ class Run:
     @property
     def config(self) -> PolicyConfig:
         """The resolved configuration."""
-        from rlforge.config.compose import from_yaml
-        from rlforge.config.continuous import ContinuousConfig
-
-        root = ContinuousConfig if is_continuous(self.path) else RunConfig
-        config: PolicyConfig = from_yaml(self._files.config, root)
-        return config
+        return read_any(self.path)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -181,7 +193,8 @@ class Run:
     def policy(self, version: str = "latest") -> Policy:
         """A version of the policy, loaded into this process; close it, or use it in ``with``.
 
-        version: ``step-N`` or ``latest``. Raises CheckpointError where it is missing or damaged.
+        version: ``step-N``, ``latest``, ``best`` (by win rate in the run's evaluations), or
+        ``deploy-N`` of a continuous run. Raises CheckpointError where it is missing or damaged.
         """
         from rlforge.local.match import Policy
 
@@ -207,6 +220,37 @@ class Run:
                 {**dataclasses.asdict(result), "win_rate": result.win_rate}
                 for result in measured.results
             ]
+        )
+
+    def export(
+        self,
+        folder: Path | str,
+        *,
+        merge: bool = False,
+        version: str = "latest",
+        dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+        gguf: bool = False,
+        push: str | None = None,
+        public: bool = False,
+    ) -> Path:
+        """Write a version to a new folder, as transformers or PEFT load it; returns the folder.
+
+        merge: whole weights, the adapter merged into them; else the adapter. version: as for
+        ``policy``. dtype: of whole weights; None is that of the model. gguf: a GGUF file as well.
+        push: upload to this repository of the Hugging Face hub, too, private unless ``public``.
+        Raises ConfigError for what cannot be, before anything is computed.
+        """
+        from rlforge.local.export import export_run
+
+        return export_run(
+            self.path,
+            Path(folder),
+            version=version,
+            merge=merge,
+            dtype=dtype,
+            gguf=gguf,
+            push=push,
+            public=public,
         )
 
     def report(self) -> Path:

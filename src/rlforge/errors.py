@@ -48,6 +48,17 @@ class EngineError(RlforgeError):
     """
 
 
+class PromptTooLongError(EngineError):
+    """A prompt leaves no room for an answer in the context of the model that is asked.
+
+    A game that has begun is cut where this happens (``context_limit``).
+
+    Example:
+        >>> issubclass(PromptTooLongError, EngineError)
+        True
+    """
+
+
 class EngineDeadError(EngineError):
     """The engine cannot answer any request: its process must be started again."""
 

@@ -5,6 +5,7 @@ Nothing is created before the whole configuration is validated.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -26,15 +27,21 @@ from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import compose_any, compose_run, read_run
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.serving import ServingConfig
+from rlforge.config.sft import SftConfig
 from rlforge.continuous.journal import check_windows_left
-from rlforge.errors import ConfigError, RlforgeError
+from rlforge.errors import CheckpointError, ConfigError, RlforgeError
 from rlforge.preflight.continuous import check_continuous
 from rlforge.preflight.doctor import check_fit, divided
 from rlforge.preflight.games import validate
 from rlforge.preflight.memory.plan import place
 from rlforge.preflight.serving import check_service
+from rlforge.preflight.sft import check_sft
+from rlforge.rollout.datasets import count_samples, has_samples
+from rlforge.system.checkpoint import find_checkpoint
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import claim_gpus
+from rlforge.system.loops import wait_for
+from rlforge.tracking.files import RunPaths
 from rlforge.training.graph import build_graph
 from rlforge.training.resume import check_resumable
 
@@ -69,13 +76,40 @@ def _composed(
     """As ``composed``, for a command that runs a ``root``; also checks that it fits here."""
     result = compose_run(overrides, config_dir, root)
     check(result)
-    check_fit(result.config)
-    return result.config, build_graph(result.config, detect())
+    config = _with_start(result)
+    check_fit(_without_engines(config))
+    return config, build_graph(_without_engines(config), detect())
+
+
+def _with_start(result: Composed[C]) -> C:
+    """The configuration, with a checkpoint where ``learner.initial_adapter`` names a run."""
+    config = result.config
+    start = config.learner.initial_adapter
+    if start is None or not RunPaths(root=Path(start)).is_run():
+        return config
+    try:
+        newest = find_checkpoint(RunPaths(root=Path(start)).checkpoints)
+    except CheckpointError as error:
+        raise result.error("learner.initial_adapter", str(error)) from None
+    learner = dataclasses.replace(config.learner, initial_adapter=str(newest))
+    return dataclasses.replace(config, learner=learner)
+
+
+def _without_engines(config: C) -> C:
+    """The configuration that the actors start from: supervised fine-tuning has no engine."""
+    if not isinstance(config, SftConfig):
+        return config
+    return dataclasses.replace(
+        config,
+        engine=dataclasses.replace(config.engine, name="transformers", num_engines=0),
+        hardware=dataclasses.replace(config.hardware, alternate=False),
+    )
 
 
 _CHECKS: dict[type[PolicyConfig], Callable[..., None]] = {
     RunConfig: validate,
     ContinuousConfig: check_continuous,
+    SftConfig: check_sft,
     ServingConfig: check_service,
 }
 
@@ -101,13 +135,16 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig) -> Any:
     """
     config = read_run(run_dir, root)
     check(Composed(config=config, rest=str(run_dir / "config.yaml")))
-    check_fit(config)
+    check_fit(_without_engines(config))
     if isinstance(config, ContinuousConfig):
         check_windows_left(run_dir, config.continuous.windows)
     elif isinstance(config, RunConfig):
         check_resumable(run_dir, config.learner.total_updates)
+    elif isinstance(config, SftConfig) and has_samples(run_dir):
+        check_resumable(run_dir, _with_samples(config, run_dir).total_updates or 0)
     command = (root.command, "--resume", str(run_dir))
-    return _run(config, build_graph(config, detect()), run_dir, command, resume=True)
+    graph = build_graph(_without_engines(config), detect())
+    return _run(config, graph, run_dir, command, resume=True)
 
 
 def sweep(
@@ -137,14 +174,14 @@ def sweep(
     return not failed
 
 
-def sweep_job(config: DictConfig) -> float:
+def sweep_job(job: DictConfig) -> float:
     """One job of a sweep, wherever the launcher runs it; returns the objective.
 
     A failed job leaves ``failed.txt`` and counts as the worst result; the sweep goes on.
     An interrupted one ends the sweep: raises KeyboardInterrupt.
     """
     hydra = HydraConfig.get()
-    whole = config.copy()
+    whole = job.copy()
     OmegaConf.set_struct(whole, False)
     whole["hydra"] = {"runtime": {"choices": dict(hydra.runtime.choices)}}
     folder = os.environ.get("RLFORGE_CONFIG_DIR")
@@ -155,9 +192,10 @@ def sweep_job(config: DictConfig) -> float:
         root = ContinuousConfig if continuous else RunConfig
         result = from_hydra(whole, list(hydra.overrides.task), dirs, root)
         check(result)
-        check_fit(result.config)
+        config = _with_start(result)
+        check_fit(config)
         command = _command(root, result.overrides, Path(folder) if folder else None)
-        outcome = _run(result.config, build_graph(result.config, detect()), run_dir, command)
+        outcome = _run(config, build_graph(config, detect()), run_dir, command)
     except RlforgeError as error:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "failed.txt").write_text(f"{error}\n")
@@ -217,8 +255,9 @@ def _run(
     resume: bool = False,
 ) -> Any:
     """Start or continue the run in ``run_dir``; returns its ``Outcome``."""
-    learners, engines = config.learner.num_learners, config.engine.num_engines
-    hardware = resolve_hardware(config.hardware, detect(), engines, learners)
+    live = _without_engines(config)
+    learners, engines = live.learner.num_learners, live.engine.num_engines
+    hardware = resolve_hardware(live.hardware, detect(), engines, learners)
     prepare_ray(hardware)  # before Ray is imported
     from rlforge.training.lifecycle import execute, prepared
 
@@ -228,7 +267,24 @@ def _run(
         prepared(config, graph, hardware, run_dir, command, resume=resume) as folder,
     ):
         controller = _controller(config)
-        return execute(controller, divided(config), graph, hardware, folder, resume=resume)
+        if isinstance(live, SftConfig):
+            live = _with_samples(live, folder)
+        return execute(controller, divided(live), graph, hardware, folder, resume=resume)
+
+
+def _with_samples(config: SftConfig, run_dir: Path) -> SftConfig:
+    """The configuration for the samples of the run, which are made unless they are there."""
+
+    def say(text: str) -> None:
+        print(f"{config.name}: {text}", file=sys.stderr, flush=True)
+
+    if not has_samples(run_dir):
+        from rlforge.rollout.demonstrations import make_samples
+
+        wait_for(make_samples(config, run_dir, say))
+    # From their number that of the updates follows.
+    data = dataclasses.replace(config.data, max_samples=count_samples(run_dir))
+    return dataclasses.replace(config, data=data)
 
 
 def _controller(config: PolicyConfig) -> Callable[[RunContext], Controller]:
@@ -237,6 +293,10 @@ def _controller(config: PolicyConfig) -> Callable[[RunContext], Controller]:
         from rlforge.continuous.run import ContinuousRun
 
         return ContinuousRun
+    if isinstance(config, SftConfig):
+        from rlforge.training.sft import SupervisedRun
+
+        return SupervisedRun
     from rlforge.training.controller import GameController
 
     return GameController

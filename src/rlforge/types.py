@@ -14,7 +14,8 @@ from typing import Any, Literal, TypeVar, cast, dataclass_transform
 PolicyKind = Literal["checkpoint", "scripted", "api"]
 Purpose = Literal["train", "eval"]
 FinishReason = Literal["stop", "length", "scripted", "error"]
-EndReason = Literal["finished", "invalid_move", "turn_limit", "timeout", "error"]
+EndReason = Literal["finished", "invalid_move", "turn_limit", "context_limit", "timeout", "error"]
+Outcome = Literal["win", "draw", "loss"]
 
 
 _T = TypeVar("_T")
@@ -73,7 +74,11 @@ class PolicyRef:
 
 @value
 class EnvSpec:
-    """One environment: its id, and the limits after which a game ends.
+    """One environment: its id, when a game of it ends or is won, and how its players are asked.
+
+    win_score: the least reward that is a win in a game of one player.
+    prompt_template, action_extraction: at seats of the model; those with ``api_`` at seats of API
+    models, which know none of the model's short forms.
 
     Example:
         >>> EnvSpec(id="kuhn_poker", source="openspiel").num_players
@@ -87,8 +92,33 @@ class EnvSpec:
     timeout_s: float = 600.0
     error_allowance: int = 1
     weight: float = 1.0
+    win_score: float = 1.0
     prompt_template: str = "default"
     action_extraction: str = "boxed"
+    api_prompt_template: str = "chat-actions"
+    api_action_extraction: str = "boxed"
+    context: Literal["turn", "conversation"] = "turn"
+    overflow: Literal["end", "drop_oldest"] = "end"
+
+    def outcome(self, rewards: Mapping[int, float], player_id: int) -> Outcome:
+        """The result of ``player_id``: the one rule of rewards, metrics and evaluations.
+
+        Several players: strictly the highest reward wins, a shared highest one is a draw. One
+        player: a reward of at least ``win_score`` wins, any other loses.
+
+        Example:
+            >>> EnvSpec(id="TicTacToe-v0").outcome({0: 1.0, 1: -1.0}, player_id=1)
+            'loss'
+            >>> EnvSpec(id="Sudoku-v0", num_players=1, win_score=0.5).outcome({0: 0.6}, 0)
+            'win'
+        """
+        own = rewards[player_id]
+        best_other = max((r for player, r in rewards.items() if player != player_id), default=None)
+        if best_other is None:
+            return "win" if own >= self.win_score else "loss"
+        if own == best_other:
+            return "draw"
+        return "win" if own > best_other else "loss"
 
 
 @value
@@ -142,20 +172,33 @@ class GameSpec:
     def env_id(self) -> str:
         return self.env.id
 
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """Player ids of the trained seats."""
+        return tuple(seat.player_id for seat in self.seats if seat.trained)
+
 
 @value
 class SamplingParams:
     """How an engine samples tokens. Log-probs are of the distribution these settings describe.
 
+    top_k, top_p, min_p: which tokens are drawn (``rlforge.engines.sampling``); 0, 1 and 0: all.
     stop_token_ids end a completion and stay in it (the end-of-turn token is trained on).
     seed: makes this request's sample repeatable, independent of its batch.
+    conversation: number of the conversation of which a later request continues this prompt and its
+    answer, token by token; None: none does. The engine may keep their keys and values, so that it
+    only reads what is new then; log-probs stay the same up to rounding. Of several engines one
+    answers all requests of a conversation.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
     max_tokens: int = 4096
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
+    conversation: int | None = None
 
 
 @value
@@ -214,6 +257,8 @@ class GameRecord:
     """A game that ended or failed. A failed one has ``error`` set and no rewards.
 
     rewards: raw reward per player id. invalid_by: the player whose invalid move ended the game.
+    cut_by: the player whose prompt did not fit into the context any more (``context_limit``).
+    A game that is cut by a limit of turns, context or time is a draw.
 
     Example:
         >>> env = EnvSpec(id="TicTacToe-v0-train")
@@ -227,6 +272,7 @@ class GameRecord:
     rewards: Mapping[int, float]
     end_reason: EndReason
     invalid_by: int | None = None
+    cut_by: int | None = None
     error: str | None = None
     duration_s: float = 0.0
 

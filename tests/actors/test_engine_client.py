@@ -105,6 +105,26 @@ async def test_each_request_goes_to_the_engine_with_the_fewest_requests() -> Non
         answer.cancel()
 
 
+async def test_all_turns_of_a_conversation_go_to_one_engine_while_it_lives() -> None:
+    engines = [Handle(), Handle()]
+    client = _client(*engines)
+
+    def ask(number: int) -> asyncio.Task[Completion]:
+        params = SamplingParams(max_tokens=1, conversation=number)
+        return asyncio.create_task(client.generate([7], params, BASE))
+
+    turns = [ask(number) for number in (0, 1, 1, 1, 2)]
+    await asyncio.sleep(0.05)
+    assert [len(engine.held) for engine in engines] == [2, 3]
+    engines[1].die()
+    await asyncio.sleep(0.05)
+    turns.append(ask(1))
+    await asyncio.sleep(0.05)
+    assert [len(engine.held) for engine in engines] == [6, 0]
+    for turn in turns:
+        turn.cancel()
+
+
 async def test_requests_of_a_dead_engine_go_to_another_one_at_once() -> None:
     dead, living = Handle(), Handle()
     client = _client(dead, living)

@@ -1,6 +1,9 @@
 """Advantages against hand-worked numbers and brute force."""
 
+import itertools
+import math
 import statistics
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -10,7 +13,9 @@ from rlforge.algorithms.advantages import (
     episodes_of,
     explained_variance,
     generalized_advantages,
-    group_relative,
+    in_groups,
+    leave_one_out,
+    max_rl,
     standardize,
     turn_rewards,
 )
@@ -51,10 +56,10 @@ def test_advantages_are_relative_to_group_and_role(make_step):
         make_step("g3", 5.0, group_id="y", player_id=0),
         make_step("g4", 9.0, group_id="y", player_id=0),
     ]
-    relative = group_relative(steps, normalize_std=True)
+    relative = in_groups(steps, standardize)
     assert relative.advantages == (1, 0, -1, 0, -1, 1)
     assert (relative.groups, relative.constant) == (3, 1)
-    assert group_relative(steps, normalize_std=False).advantages == (1, 0, -1, 0, -2, 2)
+    assert in_groups(steps, partial(standardize, divide=False)).advantages == (1, 0, -1, 0, -2, 2)
 
 
 def test_an_episode_has_one_advantage_however_many_steps(make_step):
@@ -63,12 +68,57 @@ def test_an_episode_has_one_advantage_however_many_steps(make_step):
         make_step("g1", 2.0, 1, True, group_id="x"),
         make_step("g2", 0.5, 0, True, group_id="x"),
     ]
-    assert group_relative(steps, normalize_std=False).advantages == (0.5, 0.5, -0.5)
+    assert in_groups(steps, partial(standardize, divide=False)).advantages == (0.5, 0.5, -0.5)
 
 
 def test_steps_without_a_group_are_refused(make_step):
     with pytest.raises(RunError, match=r"game g belongs to no group.*buffer\.kind=episode"):
-        group_relative([make_step("g")], normalize_std=True)
+        in_groups([make_step("g")], standardize)
+
+
+def test_scores_that_a_formula_refuses_are_reported_with_their_games(make_step):
+    steps = [make_step("g1", 1.0, group_id="x"), make_step("g2", -0.5, group_id="x")]
+    with pytest.raises(RunError, match=r"games g1, g2, player 0: a score is -0\.5, and max_rl"):
+        in_groups(steps, max_rl)
+
+
+@given(st.lists(numbers, min_size=2, max_size=10))
+def test_leave_one_out_subtracts_the_mean_of_the_others(scores):
+    expected = [
+        score - statistics.fmean(scores[:i] + scores[i + 1 :]) for i, score in enumerate(scores)
+    ]
+    assert leave_one_out(scores) == pytest.approx(expected, abs=1e-7)
+
+
+def test_a_game_without_others_has_no_advantage():
+    assert leave_one_out([3.0]) == [0]
+    assert max_rl([3.0]) == [0]
+
+
+def test_max_rl_weighs_rare_successes_more():
+    assert max_rl([1, 0, 0, 0]) == [3, -1, -1, -1]
+    assert max_rl([1, 1, 1, 0]) == pytest.approx([1 / 3, 1 / 3, 1 / 3, -1])
+    assert max_rl([0.0, 2.0]) == [-1, 1]
+    assert max_rl([0.0, 0.0]) == max_rl([0.3, 0.1 + 0.2]) == [0, 0]
+
+
+def expected_gradient(formula, p, n):
+    """The exact mean of (1 / n) sum_i A_i d/dp log P(R_i), over all outcomes of n coins."""
+    total = 0.0
+    for scores in itertools.product([0.0, 1.0], repeat=n):
+        probability = math.prod(p if r else 1 - p for r in scores)
+        slopes = [1 / p if r else -1 / (1 - p) for r in scores]
+        total += probability * sum(a * s for a, s in zip(formula(scores), slopes, strict=True)) / n
+    return total
+
+
+@pytest.mark.parametrize("p", [0.05, 0.4, 0.9])
+@pytest.mark.parametrize("n", [2, 5])
+def test_gradients_are_those_of_the_documented_objectives(p, n):
+    # d/dp of p, and of the first n - 1 terms of log p.
+    assert expected_gradient(leave_one_out, p, n) == pytest.approx(1.0)
+    likelihood = sum((1 - p) ** (k - 1) for k in range(1, n))
+    assert expected_gradient(max_rl, p, n) == pytest.approx(likelihood)
 
 
 # ---------------------------------------------------------------- turns of an episode

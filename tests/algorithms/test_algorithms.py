@@ -14,8 +14,11 @@ CONFIGS = [
     GrpoConfig(clip_low=0.1, clip_high=0.05, dual_clip=1.1),
     A2cConfig(),
     PpoConfig(value_clip=0.1),
+    GrpoConfig(loss="sequence_clip", clip_low=0.05, clip_high=0.1),
+    GrpoConfig(loss="cispo", clip_low=1.0, clip_high=0.2, importance="mask"),
+    PpoConfig(loss="score_function", importance="mask", importance_floor=0.9),
 ]
-ids = [config.name for config in CONFIGS]
+ids = [f"{config.name}-{getattr(config, 'loss', '')}" for config in CONFIGS]
 
 
 def random_batch(sequences=6, tokens=4, seed=0):
@@ -89,6 +92,9 @@ def test_every_metric_is_reported(make_inputs):
     assert metrics_of(make_inputs, A2cConfig(**everything)) == common | {"value_loss"}
     with_critic = common | {"clip_fraction", "value_loss"}
     assert metrics_of(make_inputs, PpoConfig(**everything)) == with_critic
+    masked = {"importance_weight_mean", "importance_masked_fraction"}
+    found = metrics_of(make_inputs, GrpoConfig(loss="cispo", importance="mask"))
+    assert found == {"policy_loss", "entropy", "clip_fraction"} | masked
     plain = AlgorithmConfig(importance_cap=None)
     assert metrics_of(make_inputs, plain) == {"policy_loss", "entropy"}
 
@@ -130,6 +136,19 @@ def test_reinforce_takes_the_reward_as_advantage(make_step):
     assert targets.returns is None
 
 
+def test_masking_goes_down_to_the_inverse_of_the_cap_unless_a_floor_is_given(make_inputs):
+    def weights(**config):
+        raw = [0.2, 0.3, 0.6, 2.9, 3.1]
+        inputs = make_inputs([[-1.0] * 5], behaviour_logprobs=[[-1 - math.log(r) for r in raw]])
+        make_algorithm(AlgorithmConfig(**config), 16).loss(inputs).loss.backward()
+        return [-5 * slope for slope in inputs.logprobs.grad[0].tolist()]
+
+    assert weights(importance_cap=3.0) == pytest.approx([0.2, 0.3, 0.6, 2.9, 3.0])
+    mask = {"importance": "mask", "importance_cap": 3.0}
+    assert weights(**mask) == pytest.approx([0, 0, 0.6, 2.9, 0])
+    assert weights(**mask, importance_floor=0.25) == pytest.approx([0, 0.3, 0.6, 2.9, 0])
+
+
 def test_reinforce_is_not_clipped_far_from_the_old_policy(make_inputs):
     inputs = make_inputs([[-0.1]], proximal_logprobs=[[-5.0]], advantages=[2.0])
     make_algorithm(AlgorithmConfig(importance_cap=None), 16).loss(inputs).loss.backward()
@@ -142,6 +161,11 @@ def test_grpo_targets_count_groups(make_step):
     targets = make_algorithm(GrpoConfig(), 16).targets(steps, None)
     assert targets.advantages == (-1, -1, 1, 1, 0, 0)
     assert targets.metrics == {"groups": 2, "constant_groups": 1}
+    rloo = GrpoConfig(advantage="leave_one_out", normalize_std=False)
+    others = make_algorithm(rloo, 16).targets(steps, None).advantages
+    assert others == pytest.approx((-2 / 3, -2 / 3, 2 / 3, 2 / 3, 0, 0))
+    likely = GrpoConfig(advantage="max_rl", normalize_std=False)
+    assert make_algorithm(likely, 16).targets(steps, None).advantages == (-1, -1, 1, 1, 0, 0)
     dr_grpo = make_algorithm(GrpoConfig(normalize_std=False), 16).targets(steps, None)
     assert dr_grpo.advantages == (-0.5, -0.5, 0.5, 0.5, 0, 0)
 

@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from rlforge.algorithms.losses import (
     aggregate,
+    cispo_loss,
     clipped_loss,
     importance_weights,
     kl_penalty,
@@ -73,6 +75,40 @@ def test_without_a_cap_there_is_no_correction(make_inputs):
     weights = importance_weights(inputs.logprobs, inputs, cap=None)
     assert weights.loss.tolist() == [[1, 1]]
     assert weights.metrics == {}
+
+
+def test_masked_weights_are_ratios_within_both_bounds_and_nothing_outside(make_inputs):
+    raw = [0.4, 0.6, 1.0, 1.9, 2.1]
+    inputs = make_inputs([[0.0] * 5], behaviour_logprobs=[[-math.log(r) for r in raw]])
+    weights = importance_weights(inputs.logprobs, inputs, cap=2.0, floor=0.5)
+    assert weights.loss.tolist() == [pytest.approx([0, 0.6, 1.0, 1.9, 0])]
+    assert weights.metrics == {
+        "importance_weight_mean": pytest.approx(3.5 / 5),
+        "importance_masked_fraction": pytest.approx(2 / 5),
+    }
+
+
+MASKED = {
+    "score_function": lambda inputs: score_function_loss(inputs, 2.0, 0.5),
+    "clip": lambda inputs: clipped_loss(inputs, 2.0, 0.2, 0.2, None, 0.5),
+    "sequence_clip": lambda inputs: clipped_loss(inputs, 2.0, 0.2, 0.2, None, 0.5, sequences=True),
+    "cispo": lambda inputs: cispo_loss(inputs, 2.0, 0.2, 0.2, 0.5),
+    "kl": lambda inputs: kl_penalty(inputs, "k3", 2.0, 0.5),
+}
+
+
+@pytest.mark.parametrize("loss", MASKED.values(), ids=MASKED)
+def test_masked_tokens_add_nothing_to_loss_and_gradient(make_inputs, loss):
+    inputs = make_inputs(
+        [[-1.0, -1.0, -1.0]],
+        behaviour_logprobs=[[-0.1, -1.2, -3.0]],
+        reference_logprobs=[[-1.5, -1.5, -1.5]],
+        advantages=[2.0],
+    )
+    found = loss(inputs).loss
+    found.sum().backward()
+    assert [value != 0 for value in found[0].tolist()] == [False, True, False]
+    assert [value != 0 for value in inputs.logprobs.grad[0].tolist()] == [False, True, False]
 
 
 # ---------------------------------------------------------------- policy losses
@@ -151,11 +187,14 @@ def test_at_ratio_one_the_clipped_gradient_is_that_of_reinforce(make_inputs):
     for loss in (
         lambda inputs: score_function_loss(inputs, 1.5),
         lambda inputs: clipped_loss(inputs, 1.5, 0.2, 0.2, 3.0),
+        lambda inputs: clipped_loss(inputs, 1.5, 3e-4, 4e-4, None, sequences=True),
+        lambda inputs: cispo_loss(inputs, 1.5, 0.2, 0.2),
     ):
         inputs = make_inputs(logprobs.clone().requires_grad_(), **fields)
         loss(inputs).loss.sum().backward()
         gradients.append(inputs.logprobs.grad)
-    torch.testing.assert_close(*gradients)
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0])
 
 
 def test_the_clipped_loss_corrects_for_the_engine_at_the_old_policy(make_inputs):
@@ -167,6 +206,78 @@ def test_the_clipped_loss_corrects_for_the_engine_at_the_old_policy(make_inputs)
     )
     loss = clipped_loss(inputs, 4.0, 0.2, 0.2, None).loss
     assert float(loss.detach()) == pytest.approx(-1.5 * 1.1 * 2.0)
+
+
+def off_policy(make_inputs, seed=0, spread=0.3):
+    """Eight padded answers whose policy has moved since the start of the update."""
+    torch.manual_seed(seed)
+    logprobs = -torch.rand(8, 5)
+    lengths = torch.tensor([5, 1, 3, 5, 2, 4, 5, 1])
+    return make_inputs(
+        logprobs.requires_grad_(),
+        proximal_logprobs=logprobs.detach() + spread * torch.randn(8, 5),
+        behaviour_logprobs=logprobs.detach(),
+        mask=(torch.arange(5)[None] < lengths[:, None]).double(),
+        advantages=torch.randn(8),
+    )
+
+
+@pytest.mark.parametrize("dual_clip", [None, 1.05])
+def test_sequence_clipping_is_the_objective_of_gspo(make_inputs, dual_clip):
+    """(1 / N) sum_i min(s_i A_i, clip(s_i) A_i), differentiated by torch from its definition."""
+    inputs = off_policy(make_inputs)
+    found = clipped_loss(inputs, None, 0.05, 0.02, dual_clip, sequences=True)
+    loss = aggregate(found.loss, inputs, "sequence_mean", 5)
+    loss.backward()
+
+    free = inputs.logprobs.detach().clone().requires_grad_()
+    cut, objective = 0, 0.0
+    for row in range(8):
+        tokens = inputs.mask[row] > 0
+        s = (free[row][tokens] - inputs.proximal_logprobs[row][tokens]).mean().exp()
+        advantage = inputs.advantages[row]
+        least = torch.min(s * advantage, s.clamp(0.95, 1.02) * advantage)
+        if dual_clip is not None and advantage < 0:
+            least = torch.max(least, dual_clip * advantage)
+        cut += int(tokens.sum()) * bool(least != s * advantage)
+        objective = objective + least / 8
+    (-objective).backward()
+    torch.testing.assert_close(loss, -objective)
+    torch.testing.assert_close(inputs.logprobs.grad, free.grad)
+    assert cut > 0
+    assert found.metrics == {"clip_fraction": pytest.approx(cut / int(inputs.mask.sum()))}
+
+
+def test_answers_of_one_token_are_clipped_like_tokens(make_inputs):
+    results = []
+    for sequences in (False, True):
+        inputs = make_inputs(
+            [[0.0], [-1.0], [-2.0]],
+            proximal_logprobs=[[-0.5], [-0.9], [-1.5]],
+            advantages=[1.0, -1.0, -1.0],
+        )
+        loss = clipped_loss(inputs, 2.0, 0.2, 0.2, 3.0, sequences=sequences).loss
+        loss.sum().backward()
+        results.append((loss.detach(), inputs.logprobs.grad))
+    torch.testing.assert_close(*results)
+
+
+def test_cispo_weighs_every_token_by_its_clipped_ratio(make_inputs):
+    inputs = off_policy(make_inputs)
+    inputs.logprobs.grad = None
+    output = cispo_loss(inputs, 1.1, 0.3, 0.2)
+    output.loss.sum().backward()
+
+    now, old = inputs.logprobs.detach().numpy(), inputs.proximal_logprobs.numpy()
+    ratios = np.exp(now - old)
+    engine = np.minimum(np.exp(old - inputs.behaviour_logprobs.numpy()), 1.1)
+    mask = inputs.mask.numpy()
+    slope = -engine * np.clip(ratios, 0.7, 1.2) * inputs.advantages.numpy()[:, None] * mask
+    np.testing.assert_allclose(inputs.logprobs.grad.numpy(), slope)
+    np.testing.assert_allclose(output.loss.detach().numpy(), slope * now, atol=1e-12)
+    clipped = ((ratios < 0.7) | (ratios > 1.2)) * mask
+    assert output.metrics["clip_fraction"] == pytest.approx(clipped.sum() / mask.sum())
+    assert (slope[mask > 0] != 0).all()
 
 
 # ---------------------------------------------------------------- KL
@@ -252,6 +363,13 @@ def test_values_on_padding_are_ignored(make_inputs):
     loss = (
         aggregate(score_function_loss(inputs, 2.0).loss, inputs, "sequence_mean", 1)
         + aggregate(clipped_loss(inputs, 2.0, 0.2, 0.2, None).loss, inputs, "token_mean", 1)
+        + aggregate(cispo_loss(inputs, 2.0, 0.2, 0.2, 0.5).loss, inputs, "token_mean", 1)
+        + aggregate(
+            clipped_loss(inputs, 2.0, 0.2, 0.2, None, 0.5, sequences=True).loss,
+            inputs,
+            "sequence_mean",
+            1,
+        )
         + aggregate(kl_penalty(inputs, "k3", 2.0).loss, inputs, "token_mean", 1)
     )
     loss.backward()
@@ -272,6 +390,8 @@ def test_a_huge_ratio_stays_finite_in_single_precision(make_inputs):
         **{name: torch.tensor(field, dtype=torch.float32) for name, field in fields.items()},
     )
     assert clipped_loss(inputs, 2.0, 0.2, 0.2, None).loss.isfinite().all()
+    assert clipped_loss(inputs, 2.0, 0.2, 0.2, None, sequences=True).loss.isfinite().all()
+    assert cispo_loss(inputs, 2.0, 0.2, 4.0).loss.isfinite().all()
     assert kl_penalty(inputs, "k3", 2.0).loss.isfinite().all()
 
 

@@ -13,6 +13,7 @@ def make_episode(
     player_id: int = 0,
     group_id: str | None = None,
     group_size: int = 1,
+    reward: float = 0.1 + 0.2,
 ) -> Episode:
     """An episode with one step per policy version."""
     steps = tuple(
@@ -29,7 +30,7 @@ def make_episode(
             token_ids=(3,),
             logprobs=(-0.1 / 3,),
             raw_reward=1.0,
-            reward=0.1 + 0.2,
+            reward=reward,
             outcome_reward=0.3,
             policy_uid="p",
             policy_version=version,

@@ -127,6 +127,34 @@ def test_strictly_on_policy_groups_meet_the_batch_exactly(make_episode):
     assert play_updates(buffer, 32, 5, game, random.Random(1)) == 0
 
 
+@given(equal=st.floats(0, 0.8), seed=st.integers(0, 100), staleness=st.integers(0, 2))
+def test_replaced_groups_leave_whole_batches_with_advantages(make_episode, equal, seed, staleness):
+    """Games of replaced groups free their places at once, and no game goes stale by it."""
+    rng = random.Random(seed)
+    buffer = buffer_of(
+        EpisodeBuffer, batch_size=16, max_staleness=staleness, max_replaced=10**6, seed=seed
+    )
+    constant, under_way, games, most = {}, [], 0, 16 * (staleness + 1)
+    for version in range(4):
+        buffer.set_version(version)
+        while under_way or not buffer.ready():
+            for _ in range(buffer.reserve(50)):
+                group = f"grp{games // 4}"
+                constant.setdefault(group, rng.random() < equal)
+                under_way.append((f"g{games}", group, version, 0.0 if constant[group] else games))
+                games += 1
+            assert buffer.size() + 2 * len(under_way) <= most
+            name, group, by, reward = under_way.pop(rng.randrange(len(under_way)))
+            buffer.add([make_episode(name, (by,), p, group, 4, reward) for p in range(2)])
+            buffer.release(1)
+        batch = buffer.draw(16, version)
+        assert batch is not None
+        assert len(batch.steps) == 16
+        assert batch.dropped_stale == 0
+        assert not any(constant[step.group_id] for step in batch.steps)
+    assert buffer.in_flight == 0
+
+
 def test_a_wrong_initial_estimate_wastes_samples_of_one_update_only(make_episode):
     buffer = buffer_of(EpisodeBuffer, batch_size=40, samples_per_game=1.0)
 
@@ -221,3 +249,32 @@ def test_games_in_progress_do_not_survive_a_restart(make_episode):
     again.load_state_dict(buffer.state_dict())
     assert again.in_flight == 0
     assert again.reserve(100) == 3  # room for 6 steps, at the 2 a game that were seen
+
+
+@given(
+    save_every=st.integers(1, 4),
+    batch_size=st.integers(8, 64),
+    turns=st.lists(st.integers(1, 12), min_size=1, max_size=20),
+    workers=st.integers(1, 20),
+)
+def test_the_learner_never_waits_for_ever_between_two_published_versions(
+    make_episode, save_every, batch_size, turns, workers
+):
+    buffer = buffer_of(
+        StepBuffer, batch_size=batch_size, max_staleness=save_every - 1, save_every=save_every
+    )
+    games = published = 0
+    for version in range(3 * save_every):
+        under_way = []
+        while not buffer.ready():
+            under_way += [published] * buffer.reserve(workers - len(under_way))
+            assert under_way, "nothing is under way, and nothing may start"
+            played = (under_way.pop(),) * turns[games % len(turns)]
+            buffer.add([make_episode(f"g{games}", played)])
+            buffer.release(1)
+            games += 1
+        assert buffer.draw(batch_size, version) is not None
+        buffer.release(len(under_way))
+        if (version + 1) % save_every == 0:
+            published = version + 1
+            buffer.set_version(published)

@@ -1,9 +1,15 @@
 """Batches on disk."""
 
+import csv
+import dataclasses
+import json
+
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rlforge.buffer.base import read_batch, write_batch
+from rlforge.buffer.batches import read_batch, write_batch
 from rlforge.types import Step, TrainBatch
 
 
@@ -38,8 +44,9 @@ BATCH = TrainBatch(
 )
 
 
-def test_a_batch_is_read_back_exactly(tmp_path):
-    path = tmp_path / "batches" / "batch-000001.parquet"
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_a_batch_is_read_back_exactly(tmp_path, form):
+    path = tmp_path / "batches" / f"batch-000001.{form}"
     write_batch(path, BATCH)
     assert read_batch(path) == BATCH
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -51,6 +58,38 @@ def test_any_parquet_reader_sees_the_columns(tmp_path):
     assert table["reward"].to_pylist() == [0.1 + 0.2] * 3
     assert table["token_ids"].to_pylist() == [[], [5], [5, 5]]
     assert table["group_id"].to_pylist() == [None, "grp", None]
+
+
+TEXTS = st.text() | st.sampled_from(["", "NULL", "nan", "\r\n", '","', "a\rb"])
+NUMBERS = st.floats(allow_nan=False)
+
+
+@given(
+    st.lists(
+        st.tuples(TEXTS, TEXTS | st.none(), NUMBERS, st.lists(NUMBERS, max_size=3)), min_size=1
+    )
+)
+def test_a_csv_file_keeps_every_text_and_number(tmp_path_factory, cells):
+    steps = tuple(
+        dataclasses.replace(
+            step(0, group), observation=text, reward=number, logprobs=tuple(numbers)
+        )
+        for text, group, number, numbers in cells
+    )
+    path = tmp_path_factory.mktemp("csv") / "b.csv"
+    write_batch(path, dataclasses.replace(BATCH, steps=steps))
+    assert read_batch(path).steps == steps
+
+
+def test_a_csv_file_is_a_table_for_any_reader(tmp_path):
+    write_batch(tmp_path / "b.csv", BATCH)
+    with (tmp_path / "b.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["reward"]) for row in rows] == [0.1 + 0.2] * 3
+    assert [json.loads(row["token_ids"]) for row in rows] == [[], [5], [5, 5]]
+    assert rows[1]["observation"] == BATCH.steps[1].observation
+    assert json.loads(rows[0]["info"])["legal"] is False
+    assert {row["batch_dropped_stale"] for row in rows} == {"7"}
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):

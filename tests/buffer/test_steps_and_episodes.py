@@ -239,28 +239,104 @@ def test_on_policy_a_late_stale_episode_drops_its_group(make_episode):
     assert buffer.draw(1, version=2).dropped_stale == 6
 
 
-def test_a_group_with_a_failed_game_is_dropped_and_refused_later(make_episode):
+def test_a_group_is_complete_without_the_games_that_are_passed_over(make_episode):
+    """Their episodes were filtered; those that are left are drawn together."""
+    buffer = buffer_of(EpisodeBuffer)
+    buffer.pass_over("x", 3)
+    buffer.add(group_game(make_episode, "x", 0, size=3))
+    assert buffer.drawable() == 0
+    buffer.add(group_game(make_episode, "x", 1, size=3, seats=1))
+    assert (buffer.size(), buffer.drawable()) == (3, 3)
+    buffer.add(group_game(make_episode, "y", 0))
+    buffer.pass_over("y", 2)
+    assert buffer.drawable() == 5
+    for _ in range(2):
+        buffer.pass_over("none of it", 2)
+    assert (buffer.size(), buffer.state_dict()["given_up"]) == (5, {})
+
+
+def test_filtered_episodes_lower_the_expected_samples_of_a_game(make_episode):
+    """Two episodes a game at first, then one: twice as many games are admitted."""
+    buffer = buffer_of(EpisodeBuffer, max_size=100, batch_size=8, max_staleness=0)
+    assert buffer.reserve(100) == 4
+    buffer.add([make_episode(f"g{index}") for index in range(4)])
+    buffer.release(4)
+    assert buffer.reserve(100) == 8 - 4
+
+
+def test_refused_groups_are_forgotten_once_they_would_be_stale(make_episode):
     buffer = buffer_of(EpisodeBuffer)
     buffer.add(group_game(make_episode, "x", 0))
-    assert buffer.drop_group("x") == 2
-    assert buffer.size() == 0
+    buffer.clear()
     assert buffer.add(group_game(make_episode, "x", 1)).refused == 2
-    assert buffer.drop_group("never seen") == 0
-
-
-def test_dropped_groups_are_forgotten_once_they_would_be_stale(make_episode):
-    buffer = buffer_of(EpisodeBuffer)
-    buffer.drop_group("x")
+    buffer.pass_over("x", 2)
     buffer.set_version(1)
     assert buffer.state_dict()["given_up"] == {"x": 0}
     buffer.set_version(2)
     assert buffer.state_dict()["given_up"] == {}
 
 
+def scored_group(make_episode, group, rewards):
+    """Two games of a group; ``rewards``: for each the rewards of its seats."""
+    return [
+        make_episode(f"{group}-{game}", (0,), seat, group, 2, reward)
+        for game, seats in enumerate(rewards)
+        for seat, reward in enumerate(seats)
+    ]
+
+
+def test_groups_of_equal_scores_are_left_out_and_counted(make_episode):
+    buffer = buffer_of(EpisodeBuffer, max_replaced=100)
+    buffer.add(scored_group(make_episode, "equal", [(1.0, -1.0), (1.0, -1.0)]))
+    assert (buffer.size(), buffer.drawable()) == (0, 0)
+    buffer.add(scored_group(make_episode, "one seat", [(0.3, -1.0), (0.1 + 0.2, 1.0)]))
+    assert (buffer.size(), buffer.drawable()) == (4, 4)
+    assert {step.group_id for step in buffer.draw(4, version=0).steps} == {"one seat"}
+    assert buffer.replaced == 4
+
+
+def test_without_replacement_groups_of_equal_scores_are_stored(make_episode):
+    buffer = buffer_of(EpisodeBuffer)
+    buffer.add(scored_group(make_episode, "equal", [(1.0, -1.0), (1.0, -1.0)]))
+    assert buffer.drawable() == 4
+
+
+def test_a_score_is_the_mean_reward_of_the_turns(make_episode):
+    buffer = buffer_of(EpisodeBuffer, max_replaced=100)
+    buffer.add([make_episode(f"g{turns}", (0,) * turns, 0, "x", 2, reward=0.7) for turns in (1, 3)])
+    assert buffer.size() == 0
+
+
+def test_beyond_the_limit_groups_of_equal_scores_fill_the_batch(make_episode):
+    buffer = buffer_of(EpisodeBuffer, max_replaced=8)
+    for index in range(3):
+        buffer.add(scored_group(make_episode, f"equal {index}", [(0.0, 0.0)] * 2))
+    assert buffer.drawable() == 4
+    assert buffer.draw(4, version=0) is not None
+    assert buffer.replaced == 8
+    buffer.add(scored_group(make_episode, "next batch", [(0.0, 0.0)] * 2))
+    assert buffer.size() == 0
+
+
+def test_episodes_without_a_group_are_never_left_out(make_episode):
+    buffer = buffer_of(EpisodeBuffer, max_replaced=8)
+    buffer.add([make_episode("a"), make_episode("b")])
+    assert buffer.drawable() == 2
+
+
+def test_a_restored_buffer_goes_on_counting_what_it_left_out(make_episode):
+    buffer = buffer_of(EpisodeBuffer, max_replaced=6)
+    buffer.add(scored_group(make_episode, "equal", [(0.0, 0.0)] * 2))
+    restored = buffer_of(EpisodeBuffer, max_replaced=6)
+    restored.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    restored.add(scored_group(make_episode, "as equal", [(0.0, 0.0)] * 2))
+    assert restored.drawable() == 4
+
+
 def test_a_step_buffer_ignores_groups(make_episode):
     buffer = buffer_of(StepBuffer)
     buffer.add(group_game(make_episode, "x", 0))
-    assert buffer.drop_group("x") == 0
+    buffer.pass_over("x", 2)
     assert buffer.drawable() == 4
 
 
@@ -272,13 +348,12 @@ def test_a_restored_buffer_makes_the_same_draws(make_episode, kind):
         buffer.add(group_game(make_episode, f"grp{index // 2}", index % 2, version=1))
     buffer.add(group_game(make_episode, "open", 0, version=1))
     buffer.set_version(1)
-    if kind is EpisodeBuffer:
-        buffer.drop_group("lost")
+    buffer.pass_over("short", 2)
     restored.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
     assert json.dumps(restored.state_dict()) == json.dumps(buffer.state_dict())
     for each in (buffer, restored):
         each.add(group_game(make_episode, "open", 1, version=1))
-        each.add(group_game(make_episode, "lost", 0, version=1))
+        each.add(group_game(make_episode, "short", 0, version=1))
     assert restored.draw(8, version=2) == buffer.draw(8, version=2)
     assert restored.size() == buffer.size()
 

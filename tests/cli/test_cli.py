@@ -26,8 +26,8 @@ from rlforge.tracking.tracker import Tracker
 from rlforge.types import EvalResult, UpdateResult, value
 
 COMMANDS = (
-    *("train", "continuous", "eval", "graph", "config", "doctor"),
-    *("play", "replay", "models", "plugins", "monitor", "report"),
+    *("train", "continuous", "sft", "eval", "graph", "config", "doctor"),
+    *("play", "replay", "models", "plugins", "monitor", "report", "export"),
     *("serve", "deploy", "rollback", "deployments", "windows"),
 )
 
@@ -304,7 +304,7 @@ def test_an_initial_adapter_of_another_kind_starts_nothing(
 ) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    (adapter / "adapter_config.json").write_text('{"r": 4, "lora_alpha": 8}')
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 8}')
     model = ("model=hf", f"model.name={small_model}", "model.prompt_template=board")
     answer = rlforge(
         "train", "+experiment=tictactoe_mirror", *model, "learner.initial_adapter=adapter"

@@ -26,16 +26,24 @@ from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.rules import Group, Length, Pattern, Range, hints, parts
 from rlforge.config.schema import ModelConfig, PoolConfig, RunConfig
 from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServingConfig
+from rlforge.config.sft import SftConfig
 from rlforge.config.training import (
     ALGORITHM_CONFIGS,
     A2cConfig,
     AlgorithmConfig,
     GameLearnerConfig,
+    GrpoConfig,
     LearnerConfig,
+    PpoConfig,
 )
 from rlforge.errors import ConfigError
 
-ROOTS = {"train": RunConfig, "continuous": ContinuousConfig, "serve": ServingConfig}
+ROOTS = {
+    "train": RunConfig,
+    "continuous": ContinuousConfig,
+    "serve": ServingConfig,
+    "sft": SftConfig,
+}
 
 FREE = {
     "hardware.name": "a profile may have any name",
@@ -49,8 +57,8 @@ FREE = {
 def composed(command: str, algorithm: str) -> Composed[Any]:
     """A valid configuration of the command, in which every group has entries."""
     overrides = [f"algorithm={algorithm}"]
-    if command != "continuous":
-        overrides += ["+experiment=simpletak_mirror"]
+    overrides += ["+experiment=simpletak_mirror"] if command in ("train", "serve") else []
+    overrides += ["data=random_legal"] if command == "sft" else []
     result = compose(overrides, root=ROOTS[command])
     launch.check(result, keys=False)
     return result
@@ -71,8 +79,9 @@ def leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def keys_of(command: str) -> list[tuple[str, str, Any]]:
     """Algorithm under which a key exists, key and annotation, of all keys of the command's root."""
-    found = {key: ("reinforce", hint) for key, hint in leaves(ROOTS[command])}
-    for name, cls in ALGORITHM_CONFIGS.items():
+    chosen = {"sft": ("supervised",)}.get(command, tuple(ALGORITHM_CONFIGS)[:-1])
+    found = {key: (chosen[0], hint) for key, hint in leaves(ROOTS[command])}
+    for name, cls in ((name, ALGORITHM_CONFIGS[name]) for name in chosen):
         found |= {key: (name, hint) for key, hint in leaves(cls, "algorithm.")}
     return [(algorithm, key, hint) for key, (algorithm, hint) in found.items()]
 
@@ -100,6 +109,8 @@ def bad_values(hint: Any) -> Iterator[Any]:
         yield [{"name": "no-such-thing"}]
     elif origin is list:
         yield from ([value] * (_length(rules) or 1) for value in bad_values(inner[0]))
+    elif origin is dict and dataclasses.is_dataclass(inner[1]):
+        yield {"noise": inner[1](user="")}
     elif origin is dict:
         yield from ({"noise": value} for value in bad_values(inner[1]))
 
@@ -249,6 +260,22 @@ def test_so_does_a_process_of_its_own(
         (A2cConfig(name="ppo"), "name", "choose them with algorithm=ppo"),
         (AlgorithmConfig(name="grpo"), "name", "choose them with algorithm=grpo"),
         (AlgorithmConfig(name="reinforced"), "name", "did you mean reinforce"),
+        (
+            AlgorithmConfig(importance_floor=0.5),
+            "importance_floor",
+            "set algorithm.importance=mask",
+        ),
+        (AlgorithmConfig(importance="mask", importance_cap=None), "importance_cap", "above 1"),
+        (AlgorithmConfig(importance="mask", importance_cap=1.0), "importance_cap", "above 1"),
+        (
+            AlgorithmConfig(importance="mask", importance_floor=1.0),
+            "importance_floor",
+            "must be below 1",
+        ),
+        (GrpoConfig(loss="cispo", dual_clip=3.0), "dual_clip", "set it to null"),
+        (PpoConfig(loss="score_function", dual_clip=3.0), "dual_clip", "set it to null"),
+        (GrpoConfig(advantage="max_rl"), "normalize_std", "set it to false"),
+        (GrpoConfig(advantage="leave_one_out"), "normalize_std", "set it to false"),
         (
             LearnerConfig(train="full", initial_adapter="x"),
             "initial_adapter",

@@ -32,6 +32,10 @@ class InProcessActor:
     def __getattr__(self, name: str) -> Method:
         return Method(getattr(self._made, name), self._thread)
 
+    @property
+    def __ray_call__(self) -> Method:
+        return Method(lambda function: function(self._made), self._thread)
+
 
 class Method:
     """A method of an actor, called by ``remote``."""

@@ -42,6 +42,7 @@ def trained_windows() -> list[str]:
     return [meta["window_id"] for meta in metas if meta["window_id"] is not None]
 
 
+@pytest.mark.slow
 def test_a_run_with_two_engines_and_two_learners_starts_the_actors_of_its_graph(
     make_config: Callable[..., ContinuousConfig], own_home: None
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_run_killed_with_sigkill_resumes_and_trains_once_on_each_window(
     assert trained_windows() == windows == sorted(set(windows))
 
 
+@pytest.mark.slow
 def test_a_run_outlives_an_engine_and_a_dead_learner_ends_it_with_its_cause(
     small: Sequence[str],
 ) -> None:

@@ -52,6 +52,7 @@ def whole(
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_a_run_killed_around_every_phase_ends_like_an_undisturbed_one(
     run_continuous: Run, small: Sequence[str], whole: Path
 ) -> None:

@@ -15,7 +15,10 @@ import pytest
 
 import rlforge
 from rlforge.config.plugins import KINDS, Kind
+from rlforge.config.schema import RewardsConfig
+from rlforge.rewards import RewardPipeline
 from rlforge.tracking.files import RunPaths
+from rlforge.types import GameSpec, Seat
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -141,3 +144,30 @@ def test_the_readmes_command_takes_the_readmes_file() -> None:
     assert (program, command) == ("rlforge", "train")
     config = rlforge.compose(experiment.partition("=")[2], *overrides)
     assert (config.pool.mode, config.algorithm.clip) == ("mine:strongest", 2.0)
+
+
+def test_the_curiosity_of_the_page_is_noted_and_paid() -> None:
+    (source,) = re.findall(r"```python\n(from collections import Counter\n.*?)```", PAGE, re.DOTALL)
+    Path("my_notes.py").write_text(source)
+    pipeline = RewardPipeline(RewardsConfig(step=[{"name": "my_notes:Curiosity", "weight": 0.5}]))
+    player = rlforge.PolicyRef(uid="step-0", kind="checkpoint")
+    style = {"prompt_template": "chat", "action_extraction": "raw"}
+    spec = GameSpec(
+        game_id="g",
+        env=rlforge.EnvSpec(id="e"),
+        seed=0,
+        purpose="train",
+        seats=(Seat(player_id=0, policy=player, trained=True, **style),),
+    )
+    answer = rlforge.Completion(text="")
+    turns = tuple(
+        rlforge.Turn(
+            player_id=0, observation="", completion=answer, action=a, well_formed=True, legal=True
+        )
+        for a in "aaaab"
+    )
+    game = rlforge.GameRecord(spec=spec, turns=turns, rewards={0: 1.0}, end_reason="finished")
+    (episode,) = pipeline.shape(game)
+    noted = [step.info["curiosity"] for step in episode.steps]
+    assert noted == [1.0, 2**-0.5, 3**-0.5, 0.5, 1.0]
+    assert [step.reward for step in episode.steps] == [1.0 + 0.5 * number for number in noted]

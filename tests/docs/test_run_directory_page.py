@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import get_type_hints
 
-from rlforge.buffer.base import SCHEMA
+from rlforge.buffer.batches import SCHEMA
 from rlforge.tracking.files import RunFile, RunPaths
 from rlforge.types import EvalResult, GameRecord, Step
 
@@ -32,7 +32,7 @@ def test_every_file_of_the_run_is_listed() -> None:
 
 def test_every_column_of_games_and_batches_is_listed() -> None:
     assert set(get_type_hints(GameRecord)) <= words(section("games/*.parquet"))
-    assert set(SCHEMA.names) <= words(section("batches/*.parquet"))
+    assert set(SCHEMA.names) <= words(section("batches/*.parquet, batches/*.csv"))
     assert {field.name for field in dataclasses.fields(Step)} == set(SCHEMA.names)
 
 

@@ -59,5 +59,5 @@ def test_templates_and_extractions_exist() -> None:
     templates, extractions = text.split("Action\nextractions:")
     for name in re.findall(r"`([\w-]+)`", templates.split(":", 1)[1]):
         assert PROMPTS.problem(name) is None
-    for name in re.findall(r"`([\w-]+)`", extractions):
+    for name in re.findall(r"`([\w-]+)`", extractions.split(".")[0]):
         assert EXTRACTIONS.problem(name) is None

@@ -64,6 +64,7 @@ def _models() -> list[Any]:
 
 @pytest.mark.parametrize("model", _models(), ids=lambda model: type(model).__name__)
 def test_logprobs_agree_with_a_plain_forward_pass(model: Any) -> None:
+    """Of prompts, and of prompts that continue them and their answers."""
     model.eval()
     core = BatchGenerator(
         PolicyStore(model, 1),
@@ -78,11 +79,21 @@ def test_logprobs_agree_with_a_plain_forward_pass(model: Any) -> None:
     completions = []
     for index in range(12):
         prompt = [rng.randrange(120) for _ in range(rng.randint(1, 20))]
-        core.submit(prompt, SamplingParams(max_tokens=2 + index, seed=index), policy)
+        core.submit(
+            prompt, SamplingParams(max_tokens=2 + index, seed=index, conversation=0), policy
+        )
         completions += [answer.completion for answer in core.step()]
     while core.has_work:
         completions += [answer.completion for answer in core.step()]
-    assert len(completions) == 12
+    for index, said in enumerate(list(completions)):
+        assert said is not None
+        prompt = [*said.prompt_token_ids, *said.token_ids]
+        prompt += [rng.randrange(120) for _ in range(rng.randint(1, 8))]
+        core.submit(prompt, SamplingParams(max_tokens=3, seed=index), policy)
+    while core.has_work:
+        completions += [answer.completion for answer in core.step()]
+    assert len(completions) == 24
+    assert core.stats().cached_tokens > 100
     for completion in completions:
         assert completion is not None
         ids = torch.tensor([completion.prompt_token_ids + completion.token_ids])

@@ -6,9 +6,11 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 from rlforge.engines.base import Answer
 from rlforge.engines.batching import BatchGenerator
+from rlforge.engines.sampling import sampling_logprobs
 from rlforge.errors import EngineError
 from rlforge.types import PolicyRef, SamplingParams
 
@@ -90,6 +92,34 @@ def test_versions_in_flight_together_answer_with_their_own_logprobs(
     assert max(gaps) > 0.1  # the adapters do change the answers
 
 
+def test_answers_are_drawn_from_what_the_filters_leave(
+    base: Any, make_core: Core, base_policy: PolicyRef
+) -> None:
+    """Requests with and without filters run together, each with log-probs of its own settings."""
+    core = make_core()
+    settings = [{"top_k": 3}, {"min_p": 0.3}, {}, {"top_k": 5, "top_p": 0.7, "min_p": 0.01}]
+    ids = [
+        core.submit(prompt, SamplingParams(max_tokens=9, seed=i, **settings[i % 4]), base_policy)
+        for i, prompt in enumerate(random_prompts(16))
+    ]
+    answers = finish(core)
+    for index, request in enumerate(ids):
+        completion, given = completion_of(answers[request]), settings[index % 4]
+        with torch.no_grad():
+            read = torch.tensor([completion.prompt_token_ids + completion.token_ids])
+            logits = base(input_ids=read).logits[0, len(completion.prompt_token_ids) - 1 : -1]
+        rows = torch.ones(len(logits))
+        expected = sampling_logprobs(
+            logits,
+            rows,
+            rows * given.get("top_p", 1.0),
+            rows * given.get("top_k", 0),
+            rows * given.get("min_p", 0.0),
+        )
+        drawn = expected.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+        assert list(completion.logprobs) == pytest.approx(drawn.tolist(), abs=1e-4)
+
+
 def test_a_seeded_answer_does_not_depend_on_its_batch(
     make_core: Core, base_policy: PolicyRef
 ) -> None:
@@ -158,6 +188,8 @@ def test_the_model_length_ends_an_answer(make_core: Core, base_policy: PolicyRef
         ((1,), SamplingParams(max_tokens=0), "max_tokens is 0"),
         ((1,), SamplingParams(temperature=-1.0), "temperature is -1"),
         ((1,), SamplingParams(top_p=0.0), "top_p is 0"),
+        ((1,), SamplingParams(top_k=-1), "top_k is -1"),
+        ((1,), SamplingParams(min_p=1.0), "min_p is 1"),
     ],
 )
 def test_requests_that_cannot_be_answered_are_refused(

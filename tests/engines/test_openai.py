@@ -12,8 +12,7 @@ from tests.chat_server import ChatHandler, ChatServer, completion, serving
 
 from rlforge.config.schema import ApiConfig
 from rlforge.engines.openai import ApiPlayer, check_api
-from rlforge.errors import ConfigError, EngineError
-from rlforge.games.base import View
+from rlforge.errors import ConfigError, EngineError, PromptTooLongError
 from rlforge.types import PolicyRef
 
 MESSAGES = [{"role": "user", "content": "Your move?"}]
@@ -37,10 +36,16 @@ class Handler(ChatHandler):
             self.send(500, {"error": {"message": "boiler burst"}}, retry_after_ms="10")
         elif mood == "refuses":
             self.send(404, {"error": {"message": "no such model"}})
+        elif mood in TOO_LONG:
+            self.send(400, {"error": TOO_LONG[mood]})
         else:
             self.send(200, ANSWERS.get(mood, completion("[4]")))
 
 
+TOO_LONG = {
+    "too long": {"message": "too much", "code": "context_length_exceeded"},
+    "too long, in words": {"message": "This model's maximum context length is 8 tokens."},
+}
 ANSWERS = {
     "not json": b"<html>hello</html>",
     "half json": b'{"choices": [',
@@ -90,19 +95,6 @@ async def test_an_answer_becomes_a_completion(server: ChatServer) -> None:
     assert asked["max_tokens"] == 77
 
 
-async def test_a_view_is_asked_as_system_and_user_messages(server: ChatServer) -> None:
-    player = ApiPlayer(_config(server))
-    view = View(player_id=0, observation="The board is empty.")
-    policy = PolicyRef(uid="openai:m", kind="api", path_or_name="openai:m")
-    completion = await player.answer("chat", view, policy, "bracket")
-    await player.close()
-    assert completion.text == "[4]"
-    roles = [(m["role"], m["content"]) for m in server.requests[0]["messages"]]
-    assert [role for role, _ in roles] == ["system", "user"]
-    assert "square brackets" in roles[0][1]
-    assert roles[1][1] == "The board is empty."
-
-
 async def test_openrouter_uses_its_own_address_and_key(
     server: ChatServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +137,17 @@ async def test_an_unusable_answer_is_an_engine_error(
     with pytest.raises(EngineError, match=message):
         await _chat(_config(server))
     assert len(server.requests) == tries
+
+
+@pytest.mark.parametrize("mood", TOO_LONG)
+async def test_a_conversation_that_does_not_fit_is_told_apart(
+    server: ChatServer, mood: str
+) -> None:
+    """A game is cut there, where it would fail after another error."""
+    server.mood = mood
+    with pytest.raises(PromptTooLongError, match=str(TOO_LONG[mood]["message"])):
+        await _chat(_config(server))
+    assert len(server.requests) == 1
 
 
 async def test_a_slow_server_is_given_up_after_the_retries(server: ChatServer) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaForCausalLM
 
 from rlforge.engines.policies import PolicyStore, load_policy
@@ -46,6 +46,45 @@ def test_an_adapter_is_merged_into_copies_of_its_targets_only(
     own = {name for name, p in model.named_parameters() if p.data_ptr() not in shared}
     assert own
     assert all(name.split(".")[-2] in ("q_proj", "v_proj", "down_proj") for name in own)
+
+
+@pytest.mark.filterwarnings("ignore:.*tie.*embeddings:UserWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "lora",
+    [
+        {"use_rslora": True},
+        {"alpha_pattern": {"q_proj": 16}},
+        {"rank_pattern": {"q_proj": 2}},
+        {"use_dora": True},
+        {"modules_to_save": ["lm_head"]},
+        {"layers_to_transform": [1]},
+        {"exclude_modules": ["q_proj"]},
+        {"trainable_token_indices": [3, 5]},
+    ],
+    ids=lambda lora: next(iter(lora)),
+)
+def test_variants_of_lora_are_played_as_plain_peft_computes_them(
+    base: Any, tmp_path: Path, lora: dict[str, Any], dtype: torch.dtype
+) -> None:
+    model = copy.deepcopy(base).to(dtype)
+    before = _logits(model)
+    targets = ["q_proj", "v_proj"]
+    wrapped = get_peft_model(
+        copy.deepcopy(model), LoraConfig(r=4, lora_alpha=8, target_modules=targets, **lora)
+    )
+    torch.manual_seed(0)
+    for parameter in wrapped.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    wrapped.save_pretrained(tmp_path / "variant", save_embedding_layers=False)
+    plain = PeftModel.from_pretrained(copy.deepcopy(model), str(tmp_path / "variant")).eval()
+
+    loaded = load_policy(model, str(tmp_path / "variant"), "variant")
+
+    assert torch.allclose(_logits(loaded).float(), _logits(plain).float(), atol=1e-4)
+    assert not torch.allclose(_logits(loaded), before, atol=1e-2)
+    assert torch.equal(_logits(model), before)
 
 
 @pytest.mark.filterwarnings("ignore:.*tie.*embeddings:UserWarning")

@@ -95,11 +95,14 @@ def test_the_transformers_engine_plays_full_weights_of_the_same_vocabulary(
             {"r": 9},
             r"model\.lora\.rank=5 makes room for 8; raise model\.lora\.rank, or use",
         ),
-        ({"rank_pattern": {"q_proj": 12}}, r"rank 12, and model\.lora\.rank=5 makes room for 8"),
+        ({"use_rslora": True}, None),
+        ({"layers_to_transform": [1]}, None),
         (
             {"use_dora": True},
-            r"of kind LORA, with use_dora; plain LORA is needed; use engine=transformers",
+            r"of kind LORA, with use_dora=True; plain LORA is needed; use engine=transformers",
         ),
+        ({"rank_pattern": {"q_proj": 2}}, r"with rank_pattern={'q_proj': 2}; plain LORA is needed"),
+        ({"alpha_pattern": {"q_proj": 2}}, r"with alpha_pattern={'q_proj': 2}; plain LORA"),
     ],
 )
 def test_vllm_plays_plain_adapters_up_to_the_rank_that_it_makes_room_for(

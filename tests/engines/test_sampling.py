@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import example, given
@@ -114,14 +115,15 @@ def test_large_batches_are_sampled_in_chunks(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("top_p", [0.9, 1.0])
+@pytest.mark.parametrize("filters", [(1.0, 0, 0), (0.9, 0, 0), (1.0, 7, 0), (0.9, 9, 0.05)])
 def test_a_row_without_a_distribution_gets_nan_and_its_neighbours_do_not(
-    temperature: float, top_p: float
+    temperature: float, filters: tuple[float, float, float]
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 50, generator=generator)
     numbers = torch.rand(6, generator=generator, dtype=torch.float64)
-    settings = _ones(6, temperature), _ones(6, top_p), numbers
+    top_p, top_k, min_p = (_ones(6, each) for each in filters)
+    settings = _ones(6, temperature), top_p, numbers, top_k, min_p
     expected = sample(logits, *settings)
     logits[0, 3], logits[2, 49], logits[4] = torch.nan, torch.inf, -torch.inf
     tokens, logprobs = sample(logits, *settings)
@@ -129,3 +131,79 @@ def test_a_row_without_a_distribution_gets_nan_and_its_neighbours_do_not(
     assert ((tokens >= 0) & (tokens < 50)).all()
     assert torch.equal(tokens[1::2], expected[0][1::2])
     assert torch.equal(logprobs[1::2], expected[1][1::2])
+
+
+def _filtered(row: npt.NDArray[np.float64], k: int, p: float, least: float) -> list[set[int]]:
+    """The sets of tokens that min-p, top-k and top-p in turn may leave, read off their definitions.
+
+    Several where tokens are so close that rounding decides between them.
+    """
+    shares = np.exp(row - row.max())
+    shares /= shares.sum()
+    kept = shares >= least * shares.max() * (1 - 1e-5)
+    if k:
+        smallest = np.sort(np.where(kept, shares, 0))[::-1][min(k, len(row)) - 1]
+        kept &= shares >= smallest * (1 - 1e-5)
+    if p < 1:
+        order = [i for i in np.argsort(-shares, kind="stable") if kept[i]]
+        left = shares[kept].sum()
+        count = next(
+            n for n in range(1, len(order) + 1) if shares[order[:n]].sum() / left >= p - 1e-6
+        )
+        return [set(order[: count + extra]) for extra in (0, 1)]
+    return [set(np.flatnonzero(kept))]
+
+
+@given(
+    st.lists(st.integers(-40, 40), min_size=2, max_size=12),
+    st.floats(0.1, 3.0),
+    st.integers(0, 14),
+    st.sampled_from([0.05, 0.3, 0.5, 0.77, 0.9, 1.0]),
+    st.sampled_from([0.0, 0.03, 0.2, 0.6, 0.95]),
+)
+@example([0, 0, 0, -1], 1.0, 2, 1.0, 0.0)  # as likely as the last of two: three are left
+@example([10, 5, 0, -5], 1.0, 2, 0.999, 0.0)  # of what top-k leaves, not of all
+@example([3, 2, 1, 0], 1.0, 3, 0.9, 0.2)
+def test_filters_leave_what_their_definitions_say(
+    steps: list[int], temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    row = np.array(steps, dtype=np.float64) / 8
+    logprobs = sampling_logprobs(
+        torch.tensor(row)[None],
+        _ones(1, temperature),
+        _ones(1, top_p) if top_p < 1 else None,
+        torch.tensor([float(top_k)]),
+        torch.tensor([min_p]),
+    )[0].double()
+    kept = logprobs > -math.inf
+    left = torch.tensor(row / temperature)[kept]
+    assert logprobs[kept].tolist() == pytest.approx(torch.log_softmax(left, 0).tolist(), abs=1e-4)
+    shares = np.exp(row / temperature)
+    chosen = sorted(shares[kept.numpy()])
+    # Which of equally likely tokens top-p takes is free: what they weigh is compared.
+    allowed = [
+        sorted(shares[list(each)]) for each in _filtered(row / temperature, top_k, top_p, min_p)
+    ]
+    assert any(
+        len(chosen) == len(each) and np.allclose(chosen, each, rtol=1e-4) for each in allowed
+    )
+
+
+def test_each_row_has_filters_of_its_own() -> None:
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().repeat(4, 1)
+    logprobs = sampling_logprobs(
+        logits,
+        torch.tensor([1.0, 1.0, 1.0, 0.0]),
+        torch.tensor([1.0, 0.5, 1.0, 0.5]),
+        torch.tensor([3.0, 0.0, 0.0, 2.0]),
+        torch.tensor([0.0, 0.0, 0.6, 0.0]),
+    )
+    expected = [[4 / 9, 3 / 9, 2 / 9, 0], [4 / 7, 3 / 7, 0, 0], [4 / 7, 3 / 7, 0, 0], [1, 0, 0, 0]]
+    assert torch.allclose(logprobs.exp(), torch.tensor(expected))
+
+
+def test_filters_that_are_off_leave_every_token() -> None:
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    plain = sampling_logprobs(logits, _ones(5))
+    off = sampling_logprobs(logits, _ones(5), _ones(5), torch.zeros(5), torch.zeros(5))
+    assert torch.allclose(plain, off, atol=1e-6)

@@ -1,10 +1,14 @@
+import re
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlforge.config.plugins import EXTRACTIONS
 from rlforge.errors import ConfigError
-from rlforge.games.actions import extract
+from rlforge.games.actions import Extractor, extract
+from rlforge.games.registry import make_game
 from rlforge.games.textarena import TextArenaGame
 from rlforge.types import EnvSpec
 
@@ -20,6 +24,10 @@ BRACKETED = ("[0]", "[1]")
         ("boxed", r"\boxed{\text{[4]}}", "[4]"),
         ("boxed", r"\boxed{Bid: 3, 4}", "[Bid: 3, 4]"),
         ("boxed", r"\boxed{say {hello} [1]}", "say {hello} [1]"),
+        ("boxed", r"\boxed{[1]} and then \boxed{[2", "[1]"),
+        ("boxed", r"\boxed{[1]}. My answer is in \boxed{}.", "[1]"),
+        ("boxed", r"\boxed{1} or {\boxed{2}, \boxed{ {", "[2]"),
+        ("boxed", r"\boxed{3 \boxed{\text{4}}", "[4]"),
         ("bracket", "not [1] but [2], yes", "[2]"),
         ("bracket", " [check]", "[check]"),
         ("bracket", "[col 3] []", "[col 3]"),
@@ -61,6 +69,58 @@ def test_brackets_are_added_unless_the_game_writes_actions_without():
     assert extract("boxed", r"\boxed{north}").action == "[north]"
     assert extract("boxed", r"\boxed{north}", ("north", "south")).action == "north"
     assert extract("last_line", "north", ("north", "south")).action == "north"
+
+
+@pytest.mark.parametrize("name", EXTRACTIONS.names())
+@pytest.mark.parametrize(
+    ("source", "env_id"),
+    [
+        ("textarena", "TicTacToe-v0-train"),
+        ("textarena", "KuhnPoker-v0-train"),
+        ("textarena", "Nim-v0-train"),
+        ("textarena", "Othello-v0-train"),
+        ("openspiel", "leduc_poker"),
+        ("openspiel", "breakthrough"),
+        ("market", "market-small"),
+    ],
+)
+def test_an_action_is_written_as_it_is_read(name, source, env_id):
+    legal = make_game(EnvSpec(id=env_id, source=source), 1).view().legal_actions
+    extractor = EXTRACTIONS.find(name)
+    assert legal
+    assert [extractor.read(extractor.write(action)) for action in legal] == list(legal)
+    assert [extract(name, extractor.write(a), legal).action for a in legal] == list(legal)
+
+
+@given(st.lists(st.sampled_from(["\\boxed{", "{", "}", "[4]", " ", "\\text{"]), max_size=30))
+def test_the_box_that_counts_is_the_last_one_that_closes_and_holds_something(parts):
+    text = "".join(parts)
+    assert (EXTRACTIONS.find("boxed").read(text) or "") == next(filter(None, boxes(text)), "")
+
+
+def boxes(text):
+    """The contents of the boxes in ``text`` that close, last one first; braces are counted."""
+    for start in reversed([found.end() for found in re.finditer(r"\\boxed\{", text)]):
+        depth = 1
+        for end in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            if depth == 0:
+                content = text[start:end].strip()
+                if content.startswith(r"\text{") and content.endswith("}"):
+                    content = content[len(r"\text{") : -1].strip()
+                yield content
+                break
+
+
+def test_an_extractor_of_a_user_writes_the_action_itself_unless_it_says_how():
+    plain = Extractor(read=str.strip, request="Answer.", feedback="Your last answer was empty.")
+    assert plain.write("[4]") == "[4]"
+
+
+def test_a_long_answer_of_open_boxes_is_read_at_once():
+    start = time.perf_counter()
+    assert not extract("boxed", r"\boxed{" * 50_000).well_formed
+    assert time.perf_counter() - start < 2
 
 
 @given(st.text(), st.sampled_from(EXTRACTIONS.names()))

@@ -1,11 +1,14 @@
+import dataclasses
+
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rlforge.config.plugins import EXTRACTIONS, PROMPTS
+from rlforge.config.prompts import PromptConfig
 from rlforge.errors import ConfigError
 from rlforge.games.base import View
-from rlforge.games.prompts import Prompter, messages
+from rlforge.games.prompts import Prompter, Template
 from rlforge.games.registry import make_game
 from rlforge.types import EnvSpec
 
@@ -71,6 +74,7 @@ def test_ids_are_those_of_the_text_and_nothing_is_added(tokenizer, view, templat
         ("gemma3-zs", "<bos>", "<start_of_turn>model\n"),
         ("llama-instruct-zs", "<|begin_of_text|>", "assistant<|end_header_id|>\n\n"),
         ("chat", "<|im_start|>system\n", "<|im_start|>assistant\n"),
+        ("chat-actions", "<|im_start|>system\n", "<|im_start|>assistant\n"),
         ("default", "You are a player", "Answer:"),
     ],
 )
@@ -112,7 +116,8 @@ def test_the_board_template_is_the_board_alone(tokenizer, view):
 
 def test_remembered_prompts_give_the_same_ids_without_asking_again(view):
     class Counting:
-        chat_template = None
+        chat_template = unk_token_id = bos_token_id = eos_token_id = None
+        added_tokens_decoder = {}  # noqa: RUF012
         calls = 0
 
         def encode(self, text, *, add_special_tokens):
@@ -125,17 +130,61 @@ def test_remembered_prompts_give_the_same_ids_without_asking_again(view):
     assert prompter.encode("board", view) == prompter.encode("board", view)
     assert counting.calls == 1
     prompter.encode("default", view)
+    calls = counting.calls
     prompter.encode("default", view)
-    assert counting.calls == 3
+    assert counting.calls == calls + 1  # long prompts do not recur
 
 
 def test_messages_are_an_instruction_and_the_observation(view):
-    system, user = messages("qwen3-zs", view, "bracket")
+    system, user = Prompter(None).messages("chat", view, "bracket")
     assert (system["role"], user["role"]) == ("system", "user")
-    assert "zero-sum" in system["content"]
     assert "square brackets" in system["content"]
     assert user["content"] == view.observation.strip()
-    assert messages("board", view) == [{"role": "user", "content": view.board}]
+    [user] = Prompter(None).messages("qwen3-zs", view, "bracket")
+    assert "zero-sum" in user["content"]
+    assert "square brackets" in user["content"]
+    assert Prompter(None).messages("board", view) == [{"role": "user", "content": view.board}]
+
+
+def test_legal_actions_are_listed_where_the_game_lists_them():
+    asked = Template(user="{observation}\n\nYour actions: {legal_actions}.\n\n{request}")
+    view = View(player_id=0, observation="Your move.\n", legal_actions=("[a]", "[b]"))
+    [user] = asked.messages(view, "Answer.")
+    assert user["content"] == "Your move.\n\nYour actions: [a], [b].\n\nAnswer."
+    [user] = asked.messages(dataclasses.replace(view, legal_actions=None), "Answer.")
+    assert user["content"] == "Your move.\n\nAnswer."
+
+
+def test_braces_that_are_no_placeholder_stay():
+    asked = Template(user=r'{{observation}} {"a": 1} \boxed{} {observation}')
+    [user] = asked.messages(View(player_id=0, observation="{request} {board}"), "Answer.")
+    assert user["content"] == r'{observation} {"a": 1} \boxed{} {request} {board}'
+
+
+@pytest.mark.parametrize("template", [t for t in PROMPTS.names() if t != "board"])
+def test_a_later_turn_is_asked_about_what_is_new(template):
+    view = View(player_id=0, observation="Rules. Board 1. Board 2.", legal_actions=("[a]",))
+    whole = Prompter(None).reply(template, view)["content"]
+    assert "Rules. Board 1. Board 2." in whole
+    assert "two-player" not in whole  # said once
+    new = Prompter(None).reply(template, dataclasses.replace(view, news="Board 2."))
+    assert new["role"] == "user"
+    assert "Board 2." in new["content"]
+    assert "Rules" not in new["content"]
+
+
+def test_a_template_of_the_configuration_is_found_by_its_name(tokenizer, view):
+    own = {"terse": PromptConfig(system="Short.", user="{board}", assistant="<x>", markup="chatml")}
+    text, _ = Prompter(tokenizer, own).encode("terse", view)
+    assert text == (
+        "<|im_start|>system\nShort.<|im_end|>\n<|im_start|>user\n"
+        f"{view.board}<|im_end|>\n<|im_start|>assistant\n<x>"
+    )
+    roles = {"begin": "<bos>", "user": "U: {content}\n", "assistant": "A: {content}\n"}
+    own = {"plain": PromptConfig(user="{observation}", roles=roles)}
+    text, ids = Prompter(tokenizer, own).encode("plain", view)
+    assert text == f"<bos>U: {view.observation.strip()}\nA: "
+    assert ids[0] == tokenizer.bos_token_id
 
 
 def test_what_a_template_cannot_do_is_said(tokenizer, view):

@@ -84,8 +84,19 @@ def test_lagged_plays_the_current_version_while_it_is_alone():
     assert MODES.find("lagged")(view(past=())) == {"step-9": 1.0}
 
 
-def test_random_is_uniform_over_fixed_and_active():
-    assert MODES.find("random")(view()) == dict.fromkeys(MUS, 0.2)
+OTHERS = MUS.keys() - {"step-9"}
+
+
+def test_random_is_uniform_over_fixed_and_active_but_not_the_current_version():
+    assert MODES.find("random")(view()) == dict.fromkeys(OTHERS, 0.25)
+
+
+@pytest.mark.parametrize("name", ["random", "match_quality", "ts_dist", "exploration"])
+def test_the_current_version_is_an_opponent_if_asked_for_or_if_there_is_no_other(name):
+    mode = MODES.find(name)
+    assert mode(view()).keys() == OTHERS
+    assert mode(view(include_current=True)).keys() == MUS.keys()
+    assert mode(view(past=(), fixed=())) == {"step-9": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -99,9 +110,9 @@ def test_random_is_uniform_over_fixed_and_active():
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 7.0])
 def test_softmax_modes_weigh_by_their_score(name, score, temperature):
     weights = MODES.find(name)(view(temperature=temperature))
-    total = sum(math.exp(score(uid) / temperature) for uid in MUS)
+    total = sum(math.exp(score(uid) / temperature) for uid in OTHERS)
     assert weights == pytest.approx(
-        {uid: math.exp(score(uid) / temperature) / total for uid in MUS}
+        {uid: math.exp(score(uid) / temperature) / total for uid in OTHERS}
     )
 
 

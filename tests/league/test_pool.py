@@ -182,7 +182,8 @@ def test_match_quality_and_exploration_look_at_what_was_played():
         quality.push_outcome(record([current, MINIMAX], [0, 0]))
     assert quality.weights()["minimax"] > quality.weights()["random_legal"]
 
-    explore = pool_of(1, mode="exploration", temperature=0.1)
+    explore = pool_of(2, mode="exploration", temperature=0.1)
+    current = explore.current().policy()
     explore.push_outcome(record([current, RANDOM], [1, -1], actions="aaaaaaaa"))
     explore.push_outcome(record([current, MINIMAX], [1, -1], actions="abcdefgh"))
     weights = explore.weights()
@@ -206,12 +207,57 @@ def test_training_and_evaluation_games_rate_and_count():
     assert entries(pool)["step-1"]["games"] == 2
 
 
-def test_a_new_checkpoint_inherits_the_rating_of_its_parent():
+def test_a_new_checkpoint_inherits_its_parents_rating_with_twice_the_uncertainty():
     pool = pool_of(2)
-    pool.push_outcome(record([pool.current().policy(), RANDOM], [1, -1]))
+    for rewards in [[1, -1], [1, -1], [-1, 1]] * 20:
+        pool.push_outcome(record([pool.current().policy(), RANDOM], rewards))
+    parent = pool.rating("step-1")
     pool.add_checkpoint(checkpoint(2))
-    assert pool.rating("step-2") == pool.rating("step-1")
-    assert pool.rating("step-2").mu > 25
+    assert pool.rating("step-2") == (parent.mu, 2 * parent.sigma)
+    assert entries(pool)["step-2"]["sigma"] == 2 * parent.sigma
+    assert parent.mu > 25
+
+
+#: A version, its past and two players, as rated after some updates.
+RATED = {"step-9": 27.0, "step-8": 26.0, "step-7": 23.0, "random_legal": 19.0, "minimax": 37.0}
+
+
+def rated_pool(**config) -> ModelPool:
+    pool = pool_of(0, max_active_lora=3, **config)
+    for version in range(7, 10):
+        pool.add_checkpoint(dataclasses.replace(checkpoint(version), parent_uid=None))
+    state = pool.state_dict()
+    state["ratings"]["own"] = {uid: [mu, 1.0] for uid, mu in RATED.items()}
+    pool.load_state_dict(state)
+    return pool
+
+
+@pytest.mark.parametrize("mode", ["match_quality", "ts_dist"])
+def test_by_default_near_opponents_are_preferred_and_far_ones_are_rare(mode):
+    weights = rated_pool(mode=mode).weights()
+    near, middle, weak, strong = (
+        weights[uid] for uid in ("step-8", "step-7", "random_legal", "minimax")
+    )
+    assert 0.4 < near < 0.75
+    assert near > 1.3 * middle > 1.3 * 1.3 * weak > 0
+    assert 0.02 < weak < 0.2
+    assert strong < weak
+    assert "step-9" not in weights
+
+
+def test_one_temperature_for_every_mode_may_be_set():
+    sharp, flat = (rated_pool(mode="match_quality", temperature=t).weights() for t in (0.02, 100.0))
+    assert sharp["step-8"] > 0.95
+    assert flat == pytest.approx(dict.fromkeys(flat, 0.25), abs=0.01)
+
+
+def test_the_current_version_is_drawn_if_asked_for():
+    assert rated_pool(mode="ts_dist", include_current=True).weights()["step-9"] > 0.3
+    assert set(rated_pool(mode="mirror").weights()) == {"step-9"}
+
+
+def test_a_pool_without_another_opponent_is_self_play():
+    assert pool_of(1, fixed=(), mode="match_quality").weights() == {"step-0": 1.0}
 
 
 def test_self_play_rates_nobody_and_counts_once():

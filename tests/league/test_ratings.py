@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 
 import pytest
@@ -85,7 +86,7 @@ def test_a_uid_on_several_seats_enters_once_with_its_mean_reward():
 
 
 def test_a_child_has_its_parents_rating_until_its_own_first_game():
-    ratings = table("old", "rival")
+    ratings = table("old", "rival", config=dataclasses.replace(CONFIG, inherited_sigma=1.0))
     ratings.record([("old", 1), ("rival", -1)])
     ratings.add("new", parent="old")
     ratings.add("newest", parent="new")
@@ -100,6 +101,38 @@ def test_a_child_has_its_parents_rating_until_its_own_first_game():
     assert ratings.rating("new").mu < inherited.mu
     assert ratings.rating("newest") == ratings.rating("new")
     assert ratings.ratings() == {uid: ratings.rating(uid) for uid in ratings.ratings()}
+
+
+def test_a_child_is_less_certain_than_its_parent_and_at_most_like_a_newcomer():
+    ratings = table("old", "rival", config=dataclasses.replace(CONFIG, inherited_sigma=1.5))
+    ratings.record([("old", 1), ("rival", -1)])
+    ratings.add("new", parent="old")
+    ratings.add("newest", parent="new")
+    mu, sigma = ratings.rating("old")
+    assert ratings.rating("new") == ratings.rating("newest") == (mu, min(6.0, 1.5 * sigma))
+    for _ in range(30):
+        ratings.record([("old", 0), ("rival", 0)])
+    mu, sigma = ratings.rating("old")
+    assert ratings.ratings()["newest"] == (mu, 1.5 * sigma)
+    before = dict(ratings.ratings())
+    ratings.record([("new", 0), ("rival", 1)])
+    assert ratings.rating("newest").sigma == 1.5 * ratings.rating("new").sigma
+    assert ratings.rating("old") == before["old"]
+
+
+def test_games_of_its_own_part_a_version_from_a_parent_that_has_played_much():
+    """After 300 games a rating hardly moves; its child's does."""
+
+    def moved(inherited_sigma: float) -> float:
+        ratings = table("old", "rival", config=TrueSkillConfig(inherited_sigma=inherited_sigma))
+        for game in range(300):
+            ratings.record([("old", game % 2), ("rival", 1 - game % 2)])
+        ratings.add("new", parent="old")
+        for _ in range(10):
+            ratings.record([("new", 1), ("rival", 0)])
+        return ratings.rating("new").mu - ratings.rating("old").mu
+
+    assert moved(2.0) > 2 * moved(1.0) > 0
 
 
 def test_newcomers_start_at_the_configured_rating():

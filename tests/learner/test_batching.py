@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -130,3 +132,93 @@ def test_split_into_one_part_keeps_the_order_and_no_rows_give_no_parts():
     assert split_rows(rows, 1, generator) == [rows]
     assert split_rows([], 1, generator) == []
     assert split_rows([], 3, generator) == []
+
+
+# ---------------------------------------------------------------- conversations
+
+
+def conversation(parts, turns: int, game: str = "g", player: int = 0, seed: int = 0):
+    """Steps of one seat whose prompts continue all earlier prompts and answers."""
+    random = np.random.default_rng(seed)
+
+    def drawn(most: int) -> tuple[int, ...]:
+        return tuple(random.integers(1, 40, random.integers(1, most + 1)).tolist())
+
+    steps, prompt = [], drawn(6)
+    for turn in range(turns):
+        answer = drawn(4)
+        steps.append(
+            parts.step(
+                game_id=game,
+                player_id=player,
+                turn_index=turn,
+                prompt_token_ids=prompt,
+                token_ids=answer,
+                logprobs=(-1.0,) * len(answer),
+                reward=float(random.normal()),
+            )
+        )
+        prompt = prompt + answer + drawn(5)
+    return steps
+
+
+def test_the_turns_of_a_conversation_are_one_row(parts):
+    first, second = conversation(parts, 3, "a"), conversation(parts, 2, "b", seed=1)
+    steps = [second[1], *first, second[0]]
+
+    selection = select_rows(steps, None)
+
+    assert [turn.step for turn in selection.turns] == [0, 1, 2, 3, 4]
+    assert [[turn.step for turn in row.turns] for row in selection.rows] == [[4, 0], [1, 2, 3]]
+    assert [row.input_length for row in selection.rows] == [
+        len(one.prompt_token_ids) + len(one.token_ids) - 1 for one in (second[1], first[2])
+    ]
+
+
+def test_a_turn_that_is_missing_stays_as_context(parts):
+    steps = conversation(parts, 4)
+    del steps[1]
+
+    (row,) = select_rows(steps, None).rows
+
+    assert [turn.step for turn in row.turns] == [0, 1, 2]
+
+
+def test_rewritten_history_begins_a_row(parts):
+    """A chat template that drops the reasoning of earlier answers changes the prompt."""
+    steps = conversation(parts, 4)
+    changed = [
+        dataclasses.replace(step, prompt_token_ids=(1, *step.prompt_token_ids))
+        for step in steps[2:]
+    ]
+
+    rows = select_rows([*steps[:2], *changed], None).rows
+
+    assert [[turn.step for turn in row.turns] for row in rows] == [[0, 1], [2, 3]]
+
+
+def test_seats_and_games_with_equal_tokens_are_not_one_conversation(parts):
+    steps = conversation(parts, 2)
+    other = [dataclasses.replace(steps[1], player_id=1), dataclasses.replace(steps[1], game_id="h")]
+
+    assert len(select_rows([steps[0], *other], None).rows) == 3
+
+
+def test_each_token_of_a_conversation_is_computed_once(parts):
+    steps = conversation(parts, 20)
+    rows = select_rows(steps, None).rows
+    whole_length = len(steps[-1].prompt_token_ids) + len(steps[-1].token_ids) - 1
+    apart = sum(len(step.prompt_token_ids) + len(step.token_ids) - 1 for step in steps)
+
+    for segments in (None, whole(rows)):
+        micro = collate(rows, 0, torch.device("cpu"), segments)
+        assert micro.input_ids.numel() == whole_length
+        assert (micro.padding, micro.reused) == (0, apart - whole_length)
+        ids = micro.input_ids.flatten()
+        for turn, step in enumerate(steps):
+            place = int(micro.last_prompt[turn])
+            assert ids[: place + 1].tolist() == list(step.prompt_token_ids)
+        answers = [token for step in steps for token in step.token_ids]
+        assert micro.token_ids.tolist() == answers
+        # Each answer token but the last of all follows the position that predicts it.
+        assert ids[micro.positions[:-1] + 1].tolist() == answers[:-1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import random
+from itertools import product
 
 import pytest
 import torch
@@ -148,13 +150,21 @@ def test_gap_is_measured_before_the_update_for_any_number_of_optimizer_steps(par
 
 
 def test_metrics_of_rewards_algorithm_and_progress(parts):
-    steps = [parts.step(reward=1.0, raw_reward=-1.0), parts.step(reward=3.0, raw_reward=0.0)]
+    noted = {"curiosity": 0.5, "legal": True, "tag": "x"}, {"legal_actions": 3, "curiosity": None}
+    steps = [
+        parts.step(reward=1.0, raw_reward=-1.0, info=noted[0]),
+        parts.step(reward=3.0, raw_reward=0.0, info=noted[1]),
+    ]
     learner = parts.learner(parts.model(), learning_rate=0.25)
 
     result = learner.update(parts.batch(steps))
 
     metrics = result.metrics
     assert (metrics["reward_mean"], metrics["raw_reward_mean"]) == (2.0, -0.5)
+    assert (metrics["info/curiosity"], metrics["info/legal_actions"]) == (0.5, 3.0)
+    assert [name for name in metrics if name.startswith("info/")] == [
+        *("info/curiosity", "info/legal_actions")
+    ]
     assert metrics["advantage_mean"] == 2.0
     assert metrics["targets_seen"] == 2.0
     assert metrics["share"] == pytest.approx(1.0)
@@ -167,7 +177,7 @@ def test_metrics_of_rewards_algorithm_and_progress(parts):
 def test_padding_share_counts_computed_positions(parts):
     steps = [
         parts.step(prompt_token_ids=(1,), token_ids=(2,), logprobs=(-1.0,)),
-        parts.step(prompt_token_ids=(1, 2, 3), token_ids=(2,), logprobs=(-1.0,)),
+        parts.step(game_id="h", prompt_token_ids=(1, 2, 3), token_ids=(2,), logprobs=(-1.0,)),
     ]
 
     together = parts.learner(mini_batch_size=2).update(parts.batch(steps)).metrics
@@ -329,3 +339,71 @@ def test_steps_that_are_not_finite_too_often_in_a_row_end_the_run(parts):
     learner.update(bad)
     with pytest.raises(RunError, match=r"update 4: loss nan .*2 times in a row.*learning_rate"):
         learner.update(bad)
+
+
+# ---------------------------------------------------------------- conversations
+
+
+def conversations(parts, games=3):
+    """Steps of both seats of several games, each seat's turns one growing conversation."""
+    draw = random.Random(3)
+
+    def drawn(most):
+        return tuple(draw.randrange(1, 40) for _ in range(draw.randint(1, most)))
+
+    steps = []
+    for game, player in product(range(games), range(2)):
+        prompt = drawn(6)
+        for turn in range(draw.randint(1, 4)):
+            answer = drawn(3)
+            steps.append(
+                parts.step(
+                    game_id=f"game-{game}",
+                    player_id=player,
+                    turn_index=turn,
+                    prompt_token_ids=prompt,
+                    token_ids=answer,
+                    logprobs=tuple(-draw.random() for _ in answer),
+                    reward=draw.uniform(-1, 1),
+                )
+            )
+            prompt = prompt + answer + drawn(4)
+    return steps
+
+
+@pytest.mark.parametrize("packing", ["off", "on"])
+@pytest.mark.parametrize("optimizer_steps", [1, 2])
+def test_a_conversation_learns_what_its_turns_would_learn_apart(parts, packing, optimizer_steps):
+    """The reference has every turn in a game of its own, so that no row holds two."""
+    together = conversations(parts)
+    apart = [dataclasses.replace(step, game_id=f"{number}") for number, step in enumerate(together)]
+    critic = {"weight": torch.linspace(-1, 1, 32)[None], "bias": torch.zeros(1)}
+    losses, seen, values, gradients, reused = [], [], [], [], []
+    for steps in (together, apart):
+        model = parts.model(max_position_embeddings=128)
+        algorithm = parts.PolicyGradient(reference=True, values=True, entropy=True)
+        learner = parts.learner(
+            model,
+            algorithm,
+            packing=packing,
+            share_prefixes=False,
+            mini_batch_size=None,
+            optimizer_steps=optimizer_steps,
+            learning_rate=1e-9,
+            initial_value_head=critic,
+        )
+        parts.randomise_adapter(model)
+        gradients.append(parts.record_gradients(model))
+        metrics = learner.update(parts.batch(steps)).metrics
+        losses.append(metrics["loss"])
+        seen.append([metrics[name] for name in ("tokens", "samples_seen", "entropy")])
+        reused.append(metrics["reused_share"])
+        values.append(algorithm.critic[0])
+    assert seen[0] == pytest.approx(seen[1], rel=1e-5)
+    assert values[0] == pytest.approx(values[1], rel=1e-4, abs=1e-5)
+    assert reused[0] > 0.3
+    assert reused[1] == 0.0
+    if optimizer_steps == 1:
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+        for name, gradient in gradients[1].items():
+            torch.testing.assert_close(gradients[0][name], gradient, rtol=1e-4, atol=1e-6)

@@ -9,6 +9,7 @@ import random
 import pytest
 
 from rlforge.algorithms import make_algorithm
+from rlforge.config.compose import compose
 from rlforge.config.schema import A2cConfig, AlgorithmConfig, GrpoConfig, KlConfig, PpoConfig
 
 SHARED = {"kl": KlConfig(coef=0.05), "entropy_coef": 0.01}
@@ -17,6 +18,8 @@ CONFIGS = {
     "grpo": GrpoConfig(**SHARED, group_size=4),
     "a2c": A2cConfig(**SHARED),
     "ppo": PpoConfig(**SHARED, value_clip=0.2),
+    **{name: compose([f"algorithm={name}"]).config.algorithm for name in ("gspo", "cispo", "rloo")},
+    "maxrl": compose(["algorithm=maxrl", "algorithm.importance=mask"]).config.algorithm,
 }
 ALGORITHMS = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
@@ -28,7 +31,7 @@ def episodes(parts):
     for game in range(4):
         for turn in range(3):
             index = 3 * game + turn
-            final = draw.choice([-1.0, 1.0])
+            final = draw.choice([0.0, 1.0])
             steps[index] = dataclasses.replace(
                 steps[index],
                 game_id=f"game-{game}",

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rlforge.config.schema import LoraConfig
+from rlforge.engines.policies import load_policy
 from rlforge.errors import CheckpointError, ConfigError
 from rlforge.learner.weights import attach_lora, linear_layers
 
@@ -156,7 +157,8 @@ def test_a_damaged_initial_adapter_names_its_file(parts, tmp_path):
     ("lora", "message"),
     [
         (LoraConfig(rank=2, alpha=8), r"lora_A.* is \(4, 48\), and the model takes \(2, 48\)"),
-        (LoraConfig(rank=4, alpha=16), r"lora alpha 8 there, 16 here; set model\.lora\.alpha=8"),
+        (LoraConfig(rank=4, alpha=16), r"model\.lora\.alpha 8 against 16"),
+        (LoraConfig(rank=4, alpha=8, use_rslora=True), r"use_rslora False against True"),
         (LoraConfig(rank=4, alpha=8, target_modules=["q_proj"]), r"the model has no .*"),
     ],
 )
@@ -174,7 +176,47 @@ def test_an_adapter_without_its_config_is_refused(parts, tmp_path):
     learner.save(tmp_path)
     (tmp_path / "adapter_config.json").unlink()
 
-    with pytest.raises(CheckpointError, match=r"adapter_config\.json cannot be read"):
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json is missing"):
+        parts.learner(initial_adapter=str(tmp_path))
+
+
+RSLORA = LoraConfig(rank=4, alpha=8, use_rslora=True)
+
+
+def test_rank_stabilised_adapters_are_trained_saved_and_played_as_peft_computes_them(
+    parts, tmp_path
+):
+    model, learner = trained(parts, lora=RSLORA)
+    learner.save(tmp_path)
+    plain = PeftModel.from_pretrained(parts.model(), str(tmp_path))
+    warm = parts.model()
+    parts.learner(warm, lora=RSLORA, initial_adapter=str(tmp_path))
+
+    assert torch.equal(logits(plain), logits(model))
+    assert torch.equal(logits(warm), logits(model))
+    played = load_policy(parts.model(), str(tmp_path), "saved")
+    torch.testing.assert_close(logits(played), logits(model), atol=1e-5, rtol=1e-5)
+    scale = plain.base_model.model.model.layers[0].self_attn.q_proj.scaling["default"]
+    assert scale == 8 / 4**0.5
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"use_rslora": True}, r"model\.lora\.use_rslora True against False"),
+        ({"alpha_pattern": {"q_proj": 2}}, r"has alpha_pattern={'q_proj': 2}, and the learner"),
+        ({"fan_in_fan_out": True}, r"has fan_in_fan_out=True, and the learner trains LoRA without"),
+    ],
+)
+def test_a_learner_refuses_adapters_whose_weights_fit_and_whose_scale_does_not(
+    parts, tmp_path, changed, message
+):
+    _, learner = trained(parts)
+    learner.save(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+
+    with pytest.raises(CheckpointError, match=message):
         parts.learner(initial_adapter=str(tmp_path))
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlforge.config.compose import compose, from_yaml, to_yaml
-from rlforge.config.schema import RunConfig
+from rlforge.config.schema import EvalEnvEntry, RunConfig
 from rlforge.errors import CheckpointError, ConfigError
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
@@ -229,10 +229,31 @@ async def test_an_opponent_that_cannot_be_played_is_refused(one_idea: Path, run_
 
 
 async def test_players_that_do_not_know_the_game_are_refused(run_dir: Path) -> None:
-    env = from_yaml(run_dir / "config.yaml").env.train[0]
-    change(run_dir, {"env": {"eval": [dataclasses.replace(env, id="SimpleTak-v0-train")]}})
+    env = vars(from_yaml(run_dir / "config.yaml").env.train[0])
+    other = EvalEnvEntry(**{**env, "id": "SimpleTak-v0-train"})
+    change(run_dir, {"env": {"eval": [other]}})
     with pytest.raises(ConfigError, match=r"minimax.*cannot play SimpleTak"):
         await evaluate_run(run_dir, "latest", ["minimax"], 2)
+
+
+async def test_each_environment_is_played_against_opponents_of_its_own(run_dir: Path) -> None:
+    settings = vars(from_yaml(run_dir / "config.yaml").env.train[0])
+    tictactoe = EvalEnvEntry(**settings, opponents=["minimax"])
+    simpletak = EvalEnvEntry(**{**settings, "id": "SimpleTak-v0-train"})
+    change(run_dir, {"env": {"eval": [tictactoe, simpletak]}})
+    own = await evaluate_run(run_dir, "step-0", None, 2)
+    assert [(result.env_id, result.opponent) for result in own.results] == [
+        ("TicTacToe-v0-train", "base"),
+        ("TicTacToe-v0-train", "minimax"),
+        ("SimpleTak-v0-train", "base"),
+        ("SimpleTak-v0-train", "random_legal"),
+    ]
+    asked = await evaluate_run(run_dir, "step-0", ["minimax", "win_block"], 2)
+    assert [(result.env_id, result.opponent) for result in asked.results] == [
+        ("TicTacToe-v0-train", "minimax"),
+        ("TicTacToe-v0-train", "win_block"),
+        ("SimpleTak-v0-train", "win_block"),
+    ]
 
 
 @pytest.mark.parametrize("games", [3, 1, 0, -2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,84 @@ def test_training_refuses_an_initial_adapter_that_differs_and_names_the_key(
     with pytest.raises(ConfigError, match=message) as caught:
         check_initial_adapter(path, _training(model, **lora), base)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("use_dora", True),
+        ("alpha_pattern", {"q_proj": 2}),
+        ("rank_pattern", {"q_proj": 2}),
+        ("bias", "lora_only"),
+        ("lora_bias", True),
+        ("modules_to_save", ["lm_head"]),
+        ("layers_to_transform", 0),
+        ("layers_to_transform", [1]),
+        ("exclude_modules", ["down_proj"]),
+        ("layer_replication", [[0, 2], [1, 2]]),
+        ("fan_in_fan_out", True),
+        ("trainable_token_indices", [3]),
+        ("target_parameters", ["experts.down"]),
+        ("init_lora_weights", "pissa"),
+        ("a_setting_of_tomorrow", True),
+    ],
+)
+def test_training_refuses_what_is_more_than_plain_lora_by_its_name(
+    model: ModelConfig, adapter: Callable[..., Path], setting: str, value: Any
+) -> None:
+    path = adapter()
+    _describe(path, **{setting: value})
+    message = re.escape(f"{path} has {setting}={value!r}, and the learner trains LoRA without")
+    with pytest.raises(ConfigError, match=f"{message}.* merge_and_unload"):
+        check_initial_adapter(path, _training(model), "small")
+
+
+def test_training_takes_settings_that_change_nothing(
+    model: ModelConfig, adapter: Callable[..., Path]
+) -> None:
+    path = adapter(lora_dropout=0.1, init_lora_weights="gaussian")
+    _describe(path, revision="main", a_setting_of_tomorrow=None, eva_config={"rho": 2.0})
+    check_initial_adapter(path, _training(model), "small")
+
+
+def test_training_continues_rank_stabilised_adapters_where_the_configuration_says_so(
+    model: ModelConfig, adapter: Callable[..., Path]
+) -> None:
+    path = adapter(use_rslora=True)
+    check_initial_adapter(path, _training(model, use_rslora=True), "small")
+    with pytest.raises(ConfigError, match=r"model\.lora\.use_rslora True against False"):
+        check_initial_adapter(path, _training(model), "small")
+
+
+def test_training_refuses_another_kind_of_adapter(
+    model: ModelConfig, adapter: Callable[..., Path]
+) -> None:
+    path = adapter()
+    _describe(path, peft_type="LOHA")
+    with pytest.raises(ConfigError, match="has peft_type='LOHA', and the learner trains LoRA"):
+        check_initial_adapter(path, _training(model), "small")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("bias", "all"),
+        ("lora_bias", True),
+        ("layer_replication", [[0, 2], [1, 2]]),
+        ("alora_invocation_tokens", [7]),
+        ("init_lora_weights", "olora"),
+        ("a_setting_of_tomorrow", True),
+    ],
+)
+def test_an_adapter_that_no_engine_computes_as_peft_does_is_refused_by_name(
+    model: ModelConfig, adapter: Callable[..., Path], setting: str, value: Any
+) -> None:
+    path = adapter()
+    _describe(path, **{setting: value})
+    with pytest.raises(
+        ConfigError, match=re.escape(f"{path} has {setting}={value!r}, and rlforge")
+    ):
+        _check(path, model)
 
 
 def test_training_refuses_a_missing_or_damaged_initial_adapter(

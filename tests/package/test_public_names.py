@@ -15,7 +15,7 @@ import rlforge
 
 NAMES = runpy.run_path(str(Path(__file__).with_name("public_names.py")))
 CHANGELOG = NAMES["CHANGELOG"].read_text()
-WITH_RUN = ("Policy", "Run", "load_run", "resume", "train")  # tests/test_api.py runs theirs
+WITH_RUN = ("Policy", "Run", "load_run", "resume", "sft", "train")  # tests/test_api.py runs theirs
 
 
 @pytest.mark.parametrize("name", rlforge.__all__)

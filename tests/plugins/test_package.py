@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import yaml
 from tests.live_run import RUN, actor_pids, change_config, rows, train_arguments
 from tests.plugins.conftest import PACKAGE, Environment
@@ -29,11 +30,12 @@ GAMES = (
     "model.lora.rank=4",
     "pool.mode=example_plugins.modes:strongest",
     "pool.fixed_opponents=[greedy]",
-    "algorithm=rloo",
+    "algorithm=batch_mean",
     "algorithm.clip=0.4",
     "rewards.final=[{name: 'example_plugins.rewards:Centre', share: 0.5}]",
     "rewards.step=[{name: turn_cost, cost: 0.02}]",
     "rewards.sampling=[{name: squash}]",
+    "buffer.save_batches_as=[parquet, csv]",
     "tracker.sinks=[{name: csv, file: numbers.csv}]",
     "engine=tiny",
     "engine.max_tokens=24",
@@ -77,7 +79,11 @@ def test_a_run_trains_with_all_of_them_and_is_resumed(with_examples: Environment
     with_examples.run("train", "--resume", RUN)
     metrics = rows("metrics.jsonl")
     assert [row["step"] for row in metrics] == [1, 2, 3]
-    assert all("clipped_advantages" in row for row in metrics)  # a metric of rloo alone
+    assert all("clipped_advantages" in row for row in metrics)  # a metric of batch_mean alone
+    for row in metrics:  # notes of turn_cost
+        with (RUN / "batches" / f"batch-{row['step']:06d}.csv").open(newline="") as file:
+            left = [json.loads(step["info"])["turns_left"] for step in csv.DictReader(file)]
+        assert row["info/turns_left"] == pytest.approx(sum(left) / len(left))
     with (RUN / "numbers.csv").open(newline="") as file:
         assert {int(step) for step, _, _ in csv.reader(file)} >= {2, 3}
     evals = rows("evals.jsonl")
@@ -108,7 +114,7 @@ def test_wrong_settings_end_a_command_before_it_starts(with_examples: Environmen
     )
     wrong = {
         "algorithm.clip=0": "algorithm.clip=0.0 (command line, algorithm.clip=0): must be above 0",
-        "algorithm.clp=1": "no such key in RlooConfig; did you mean algorithm.clip",
+        "algorithm.clp=1": "no such key in BatchMeanConfig; did you mean algorithm.clip",
         "rewards.step=[{name: turn_cost, cost: -1}]": "rewards.step[0].cost: -1 must be 0 or more",
         "rewards.step=[{name: turn_cost, price: 1}]": "turn_cost has no such parameter",
         "pool.fixed_opponents=[greedy]": unusable,
@@ -138,6 +144,7 @@ with Path({imported!r}).open("a") as file:
 
 
 def anyone(view):
+    rlforge.log_scalar("pool", len(view.everyone))
     return dict.fromkeys(view.everyone, 1.0)
 
 
@@ -146,6 +153,7 @@ class Half:
     adds_feedback = False
 
     def __call__(self, trajectory, step_index, base_reward):
+        rlforge.log_scalar("buffer/turn", step_index)
         return base_reward / 2
 
 
@@ -157,9 +165,18 @@ class PlainConfig(rlforge.AlgorithmConfig):
 class Plain(rlforge.Reinforce):
     config_class = PlainConfig
 
+    def targets(self, steps, values):
+        rlforge.log_scalar("learner", len(steps))
+        return super().targets(steps, values)
+
+
+def read(answer):
+    rlforge.log_scalar("collector", len(answer))
+    return answer.strip() or None
+
 
 BRACKETS = rlforge.Extractor(
-    read=lambda answer: answer.strip() or None, request="Act.", feedback="No action."
+    read=read, request="Act.", feedback="No action."
 )
 
 
@@ -172,7 +189,7 @@ class Silent:
 """
 
 
-def test_actors_import_a_module_of_the_current_directory(
+def test_actors_import_a_module_of_the_current_directory_and_record_its_numbers(
     environment: Environment, small_model: Path
 ) -> None:
     Path("mine.py").write_text(MINE.format(imported=str(Path("imported").absolute())))
@@ -192,3 +209,10 @@ def test_actors_import_a_module_of_the_current_directory(
     for actor in ("pool", "buffer", "collector-0", "learner", "tracker"):
         assert actor_pids(actor)[0] in imported
     assert yaml.safe_load((RUN / "config.yaml").read_text())["pool"]["mode"] == "mine:anyone"
+    (row,) = rows("metrics.jsonl")
+    assert row["custom/learner"] == row["samples"] == 32
+    assert row["custom/pool"] >= 1
+    assert row["custom/buffer/turn"] > 0
+    assert row["custom/collector"] > 0
+    reported = {key for key in row if key.startswith("custom/")}
+    assert reported <= {key for line in rows("scalars.jsonl") for key in line}

@@ -56,6 +56,7 @@ def test_the_default_is_the_documents_configuration() -> None:
     [
         (["continuous.select_by=scores"], r"continuous\.select_by=scores .*did you mean score"),
         (["continuous.train_on=x"], r"continuous\.train_on=x .*reward, score, mix"),
+        (["algorithm=dapo"], r"algorithm\.dynamic_sampling=True .*a window's decisions are given"),
         (["continuous.agents=0"], r"continuous\.agents=0 .*must be 1 or more"),
         (["continuous.score_weight=2"], r"continuous\.score_weight=2.0 .*\[0, 1\]"),
         (["window.minutes=0"], r"window\.minutes=0.0 \(command line.*above 0"),

@@ -88,8 +88,9 @@ def test_the_smallest_card_and_the_oldest_decide(machine):
 
 
 def test_tokens_that_are_never_drawn_are_noted():
-    cut = examine(compose(["+experiment=simpletak_mirror", "engine.top_p=0.9"]))
-    assert "engine.top_p=0.9" in finding(cut, "sampling", "note").detail
+    filters = ["engine.top_p=0.9", "engine.top_k=20", "engine.min_p=0.05"]
+    cut = examine(compose(["+experiment=simpletak_mirror", *filters]))
+    assert ", ".join(filters) in finding(cut, "sampling", "note").detail
     assert cut.healthy
     whole = examine(compose(["+experiment=simpletak_mirror"]))
     assert "sampling" not in {each.what for each in whole.findings}

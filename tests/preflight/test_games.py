@@ -9,7 +9,7 @@ from rlforge.config.roots import compose_any
 from rlforge.errors import ConfigError
 from rlforge.launch import check
 from rlforge.preflight.games import validate
-from rlforge.rollout.lineup import eval_envs, eval_opponents, train_envs
+from rlforge.rollout.lineup import eval_envs, eval_pairings, train_envs
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 TINY = "+experiment=simpletak_mirror"
@@ -82,11 +82,34 @@ def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPa
         ),
         (["eval.games=3"], r"both seats"),
         (["hardware.memory_gb=0"], r"memory_gb=0.*above 0"),
+        (
+            ["env=multi", "eval.opponents=[base,minimax]"],
+            r"eval\.opponents=.*minimax.*cannot play SimpleTak.*; an entry of env\.eval may have",
+        ),
+        (
+            ["env.eval=[{id: TicTacToe-v0-train}, {id: SimpleTak-v0-train, opponents: [minimax]}]"],
+            r"env\.eval\.1\.opponents=.*minimax.*cannot play SimpleTak",
+        ),
+        (
+            ["env.eval=[{id: SimpleTak-v0-train, opponents: [win_blok]}]"],
+            r"env\.eval\.0\.opponents=.*did you mean win_block",
+        ),
+        (["env.train.0.opponents=[minimax]"], r"env\.train\.0\.opponents.*no such key"),
+        (
+            [
+                "env.eval=[{id: SimpleTak-v0-train, opponents: [win_block, random_legal]}]",
+                "eval.max_games_per_checkpoint=5",
+            ],
+            r"max_games_per_checkpoint=5 .*SimpleTak.* at least 6, one game per seat",
+        ),
         (["eval.opponents=[openrouter:some/model]"], r"OPENROUTER_API_KEY"),
         (["algorithm=grpo", "buffer=step"], r"buffer=episode"),
         (["algorithm=ppo", "buffer=step"], r"buffer=episode"),
         (["algorithm=grpo", "learner.batch_size=100"], r"multiple of 16"),
         (["algorithm=grpo", "algorithm.group_size=1"], r"2 or more"),
+        (["algorithm=maxrl", "rewards=none"], r"algorithm\.advantage=max_rl.*use rewards=wins"),
+        (["algorithm=maxrl"], r"a lost game of SimpleTak-v0-train pays -1"),
+        (["algorithm=dapo", "rewards=role_advantage"], r"dynamic_sampling=True.*running baseline"),
         (["rewards.final=[{name: role_advantge}]"], r"did you mean role_advantage"),
         (["rewards.final=[{name: scale, alhpa: 2}]"], r"rewards\.final\[0\].*alpha"),
     ],
@@ -100,6 +123,13 @@ def test_contradictions_name_key_value_and_mend(
     assert len(str(caught.value).splitlines()) <= 2
 
 
+@pytest.mark.parametrize("algorithm", ["gspo", "cispo", "rloo", "maxrl", "dapo"])
+def test_the_relatives_of_grpo_are_chosen_by_their_names(algorithm: str) -> None:
+    composed = compose([TINY, f"algorithm={algorithm}", "rewards=wins"])
+    validate(composed)
+    assert composed.config.algorithm.name == "grpo"
+
+
 def test_envs_take_template_and_extraction_of_the_model() -> None:
     config = compose([TINY]).config
     assert train_envs(config)[0].prompt_template == "board"
@@ -109,7 +139,8 @@ def test_envs_take_template_and_extraction_of_the_model() -> None:
 
 def test_the_untrained_model_is_always_an_evaluation_opponent() -> None:
     config = compose([TINY, "eval.opponents=[win_block]"]).config
-    assert [policy.uid for policy in eval_opponents(config)] == ["base", "win_block"]
+    (pairing,) = eval_pairings(config)
+    assert [policy.uid for policy in pairing.opponents] == ["base", "win_block"]
 
 
 @pytest.mark.parametrize("temperature", ["0", "null", "0.5"])
@@ -125,3 +156,37 @@ def test_a_run_needs_the_package_of_its_engine_and_a_look_at_it_does_not(
     validate(composed, keys=False)
     with pytest.raises(ConfigError, match=r"vLLM is not installed; pip install 'rlforge\[vllm\]'"):
         validate(composed)
+
+
+def test_an_evaluation_environment_may_have_opponents_of_its_own() -> None:
+    config = compose(
+        [
+            "+experiment=multi_game",
+            "eval.opponents=[random_legal]",
+            "env.eval=[{id: TicTacToe-v0-train, opponents: [minimax, base]},"
+            "{id: SimpleTak-v0-train}, {id: kuhn_poker, source: openspiel, opponents: null}]",
+        ]
+    )
+    validate(config)
+    met = [
+        (pairing.env.id, [policy.uid for policy in pairing.opponents], pairing.key)
+        for pairing in eval_pairings(config.config)
+    ]
+    assert met == [
+        ("TicTacToe-v0-train", ["base", "minimax"], "env.eval.0.opponents"),
+        ("SimpleTak-v0-train", ["base", "random_legal"], "eval.opponents"),
+        ("kuhn_poker", ["base", "random_legal"], "eval.opponents"),
+    ]
+
+
+def test_a_template_of_one_turn_is_refused_in_conversations(tmp_path, monkeypatch) -> None:
+    (tmp_path / "words.py").write_text(
+        "from rlforge.games.markup import Markup\n"
+        "from rlforge.games.originals import OneTurn\n"
+        "SHORT = OneTurn(markup=Markup(user='{content}', assistant='{content}'))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen = [TINY, "env.train.0.prompt_template=words:SHORT"]
+    check(compose_any(chosen))
+    with pytest.raises(ConfigError, match=r"env\.context=conversation .*words:SHORT.*context=turn"):
+        check(compose_any([*chosen, "env.context=conversation"]))

@@ -1,11 +1,14 @@
 """From a game record to episodes, and what a pipeline remembers."""
 
 import json
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
+from rlforge.config.compose import compose
 from rlforge.config.schema import RewardsConfig
-from rlforge.errors import CheckpointError, ConfigError
+from rlforge.errors import CheckpointError, ConfigError, ExtensionError
 from rlforge.rewards import RewardPipeline
 from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat, Turn
 
@@ -108,12 +111,67 @@ def test_outcome_reward_follows_reshaping_but_not_feedback():
     assert [s.reward for s in zero.steps] == [-5.0, 10.0]
 
 
-def test_the_baseline_learns_once_per_game_and_role_from_all_seats():
-    config = RewardsConfig(final=[{"name": "role_advantage", "decay": 0.5}])
-    pipeline = RewardPipeline(config)
-    only_zero = record([turn(0, "a")], {0: 1.0, 1: -1.0}, seats=(seat(0), seat(1, trained=False)))
+def test_the_baseline_learns_once_per_game_from_each_seat_that_is_learned_from():
+    pipeline = RewardPipeline(RewardsConfig(final=[{"name": "role_advantage", "decay": 0.5}]))
+    seats = (seat(0), seat(1, trained=False))
+    only_zero = record([turn(0, "a")], {0: 1.0, 1: -1.0}, seats=seats)
     assert [e.player_id for e in pipeline.shape(only_zero)] == [0]
-    assert pipeline.state_dict() == {"0": {"baselines": [["", 0, 0.5], ["", 1, -0.5]]}}
+    assert pipeline.state_dict() == {"0": {"baselines": [["", 0, 0.5]]}}
+    assert [e.player_id for e in pipeline.shape(GAME, learned=[1])] == [1]
+    assert pipeline.state_dict() == {"0": {"baselines": [["", 0, 0.5], ["", 1, 0.5]]}}
+    assert pipeline.shape(GAME, learned=[]) == []
+    assert pipeline.state_dict() == {"0": {"baselines": [["", 0, 0.5], ["", 1, 0.5]]}}
+
+
+def test_the_preset_of_unstable_baselines_has_its_running_mean():
+    """tau = 0.001, and each game counts in the mean that is subtracted from it."""
+    pipeline = RewardPipeline(compose(["rewards=unstable_baselines"]).config.rewards)
+    mean = 0.0
+    for _ in range(50):
+        mean = (1 - 0.001) * mean + 0.001 * 1.0
+        winner = pipeline.shape(record([turn(0, "a")], {0: 1.0, 1: -1.0}))[0]
+        assert winner.steps[0].outcome_reward == pytest.approx(1.0 - mean, abs=1e-12)
+    assert round(winner.steps[0].outcome_reward, 3) == 0.951
+
+
+@dataclass
+class Curiosity:
+    """Notes how long an answer is, as a stand-in for curiosity, and pays for what it noted."""
+
+    adds_feedback = True
+    weight: float = 0.5
+
+    def notes(self, trajectory, step_index):
+        return {"curiosity": np.float32(len(trajectory.turns[step_index].action)), "tags": ("x",)}
+
+    def __call__(self, trajectory, step_index, base_reward):
+        return base_reward + self.weight * trajectory.turns[step_index].info["curiosity"]
+
+
+class Unstorable(Curiosity):
+    def notes(self, trajectory, step_index):
+        return {"board": object()}
+
+
+def test_what_a_transform_notes_is_there_for_rewards_and_goes_into_the_step():
+    of_mine = {"name": f"{__name__}:Curiosity", "weight": 0.25}
+    pipeline = RewardPipeline(RewardsConfig(step=[{"name": f"{__name__}:Curiosity"}, of_mine]))
+    (first, second), _ = (episode.steps for episode in pipeline.shape(GAME))
+    assert first.info == {
+        "try": 1,
+        "well_formed": False,
+        "legal": True,
+        "curiosity": 3.0,
+        "tags": ["x"],
+    }
+    assert first.reward == first.outcome_reward + 0.75 * 3.0
+    assert type(second.info["curiosity"]) is float
+
+
+def test_notes_that_cannot_be_stored_are_refused():
+    pipeline = RewardPipeline(RewardsConfig(step=[{"name": f"{__name__}:Unstorable"}]))
+    with pytest.raises(ExtensionError, match=r"Unstorable.notes: cannot write a object"):
+        pipeline.shape(GAME)
 
 
 def test_a_seat_without_a_turn_makes_no_episode():

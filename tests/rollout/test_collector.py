@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from rlforge.config.schema import CollectorConfig
+from rlforge.engines.base import check_request
 from rlforge.errors import EngineError, RunError
 from rlforge.games.base import View
 from rlforge.games.players import make_player
 from rlforge.rollout.collector import Collector, Delivery
 from rlforge.rollout.episode import Answer
-from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
+from rlforge.rollout.schedule import derive_seed
+from rlforge.types import (
+    Completion,
+    EnvSpec,
+    GameRecord,
+    GameSpec,
+    PolicyRef,
+    SamplingParams,
+    Seat,
+)
 
 ENV = EnvSpec(id="TicTacToe-v0-train", max_turns=20)
 
@@ -97,8 +110,8 @@ async def test_failed_games_are_recorded_and_replaced() -> None:
     assert {record.spec.game_id for record in failed} == {"g3", "g7"}
     assert len(ports.records) - len(failed) == 10
     for delivery in ports.deliveries:
-        for record, learnable in zip(delivery.records, delivery.learnable, strict=True):
-            assert learnable == (record.error is None)
+        for record, learned in zip(delivery.records, delivery.learned, strict=True):
+            assert learned == ((0, 1) if record.error is None else ())
 
 
 async def test_too_many_failures_in_a_row_end_the_run_with_their_cause() -> None:
@@ -115,22 +128,27 @@ async def test_too_many_failures_in_a_row_end_the_run_with_their_cause() -> None
     assert len(ports.records) >= 5
 
 
-@pytest.mark.parametrize(("filtering", "learned"), [(True, False), (False, True)])
-async def test_games_an_opponent_forfeits_are_learned_from_unless_filtered(
-    filtering: bool, learned: bool
+@pytest.mark.parametrize(
+    ("filtering", "trained", "forfeits", "learned"),
+    [
+        (False, (True, False), 1, (0,)),
+        (False, (True, True), 1, (0, 1)),
+        (True, (True, False), 1, ()),
+        (True, (True, False), 0, (0,)),
+        (True, (True, True), 1, (1,)),
+        (True, (True, True), 0, (0,)),
+        (True, (True, True), None, (0, 1)),
+    ],
+)
+async def test_with_the_filter_only_the_seat_that_forfeits_a_game_is_learned_from(
+    filtering: bool, trained: Sequence[bool], forfeits: int | None, learned: tuple[int, ...]
 ) -> None:
-    ports = ListPorts([game(0, trained=(True, False))])
+    ports = ListPorts([game(0, trained=trained)])
     config = CollectorConfig(filter_opponent_invalid=filtering)
-    await Collector(config, ports, Table(forfeit={"g0": 1})).train()
-    assert ports.records[0].invalid_by == 1
-    assert ports.deliveries[0].learnable == (learned,)
-
-
-async def test_own_forfeits_are_always_learned_from() -> None:
-    ports = ListPorts([game(0, trained=(True, False))])
-    config = CollectorConfig(filter_opponent_invalid=True)
-    await Collector(config, ports, Table(forfeit={"g0": 0})).train()
-    assert ports.deliveries[0].learnable == (True,)
+    table = Table(forfeit={} if forfeits is None else {"g0": forfeits})
+    await Collector(config, ports, table).train()
+    assert ports.records[0].invalid_by == forfeits
+    assert ports.deliveries[0].learned == (learned,)
 
 
 async def test_ports_that_fail_end_the_collection_at_once() -> None:
@@ -163,3 +181,112 @@ async def test_evaluation_replays_a_failed_game_once() -> None:
     assert [record.spec.game_id for record in records] == ["g0", "g1", "g2"]
     assert all(record.error is None for record in records)
     assert tries == ["g0", "g1", "g1", "g2"]
+
+
+ROWS = EnvSpec(id="ConnectFour-v0-train")
+CONTEXT = PolicyRef(uid="step-0", kind="checkpoint")
+
+
+class Models:
+    """Random legal play by a model whose prompts are the bytes of observations, ``most`` at most.
+
+    Where ``fails`` says so, the engine fails in the middle of a game, as when its process dies.
+    """
+
+    def __init__(
+        self, most: int = 10**6, fails: Callable[[GameSpec, int], bool] | None = None
+    ) -> None:
+        self.most, self.fails = most, fails
+        self.longest: dict[str, list[int]] = {}
+
+    def __call__(self, spec: GameSpec) -> Answer:
+        player = make_player("random_legal", spec.env, spec.seed)
+        lengths = self.longest[spec.game_id] = []
+
+        async def answer(seat: Seat, view: View, seed: int) -> Completion:
+            await asyncio.sleep(0)
+            prompt = view.observation.encode()
+            lengths.append(len(prompt))
+            check_request(
+                prompt, SamplingParams(), CONTEXT, max_model_len=self.most, vocab_size=10**6
+            )
+            if self.fails is not None and self.fails(spec, len(lengths)):
+                raise EngineError("the engine died")
+            return Completion(text=player.act(view), token_ids=(1,), logprobs=(0.0,))
+
+        return answer
+
+
+async def learned_from(models: Models, first: int, count: int = 120) -> list[GameRecord]:
+    specs = [
+        dataclasses.replace(game(number), env=ROWS, seed=derive_seed("lengths", number))
+        for number in range(first, first + count)
+    ]
+    ports = ListPorts(specs)
+    config = CollectorConfig(num_train_workers=64, max_failures=10**6)
+    await Collector(config, ports, models).train()
+    return [record for record in ports.records if record.error is None]
+
+
+def differ(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Two-sample Kolmogorov-Smirnov test, asymptotic critical value at the level 0.01."""
+    values = sorted({*one, *other})
+    shares = [
+        [sum(x <= v for x in sample) / len(sample) for v in values] for sample in (one, other)
+    ]
+    distance = max(abs(a - b) for a, b in zip(*shares, strict=True))
+    return distance > 1.63 * math.sqrt((len(one) + len(other)) / (len(one) * len(other)))
+
+
+@pytest.fixture(scope="module")
+def unlimited() -> tuple[Models, list[GameRecord]]:
+    models = Models()
+    return models, asyncio.run(learned_from(models, first=0))
+
+
+async def test_a_context_limit_does_not_bias_the_lengths_of_games(
+    unlimited: tuple[Models, list[GameRecord]],
+) -> None:
+    free, whole = unlimited
+    longest = {game_id: max(lengths) for game_id, lengths in free.longest.items()}
+    most = int(statistics.median(longest.values()))
+    # An unlimited game, cut where its first prompt would not have fitted.
+    expected = [
+        next(
+            (turn for turn, n in enumerate(free.longest[r.spec.game_id]) if n >= most), len(r.turns)
+        )
+        for r in whole
+    ]
+    limited = await learned_from(Models(most), first=1000)
+    assert len(limited) == len(whole)
+    assert not differ([len(record.turns) for record in limited], expected)
+    cut = [record for record in limited if record.end_reason == "context_limit"]
+    assert 0.3 < len(cut) / len(limited) < 0.7
+    assert all(record.rewards == {0: 0.0, 1: 0.0} for record in cut)
+    # The test can tell: games that end by themselves within the limit are shorter.
+    ended = [len(record.turns) for record in limited if record not in cut]
+    assert differ(ended, expected)
+
+
+async def test_failures_of_the_engine_do_not_bias_the_lengths_of_games(
+    unlimited: tuple[Models, list[GameRecord]],
+) -> None:
+    """Each request may fail, so that long games fail more often than short ones."""
+
+    def fails(spec: GameSpec, turn: int) -> bool:
+        return "~" not in spec.game_id and derive_seed(spec.game_id, turn) % 25 == 0
+
+    survived = await learned_from(Models(fails=fails), first=0)
+    repeated = [record for record in survived if "~" in record.spec.game_id]
+    assert len(repeated) > 40
+    lengths = sorted(len(record.turns) for record in unlimited[1])
+    assert sorted(len(record.turns) for record in survived) == lengths
+    # The test can tell: games that did not fail are shorter.
+    spared = [len(record.turns) for record in survived if record not in repeated]
+    assert statistics.mean(spared) < 0.95 * statistics.mean(lengths)
+
+
+async def test_a_first_prompt_that_does_not_fit_ends_the_run_with_its_message() -> None:
+    ports = ListPorts([game(i) for i in range(4)])
+    with pytest.raises(RunError, match=r"3 games failed in a row.*too long: engine.max_model_len"):
+        await Collector(CollectorConfig(max_failures=3), ports, Models(most=5)).train()

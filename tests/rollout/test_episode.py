@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from rlforge.errors import EngineError, ExtensionError
+from rlforge.errors import EngineError, ExtensionError, PromptTooLongError
 from rlforge.games.players import make_player
 from rlforge.rollout.episode import play_game, turn_seed
 from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, Seat
@@ -142,17 +142,46 @@ async def test_request_seeds_follow_from_game_and_turn():
     assert len(group) == 8
 
 
-async def test_a_game_over_its_time_is_given_up():
-    async def slow(seat, view, seed):
-        if len(view.legal_actions) < 15:
-            await asyncio.sleep(30)
-        return await scripted(TAK)(seat, view, seed)
+def thinking(env, failure=None, free_cells=14):
+    """A model at each seat; ``failure`` is raised, or waited for, when so many cells are free."""
 
-    record = await play_game(spec(dataclasses.replace(TAK, timeout_s=0.1)), slow)
-    assert record.end_reason == "timeout"
-    assert "SimpleTak-v0-train was not over after 0.1 s" in record.error
-    assert record.rewards == {}
+    async def answer(seat, view, seed):
+        if len(view.legal_actions) == free_cells:
+            if isinstance(failure, Exception):
+                raise failure
+            await asyncio.sleep(30)
+        given = await scripted(env)(seat, view, seed)
+        return dataclasses.replace(given, finish_reason="stop", token_ids=(1,), logprobs=(0.0,))
+
+    return answer
+
+
+TOO_LONG = PromptTooLongError("prompt of 99 tokens is 5 too long")
+
+
+async def test_a_game_over_its_time_is_cut_and_its_turns_count():
+    env = dataclasses.replace(TAK, timeout_s=0.1, action_extraction="raw")
+    record = await play_game(spec(env, extraction="raw"), thinking(env))
+    assert (record.end_reason, record.error, record.cut_by) == ("timeout", None, None)
+    assert record.rewards == {0: 0.0, 1: 0.0}
     assert len(record.turns) == 2
+
+
+async def test_a_prompt_that_outgrows_the_context_cuts_the_game_and_names_its_player():
+    record = await play_game(spec(extraction="raw"), thinking(TAK, TOO_LONG, free_cells=13))
+    assert (record.end_reason, record.error, record.cut_by) == ("context_limit", None, 1)
+    assert record.rewards == {0: 0.0, 1: 0.0}
+    assert len(record.turns) == 3
+
+
+@pytest.mark.parametrize("failure", [TOO_LONG, None])
+async def test_a_game_in_which_no_model_has_answered_fails_at_a_limit(failure):
+    """Else a wrong set-up would end every game as a draw, without a message."""
+    env = dataclasses.replace(TAK, timeout_s=0.1)
+    record = await play_game(spec(env, extraction="raw"), thinking(env, failure, free_cells=16))
+    assert record.rewards == {}
+    expected = "PromptTooLongError: prompt of 99" if failure else "was not over after 0.1 s"
+    assert expected in record.error
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlforge.errors import ConfigError
-from rlforge.rollout.evaluation import NO_OPPONENT, plan_evaluation, summarise
+from rlforge.rollout.evaluation import (
+    NO_OPPONENT,
+    OpenEvaluation,
+    Pairing,
+    plan_evaluation,
+    summarise,
+)
 from rlforge.types import EnvSpec, GameRecord, GameSpec, PolicyRef
 
 POLICY = PolicyRef(uid="step-4", kind="checkpoint", path_or_name="v4", version=4)
@@ -18,8 +24,12 @@ THREE = EnvSpec(id="Three-v0", num_players=3)
 ALONE = EnvSpec(id="Alone-v0", num_players=1)
 
 
+def pairings(envs, opponents):
+    return [Pairing(env=env, opponents=tuple(opponents)) for env in envs]
+
+
 def plan(envs=(TWO,), opponents=(RANDOM,), policy=POLICY, games=4, step=4, seed=0, **kwargs):
-    return plan_evaluation(envs, opponents, policy, games, step=step, seed=seed, **kwargs)
+    return plan_evaluation(pairings(envs, opponents), policy, games, step=step, seed=seed, **kwargs)
 
 
 def played(spec: GameSpec, own: float, others: float = 0.0, **changes) -> GameRecord:
@@ -199,3 +209,81 @@ def test_training_games_cannot_be_summarised():
     record = dataclasses.replace(played(spec, 1), spec=dataclasses.replace(spec, focus=None))
     with pytest.raises(ValueError, match=f"{spec.game_id} is not an evaluation game"):
         summarise([record], step=4)
+
+
+def test_environments_have_opponents_of_their_own_and_take_turns():
+    tables = [
+        Pairing(env=TWO, opponents=(BASE, OTHER)),
+        Pairing(env=THREE, opponents=(RANDOM,)),
+        Pairing(env=ALONE, opponents=(RANDOM, BASE)),
+    ]
+    specs = plan_evaluation(tables, POLICY, 4, step=4, seed=0, max_games=6)
+    met = [(spec.env_id, rival(spec)) for spec in specs if spec.focus == 0]
+    first_round = [
+        ("Two-v0", "base"),
+        ("Two-v0", "openai:m"),
+        ("Three-v0", "random_legal"),
+        ("Alone-v0", NO_OPPONENT),
+    ]
+    assert met[:4] == first_round
+    assert set(met) == set(first_round)
+    # 6 games in Two are 3 rounds for 2 opponents, in Three 2 rounds.
+    assert Counter(met) == dict(zip(first_round, (2, 1, 2, 4), strict=True))
+
+
+def rival(spec: GameSpec) -> str:
+    others = [seat.policy.uid for seat in spec.seats if seat.player_id != spec.focus]
+    return others[0] if others else NO_OPPONENT
+
+
+def opened(max_games=None, envs=(TWO,), opponents=(RANDOM, BASE)):
+    tables = pairings(envs, opponents)
+    return OpenEvaluation(tables, POLICY, step=4, seed=0, max_games=max_games)
+
+
+@given(st.integers(1, 40), st.integers(0, 12))
+def test_an_open_evaluation_deals_whole_rounds_until_it_is_closed(dealt_first, under_way):
+    evaluation = opened()
+    specs = [evaluation.next_game() for _ in range(dealt_first)]
+    evaluation.close()
+    while (spec := evaluation.next_game()) is not None:
+        specs.append(spec)
+    assert len(specs) == dealt_first + dealt_first % 2
+    assert Counter(spec.focus for spec in specs) == {0: len(specs) // 2, 1: len(specs) // 2}
+    assert specs == plan(opponents=(RANDOM, BASE), games=40)[: len(specs)]
+    under_way = min(under_way, len(specs) - 1)
+    for spec in specs[under_way:]:
+        evaluation.add(played(spec, 1, -1))
+    assert evaluation.over == (under_way == 0)
+    for spec in specs[:under_way]:
+        evaluation.add(failed(spec))
+    assert evaluation.over
+    results = evaluation.results()
+    assert sum(result.games for result in results) == len(specs) - under_way
+    assert {(result.step, result.policy_uid) for result in results} == {(4, "step-4")}
+
+
+def test_an_open_evaluation_ends_at_its_cap_in_each_environment():
+    evaluation = opened(max_games=6, envs=(TWO, ALONE))
+    specs = []
+    while (spec := evaluation.next_game()) is not None:
+        assert not evaluation.over
+        specs.append(spec)
+    assert Counter(spec.env_id for spec in specs) == {"Two-v0": 6, "Alone-v0": 6}
+    assert sorted(Counter(map(rival, specs)).values()) == [2, 4, 6]
+    for spec in reversed(specs):
+        evaluation.add(played(spec, 1, -1))
+    assert evaluation.over
+    assert [(one.env_id, one.opponent) for one in evaluation.results()] == [
+        ("Two-v0", "random_legal"),
+        ("Two-v0", "base"),
+        ("Alone-v0", NO_OPPONENT),
+    ]
+
+
+def test_a_version_without_a_game_has_no_results():
+    evaluation = opened()
+    evaluation.close()
+    assert evaluation.over
+    assert evaluation.next_game() is None
+    assert evaluation.results() == []

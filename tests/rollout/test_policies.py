@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import yaml
+from tests.chat_server import ChatHandler, completion, serving
 
-from rlforge.config.compose import compose
+import rlforge
+from rlforge.config.compose import compose, from_yaml, to_yaml
 from rlforge.games.registry import make_game
 from rlforge.models.load import load_tokenizer
+from rlforge.preflight.games import validate
+from rlforge.rollout.episode import play_game
+from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef
@@ -78,3 +84,136 @@ def test_opponents_and_evaluated_versions_stay_what_they_are(answers):
     ask(seats, spec_of([version(3), version(1)], "step-3"), 1)
     ask(seats, spec_of([version(3), version(1)], None), 0)
     assert engine.versions == [1, 3]
+
+
+class Handler(ChatHandler):
+    """A model behind an API that takes the first legal action that it was shown."""
+
+    def respond(self, asked, tries):
+        text = asked["messages"][-1]["content"]
+        first = text.rpartition("Your legal actions: ")[2].split(",")[0]
+        self.send(200, completion(rf"I take \boxed{{{first}}}."))
+
+
+@pytest.fixture
+def server(monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    with serving(Handler) as server:
+        yield server
+
+
+API = PolicyRef(uid="openai:m", kind="api", path_or_name="openai:m")
+
+
+async def test_an_api_model_gets_rules_actions_and_form_where_the_model_sees_a_board(
+    small_model, server
+):
+    model = ["model=hf", f"model.name={small_model}", "model.prompt_template=board"]
+    api = f"pool.api.openai_base_url={server.url}"
+    config = compose(["+experiment=tictactoe_mirror", *model, api]).config
+    seats = SeatPolicies(config, load_tokenizer(config.model), Asked(), [0])
+    spec = GameSpec(
+        game_id="g",
+        env=train_envs(config)[0],
+        seed=0,
+        purpose="eval",
+        seats=line_up(train_envs(config)[0], [API, API], trained_uid=None),
+    )
+    record = await play_game(spec, seats.for_game(spec))
+    assert record.end_reason == "finished"
+    assert all(turn.legal and turn.well_formed for turn in record.turns)
+    system, user = server.requests[0]["messages"]
+    assert r"\boxed{}" in system["content"]
+    assert record.turns[0].observation.strip() in user["content"]
+    assert "Tic Tac Toe" in user["content"]
+    assert user["content"].endswith(
+        "Your legal actions: [0], [1], [2], [3], [4], [5], [6], [7], [8]"
+    )
+
+
+async def test_an_api_seat_is_asked_as_the_pool_says(small_model, server, tmp_path):
+    write_experiment(tmp_path, {"prompts": {"short": {"user": "{board}, {request}"}}})
+    own = ["pool.api.prompt_template=short", "pool.api.action_extraction=bracket"]
+    own += [f"pool.api.openai_base_url={server.url}", "env=tictactoe"]
+    config = compose(["+experiment=mine", *own], tmp_path).config
+    env = train_envs(config)[0]
+    absent = None
+    seats = SeatPolicies(config, absent, absent, ())
+    spec = GameSpec(
+        game_id="g", env=env, seed=0, purpose="eval", seats=line_up(env, [API, API], None)
+    )
+    view = make_game(env, 0).view()
+    await seats.for_game(spec)(spec.seats[0], view, 0)
+    [asked] = server.requests[0]["messages"]
+    assert asked["content"].startswith(f"{view.board}, ")
+    assert "square brackets" in asked["content"]
+
+
+def test_play_game_asks_an_api_model_in_the_same_way(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    record = rlforge.play_game("tictactoe", "openai:m", "random_legal", seed=1)
+    assert record.end_reason == "finished"
+    seat = record.spec.seats[0]
+    assert (seat.prompt_template, seat.action_extraction) == ("chat-actions", "boxed")
+    assert "Your legal actions: [0]" in server.requests[0]["messages"][-1]["content"]
+
+
+class Reader(Asked):
+    """An engine that reads what it is asked, and answers in the form of the template."""
+
+    def __init__(self, tokenizer):
+        super().__init__()
+        self.tokenizer, self.texts = tokenizer, []
+
+    async def generate(self, prompt_token_ids, params, policy):
+        text = self.tokenizer.decode(prompt_token_ids, clean_up_tokenization_spaces=False)
+        self.texts.append(text)
+        first = text.partition("Legal: ")[2].split(",")[0].split("\n")[0]
+        return Completion(text=f"{first}!", policy_uid=policy.uid)
+
+
+def write_experiment(folder, content):
+    path = folder / "experiment" / "mine.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"# @package _global_\n{yaml.safe_dump(content)}")
+
+
+async def test_a_template_in_yaml_is_what_the_model_is_asked(small_model, tmp_path):
+    own = {
+        "system": "You are player one of two.",
+        "user": "{observation}\n\nLegal: {legal_actions}\n\nEnd with your action.",
+        "assistant": "So: ",
+        "roles": {"user": "Q {content}\n", "assistant": "A {content}\n"},
+    }
+    model = {"kind": "hf", "name": str(small_model), "prompt_template": "mine"}
+    write_experiment(tmp_path, {"prompts": {"mine": own}, "model": model})
+    overrides = ["+experiment=mine", "env=tictactoe", "model.action_extraction=bracket"]
+    composed = compose(overrides, tmp_path)
+    validate(composed, keys=False)
+    config = from_yaml(write(tmp_path / "config.yaml", to_yaml(composed.config)))
+    assert config == composed.config
+    tokenizer = load_tokenizer(config.model)
+    engine = Reader(tokenizer)
+    seats = SeatPolicies(config, tokenizer, engine, [0])
+    env = train_envs(config)[0]
+    spec = GameSpec(
+        game_id="g",
+        env=env,
+        seed=0,
+        purpose="train",
+        seats=line_up(env, [version(1), version(1)], "step-1"),
+    )
+    record = await play_game(spec, seats.for_game(spec))
+    assert record.end_reason == "finished"
+    assert all(turn.legal for turn in record.turns)
+    assert engine.texts[0] == (
+        f"Q You are player one of two.\n\n{record.turns[0].observation.strip()}\n\n"
+        "Legal: [0], [1], [2], [3], [4], [5], [6], [7], [8]\n\nEnd with your action.\nA So: "
+    )
+
+
+def write(path, text):
+    path.write_text(text)
+    return path

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from collections import Counter
 
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from rlforge.config.plugins import MODES
 from rlforge.config.schema import PoolConfig
 from rlforge.league.pool import ModelPool
+from rlforge.rollout.episode import turn_seed
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay, derive_seed, retry
 from rlforge.types import Checkpoint, EnvSpec, GameRecord, GameSpec, PolicyRef
 
@@ -19,7 +21,8 @@ ALONE = EnvSpec(id="Alone-v0", num_players=1)
 
 
 def make_pool(mode: str, versions: int = 3, seed: int = 5) -> ModelPool:
-    pool = ModelPool(PoolConfig(mode=mode), [RANDOM, MINIMAX], seed)
+    config = PoolConfig(mode=mode, include_current=True)
+    pool = ModelPool(config, [RANDOM, MINIMAX], seed)
     for version in range(versions):
         add_version(pool, version)
     return pool
@@ -165,22 +168,26 @@ def test_games_played_again_after_a_resume_have_ids_of_their_own():
     assert {spec.group_id for spec in again}.isdisjoint(spec.group_id for spec in undone)
 
 
-def test_a_failed_game_is_replaced_under_a_new_id_and_seed():
+def test_a_failed_game_is_played_again_and_then_replaced():
     [spec] = make_scheduler().next_games(1)
-    first = retry(spec, 1)
-    second = retry(first, 2)
-    assert second.game_id == retry(spec, 2).game_id
-    assert len({spec.game_id, first.game_id, second.game_id}) == 3
-    assert len({spec.seed, first.seed, second.seed}) == 3
-    assert retry(spec, 1) == first
-    assert (first.seats, first.env, first.group_id) == (spec.seats, spec.env, None)
+    again = retry(spec)
+    other = retry(again)
+    assert dataclasses.replace(again, game_id=spec.game_id) == spec
+    assert (other.seats, other.env, other.group_id) == (spec.seats, spec.env, None)
+    third = retry(other)
+    assert len({each.game_id for each in (spec, again, other, third)}) == 4
+    assert len({each.seed for each in (spec, other, third)}) == 3
 
 
 def test_the_replacement_within_a_group_starts_like_its_group():
     [spec] = make_scheduler(group_size=3).next_games(1)
-    replacement = retry(spec, 1)
-    assert replacement.game_id != spec.game_id
-    assert (replacement.seed, replacement.group_id) == (spec.seed, spec.group_id)
+    again, other = retry(spec), retry(retry(spec))
+    assert len({each.game_id for each in (spec, again, other)}) == 3
+    for each in (again, other):
+        assert (each.seed, each.group_id) == (spec.seed, spec.group_id)
+    # The same game draws the same tokens, another one of the group does not.
+    assert turn_seed(again, 0) == turn_seed(spec, 0)
+    assert turn_seed(other, 0) != turn_seed(spec, 0)
 
 
 @given(st.integers(), st.text(), st.integers(0, 10**9))
@@ -204,21 +211,50 @@ def test_a_game_is_under_way_until_it_or_its_replacement_was_played():
     first, second = make_scheduler().next_games(2)
     under_way.begin("collector-0", [first, second])
     under_way.end(played(first, error="the engine died"))
-    under_way.end(played(retry(first, 1), error="again"))
-    assert under_way.specs == [first, second]
-    under_way.end(played(retry(first, 2)))
+    under_way.end(played(retry(first), error="again"))
+    assert len(under_way.specs) == 2
+    under_way.end(played(retry(retry(first))))
     under_way.end(played(second))
     under_way.end(played(second))  # heard twice
     assert under_way.specs == []
 
 
-def test_the_games_of_a_collector_that_died_are_no_longer_under_way():
+def test_the_games_of_a_collector_that_died_are_played_again():
     under_way = GamesUnderWay()
-    first, second = make_scheduler().next_games(2)
-    under_way.begin("collector-0", [first])
+    first, second, third = make_scheduler().next_games(3)
+    under_way.begin("collector-0", [first, third])
     under_way.begin("collector-1", [second])
-    under_way.forget("collector-0")
-    assert under_way.specs == [second]
+    under_way.lose("collector-0")
+    [again] = under_way.take_lost(1)
+    assert again == retry(first)
+    assert len(under_way.specs) == 3  # the versions at their seats are needed
+    under_way.begin("collector-1", [again])
+    [last] = under_way.take_lost(5)
+    under_way.begin("collector-1", [last])
+    assert under_way.take_lost(5) == []
+    for spec in (again, second, last):
+        under_way.end(played(spec))
+    assert under_way.specs == []
+
+
+def test_a_game_that_ends_its_collector_twice_is_replaced_by_another():
+    under_way, seeds = GamesUnderWay(), []
+    [spec] = make_scheduler().next_games(1)
+    for _ in range(3):
+        under_way.begin("collector-0", [spec])
+        seeds.append(spec.seed)
+        under_way.lose("collector-0")
+        [spec] = under_way.take_lost(1)
+    assert seeds[0] == seeds[1] != seeds[2]
+
+
+def test_games_under_way_when_a_run_was_saved_are_played_again():
+    under_way, resumed = GamesUnderWay(), GamesUnderWay()
+    specs = make_scheduler(group_size=2).next_games(3)
+    under_way.begin("collector-0", specs)
+    under_way.end(played(specs[1]))
+    resumed.load_state_dict(json.loads(json.dumps(under_way.state_dict())))
+    assert resumed.take_lost(9) == [retry(specs[0]), retry(specs[2])]
 
 
 def test_the_opponent_of_an_open_group_is_needed_after_it_has_retired():

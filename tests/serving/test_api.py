@@ -212,6 +212,8 @@ async def test_a_stop_string_ends_the_answer_before_it(serving: Serving) -> None
     [
         ({"temperature": 3}, "temperature"),
         ({"top_p": 0}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"min_p": 1}, "min_p"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"n": 2}, "n"),
         ({"messages": []}, "messages"),

@@ -11,12 +11,14 @@ from rlforge.config.schema import HardwareConfig
 from rlforge.errors import ConfigError
 from rlforge.system import hardware
 from rlforge.system.hardware import (
+    GpuLoad,
     Machine,
     check_cluster,
     check_gpus,
     check_whole_gpus,
     describe,
     detect,
+    gpu_loads,
     gpus,
     ram,
     resolve_device,
@@ -101,6 +103,34 @@ def test_without_an_answer_of_the_tool_there_are_no_gpus(cards, lines, status):
     cards(*lines, status=status)
 
     assert gpus() == ()
+
+
+def test_loads_of_gpus_are_read_as_far_as_they_are_measured(cards):
+    asked = cards(
+        "0, NVIDIA H200, 1024, 143771, 512.25, 700.00, 87",
+        "1, NVIDIA GeForce GTX 950, 100, 2000, [N/A], [N/A], [Not Supported]",
+    )
+    assert gpu_loads() == (
+        GpuLoad(
+            index=0,
+            name="NVIDIA H200",
+            used=2**30,
+            memory=143771 * 2**20,
+            power=512.25,
+            limit=700.0,
+            busy=0.87,
+        ),
+        GpuLoad(index=1, name="NVIDIA GeForce GTX 950", used=100 * 2**20, memory=2000 * 2**20),
+    )
+    assert "power.draw,power.limit,utilization.gpu" in asked.read_text()
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"), [(["NVIDIA-SMI has failed"], 9), (["No devices were found"], 0)]
+)
+def test_without_gpus_there_are_no_loads(cards, lines, status):
+    cards(*lines, status=status)
+    assert gpu_loads() == ()
 
 
 def test_memory_of_the_machine_is_what_the_system_counts():

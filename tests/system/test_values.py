@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pytest
@@ -13,7 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlforge.system.values import Codec, json_ready
-from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat, Turn, value
+from rlforge.types import (
+    Completion,
+    EndReason,
+    EnvSpec,
+    GameRecord,
+    GameSpec,
+    PolicyRef,
+    Seat,
+    Turn,
+    value,
+)
 
 whole = st.integers(0, 2**31 - 1)
 real = st.floats(allow_nan=False)
@@ -81,8 +91,9 @@ records = st.builds(
     spec=specs,
     turns=st.lists(turns, max_size=3).map(tuple),
     rewards=st.dictionaries(whole, real, max_size=3),
-    end_reason=st.sampled_from(["finished", "invalid_move", "turn_limit", "timeout", "error"]),
+    end_reason=st.sampled_from(get_args(EndReason)),
     invalid_by=st.none() | whole,
+    cut_by=st.none() | whole,
     error=st.none() | text,
     duration_s=real,
 )

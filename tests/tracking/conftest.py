@@ -232,7 +232,9 @@ def full_run(tmp_path: Path, clock: Clock, make: Any, new_tracker: Any) -> Path:
         games = [make.game(f"train-{step}-{index}", version=step) for index in range(5)]
         tracker.add_games(games)
         with_games.add(games)
-        tracker.log_inference("engine-0", {"queued": 3, "running": 128, "tok_s": 2200.0})
+        tracker.log_inference(
+            "engine-0", {"queued": 3, "running": 128, "tok_s": 2200.0, "tokens": 4400}
+        )
         tracker.log_learner(make.update(step), make.shares)
         tracker.log_pool(make.snapshot(step))
     failed = make.game("failed", error="GameError: SimpleTak-v0-train raised IndexError")

@@ -14,8 +14,9 @@ from rich.console import Console
 
 from rlforge.errors import RlforgeError
 from rlforge.tracking import display as display_module
-from rlforge.tracking.display import NOTES, Display, DisplayMode, monitor
+from rlforge.tracking.display import NOTES, Display, DisplayMode, collection_line, monitor
 from rlforge.tracking.files import create_run
+from rlforge.tracking.progress import Progress
 
 
 def console(**options: Any) -> Console:
@@ -37,6 +38,31 @@ def test_auto_is_plain_without_a_terminal_and_rich_on_one() -> None:
     assert Display("demo", console=terminal).mode == "rich"
     dumb = Console(file=Utf8(), force_terminal=True, width=80, _environ={"TERM": "dumb"})
     assert Display("demo", console=dumb).mode == "plain"
+
+
+def test_lines_of_a_run_without_games_are_about_samples() -> None:
+    out = console()
+    learner = {"loss": 1.5, "validation_loss": 1.25, "grad_norm": 0.5, "epoch": 1.5}
+    learner["tokens_per_s"] = 400.0
+    running = Progress(
+        run_name="sft",
+        status="running",
+        updated_at=0.0,
+        elapsed_s=9.0,
+        update=3,
+        total_updates=4,
+        samples=192,
+        learner=learner,
+    )
+    with Display("sft", "plain", out, plain_every_s=0.0) as shown:
+        shown.show(running)
+        shown.show(dataclasses.replace(running, update=4, status="done"))
+    assert written(out).splitlines() == [
+        "[0:09] update 3/4  loss 1.5  held-out 1.25  grad 0.5  samples 192  400 tok/s",
+        "[0:09] update 4/4  loss 1.5  held-out 1.25  grad 0.5  samples 192  400 tok/s",
+        "[0:09] done at update 4/4",
+    ]
+    assert collection_line(running) == "[0:09] at update 4/4"
 
 
 @pytest.mark.parametrize("mode", ["rich", "plain", "off"])
@@ -245,3 +271,74 @@ def test_a_new_evaluation_of_the_same_opponent_is_a_new_line(full_run: Path) -> 
         shown.show(first)
         shown.show(dataclasses.replace(first, win_rates=(row, *first.win_rates[1:])))
     assert written(out).count("eval at") == 3
+
+
+def test_plain_shows_what_is_played_long_before_the_first_update(
+    tmp_path: Path, make: Any, new_tracker: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 50.0
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: now)
+    tracker, out = new_tracker(tmp_path), console()
+    with Display("demo", "plain", out) as shown:
+        for second in range(1, 61):
+            now, clock.now = now + 1.0, clock.now + 1.0
+            load = {"queued": 0, "running": 8, "tok_s": 30.0, "tokens": 30.0 * second}
+            tracker.log_inference("engine-0", load)
+            if second == 25:
+                tracker.add_games([make.game(), make.game(error="broke")])
+            if second == 50:
+                tracker.log_learner(make.update(1), {})
+            shown.show(tracker.progress())
+    lines = written(out).splitlines()
+    played = (
+        "games 0 (0.0/s)  300 tokens",
+        "games 0 (0.0/s)  600 tokens",
+        "games 1 (0.0/s)  900 tokens",
+    )
+    assert lines[:3] == [
+        f"[0:{10 * index}] collecting for update 1/10  {so_far} (30 tok/s)  8 requests running{end}"
+        for index, (so_far, end) in enumerate(zip(played, ("", "", "  failed 1"), strict=True), 1)
+    ]
+    assert [line[:6] for line in lines] == [
+        "[0:10]",
+        "[0:20]",
+        "[0:30]",
+        "[0:40]",
+        "[0:50]",
+        "[1:00]",
+    ]
+    assert "update 1/10  loss" in lines[4]
+    assert "collecting for update 2/10" in lines[5]
+    assert written(out).isascii()
+
+
+def test_plain_of_fast_updates_has_no_further_lines(
+    tmp_path: Path, make: Any, new_tracker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 50.0
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: now)
+    tracker, out = new_tracker(tmp_path), console()
+    with Display("demo", "plain", out) as shown:
+        for step in range(1, 11):
+            now += 4.0
+            tracker.log_learner(make.update(step), {})
+            shown.show(tracker.progress())
+        now += 20.0
+        shown.show(tracker.progress())
+    *updates, last = written(out).splitlines()
+    assert len(updates) == 10
+    assert "collecting" not in "".join(updates)
+    assert "evaluating after update 10/10" in last
+
+
+def test_plain_is_silent_about_a_run_that_no_longer_reports(
+    tmp_path: Path, new_tracker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 50.0
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: now)
+    progress, out = new_tracker(tmp_path).progress(), console()
+    with Display("demo", "plain", out) as shown:
+        for _ in range(60):
+            now += 1.0
+            shown.show(progress)
+    assert written(out).count("collecting") == 1

@@ -1,4 +1,4 @@
-"""Named scalars: namespaces, moving windows, flushes; results of games and intervals of rates."""
+"""Named scalars: namespaces, moving windows, flushes; intervals of rates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlforge.tracking.metrics import Metrics, outcome, wilson_interval
+from rlforge.tracking.metrics import Metrics, wilson_interval
 
 
 def test_a_key_outside_the_namespaces_is_refused() -> None:
@@ -37,22 +37,6 @@ def test_a_flush_has_windows_for_games_and_fresh_means_for_the_rest() -> None:
     metrics.put("learner/loss", 2.0)
     assert metrics.drain() == {"collection-Tak/reward": 0.5, "learner/loss": 1.5}
     assert metrics.drain() == {}
-
-
-@pytest.mark.parametrize(
-    ("rewards", "player", "expected"),
-    [
-        ({0: 1.0, 1: -1.0}, 0, "win"),
-        ({0: 1.0, 1: -1.0}, 1, "loss"),
-        ({0: 0.0, 1: 0.0}, 1, "draw"),
-        ({0: 0.5, 1: 0.5, 2: -1.0}, 0, "draw"),
-        ({0: 0.5, 1: 1.0, 2: -1.0}, 0, "loss"),
-        ({0: 1.0}, 0, "win"),
-        ({0: 0.9}, 0, "loss"),
-    ],
-)
-def test_outcome(rewards: dict[int, float], player: int, expected: str) -> None:
-    assert outcome(rewards, player) == expected
 
 
 def test_wilson_interval_agrees_with_a_published_value() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 
 from rlforge.config.schema import TrackerConfig
+from rlforge.system.hardware import GpuLoad
 from rlforge.tracking.files import read_json, read_jsonl
 from rlforge.tracking.progress import CollectionRow, Progress
 from rlforge.tracking.tracker import Tracker
+
+MODEST = GpuLoad(index=3, name="B", used=2**29, memory=2**32)
 
 
 class Memory:
@@ -65,6 +69,9 @@ def test_training_games_are_counted_from_the_trained_seats(
             f"{env}/failed_rate": 1 / 5,
             f"{env}/game_length": 8 / 4,
             f"{env}/duration_s": 0.25,
+            f"{env}/turn_limit_rate": 0.0,
+            f"{env}/context_limit_rate": 0.0,
+            f"{env}/timeout_rate": 0.0,
             f"{env}/first_player_win_rate": 2 / 4,  # a and d
             f"{env}/reward": (1 + 0 - 1 - 1) / 4,
             f"{env}/win_rate": 1 / 4,
@@ -185,16 +192,16 @@ def test_an_update_is_a_line_with_rates_shares_and_games(
 def test_engines_have_a_namespace_each(tmp_path: Path, new_tracker: Any) -> None:
     sink = Memory()
     tracker = new_tracker(tmp_path, [sink])
-    tracker.log_inference("engine-1", {"queued": 3, "running": 5, "tok_s": 100.0})
-    tracker.log_inference("engine-0", {"queued": 1, "running": 2, "tok_s": 50.0})
-    tracker.log_inference("engine-1", {"queued": 5, "running": 7, "tok_s": 200.0})
+    tracker.log_inference("engine-1", {"queued": 3, "running": 5, "tok_s": 100.0, "tokens": 500})
+    tracker.log_inference("engine-0", {"queued": 1, "running": 2, "tok_s": 50.0, "tokens": 90})
+    tracker.log_inference("engine-1", {"queued": 5, "running": 7, "tok_s": 200.0, "tokens": 900})
     tracker.flush()
     assert sink.flushed[0][1]["inference/engine-1/tok_s"] == 150.0
     assert sink.flushed[0][1]["inference/engine-0/queued"] == 1.0
     rows = tracker.progress().engines
-    assert [(row.name, row.queued, row.running, row.tok_s) for row in rows] == [
-        ("engine-0", 1, 2, 50.0),
-        ("engine-1", 5, 7, 200.0),
+    assert [(row.name, row.queued, row.running, row.tok_s, row.tokens) for row in rows] == [
+        ("engine-0", 1, 2, 50.0, 90),
+        ("engine-1", 5, 7, 200.0, 900),
     ]
 
 
@@ -226,27 +233,57 @@ def test_a_pool_snapshot_is_kept_with_its_history(
     assert len(progress.matches) == 5  # each pair once
 
 
-def test_custom_scalars_are_averaged_in_a_known_namespace(tmp_path: Path, new_tracker: Any) -> None:
+def test_users_numbers_are_in_the_next_updates_line_and_in_the_sinks(
+    tmp_path: Path, make: Any, new_tracker: Any
+) -> None:
     sink = Memory()
     tracker = new_tracker(tmp_path, [sink])
-    tracker.put("learner/curiosity", 1.0)
-    tracker.put("learner/curiosity", 3.0)
+    tracker.log_scalars({"custom/curiosity": 1.0})
+    tracker.log_scalars({"custom/curiosity": 3.0, "custom/a/b": 4.0})
+    tracker.log_learner(make.update(1), {})
+    tracker.log_learner(make.update(2), {})
+    tracker.log_scalars({"custom/curiosity": 8.0})
     tracker.flush()
-    assert sink.flushed == [(0, {"learner/curiosity": 2.0})]
-    with pytest.raises(ValueError, match="'mine/curiosity' is in none of the namespaces"):
-        tracker.put("mine/curiosity", 1.0)
+    first, second = read_jsonl(tmp_path / "metrics.jsonl")
+    assert (first["custom/curiosity"], first["custom/a/b"]) == (2.0, 4.0)
+    assert not any(key.startswith("custom/") for key in second)
+    ((_, scalars),) = sink.flushed
+    assert (scalars["custom/curiosity"], scalars["custom/a/b"]) == (4.0, 4.0)
+
+
+def test_gpus_are_recorded_as_far_as_they_are_measured(
+    tmp_path: Path, make: Any, new_tracker: Any
+) -> None:
+    sink = Memory()
+    tracker = new_tracker(tmp_path, [sink])
+    first = GpuLoad(index=0, name="A", used=2**30, memory=2**33, power=100.0, limit=300.0, busy=0.5)
+    for power in (100.0, 200.0):
+        tracker.log_gpus((dataclasses.replace(first, power=power), MODEST))
+    assert tracker.progress().gpus[1] == MODEST
+    assert Progress.from_json(tracker.progress().to_json()).gpus == tracker.progress().gpus
+    tracker.log_learner(make.update(1), {})
+    tracker.flush()
+    (row,) = read_jsonl(tmp_path / "metrics.jsonl")
+    measured = {key: number for key, number in row.items() if key.startswith("system/")}
+    assert measured == {
+        "system/gpu-0/memory_gb": 1.0,
+        "system/gpu-0/power_w": 150.0,
+        "system/gpu-0/busy": 0.5,
+        "system/gpu-3/memory_gb": 0.5,
+    }
+    assert measured.items() <= sink.flushed[0][1].items()
 
 
 def test_sinks_are_flushed_by_the_clock(tmp_path: Path, new_tracker: Any, clock: Any) -> None:
     sink = Memory()
     tracker = new_tracker(tmp_path, [sink], flush_every_s=64.0)
-    tracker.put("learner/x", 1.0)
+    tracker.log_scalars({"custom/x": 1.0})
     clock.now += 63.9
-    tracker.put("learner/x", 3.0)
+    tracker.log_scalars({"custom/x": 3.0})
     assert sink.flushed == []
     clock.now += 0.2
     tracker.tick()
-    assert sink.flushed == [(0, {"learner/x": 2.0})]
+    assert sink.flushed == [(0, {"custom/x": 2.0})]
     clock.now += 64
     tracker.tick()
     assert len(sink.flushed) == 1  # nothing new, nothing written
@@ -342,10 +379,10 @@ def test_a_sink_that_fails_does_not_keep_the_summary_from_being_written(
 
 def test_without_given_sinks_those_of_the_config_are_made(tmp_path: Path) -> None:
     tracker = Tracker(tmp_path, TrackerConfig(), "demo", 3)
-    tracker.put("learner/x", 1.0)
+    tracker.log_scalars({"custom/x": 1.0})
     tracker.close({})
     (row,) = read_jsonl(tmp_path / "scalars.jsonl")
-    assert (row["step"], row["learner/x"]) == (0, 1.0)
+    assert (row["step"], row["custom/x"]) == (0, 1.0)
     assert read_json(tmp_path / "summary.json")["status"] == "done"
 
 

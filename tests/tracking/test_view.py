@@ -10,6 +10,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from rlforge.system.hardware import GpuLoad
 from rlforge.tracking.files import read_json
 from rlforge.tracking.progress import Progress
 from rlforge.tracking.view import ProgressView
@@ -81,7 +82,9 @@ def test_a_frame_fits_an_ordinary_terminal(tmp_path: Path, make: Any, new_tracke
     tracker.log_learner(make.update(1), make.shares)
     tracker.log_pool(make.snapshot(30))
     tracker.add_games([make.game()])
-    tracker.log_inference("engine-0", {"queued": 3, "running": 128, "tok_s": 2200.0})
+    tracker.log_inference(
+        "engine-0", {"queued": 3, "running": 128, "tok_s": 2200.0, "tokens": 4400}
+    )
     short = draw(tracker.progress(), 80, height=24, force_terminal=True)
     tall = draw(tracker.progress(), 80, height=60, force_terminal=True)
     assert len(short) < 24
@@ -121,3 +124,42 @@ def test_names_with_brackets_are_not_taken_for_markup(
         assert "[bold]x[/bold]" in text
         assert "[b]y[/b] – base" in text
         assert text.count("[red]e") == 2
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_before_the_first_update_the_frame_shows_what_is_played(
+    tmp_path: Path, make: Any, new_tracker: Any, clock: Any, width: int
+) -> None:
+    tracker = new_tracker(tmp_path)
+    clock.now += 30
+    tracker.log_inference(
+        "engine-0", {"queued": 12, "running": 64, "tok_s": 85.0, "tokens": 2400.0}
+    )
+    before = draw(tracker.progress(), width)
+    assert {cell_len(line) for line in before} == {width}
+    for part in ("0/10", "64 running, 12 queued", "85.0/s", "2,400 tokens"):
+        assert part in " ".join("".join(before).split()), part
+    tracker.add_games([make.game() for _ in range(3)])
+    after = " ".join("".join(draw(tracker.progress(), width)).split())
+    for part in ("games 3 (0.1/s)", "tokens 12", "SimpleTak-v0-train"):
+        assert part in after, part
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_gpus_are_shown_where_there_are_some(tmp_path: Path, new_tracker: Any, width: int) -> None:
+    tracker = new_tracker(tmp_path)
+    assert "GPU" not in "".join(draw(tracker.progress(), width))
+    full = GpuLoad(
+        index=0,
+        name="NVIDIA H200",
+        used=34 * 2**30,
+        memory=141 * 2**30,
+        power=512.3,
+        limit=700.0,
+        busy=0.87,
+    )
+    tracker.log_gpus([full, GpuLoad(index=1, name="GTX 950", used=2**30, memory=2**31)])
+    lines = draw(tracker.progress(), width)
+    assert {cell_len(line) for line in lines} == {width}
+    for part in ("GPU 0", "34.0/141 GiB", "512/700 W", "87%", "GPU 1", "1.0/2 GiB"):
+        assert any(part in line for line in lines), part

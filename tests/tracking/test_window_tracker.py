@@ -99,3 +99,18 @@ def test_the_plain_display_prints_each_window_once() -> None:
         "test: window 1/3",
         "test: window 2/3",
     ]
+
+
+def test_numbers_of_users_code_keep_their_namespace() -> None:
+    tracker = make_tracker()
+    tracker.log_window({**row(1), "custom/spread": 0.5}, None)
+    assert rows("scalars.jsonl")[0]["custom/spread"] == 0.5
+    assert rows("windows.jsonl")[0]["custom/spread"] == 0.5
+
+
+def test_a_run_that_ends_before_its_first_window_counts_windows() -> None:
+    tracker, console = make_tracker(), Console(record=True, width=200)
+    tracker.close({"status": "interrupted"})
+    with Display("test", "plain", console) as display:
+        display.show(tracker.progress())
+    assert console.export_text().endswith("interrupted at window 0/3\n")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.live_run import actor_pids, change_config, rows, run, start, train_arguments, wait_for
 
+from rlforge.buffer.batches import read_batch
 from rlforge.system.checkpoint import (
     checkpoint_version,
     latest_checkpoint,
@@ -87,6 +88,7 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(small_model: Path) -> 
 
 def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(small_model: Path) -> None:
     endless = ("learner.total_updates=400", "learner.state_every=1000")
+    endless += ("learner.save_every=2", "eval.every=3")
     process = start(*train_arguments(small_model, *endless, "engine.num_engines=2"))
     wait_for(lambda: len(rows("metrics.jsonl")) >= 1, process)
     for name in ("engine-0", "collector-0"):
@@ -98,6 +100,7 @@ def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(small_model: Pat
         wait_for(lambda name=name: len(actor_pids(name)) == 2, process)
         so_far = len(rows("metrics.jsonl"))
         wait_for(lambda so_far=so_far: len(rows("metrics.jsonl")) >= so_far + 3, process)
+    wait_for(lambda: any(row["step"] == 2 for row in rows("evals.jsonl")), process)
     busy = run("train", "--resume", "run")
     assert busy.returncode == 1
     assert "run" in busy.stderr
@@ -128,6 +131,10 @@ def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(small_model: Pat
     assert metrics[-1]["samples_seen"] > metrics[stopped_at - 1]["samples_seen"]
     training = [game for game in read_games(Path("run")) if game.spec.purpose == "train"]
     assert len({game.spec.game_id for game in training}) == len(training)
+    evals = rows("evals.jsonl")
+    assert all(row["policy_uid"] == f"step-{row['step']}" for row in evals)
+    assert len({(row["step"], row["opponent"]) for row in evals}) == len(evals)
+    assert {0, 2, stopped_at + 2} <= {row["step"] for row in evals}
     again = run("train", "--resume", "run")
     assert again.returncode == 1
     assert "already finished" in again.stderr
@@ -174,6 +181,7 @@ def test_an_alternating_engine_killed_during_an_update_loads_after_it(
     assert not (Path("run") / "learning").exists()
 
 
+@pytest.mark.slow
 def test_an_alternating_learner_killed_in_an_update_ends_the_resumable_run(
     small_model: Path,
 ) -> None:
@@ -220,8 +228,10 @@ def overlap() -> float:
     return summary["engine_share"] + summary["learner_share"] + summary["idle_share"] - 1
 
 
+@pytest.mark.slow
 def test_several_ranks_train_and_a_dead_one_ends_the_run(small_model: Path) -> None:
     ranks = ("learner.num_learners=2", "learner.shard_weights=true", "learner.state_every=2")
+    ranks += ("eval.continuous=true", "eval.max_games_per_checkpoint=6")
     process = start(
         *train_arguments(small_model, *ranks, "learner.total_updates=300", "learner.state_every=2")
     )
@@ -241,8 +251,15 @@ def test_several_ranks_train_and_a_dead_one_ends_the_run(small_model: Path) -> N
     metrics = rows("metrics.jsonl")
     assert [row["step"] for row in metrics] == [1, 2, 3, 4, 5]
     assert all(row["logprob_gap_mean"] <= 1e-4 for row in metrics if "logprob_gap_mean" in row)
+    evals = rows("evals.jsonl")
+    assert len({(row["step"], row["opponent"]) for row in evals}) == len(evals)
+    games = {step: sum(row["games"] for row in evals if row["step"] == step) for step in range(6)}
+    assert (games[0], games[5]) == (6, 6)
+    assert all(games[step] in (0, 2, 4, 6) for step in range(1, 5))
+    assert any(games[step] for step in range(1, 5))
 
 
+@pytest.mark.slow
 def test_resume_starts_over_when_no_state_was_saved(small_model: Path) -> None:
     process = start(
         *train_arguments(small_model, "learner.total_updates=300", "learner.state_every=1000")
@@ -302,6 +319,32 @@ def test_grpo_groups_against_lagged_opponents(small_model: Path) -> None:
     assert any(len(set(line_up)) == 2 for starts in groups.values() for _, line_up in starts)
     pool = json.loads(Path("run/pool.json").read_text())
     assert sum(bool(entry["active"]) for entry in pool["entries"] if entry["version"]) <= 3
+
+
+@pytest.mark.slow  # tests/learner/test_real_algorithms.py and tests/buffer have its parts alone
+def test_dynamic_sampling_trains_on_groups_with_advantages_only(small_model: Path) -> None:
+    done = run(
+        *train_arguments(
+            small_model,
+            "+experiment=kuhn_grpo",
+            "algorithm=dapo",
+            "algorithm.group_size=4",
+            "algorithm.loss=sequence_clip",
+            "algorithm.importance=mask",
+            "rewards=wins",
+            "learner.optimizer_steps=2",
+        )
+    )
+    assert done.returncode == 0, done.stderr
+    metrics = rows("metrics.jsonl")
+    assert [row["step"] for row in metrics] == [1, 2, 3]
+    assert all("importance_masked_fraction" in row for row in metrics)
+    assert sum(row["episodes_replaced"] for row in metrics) > 0
+    for update in (1, 2, 3):
+        scores: dict[str | None, set[tuple[int, float]]] = {}
+        for step in read_batch(Path(f"run/batches/batch-{update:06d}.parquet")).steps:
+            scores.setdefault(step.group_id, set()).add((step.player_id, step.reward))
+        assert all(len(found) > len(dict(found)) for found in scores.values())
 
 
 def test_bad_config_starts_nothing() -> None:

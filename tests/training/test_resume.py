@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,40 +35,6 @@ def test_a_saved_version_that_is_not_published_yet_stays(tmp_path: Path) -> None
     _save(tmp_path, 1, 2, 3)
     Retention(tmp_path, 0).prune({"step-2"}, published=2)
     assert _left(tmp_path) == [2, 3]
-
-
-async def test_a_version_stays_until_the_last_evaluation_of_it_has_ended(tmp_path: Path) -> None:
-    _save(tmp_path, 1, 2)
-    retention, first, second = Retention(tmp_path, 0), asyncio.Event(), asyncio.Event()
-    evaluations = [
-        asyncio.create_task(retention.during(partial(_lasting, until), "step-1"))
-        for until in (first, second)
-    ]
-    await asyncio.sleep(0)
-    for event, evaluation in zip((first, second), evaluations, strict=True):
-        retention.prune({"step-2"}, published=2)
-        assert _left(tmp_path) == [1, 2]
-        event.set()
-        await evaluation
-    retention.prune({"step-2"}, published=2)
-    assert _left(tmp_path) == [2]
-
-
-async def _lasting(until: asyncio.Event) -> None:
-    await until.wait()
-
-
-async def test_a_failed_evaluation_needs_its_version_no_longer(tmp_path: Path) -> None:
-    _save(tmp_path, 1, 2)
-    retention = Retention(tmp_path, 0)
-
-    async def fail() -> None:
-        raise RuntimeError("no games")
-
-    with pytest.raises(RuntimeError, match="no games"):
-        await retention.during(fail, "step-1")
-    retention.prune({"step-2"}, published=2)
-    assert _left(tmp_path) == [2]
 
 
 def test_versions_of_the_saved_state_stay_until_a_newer_one_is_saved(tmp_path: Path) -> None:

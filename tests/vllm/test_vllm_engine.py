@@ -251,19 +251,24 @@ async def test_greedy_answers_take_the_likeliest_token_and_are_certain(
     assert likeliest[2:-1].tolist() == list(answer.token_ids)
 
 
-async def test_top_p_cuts_the_distribution_and_the_logprobs_are_those_of_the_rest(
-    engine: Any, base: Any, base_policy: PolicyRef
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "min_p"), [(0.6, 0, 0), (1, 5, 0), (1, 0, 0.2), (0.9, 20, 0.02)]
+)
+async def test_filters_cut_the_distribution_and_the_logprobs_are_those_of_the_rest(
+    engine: Any, base: Any, base_policy: PolicyRef, top_p: float, top_k: int, min_p: float
 ) -> None:
     import torch
 
     from rlforge.engines.sampling import sampling_logprobs
 
-    params = SamplingParams(temperature=0.8, top_p=0.6, max_tokens=25, seed=6)
+    filters = {"top_p": top_p, "top_k": top_k, "min_p": min_p}
+    params = SamplingParams(temperature=0.8, max_tokens=25, seed=6, **filters)
     answer = await engine.generate([3, 1, 4], params, base_policy)
     ids = torch.tensor([answer.prompt_token_ids + answer.token_ids])
     with torch.no_grad():
         logits = base(input_ids=ids).logits[0, 2:-1]
-    table = sampling_logprobs(logits, torch.full((25,), 0.8), torch.full((25,), 0.6))
+    cuts = (torch.full((25,), float(each)) for each in (top_p, top_k, min_p))
+    table = sampling_logprobs(logits, torch.full((25,), 0.8), *cuts)
     expected = [float(table[index, token]) for index, token in enumerate(answer.token_ids)]
     assert answer.logprobs == pytest.approx(expected, abs=1e-4)
 

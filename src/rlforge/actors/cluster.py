@@ -27,6 +27,7 @@ from rlforge.actors.process import turn_file
 from rlforge.actors.specs import ActorSpec, RunGraph
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.errors import RlforgeError, RunError
+from rlforge.tracking.scalars import Sums, means, taken
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,9 @@ PLACEMENT_PATIENCE_S = 120.0
 
 END_PATIENCE_S = 10.0
 """Seconds after which processes of a Ray of our own that have not ended are killed."""
+
+SCALARS_PATIENCE_S = 2.0
+"""Seconds to wait for the scalars of an actor, which may be dead or busy."""
 
 
 @contextlib.contextmanager
@@ -185,10 +189,31 @@ class RunActors:
     def learner(self) -> LearnerGroup:
         return LearnerGroup(tuple(self.of("learner").values()))
 
+    async def custom_scalars(self) -> dict[str, float]:
+        """Means of what users' code reported with ``log_scalar`` since the last call.
+
+        In this process and in all actors but the tracker, for which no loop waits. An actor that
+        does not answer within ``SCALARS_PATIENCE_S`` is left out.
+        """
+        calls = [
+            asyncio.ensure_future(actor.__ray_call__.remote(_taken))
+            for name, actor in self.named.items()
+            if name != "tracker"
+        ]
+        answered, late = await asyncio.wait(calls, timeout=SCALARS_PATIENCE_S)
+        for call in late:
+            call.cancel()
+        reports = [call.result() for call in answered if call.exception() is None]
+        return means([taken(), *reports])
+
     def name_of(self, actor_id: str | None) -> str | None:
         """The name of the actor with this id, which Ray's exceptions give; None if unknown."""
         ids = {actor._actor_id.hex(): name for name, actor in self.named.items()}
         return ids.get(actor_id or "")
+
+
+def _taken(actor: object) -> Sums:
+    return taken()
 
 
 async def start_actors(

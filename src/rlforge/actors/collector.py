@@ -58,7 +58,7 @@ class CollectorActor:
         freeze_gc()
 
     async def train(self) -> None:
-        await self._pool.forget_games.remote(self._name)
+        await self._pool.lose_games.remote(self._name)
         try:
             await self._collector.train()
         finally:

@@ -54,12 +54,26 @@ class EngineReport:
         return before is not None and before.process != self.process
 
     def throughput(self, before: EngineReport | None, seconds: float) -> dict[str, float]:
-        """Queue, running sequences and tokens a second since ``before``, ``seconds`` ago."""
-        counted = 0  # a new process counts its tokens from 0
-        if before is not None and not self.restarted_since(before):
-            counted = before.stats.generated_tokens
-        rate = (self.stats.generated_tokens - counted) / max(seconds, 1e-9)
-        return {"queued": self.stats.queued, "running": self.stats.running, "tok_s": rate}
+        """The load, tokens generated so far, and tokens a second since ``before``.
+
+        seconds: since then. ``tok_s``: generated, ``read_tok_s``: prompt tokens computed,
+        ``cached_tok_s``: those whose keys and values were kept.
+        """
+        counted = {"generated_tokens": 0, "read_tokens": 0, "cached_tokens": 0}
+        if before is not None and not self.restarted_since(before):  # a new process counts from 0
+            counted = {name: getattr(before.stats, name) for name in counted}
+        rates = {
+            name: (getattr(self.stats, name) - number) / max(seconds, 1e-9)
+            for name, number in counted.items()
+        }
+        return {
+            "queued": self.stats.queued,
+            "running": self.stats.running,
+            "tokens": self.stats.generated_tokens,
+            "tok_s": rates["generated_tokens"],
+            "read_tok_s": rates["read_tokens"],
+            "cached_tok_s": rates["cached_tokens"],
+        }
 
 
 #: A ticket with its completion or error, or with its next tokens.

@@ -42,6 +42,7 @@ _NO_WORK = EngineStats(
     running=0,
     requests=0,
     prompt_tokens=0,
+    cached_tokens=0,
     generated_tokens=0,
     busy_s=0.0,
     resident=(),
@@ -49,7 +50,7 @@ _NO_WORK = EngineStats(
 
 
 class RemoteEngine:
-    """The engine protocol over engine actors: least-loaded routing, bundles and retries.
+    """The engine protocol over engine actors: routing by load or conversation, bundles and retries.
 
     A request whose engine died is repeated, ``retries`` times at most: by another engine that is
     here, else by the first that Ray brings back. client: a unique name, also after a restart of the
@@ -156,7 +157,7 @@ class RemoteEngine:
     ) -> Completion:
         stream = _TokenStreamDeduper(on_tokens) if on_tokens is not None else None
         tries, death = 0, "see its log"
-        while (index := await self._least_loaded()) is not None:
+        while (index := await self._choose(params.conversation)) is not None:
             if stream is not None:
                 stream.begin()
             try:
@@ -168,10 +169,15 @@ class RemoteEngine:
                 raise EngineError(f"an engine died while answering{times}: {death}")
         raise EngineError(f"every engine died, and none is back: {death}")
 
-    async def _least_loaded(self) -> int | None:
-        """The index of an engine that is here, if need be after a wait; None once all are gone."""
+    async def _choose(self, conversation: int | None) -> int | None:
+        """The index of an engine that is here, if need be after a wait; None once all are gone.
+
+        Of those here the one that has the turns of ``conversation`` so far, or the least loaded.
+        """
         while True:
             here = [index for index, state in enumerate(self._states) if state == "here"]
+            if here and conversation is not None:
+                return here[conversation % len(here)]
             if here:
                 return min(here, key=lambda index: len(self._pending[index]))
             if "away" not in self._states:

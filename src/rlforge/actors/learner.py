@@ -79,6 +79,10 @@ class LearnerActor:
                 self._learner.rest(offload=self._hardware.offload_learner)
         return result, (started, ended)
 
+    def measure(self, batch: TrainBatch) -> dict[str, float]:
+        """See ``rlforge.learner.Learner.measure``."""
+        return self._learner.measure(batch.steps)
+
     def save(
         self,
         version: int,
@@ -149,6 +153,11 @@ class LearnerGroup:
     async def update(self, batch: Any) -> tuple[UpdateResult, Span]:
         """``batch``: Ray's reference to a batch, which goes straight from buffer to ranks."""
         answer: tuple[UpdateResult, Span] = await self._all("update", batch)
+        return answer
+
+    async def measure(self, batch: Any) -> dict[str, float]:
+        """How likely the policy is to give the answers in ``batch``."""
+        answer: dict[str, float] = await self._all("measure", batch)
         return answer
 
     async def save(

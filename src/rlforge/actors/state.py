@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlforge.actors.process import freeze_gc
-from rlforge.buffer import make_buffer
-from rlforge.buffer.base import write_batch
+from rlforge.buffer import EpisodeBuffer, make_buffer
+from rlforge.buffer.batches import write_batch
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.schema import PolicyConfig, RunConfig
+from rlforge.config.schema import GrpoConfig, PolicyConfig, RunConfig
 from rlforge.league.pool import ModelPool
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import Delivery
@@ -27,9 +29,9 @@ from rlforge.types import Checkpoint, GameRecord, GameSpec, TrainBatch
 class TrackerActor(Tracker):
     """The tracker as an actor; its callers do not wait for it."""
 
-    def __init__(self, config: RunConfig, run_dir: str) -> None:
+    def __init__(self, config: PolicyConfig, run_dir: str) -> None:
         open_log("tracker", run_dir)
-        name, total = config.name, config.total_updates
+        name, total = config.name, config.total_updates or 0
         super().__init__(Path(run_dir), config.tracker, name, total, about=_about(config))
         freeze_gc()
 
@@ -66,7 +68,8 @@ class PoolActor:
         return self._pool.snapshot()
 
     def next_games(self, collector: str, count: int) -> list[GameSpec]:
-        games = self._scheduler.next_games(count)
+        games = self._under_way.take_lost(count)
+        games += self._scheduler.next_games(count - len(games))
         self._under_way.begin(collector, games)
         return games
 
@@ -75,9 +78,9 @@ class PoolActor:
             self._under_way.end(record)
             self._pool.push_outcome(record)
 
-    def forget_games(self, collector: str) -> None:
-        """Forget the running games of a collector that was restarted."""
-        self._under_way.forget(collector)
+    def lose_games(self, collector: str) -> None:
+        """A collector was restarted: its running games are played again."""
+        self._under_way.lose(collector)
 
     def needed(self) -> set[str]:
         """Uids of the versions that training games, under way or to come, may ask for."""
@@ -88,11 +91,16 @@ class PoolActor:
         return self._pool.snapshot()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"pool": self._pool.state_dict(), "schedule": self._scheduler.state_dict()}
+        return {
+            "pool": self._pool.state_dict(),
+            "schedule": self._scheduler.state_dict(),
+            "under_way": self._under_way.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._pool.load_state_dict(state["pool"])
         self._scheduler.load_state_dict(state["schedule"])
+        self._under_way.load_state_dict(state.get("under_way", []))
 
 
 class BufferActor:
@@ -108,44 +116,50 @@ class BufferActor:
             batch_delay=config.learner.batch_delay_buffer,
             seed=config.seed,
             samples_per_game=_episodes_per_game(config),
+            max_replaced=_max_replaced(config),
+            save_every=config.learner.save_every,
         )
-        self._batches = Path(run_dir) / "batches" if config.buffer.save_batches else None
+        self._dynamic = _max_replaced(config) > 0
+        self._batches = Path(run_dir) / "batches"
+        self._formats = config.buffer.save_batches_as if config.buffer.save_batches else []
         self._changed = asyncio.Condition()
         self._stopped = False
         self._reserved: dict[str, int] = {}
+        self._deaths: Counter[str] = Counter()
         freeze_gc()
 
     async def reserve(self, collector: str, games: int) -> int:
         """Games that ``collector`` may start now; waits for room. 0: collection is over."""
         async with self._changed:
-            granted = 0
-            while not self._stopped and not (granted := self._buffer.reserve(games)):
+            deaths, granted = self._deaths[collector], 0
+            while not (self._stopped or self._deaths[collector] > deaths) and not (
+                granted := self._buffer.reserve(games)
+            ):
                 await self._changed.wait()
             self._reserved[collector] = self._reserved.get(collector, 0) + granted
             return granted
 
     async def release_all(self, collector: str) -> None:
-        """Forget the games of a collector that died."""
+        """Forget the games of a collector that died, and the calls of ``reserve`` it waits in."""
         async with self._changed:
+            self._deaths[collector] += 1
             self._buffer.release(self._reserved.pop(collector, 0))
             self._changed.notify_all()
 
     async def deliver(self, collector: str, delivery: Delivery) -> None:
         """Shape and add the games to learn from; release the places of games that ended."""
-        episodes = [
-            episode
-            for record, learnable in zip(delivery.records, delivery.learnable, strict=True)
-            if learnable
-            for episode in self._rewards.shape(record)
+        shaped = [
+            (record, self._rewards.shape(record, learned))
+            for record, learned in zip(delivery.records, delivery.learned, strict=True)
         ]
         # A failed game keeps its place for its replacement: only played games release theirs.
         ended = sum(record.error is None for record in delivery.records)
         async with self._changed:
-            self._buffer.add(episodes)
-            for record, learnable in zip(delivery.records, delivery.learnable, strict=True):
-                # A filtered game leaves its group incomplete; a failed one is replayed.
-                if not learnable and record.error is None and record.spec.group_id is not None:
-                    self._buffer.drop_group(record.spec.group_id)
+            self._buffer.add([episode for _, episodes in shaped for episode in episodes])
+            for record, episodes in shaped:
+                # A failed game is replayed: its group waits for the replacement.
+                if not episodes and record.error is None and record.spec.group_id is not None:
+                    self._buffer.pass_over(record.spec.group_id, record.spec.group_size)
             ended = min(ended, self._reserved.get(collector, 0))
             self._reserved[collector] = self._reserved.get(collector, 0) - ended
             self._buffer.release(ended)
@@ -168,18 +182,10 @@ class BufferActor:
                     self._changed.notify_all()
                 if drawn is None:
                     await self._changed.wait()
-        batch = TrainBatch(
-            steps=tuple(self._rewards.on_draw(drawn.steps)),
-            whole_episodes=drawn.whole_episodes,
-            min_version=drawn.min_version,
-            max_version=drawn.max_version,
-            dropped_stale=drawn.dropped_stale,
-        )
-        if self._batches is not None:
-            self._batches.mkdir(exist_ok=True)
-            await asyncio.to_thread(
-                write_batch, self._batches / f"batch-{version + 1:06d}.parquet", batch
-            )
+        batch = dataclasses.replace(drawn, steps=tuple(self._rewards.on_draw(drawn.steps)))
+        for suffix in self._formats:
+            path = self._batches / f"batch-{version + 1:06d}.{suffix}"
+            await asyncio.to_thread(write_batch, path, batch)
         return batch, True
 
     async def set_version(self, version: int) -> None:
@@ -194,8 +200,12 @@ class BufferActor:
             self._stopped = True
             self._changed.notify_all()
 
-    async def size(self) -> int:
-        return self._buffer.size()
+    async def figures(self) -> dict[str, float]:
+        """Samples stored, and episodes replaced for the last batch where that is switched on."""
+        figures = {"buffer_size": float(self._buffer.size())}
+        if isinstance(self._buffer, EpisodeBuffer) and self._dynamic:
+            figures["episodes_replaced"] = float(self._buffer.replaced)
+        return figures
 
     async def state_dict(self) -> dict[str, Any]:
         return {"buffer": self._buffer.state_dict(), "rewards": self._rewards.state_dict()}
@@ -203,6 +213,14 @@ class BufferActor:
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._buffer.load_state_dict(state["buffer"])
         self._rewards.load_state_dict(state["rewards"])
+
+
+def _max_replaced(config: RunConfig) -> int:
+    """Most episodes of groups without advantage that are replaced for one batch."""
+    algorithm = config.algorithm
+    if not (isinstance(algorithm, GrpoConfig) and algorithm.dynamic_sampling):
+        return 0
+    return round(algorithm.max_replaced * config.learner.batch_size)
 
 
 def _episodes_per_game(config: RunConfig) -> float | None:

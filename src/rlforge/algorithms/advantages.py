@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rlforge.errors import RunError
+from rlforge.rewards.sampling import is_constant
 from rlforge.types import Step, value
+
+Formula = Callable[[Sequence[float]], Sequence[float]]
+"""Advantages of the episodes of one group from their scores."""
 
 
 @value
@@ -37,19 +41,47 @@ def standardize(values: Sequence[float], divide: bool = True) -> list[float]:
     return [x / std for x in centred]
 
 
-def is_constant(values: Sequence[float]) -> bool:
-    """Whether all are equal up to rounding errors, which division by std would magnify."""
-    low, high = min(values), max(values)
-    return high - low <= 1e-9 * max(1.0, abs(low), abs(high))
+def leave_one_out(scores: Sequence[float]) -> list[float]:
+    """R_i minus the mean of the others; exactly 0 where all are equal, or for a single one.
+
+    RLOO (Kool et al. 2019; Ahmadian et al. 2024, arXiv:2402.14740, eq. 9): a baseline that does not
+    depend on the sample itself, so the gradient is unbiased. It is n / (n - 1) (R_i - mean).
+
+    Example:
+        >>> leave_one_out([3.0, 0.0, 0.0])
+        [3.0, -1.5, -1.5]
+    """
+    factor = len(scores) / max(1, len(scores) - 1)
+    return [factor * x for x in standardize(scores, divide=False)]
 
 
-def group_relative(steps: Sequence[Step], normalize_std: bool) -> GroupAdvantages:
-    """GRPO's advantage (Shao et al. 2024, section 4.1.2): (R_i - mean R) / std R over the group.
+def max_rl(scores: Sequence[float]) -> list[float]:
+    """(R_i - mean) / mean; 0 where the mean is 0. Raises ValueError for a negative score.
+
+    MaxRL (Tajwar et al. 2026, "Maximum Likelihood Reinforcement Learning", arXiv:2602.02710,
+    Algorithm 1). For scores of 0 and 1, for which the paper derives it, and p the probability of a
+    1, the mean of A_i grad log pi over n samples is an unbiased estimate of the gradient of the
+    first n - 1 terms of log p = -sum_k (1 - p)^k / k. The first term is reinforcement learning.
+
+    Example:
+        >>> max_rl([1.0, 0.0, 0.0, 0.0])
+        [3.0, -1.0, -1.0, -1.0]
+    """
+    if min(scores, default=0.0) < 0:
+        raise ValueError(f"a score is {min(scores):g}, and max_rl needs scores of 0 or more")
+    centred = standardize(scores, divide=False)
+    mean = math.fsum(scores) / max(1, len(scores))
+    return [x / mean for x in centred] if any(centred) else centred
+
+
+def in_groups(steps: Sequence[Step], formula: Formula) -> GroupAdvantages:
+    """Advantages of episodes relative to their group: ``formula`` of the scores of each group.
 
     A group is the episodes of one player (role) in the games of one ``group_id``. The score R_i of
     an episode is the mean reward of its steps: the outcome, which every step carries, plus the mean
-    feedback on its turns. All steps of an episode get its advantage. ``normalize_std`` false leaves
-    out the division (Dr. GRPO). Raises RunError on a step without a group.
+    feedback on its turns. All steps of an episode get its advantage. GRPO's formula (Shao et al.
+    2024, section 4.1.2) is ``standardize``, without the division in Dr. GRPO. Raises RunError on a
+    step without a group, and for scores that ``formula`` refuses with a ValueError.
     """
     rewards: dict[tuple[str, int], dict[str, list[float]]] = {}
     for step in steps:
@@ -65,7 +97,11 @@ def group_relative(steps: Sequence[Step], normalize_std: bool) -> GroupAdvantage
     for (group_id, player_id), games in rewards.items():
         scores = [math.fsum(of_game) / len(of_game) for of_game in games.values()]
         constant += is_constant(scores)
-        for game_id, advantage in zip(games, standardize(scores, normalize_std), strict=True):
+        try:
+            found = formula(scores)
+        except ValueError as error:
+            raise RunError(f"games {', '.join(games)}, player {player_id}: {error}") from error
+        for game_id, advantage in zip(games, found, strict=True):
             advantages[group_id, player_id, game_id] = advantage
     return GroupAdvantages(
         advantages=tuple(

@@ -41,6 +41,23 @@ def log_ratio(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask > 0, logprobs - others, 0.0)
 
 
+def sequence_ratio(logprobs: Tensor, others: Tensor, mask: Tensor) -> Tensor:
+    """The geometric mean s_b of the ratios over the tokens of each sequence, at each token [B, T].
+
+    s_b = exp(sum_t (logprobs - others) / n_b); the gradient at token t is s_b grad log pi(t), so
+    that the mean over the tokens has the gradient of s_b itself, and weights per token stay
+    possible (GSPO-token, Zheng et al. 2025, section 4.3).
+
+    Example:
+        >>> old = torch.tensor([[-1.0, -1.0]])
+        >>> sequence_ratio(old + torch.tensor([[1.0, -1.0]]), old, torch.ones(1, 2))
+        tensor([[1., 1.]])
+    """
+    logs = log_ratio(logprobs, others, mask)
+    mean = logs.detach().sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1.0)
+    return (mean + logs - logs.detach()).clamp(max=_MAX_LOG_RATIO).exp()
+
+
 def token_mean(values: Tensor, inputs: LossInputs) -> Tensor:
     """This micro-batch's contribution to the mean of ``values`` [B, T] over all answer tokens."""
     total = torch.where(inputs.mask > 0, values, 0.0).sum()
@@ -69,32 +86,84 @@ def aggregate(loss: Tensor, inputs: LossInputs, how: str, max_generation_len: in
     raise ValueError(f"no such aggregation: {how!r}")
 
 
-def importance_weights(logprobs: Tensor, inputs: LossInputs, cap: float | None) -> TokenLoss:
-    """Truncated importance weights min(exp(logprobs - behaviour), cap) [B, T], without gradient.
+def importance_weights(
+    logprobs: Tensor, inputs: LossInputs, cap: float | None, floor: float | None = None
+) -> TokenLoss:
+    """Importance weights w_t = exp(logprobs - behaviour) [B, T], bounded, without gradient.
 
     They correct per token for an engine whose distribution differs from ``logprobs``: another
-    kernel, an older version (V-trace, Espeholt et al. 2018; truncated importance sampling, Yao et
-    al. 2025). ``cap`` None: all ones, no correction. The weights are the ``loss`` of the result.
+    kernel, an older version. The weights are the ``loss`` of the result.
+
+    cap: min(w, cap) (V-trace, Espeholt et al. 2018; truncated importance sampling, Yao et al.
+    2025); None: all ones, no correction. floor: w where floor <= w <= cap and 0 elsewhere, so that
+    tokens on which engine and learner disagree teach nothing (masked importance sampling: IcePop,
+    Ling Team 2025, arXiv:2510.18855, eq. 5). Masked tokens still count in the totals that means
+    divide by.
     """
     if cap is None:
         return TokenLoss(loss=torch.ones_like(logprobs), metrics={})
     raw = ratio(logprobs.detach(), inputs.behaviour_logprobs, inputs.mask)
-    weights = raw.clamp(max=cap)
+    if floor is None:
+        name, outside, weights = "importance_capped_fraction", raw > cap, raw.clamp(max=cap)
+    else:
+        name, outside = "importance_masked_fraction", (raw < floor) | (raw > cap)
+        weights = torch.where(outside, 0.0, raw)
     return TokenLoss(
         loss=weights,
         metrics={
             "importance_weight_mean": token_mean(weights, inputs),
-            "importance_capped_fraction": token_mean((raw > cap).float(), inputs),
+            name: token_mean(outside.float(), inputs),
         },
     )
 
 
-def score_function_loss(inputs: LossInputs, cap: float | None) -> TokenLoss:
-    """-w_t A log pi(a_t | s_t) (Williams 1992), w_t = min(pi / pi_behaviour, cap) per token."""
-    weights = importance_weights(inputs.logprobs, inputs, cap)
-    logprobs = torch.where(inputs.mask > 0, inputs.logprobs, 0.0)
-    loss = -weights.loss * inputs.advantages[:, None] * logprobs
+def score_function_loss(
+    inputs: LossInputs, cap: float | None, floor: float | None = None
+) -> TokenLoss:
+    """-w_t A log pi(a_t | s_t) (Williams 1992), w_t = pi / pi_behaviour bounded per token.
+
+    cap, floor: the bounds, as in ``importance_weights``.
+    """
+    weights = importance_weights(inputs.logprobs, inputs, cap, floor)
+    loss = -weights.loss * inputs.advantages[:, None] * _logprobs(inputs)
     return TokenLoss(loss=loss, metrics=weights.metrics)
+
+
+def cispo_loss(
+    inputs: LossInputs,
+    cap: float | None,
+    clip_low: float,
+    clip_high: float,
+    floor: float | None = None,
+) -> TokenLoss:
+    """-w_t sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A log pi(a_t | s_t), r_t = pi / pi_old.
+
+    CISPO (MiniMax-M1, Chen et al. 2025, arXiv:2506.13585, eq. 4): the ratio is a weight without
+    gradient (sg), so clipping bounds the step on a token and never drops the token, as
+    ``clipped_loss`` does. pi_old and w_t are as there. ``clip_low`` 1 leaves no lower bound.
+    ``clip_fraction``: share of the tokens whose ratio is clipped.
+
+    Example:
+        >>> logprobs, old = torch.tensor([[-1.0]]), torch.tensor([[-2.0]])  # r = e
+        >>> inputs = LossInputs(
+        ...     logprobs=logprobs, behaviour_logprobs=old, proximal_logprobs=old,
+        ...     mask=torch.ones(1, 1), advantages=torch.tensor([2.0]),
+        ...     total_tokens=1, total_sequences=1,
+        ... )
+        >>> cispo_loss(inputs, None, 1.0, 0.5).loss  # -(1 + 0.5) * 2 * -1
+        tensor([[3.]])
+    """
+    weights = importance_weights(inputs.proximal_logprobs, inputs, cap, floor)
+    ratios = ratio(inputs.logprobs.detach(), inputs.proximal_logprobs, inputs.mask)
+    clipped = ratios.clamp(1 - clip_low, 1 + clip_high)
+    loss = -weights.loss * clipped * inputs.advantages[:, None] * _logprobs(inputs)
+    cut = token_mean((clipped != ratios).float(), inputs)
+    return TokenLoss(loss=loss, metrics={**weights.metrics, "clip_fraction": cut})
+
+
+def _logprobs(inputs: LossInputs) -> Tensor:
+    """The log-probs with gradient; 0 on padding."""
+    return torch.where(inputs.mask > 0, inputs.logprobs, 0.0)
 
 
 def clipped_loss(
@@ -103,13 +172,21 @@ def clipped_loss(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None,
+    floor: float | None = None,
+    *,
+    sequences: bool = False,
 ) -> TokenLoss:
     """-w_t min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A), r_t = pi / pi_old per token.
 
     The clipped objective of PPO (Schulman et al. 2017, eq. 7) with separate bounds (DAPO's
     "clip-higher"). pi_old is the proximal policy, that at the start of the update, and
-    w_t = min(pi_old / pi_behaviour, cap) corrects for the engine (decoupled PPO, Hilton et al.
-    2022). At r = 1 the gradient is that of ``score_function_loss``.
+    w_t = pi_old / pi_behaviour, bounded by ``cap`` and ``floor`` as in ``importance_weights``,
+    corrects for the engine (decoupled PPO, Hilton et al. 2022). At r = 1 the gradient is that of
+    ``score_function_loss``.
+
+    sequences: r_t is the geometric mean of the ratios over the answer, the same at all its tokens,
+    so that answers are clipped as a whole (GSPO, Zheng et al. 2025, arXiv:2507.18071, eq. 5-7,
+    which averages over sequences: ``loss_aggregation: sequence_mean``).
 
     dual_clip: where A < 0 the objective is at least ``dual_clip`` * A (Ye et al. 2020, eq. 5),
     which bounds the gradient at huge ratios. ``clip_fraction``: share of the tokens whose
@@ -125,24 +202,27 @@ def clipped_loss(
         >>> clipped_loss(inputs, None, 0.2, 0.5, None).loss  # -(1 + 0.5) * 2
         tensor([[-3.]])
     """
-    weights = importance_weights(inputs.proximal_logprobs, inputs, cap)
-    ratios = ratio(inputs.logprobs, inputs.proximal_logprobs, inputs.mask)
+    weights = importance_weights(inputs.proximal_logprobs, inputs, cap, floor)
+    ratio_of = sequence_ratio if sequences else ratio
+    ratios = ratio_of(inputs.logprobs, inputs.proximal_logprobs, inputs.mask)
     advantages = inputs.advantages[:, None]
     plain = ratios * advantages
     clipped = ratios.clamp(1 - clip_low, 1 + clip_high) * advantages
     objective = torch.minimum(plain, clipped)
     cut = clipped < plain
     if dual_clip is not None:
-        floor = dual_clip * advantages
-        cut = cut | ((advantages < 0) & (objective < floor))
-        objective = torch.where(advantages < 0, torch.maximum(objective, floor), objective)
+        least = dual_clip * advantages
+        cut = cut | ((advantages < 0) & (objective < least))
+        objective = torch.where(advantages < 0, torch.maximum(objective, least), objective)
     return TokenLoss(
         loss=-weights.loss * objective,
         metrics={**weights.metrics, "clip_fraction": token_mean(cut.float(), inputs)},
     )
 
 
-def kl_penalty(inputs: LossInputs, estimator: str, cap: float | None) -> TokenLoss:
+def kl_penalty(
+    inputs: LossInputs, estimator: str, cap: float | None, floor: float | None = None
+) -> TokenLoss:
     """Per-token estimate of KL(pi || pi_ref) [B, T] from the sampled tokens.
 
     With d = log pi - log pi_ref, the values are those of Schulman (2020), "Approximating KL
@@ -157,8 +237,8 @@ def kl_penalty(inputs: LossInputs, estimator: str, cap: float | None) -> TokenLo
         GRPO (Shao et al. 2024, eq. 4); the same to first order where the two policies are close,
         and bounded where pi_ref is the smaller.
 
-    The tokens come from the behaviour policy; the weight min(pi / pi_behaviour, ``cap``) corrects
-    the estimate for that.
+    The tokens come from the behaviour policy; the weight pi / pi_behaviour, bounded by ``cap`` and
+    ``floor`` as in ``importance_weights``, corrects the estimate for that.
     """
     if inputs.reference_logprobs is None:
         raise ValueError("a KL penalty needs reference_logprobs")
@@ -172,7 +252,7 @@ def kl_penalty(inputs: LossInputs, estimator: str, cap: float | None) -> TokenLo
         estimate = (-d).clamp(max=_MAX_LOG_RATIO).exp() - 1.0 + d
     else:
         raise ValueError(f"no such KL estimator: {estimator!r}")
-    weighted = importance_weights(inputs.logprobs, inputs, cap).loss * estimate
+    weighted = importance_weights(inputs.logprobs, inputs, cap, floor).loss * estimate
     return TokenLoss(loss=weighted, metrics={"kl": token_mean(weighted, inputs)})
 
 

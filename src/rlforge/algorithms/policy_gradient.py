@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from rlforge.algorithms.advantages import (
+    Formula,
     episodes_of,
     explained_variance,
     generalized_advantages,
-    group_relative,
-    is_constant,
+    in_groups,
+    leave_one_out,
+    max_rl,
     standardize,
     turn_rewards,
 )
@@ -23,6 +26,7 @@ from rlforge.algorithms.base import LossInputs, LossOutput, Targets
 from rlforge.algorithms.losses import (
     TokenLoss,
     aggregate,
+    cispo_loss,
     clipped_loss,
     kl_penalty,
     score_function_loss,
@@ -34,9 +38,11 @@ from rlforge.config.schema import (
     AlgorithmConfig,
     GrpoConfig,
     PpoConfig,
+    RatioConfig,
     ReinforceConfig,
     WindowGrpoConfig,
 )
+from rlforge.rewards.sampling import is_constant
 from rlforge.types import Step
 
 Config = TypeVar("Config", bound=AlgorithmConfig)
@@ -112,7 +118,9 @@ class PolicyGradient(ABC, Generic[Config]):
         if kl.to == "previous":
             inputs = dataclasses.replace(inputs, reference_logprobs=inputs.proximal_logprobs)
         with torch.set_grad_enabled(kl.coef > 0):
-            return kl_penalty(inputs, kl.estimator, self.config.importance_cap)
+            return kl_penalty(
+                inputs, kl.estimator, self.config.importance_cap, self.config.masked_below
+            )
 
     def _aggregate(self, per_token: Tensor, inputs: LossInputs) -> Tensor:
         return aggregate(per_token, inputs, self.config.loss_aggregation, self._max_generation_len)
@@ -122,7 +130,7 @@ class Reinforce(PolicyGradient[AlgorithmConfig]):
     """grad J = E[A grad log pi(a | s)] (Williams 1992), with the shaped reward as A.
 
     Baselines are reward transforms (``role_advantage_by_env``, ``normalize_by_env``). The only bias
-    is that of the truncated importance weight.
+    is that of the bounded importance weight.
 
     Example:
         >>> Reinforce(ReinforceConfig(entropy_coef=0.01), max_tokens=64).needs_entropy
@@ -135,15 +143,17 @@ class Reinforce(PolicyGradient[AlgorithmConfig]):
         return Targets(advantages=tuple(step.reward for step in steps), metrics={})
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
-        return score_function_loss(inputs, self.config.importance_cap)
+        return score_function_loss(inputs, self.config.importance_cap, self.config.masked_below)
 
 
 class Grpo(PolicyGradient[GrpoConfig]):
-    """The clipped objective on advantages relative to a group of games from the same start.
+    """A loss of the policy ratio, on advantages relative to a group of games from the same start.
 
-    Shao et al. 2024 (DeepSeekMath), eq. 3, with the mean and deviation of the group as baseline and
-    scale. The published aggregation is ``sequence_mean``, its KL estimator k3; Dr. GRPO (Liu et al.
-    2025) is ``normalize_std: false`` with ``loss_aggregation: constant``.
+    ``algorithm=grpo`` is Shao et al. 2024 (DeepSeekMath), eq. 3: the clipped loss, with the mean
+    and deviation of the group as baseline and scale. The published aggregation is
+    ``sequence_mean``, its KL estimator k3; Dr. GRPO (Liu et al. 2025) is ``normalize_std: false``
+    with ``loss_aggregation: constant``. GSPO, CISPO, RLOO, MaxRL and DAPO are other settings of
+    ``loss``, ``advantage`` and ``dynamic_sampling``: ``algorithm=gspo`` and so on.
 
     Example:
         >>> Grpo(GrpoConfig(group_size=8), max_tokens=64).config.group_size
@@ -153,14 +163,19 @@ class Grpo(PolicyGradient[GrpoConfig]):
     config_class = GrpoConfig
 
     def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
-        relative = group_relative(steps, self.config.normalize_std)
+        formulas: dict[str, Formula] = {
+            "group_relative": partial(standardize, divide=self.config.normalize_std),
+            "leave_one_out": leave_one_out,
+            "max_rl": max_rl,
+        }
+        relative = in_groups(steps, formulas[self.config.advantage])
         return Targets(
             advantages=relative.advantages,
             metrics=_group_metrics(relative.groups, relative.constant),
         )
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
-        return clipped_policy_loss(inputs, self.config)
+        return ratio_loss(inputs, self.config)
 
 
 class WindowGrpo(PolicyGradient[WindowGrpoConfig]):
@@ -189,7 +204,7 @@ class WindowGrpo(PolicyGradient[WindowGrpoConfig]):
         return Targets(advantages=tuple(advantages), metrics=_group_metrics(len(agents), constant))
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
-        return clipped_policy_loss(inputs, self.config)
+        return ratio_loss(inputs, self.config)
 
 
 CriticConfig = TypeVar("CriticConfig", bound=A2cConfig)
@@ -249,7 +264,7 @@ class A2c(ActorCritic[A2cConfig]):
     config_class = A2cConfig
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
-        return score_function_loss(inputs, self.config.importance_cap)
+        return score_function_loss(inputs, self.config.importance_cap, self.config.masked_below)
 
 
 class Ppo(ActorCritic[PpoConfig]):
@@ -263,19 +278,22 @@ class Ppo(ActorCritic[PpoConfig]):
     config_class = PpoConfig
 
     def policy_loss(self, inputs: LossInputs) -> TokenLoss:
-        return clipped_policy_loss(inputs, self.config)
+        return ratio_loss(inputs, self.config)
 
     def critic_loss(self, inputs: LossInputs) -> Tensor:
         return value_loss(inputs, self.config.value_clip)
 
 
-def clipped_policy_loss(
-    inputs: LossInputs, config: GrpoConfig | WindowGrpoConfig | PpoConfig
-) -> TokenLoss:
-    """``clipped_loss`` with the bounds of ``config``."""
-    return clipped_loss(
-        inputs, config.importance_cap, config.clip_low, config.clip_high, config.dual_clip
-    )
+def ratio_loss(inputs: LossInputs, config: RatioConfig) -> TokenLoss:
+    """The policy loss that ``config.loss`` names, with the bounds of ``config``."""
+    cap, floor = config.importance_cap, config.masked_below
+    low, high = config.clip_low, config.clip_high
+    if config.loss == "score_function":
+        return score_function_loss(inputs, cap, floor)
+    if config.loss == "cispo":
+        return cispo_loss(inputs, cap, low, high, floor)
+    by_sequence = config.loss == "sequence_clip"
+    return clipped_loss(inputs, cap, low, high, config.dual_clip, floor, sequences=by_sequence)
 
 
 def _group_metrics(groups: int, constant: int) -> dict[str, float]:

@@ -25,8 +25,10 @@ def make_buffer(
     batch_delay: float,
     seed: int,
     samples_per_game: float | None = None,
+    max_replaced: int = 0,
+    save_every: int = 1,
 ) -> Buffer:
-    """The buffer that ``config`` asks for; ``samples_per_game`` as in ``BufferSettings``."""
+    """The buffer that ``config`` asks for; the last three as in ``BufferSettings``."""
     settings = BufferSettings(
         max_size=config.max_size,
         max_staleness=config.max_staleness,
@@ -34,5 +36,7 @@ def make_buffer(
         batch_delay=batch_delay,
         seed=seed,
         samples_per_game=samples_per_game,
+        max_replaced=max_replaced,
+        save_every=save_every,
     )
     return _BUFFERS[config.kind](settings)

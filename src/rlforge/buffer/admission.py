@@ -23,7 +23,8 @@ class Admission:
     E is the mean yield of the last 512 games that brought samples. Games without samples are left
     out of the mean, so that their places are filled as soon as they have ended.
 
-    samples_per_game: E until the first game has ended.
+    samples_per_game: E until the first game has ended. save_every: updates from one published
+    version to the next.
 
     Example:
         >>> admission = Admission(max_stored=64, max_ahead=64, samples_per_game=8.0)
@@ -31,13 +32,16 @@ class Admission:
         8
     """
 
-    def __init__(self, *, max_stored: int, max_ahead: int, samples_per_game: float) -> None:
+    def __init__(
+        self, *, max_stored: int, max_ahead: int, samples_per_game: float, save_every: int = 1
+    ) -> None:
         if samples_per_game <= 0:
             raise ValueError(f"samples per game must be above 0, not {samples_per_game}")
         self.in_flight = 0
         self._max_stored = max_stored
         self._max_ahead = max_ahead
         self._guess = samples_per_game
+        self._save_every = save_every
         # Integers with an exact sum: the mean of a constant yield is exact.
         self._yields: deque[int] = deque(maxlen=512)
         #: Samples drawn, by the version they were drawn for.
@@ -64,7 +68,7 @@ class Admission:
         """Admit up to ``games`` new games, given ``stored`` samples; returns the number admitted.
 
         short: the buffer holds no full batch. At least one game is then admitted when none is in
-        progress and no drawn batch is unpublished, so that the learner never waits for ever.
+        progress and no publication is due, so that the learner never waits for ever.
         """
         if games < 0:
             raise ValueError(f"cannot reserve {games} games")
@@ -73,10 +77,15 @@ class Admission:
         # 1e-9 absorbs the rounding error of a mean such as 7 / 3.
         fitting = math.floor(room / self.samples_per_game - self.in_flight + 1e-9)
         granted = max(0, min(games, fitting))
-        if granted == 0 and games > 0 and short and self.in_flight == 0 and learning == 0:
+        if granted == 0 and games > 0 and short and not self.in_flight and not self._publishing:
             granted = 1
         self.in_flight += granted
         return granted
+
+    @property
+    def _publishing(self) -> bool:
+        """Whether the update from the newest batch, which may not be made yet, is published."""
+        return bool(self._learning) and (max(self._learning) + 1) % self._save_every == 0
 
     def release(self, games: int) -> None:
         """Free the places of games that ended, with samples or without."""

@@ -6,22 +6,15 @@ them one at a time neither loses nor duplicates a sample.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rlforge.buffer.admission import Admission
 from rlforge.errors import CheckpointError
-from rlforge.system.files import atomic_path
-from rlforge.system.values import Codec
 from rlforge.types import Episode, Step, TrainBatch, value
 
 _T = TypeVar("_T")
@@ -115,7 +108,10 @@ class BufferSettings:
     """A buffer's limits.
 
     The buffer is ready with batch_size * batch_delay samples. samples_per_game: expected yield of
-    a game before the first has ended; None takes the default of the buffer's kind.
+    a game before the first has ended; None takes the default of the buffer's kind. max_replaced:
+    most samples of groups without advantage that are left out for one batch (dynamic sampling of
+    DAPO, Yu et al. 2025); only for buffers that keep groups together. save_every: updates from one
+    published version to the next.
     """
 
     max_size: int
@@ -124,6 +120,8 @@ class BufferSettings:
     batch_delay: float
     seed: int
     samples_per_game: float | None = None
+    max_replaced: int = 0
+    save_every: int = 1
 
     @property
     def ready_size(self) -> int:
@@ -154,6 +152,7 @@ class Buffer(ABC):
             max_stored=settings.max_size,
             max_ahead=(settings.max_staleness + 1) * settings.ready_size,
             samples_per_game=settings.samples_per_game or self.default_samples_per_game,
+            save_every=settings.save_every,
         )
 
     # ------------------------------------------------------------ samples in, batches out
@@ -223,12 +222,11 @@ class Buffer(ABC):
         self._dropped_stale_steps += dropped
         return dropped
 
-    def drop_group(self, group_id: str) -> int:
-        """Drop a group of which a game failed; returns the number of samples dropped.
+    def pass_over(self, group_id: str, group_size: int) -> None:  # noqa: B027
+        """A game of a group of ``group_size`` ended without an episode to learn from.
 
-        Buffers that do not keep groups together drop nothing.
+        Buffers that do not keep groups together have nothing to do.
         """
-        return 0
 
     @abstractmethod
     def clear(self) -> None:
@@ -306,34 +304,3 @@ class Buffer(ABC):
 
     def _oldest_allowed(self) -> int:
         return self.version - self._settings.max_staleness
-
-
-# ---------------------------------------------------------------- drawn batches as files
-
-_STEPS = Codec(Step)
-#: One column per field of ``Step``; ``info`` is JSON text.
-SCHEMA = pa.schema(_STEPS.arrow_type)
-_BATCH_FIELDS = ("whole_episodes", "min_version", "max_version", "dropped_stale")
-_BATCH_KEY = b"rlforge.batch"
-
-
-def write_batch(path: Path, batch: TrainBatch) -> None:
-    """Write ``batch`` to ``path``, whole or not at all; makes the folder.
-
-    The fields of the batch itself are in the file's metadata. Raises OSError as the disk does.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    about = json.dumps({name: getattr(batch, name) for name in _BATCH_FIELDS})
-    schema = SCHEMA.with_metadata({_BATCH_KEY: about.encode()})
-    rows = [_STEPS.encode(step) for step in batch.steps]
-    # By column: ``from_pylist`` takes 1.5 times as long.
-    table = pa.table({name: [row[name] for row in rows] for name in SCHEMA.names}, schema)
-    with atomic_path(path) as work:
-        pq.write_table(table, work, compression="zstd")
-
-
-def read_batch(path: Path) -> TrainBatch:
-    """The batch that ``write_batch`` wrote, field for field."""
-    table = pq.read_table(path)
-    steps = tuple(map(_STEPS.decode, table.to_pylist()))
-    return TrainBatch(steps=steps, **json.loads(table.schema.metadata[_BATCH_KEY]))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlforge.buffer.base import Buffer, BufferSettings, VersionQueue
+from rlforge.rewards.sampling import is_constant
 from rlforge.system.values import Codec
 from rlforge.types import Episode, Step
 
@@ -15,7 +17,10 @@ _EPISODES = Codec(Episode, form="json")
 
 @dataclasses.dataclass(slots=True)
 class _Group:
-    """Episodes that stay together: a GRPO group, or a single episode that has no group."""
+    """Episodes that stay together: a GRPO group, or a single episode that has no group.
+
+    games: those that bring episodes: all of the group but the ones passed over.
+    """
 
     group_id: str | None
     games: int
@@ -29,19 +34,34 @@ class _Group:
     def steps(self) -> int:
         return sum(len(episode.steps) for episode in self.episodes)
 
+    @property
+    def has_advantage(self) -> bool:
+        """Whether the scores of any player differ; a score is the mean reward of the turns."""
+        scores: dict[int, list[float]] = {}
+        for episode in self.episodes:
+            rewards = [step.reward for step in episode.steps]
+            scores.setdefault(episode.player_id, []).append(math.fsum(rewards) / len(rewards))
+        return not all(is_constant(of_player) for of_player in scores.values())
+
 
 class EpisodeBuffer(Buffer):
     """Stores whole episodes, for group advantages and critics.
 
     Episodes with a ``group_id`` are drawn, evicted and dropped together with their group, and drawn
-    only once all ``group_size`` games of it are stored. A batch takes whole groups until it has at
-    least n episodes: exactly n if a group's episodes (games times trained seats) divide n,
+    only once all ``group_size`` games of it are stored or passed over. Where episodes of a group
+    were filtered, those left are compared with each other. A batch takes whole groups until it has
+    at least n episodes: exactly n if a group's episodes (games times trained seats) divide n,
     otherwise fewer than n plus one group.
 
     A game that lasts longer than an update continues with the newer version, so its turns differ
     in age. Staleness counts from the newest turn of a group: otherwise long games, and the short
     games grouped with them, would always be dropped. With ``max_staleness`` 0 it counts from the
     oldest turn.
+
+    With ``max_replaced``, complete groups in which every player's episodes have the same score are
+    not stored, and their places are free for other games: a batch then holds groups with an
+    advantage only. Admission expects the full yield of every game, so that no more games start
+    than without replacement, and none goes stale by it.
 
     Example:
         >>> settings = BufferSettings(
@@ -68,6 +88,9 @@ class EpisodeBuffer(Buffer):
         self._open_size = 0
         #: Groups dropped before they were complete, and the version at that time.
         self._given_up: dict[str, int] = {}
+        #: Episodes left out for the batch that is being filled, and for the last one drawn.
+        self._replacing = 0
+        self.replaced = 0
 
     def size(self) -> int:
         return self._complete_size + self._open_size
@@ -79,19 +102,15 @@ class EpisodeBuffer(Buffer):
         self._complete.clear()
         self._complete_size = 0
         for group_id in list(self._open):
-            self.drop_group(group_id)
+            self._give_up(group_id)
 
-    def drop_group(self, group_id: str) -> int:
-        """Drop a group that can no longer become complete; returns the episodes dropped.
-
-        Later episodes of the group are refused.
-        """
-        group = self._open.pop(group_id, None)
-        self._given_up[group_id] = self.version
-        if group is None:
-            return 0
-        self._open_size -= len(group.episodes)
-        return len(group.episodes)
+    def pass_over(self, group_id: str, group_size: int) -> None:
+        """A game of the group ended without an episode: the group is complete without it."""
+        if group_id in self._given_up:
+            return
+        group = self._open.setdefault(group_id, _Group(group_id, group_size, []))
+        group.games -= 1
+        self._close_if_complete(group_id)
 
     def _version(self, episodes: Sequence[Episode]) -> int:
         """The version from which the staleness of a group counts."""
@@ -107,12 +126,16 @@ class EpisodeBuffer(Buffer):
         # A group can be complete only once all seats of its last game are stored.
         group_ids = {episode.group_id for episode in episodes if episode.group_id is not None}
         for group_id in group_ids & self._open.keys():
-            group = self._open[group_id]
-            if group.complete:
-                del self._open[group_id]
-                self._open_size -= len(group.episodes)
-                self._add_complete(group)
+            self._close_if_complete(group_id)
         return stored
+
+    def _leave_out(self, group: _Group) -> bool:
+        """Whether a complete group is not stored, as none of its episodes has an advantage."""
+        replacing = self._replacing + len(group.episodes)
+        if replacing > self._settings.max_replaced or group.has_advantage:
+            return False
+        self._replacing = replacing
+        return True
 
     def _store_one(self, episode: Episode) -> int:
         group_id = episode.group_id
@@ -132,24 +155,43 @@ class EpisodeBuffer(Buffer):
         self._open_size += 1
         return 1
 
+    def _close_if_complete(self, group_id: str) -> None:
+        group = self._open[group_id]
+        if group.complete:
+            del self._open[group_id]
+            self._open_size -= len(group.episodes)
+            if group.episodes and not self._leave_out(group):
+                self._add_complete(group)
+
     def _add_complete(self, group: _Group) -> None:
         self._complete.add([group])
         self._complete_size += len(group.episodes)
 
     def _evict_one(self) -> int:
-        place = self._random.randrange(len(self._complete) + len(self._open))
+        # Open groups belong to games in progress: a short list.
+        stored = [group_id for group_id, group in self._open.items() if group.episodes]
+        place = self._random.randrange(len(self._complete) + len(stored))
         if place < len(self._complete):
             evicted = len(self._complete.evict().episodes)
             self._complete_size -= evicted
             return evicted
-        # Open groups belong to games in progress: a short list.
-        return self.drop_group(list(self._open)[place - len(self._complete)])
+        return self._give_up(stored[place - len(self._complete)])
+
+    def _give_up(self, group_id: str) -> int:
+        """Drop an open group and refuse its later episodes; returns the number dropped."""
+        group = self._open.pop(group_id, None)
+        self._given_up[group_id] = self.version
+        if group is None:
+            return 0
+        self._open_size -= len(group.episodes)
+        return len(group.episodes)
 
     def _take(self, n: int) -> tuple[list[Step], int]:
         episodes: list[Episode] = []
         while len(episodes) < n:
             episodes += self._complete.take().episodes
         self._complete_size -= len(episodes)
+        self.replaced, self._replacing = self._replacing, 0
         return [step for episode in episodes for step in episode.steps], len(episodes)
 
     def _drop_stale(self, oldest: int) -> int:
@@ -157,7 +199,7 @@ class EpisodeBuffer(Buffer):
         self._complete_size -= sum(len(group.episodes) for group in gone)
         dropped = sum(group.steps for group in gone)
         for group_id, group in list(self._open.items()):
-            if self._version(group.episodes) < oldest:
+            if group.episodes and self._version(group.episodes) < oldest:
                 dropped += self._give_up_stale(group_id)
         # A game that ends even later reopens its group, which then goes stale.
         self._given_up = {g: since for g, since in self._given_up.items() if since >= oldest}
@@ -165,7 +207,7 @@ class EpisodeBuffer(Buffer):
 
     def _give_up_stale(self, group_id: str) -> int:
         steps = self._open[group_id].steps if group_id in self._open else 0
-        self.drop_group(group_id)
+        self._give_up(group_id)
         return steps
 
     def _contents(self) -> dict[str, Any]:
@@ -180,6 +222,7 @@ class EpisodeBuffer(Buffer):
                 for group in groups
             ],
             "given_up": dict(self._given_up),
+            "replaced": [self._replacing, self.replaced],
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
@@ -197,3 +240,4 @@ class EpisodeBuffer(Buffer):
         self._complete_size = sum(len(group.episodes) for group in self._complete)
         self._open_size = sum(len(group.episodes) for group in self._open.values())
         self._given_up = dict(state["given_up"])
+        self._replacing, self.replaced = state.get("replaced", (0, 0))

@@ -1,7 +1,8 @@
-"""``rlforge train``, ``continuous``, ``eval``, ``monitor`` and ``report``."""
+"""``rlforge train``, ``continuous``, ``sft``, ``eval``, ``monitor``, ``report`` and ``export``."""
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,14 @@ from rlforge.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from rlforge.config.schema import PolicyConfig
     from rlforge.local.evaluate import Measurement
+
+
+class DataType(enum.StrEnum):
+    """Data types of exported weights."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
 def train(
@@ -73,6 +82,29 @@ def continuous(
     from rlforge.config.continuous import ContinuousConfig
 
     _run(ContinuousConfig, overrides or [], config_dir, resume, multirun=multirun)
+
+
+def sft(overrides: Overrides = None, resume: Resume = None, config_dir: ConfigDir = None) -> None:
+    """Learn given answers, to start training from; the last line printed is the run directory.
+
+    Answers of players, of a run's own games, or of a file. The experiment of a run that plays games
+    gives games, model and engine.
+
+    [bold]Examples[/bold]
+
+      rlforge sft +experiment=tictactoe_mirror data=random_legal
+
+      rlforge sft +experiment=tictactoe_mirror data.run=RUN data.keep=wins
+
+      rlforge sft model=smollm2_135m env=tictactoe 'data.players=["openai:gpt-5"]'
+
+      rlforge sft model=smollm2_135m data.file=conversations.jsonl
+
+      rlforge train +experiment=tictactoe_mirror learner.initial_adapter=SFT_RUN
+    """
+    from rlforge.config.sft import SftConfig
+
+    _run(SftConfig, overrides or [], config_dir, resume, multirun=False)
 
 
 def _run(
@@ -175,6 +207,68 @@ def report(run_dir: RunDir) -> None:
     from rlforge.api import load_run
 
     typer.echo(str(load_run(run_dir).report()))
+
+
+def export(
+    run_dir: RunDir,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write, new or empty.")],
+    merge: Annotated[
+        bool,
+        typer.Option("--merge", help="Write whole weights, with the adapter merged into them."),
+    ] = False,
+    version: Annotated[
+        str,
+        typer.Option(
+            "--version",
+            "--checkpoint",
+            metavar="UID",
+            help="The version of the run: latest, best (by win rate), step-40, deploy-3 …",
+        ),
+    ] = "latest",
+    dtype: Annotated[
+        DataType | None,
+        typer.Option(help="Data type of whole weights. Default: that of the model."),
+    ] = None,
+    gguf: Annotated[
+        bool,
+        typer.Option("--gguf", help="Also write a GGUF file, with llama.cpp's converter on PATH."),
+    ] = False,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ORG/NAME",
+            help="Also upload to this repository of the Hugging Face hub, private if it is new.",
+        ),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Make a new repository of --push public.")
+    ] = False,
+) -> None:
+    """Write a version as a Hugging Face folder, for transformers or PEFT; prints its path.
+
+    The folder holds weights, tokenizer, generation config and a model card with results,
+    configuration and curves.
+
+    [bold]Examples[/bold]
+
+      rlforge export runs/simpletak_mirror/2026-01-01_12-00-00 my-model --merge
+
+      rlforge export RUN my-adapter --version best --push ORG/NAME
+    """
+    from rlforge.local.export import export_run
+
+    written = export_run(
+        run_dir,
+        folder,
+        version=version,
+        merge=merge,
+        dtype=None if dtype is None else dtype.value,
+        gguf=gguf,
+        push=push,
+        public=public,
+        say=lambda text: typer.echo(text, err=True),
+    )
+    typer.echo(str(written))
 
 
 def _eval_table(measured: Measurement) -> Table:

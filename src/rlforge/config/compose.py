@@ -30,13 +30,14 @@ from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.rules import build, plain, plain_fields
 from rlforge.config.schema import AlgorithmConfig, PolicyConfig, RunConfig
 from rlforge.config.serving import ServingConfig
+from rlforge.config.sft import SftConfig
 from rlforge.config.training import ALGORITHM_CONFIGS, algorithm_config
 from rlforge.errors import ConfigError, nearest
 
 C = TypeVar("C", bound=PolicyConfig)
 C_co = TypeVar("C_co", bound=PolicyConfig, covariant=True)
 
-ROOTS: tuple[type[PolicyConfig], ...] = (ServingConfig, ContinuousConfig, RunConfig)
+ROOTS: tuple[type[PolicyConfig], ...] = (ServingConfig, ContinuousConfig, SftConfig, RunConfig)
 """The classes of whole configurations."""
 
 

@@ -45,7 +45,8 @@ class Kind:
 
     name: the group of entry points is ``rlforge.`` and this. noun, key: what it is and where it is
     chosen, for messages. contract: what a Thing has to be, in words; needs: attributes that it must
-    have for that; called: whether it must be callable.
+    have for that; called: whether it must be callable. families: where functions are that
+    find things called ``FAMILY:NAME``, by family.
 
     Example:
         >>> MODES.find("mirror").__name__
@@ -64,9 +65,11 @@ class Kind:
         *,
         needs: Sequence[str] = (),
         called: bool = True,
+        families: str = "",
     ) -> None:
         self.name, self.noun, self.key, self.contract = name, noun, key, contract
         self._built_in, self._needs, self._called = built_in, needs, called
+        self._families = families
         self._found: dict[str, Any] = {}
 
     def names(self) -> list[str]:
@@ -135,6 +138,12 @@ class Kind:
     def _load(self, name: str) -> Any:
         if name in self._built_in:
             return _import(self._built_in[name])
+        family, _, member = name.partition(":")
+        if member and self._families and family in (finders := _import(self._families)):
+            try:
+                return finders[family](member)
+            except ConfigError as error:
+                raise _UnusableError(str(error)) from None
         if ":" not in name:
             points = self._offered().get(name, ())
             if not points:
@@ -241,14 +250,17 @@ ALGORITHMS = Kind(
     "algorithm",
     "algorithm",
     "a class of (config, max_tokens) with config_class, targets and loss",
-    _in(
-        "algorithms.policy_gradient",
-        reinforce="Reinforce",
-        grpo="Grpo",
-        window_grpo="WindowGrpo",
-        a2c="A2c",
-        ppo="Ppo",
-    ),
+    {
+        **_in(
+            "algorithms.policy_gradient",
+            reinforce="Reinforce",
+            grpo="Grpo",
+            window_grpo="WindowGrpo",
+            a2c="A2c",
+            ppo="Ppo",
+        ),
+        **_in("algorithms.supervised", supervised="Supervised"),
+    },
     needs=("config_class", "targets", "loss"),
 )
 FINAL_REWARDS = Kind(
@@ -324,17 +336,15 @@ PROMPTS = Kind(
     "model.prompt_template",
     "a Template",
     {
-        "default": "rlforge.games.prompts:DEFAULT",
-        "chat": "rlforge.games.prompts:CHAT",
-        "board": "rlforge.games.prompts:BOARD",
-        "qwen3-zs": "rlforge.games.prompts:QWEN3_ZS",
-        "qwen3-sp": "rlforge.games.prompts:QWEN3_SP",
-        "qwen3-reasoning": "rlforge.games.prompts:QWEN3_REASONING",
-        "gemma3-zs": "rlforge.games.prompts:GEMMA3_ZS",
-        "llama-instruct-zs": "rlforge.games.prompts:LLAMA_INSTRUCT_ZS",
+        name: f"rlforge.games.prompts:{name.upper().replace('-', '_')}"
+        for name in (
+            *("default", "chat", "chat-actions", "board"),
+            *("qwen3-zs", "qwen3-sp", "qwen3-reasoning", "gemma3-zs", "llama-instruct-zs"),
+        )
     },
-    needs=("render", "messages"),
+    needs=("render", "messages", "reply"),
     called=False,
+    families="rlforge.games.originals:TEMPLATES",
 )
 EXTRACTIONS = Kind(
     "extractions",
@@ -344,6 +354,7 @@ EXTRACTIONS = Kind(
     _in("games.actions", boxed="BOXED", bracket="BRACKET", last_line="LAST_LINE", raw="RAW"),
     needs=("read", "request", "feedback"),
     called=False,
+    families="rlforge.games.originals:EXTRACTIONS",
 )
 SINKS = Kind(
     "sinks",
@@ -383,18 +394,7 @@ ENGINES = Kind(
 )
 
 KINDS = (
-    MODES,
-    ALGORITHMS,
-    FINAL_REWARDS,
-    STEP_REWARDS,
-    SAMPLING_REWARDS,
-    PLAYERS,
-    SOURCES,
-    PROMPTS,
-    EXTRACTIONS,
-    SINKS,
-    SCORERS,
-    MODELS,
-    ENGINES,
+    *(MODES, ALGORITHMS, FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS, PLAYERS, SOURCES),
+    *(PROMPTS, EXTRACTIONS, SINKS, SCORERS, MODELS, ENGINES),
 )
 """Everything that a configuration chooses by name and that others can add."""

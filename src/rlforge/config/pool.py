@@ -14,6 +14,7 @@ from rlforge.config.rules import (
     Positive,
     Probability,
     Problem,
+    Range,
     Text,
     Url,
     Whole,
@@ -34,6 +35,9 @@ class TrueSkillConfig(Group):
     tau: NotNegative = 0.08333333333333333
     #: Expected share of draws.
     draw_probability: Probability = 0.1
+    #: Uncertainty of a new version's rating, as a multiple of its parent's and at most ``sigma``.
+    #: Above 1, its own games soon part its rating from the parent's.
+    inherited_sigma: Annotated[float, Range(1)] = 2.0
 
 
 @dataclass
@@ -67,6 +71,10 @@ class ApiConfig(Group):
     max_tokens: Count = 1024
     #: Sampling temperature.
     temperature: NotNegative = 0.7
+    #: Prompt template of their seats, whatever the environment's is.
+    prompt_template: str = "chat-actions"
+    #: How their actions are read.
+    action_extraction: str = "boxed"
 
 
 @dataclass
@@ -82,8 +90,12 @@ class PoolConfig(Group):
     lag_range: Annotated[list[Whole], Length(2)] = field(default_factory=lambda: [1, 4])
     #: Names: a scripted player, ``base``, ``checkpoint:DIR``, ``openai:M`` or ``openrouter:M``.
     fixed_opponents: list[Text] = field(default_factory=list)
-    #: Softmax temperature of match_quality, ts_dist and exploration.
-    temperature: Positive = 1.0
+    #: Whether random, match_quality, ts_dist and exploration may draw the current version too. They
+    #: draw it in any case where there is no other opponent.
+    include_current: bool = False
+    #: Softmax temperature, in the unit of the mode's score. null: 0.2 for match_quality and
+    #: exploration, ``pool.trueskill.beta`` rating points for ts_dist, 1 for modes of your own.
+    temperature: Positive | None = None
     #: Rating constants.
     trueskill: TrueSkillConfig = field(default_factory=TrueSkillConfig)
     #: Coverage tracker.

@@ -1,11 +1,13 @@
-"""Which kind of run an experiment describes: one that plays games, or one of continuous training.
+"""Which kind of run an experiment describes: of games, of continuous or of supervised training.
 
 It is the kind that has the groups and keys that the experiment names: ``override /market: default``
-or ``market: {…}`` only mean something to a continuous run.
+or ``market: {…}`` only mean something to a continuous run. A supervised run takes the experiments
+of games, too: what it shares with them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,16 +28,27 @@ from rlforge.config.compose import (
 )
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import PolicyConfig, RunConfig
+from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError
 
 C = TypeVar("C", bound=PolicyConfig)
 
+RUNS: tuple[type[PolicyConfig], ...] = (RunConfig, SftConfig, ContinuousConfig)
+"""The kinds of runs; what may be of several is of the first."""
+
+_OWN = ("data", "learner", "algorithm")
+"""What a supervised run has of its own where an experiment of games gives the rest."""
+
 
 def compose_any(overrides: Sequence[str], config_dir: Path | None = None) -> Composed[Any]:
-    """Compose the run, of games or continuous, that overrides and experiment describe."""
+    """Compose the run, of whichever kind, that overrides and experiment describe."""
+    return compose_run(overrides, config_dir, root_of(overrides, config_dir))
+
+
+def root_of(overrides: Sequence[str], config_dir: Path | None = None) -> type[PolicyConfig]:
+    """The kind of run that overrides and experiment describe."""
     _, named = _experiment(overrides, group_dirs(config_dir))
-    named |= {key_of(override) for override in parse_overrides(overrides)}
-    return compose_run(overrides, config_dir, _root_of(named))
+    return _root_of(named | {key_of(override) for override in parse_overrides(overrides)})
 
 
 def compose_run(overrides: Sequence[str], config_dir: Path | None, root: type[C]) -> Composed[C]:
@@ -43,6 +56,9 @@ def compose_run(overrides: Sequence[str], config_dir: Path | None, root: type[C]
     line, named = _experiment(overrides, group_dirs(config_dir))
     if foreign := foreign_keys(named, root):
         other = _root_of(named)
+        if root is SftConfig and other is RunConfig:
+            composed: Composed[Any] = _with_games(overrides, config_dir)
+            return composed
         if other is not root:
             raise ConfigError(
                 f"{line} is {other.about}: start it with rlforge {other.command} {line}"
@@ -51,23 +67,57 @@ def compose_run(overrides: Sequence[str], config_dir: Path | None, root: type[C]
     return compose(overrides, config_dir, root=root)
 
 
-def read_run(run_dir: Path, root: type[C]) -> C:
-    """The configuration of a run; ConfigError when there is none, or it is of another kind."""
-    config = from_yaml(run_dir / "config.yaml", root)  # says what is wrong with the file
-    found = ContinuousConfig if is_continuous(run_dir) else RunConfig
-    if found is not root:
-        raise ConfigError(f"{run_dir} is {found.about}; this command is for {root.about}")
+def read_any(run_dir: Path) -> PolicyConfig:
+    """The configuration of a run, of whichever kind; ConfigError when there is none."""
+    config: PolicyConfig = from_yaml(run_dir / "config.yaml", kind_of_run(run_dir))
     return config
 
 
-def is_continuous(run_dir: Path) -> bool:
-    """Whether the run in ``run_dir``, whose configuration can be read, is a continuous one."""
-    return _root_of({str(key) for key in load_mapping(run_dir / "config.yaml")}) is ContinuousConfig
+def read_run(run_dir: Path, root: type[C]) -> C:
+    """The configuration of a run; ConfigError when there is none, or it is of another kind."""
+    from_yaml(run_dir / "config.yaml", root)  # says what is wrong with the file
+    found = kind_of_run(run_dir)
+    if not issubclass(found, root):
+        raise ConfigError(f"{run_dir} is {found.about}; this command is for {root.about}")
+    config: C = from_yaml(run_dir / "config.yaml", found)
+    return config
+
+
+def kind_of_run(run_dir: Path) -> type[PolicyConfig]:
+    """The kind of the run in ``run_dir``, whose configuration can be read."""
+    return _root_of({str(key) for key in load_mapping(run_dir / "config.yaml")})
 
 
 def _root_of(named: Collection[str]) -> type[PolicyConfig]:
-    """The kind of run that lacks the fewest of the keys; of games where it may be either."""
-    return min(RunConfig, ContinuousConfig, key=lambda root: len(foreign_keys(named, root)))
+    """The kind of run that lacks the fewest of the keys, apart from those that it leaves out."""
+    foreign = {root: set(foreign_keys(named, root)) for root in RUNS}
+    foreign[SftConfig] &= foreign[RunConfig]
+    return min(RUNS, key=lambda root: len(foreign[root]))
+
+
+def _with_games(overrides: Sequence[str], config_dir: Path | None) -> Composed[SftConfig]:
+    """A supervised run with what the experiment of a run that plays games says about the rest."""
+    parsed = parse_overrides(overrides)
+    own = [str(one.input_line) for one in parsed if key_of(one) != "experiment"]
+    shared = [
+        str(one.input_line) for one in parsed if key_of(one).split(".")[0] not in (*_OWN, "name")
+    ]
+    compose(own, config_dir, root=SftConfig)  # says what is wrong with them
+    games = compose(shared, config_dir)
+    if not any(key_of(one) == "hardware" for one in parsed):
+        own.append(f"hardware={games.choices['hardware']}")  # may set keys of the learner
+    composed = compose(own, config_dir, root=SftConfig)
+    taken = {field.name for field in dataclasses.fields(SftConfig)} - {*_OWN, "name"}
+    name = f"{games.config.name}_sft"
+    if any(key_of(one) == "name" for one in parsed):
+        name = composed.config.name
+    rest = {key: getattr(games.config, key) for key in taken}
+    return dataclasses.replace(
+        composed,
+        config=dataclasses.replace(composed.config, name=name, **rest),
+        overrides=tuple(overrides),
+        choices=games.choices | {key: composed.choices[key] for key in _OWN},
+    )
 
 
 def _experiment(overrides: Sequence[str], dirs: Sequence[Path]) -> tuple[str, set[str]]:

@@ -283,6 +283,8 @@ def _plain_default(field: dataclasses.Field[Any]) -> Any:
 def _plain_value(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain_value(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _plain_value(entry) for key, entry in value.items()}
     if not isinstance(value, Group):
         return value
     return plain(type(value))(**{k: _plain_value(v) for k, v in vars(value).items()})
@@ -330,6 +332,9 @@ def _built(hint: Any, value: Any) -> Any:
     kind, _ = parts(hint)
     if isinstance(value, dict) and dataclasses.is_dataclass(kind):
         return build(kind, value)  # type: ignore[type-var,arg-type]
-    if isinstance(value, list):
-        return [_built(typing.get_args(kind)[0], entry) for entry in value]
+    inner = typing.get_args(kind)[-1:]
+    if isinstance(value, dict) and inner:
+        return {key: _built(inner[0], entry) for key, entry in value.items()}
+    if isinstance(value, list) and inner:
+        return [_built(inner[0], entry) for entry in value]
     return value

@@ -6,7 +6,7 @@ only these plain objects are seen. Field comments (``#:``) become ``docs/config.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,8 +15,11 @@ from rlforge.config.pool import ApiConfig as ApiConfig
 from rlforge.config.pool import ExplorationConfig as ExplorationConfig
 from rlforge.config.pool import PoolConfig as PoolConfig
 from rlforge.config.pool import TrueSkillConfig as TrueSkillConfig
+from rlforge.config.prompts import PromptConfig as PromptConfig
+from rlforge.config.prompts import Prompts
 from rlforge.config.rules import (
     Count,
+    Distinct,
     FolderName,
     Group,
     Length,
@@ -34,8 +37,10 @@ from rlforge.config.training import GrpoConfig as GrpoConfig
 from rlforge.config.training import KlConfig as KlConfig
 from rlforge.config.training import LearnerConfig as LearnerConfig
 from rlforge.config.training import PpoConfig as PpoConfig
+from rlforge.config.training import RatioConfig as RatioConfig
 from rlforge.config.training import ReinforceConfig as ReinforceConfig
 from rlforge.config.training import WindowGrpoConfig as WindowGrpoConfig
+from rlforge.types import SamplingParams
 
 # ---------------------------------------------------------------- env
 
@@ -55,14 +60,26 @@ class EnvEntry(Group):
     weight: Positive = 1.0
     #: Turns after which a game is cut and scored as a draw.
     max_turns: Count = 200
-    #: Seconds after which a game counts as failed.
+    #: Seconds after which a game is cut and scored as a draw; without a turn by then it failed.
     timeout_s: Positive = 600.0
     #: Invalid moves in a row that a player may take back.
     error_allowance: Whole = 1
+    #: Least score that is a win in a game of one player, in rewards (``win_draw_loss``), metrics
+    #: and evaluations. TextArena pays 1 for a solution and less for a part of it.
+    win_score: float = 1.0
     #: Prompt template; null takes ``model.prompt_template``.
     prompt_template: str | None = None
     #: Action extraction; null takes ``model.action_extraction``.
     action_extraction: str | None = None
+
+
+@dataclass
+class EvalEnvEntry(EnvEntry):
+    """One environment to evaluate in."""
+
+    #: Opponents in this environment; null or empty takes ``eval.opponents``. The untrained model
+    #: (``base``) is always among them.
+    opponents: list[Text] | None = None
 
 
 @dataclass
@@ -72,7 +89,14 @@ class EnvConfig(Group):
     #: Environments that training games are drawn from, by weight.
     train: Annotated[list[EnvEntry], Length(1, inf)] = field(default_factory=lambda: [EnvEntry()])
     #: Environments of the evaluations; empty means those of ``env.train``.
-    eval: list[EnvEntry] = field(default_factory=list)
+    eval: list[EvalEnvEntry] = field(default_factory=list)
+    #: What a prompt holds: the current observation (``turn``), or all turns of the player in the
+    #: game, with its own answers (``conversation``).
+    context: Literal["turn", "conversation"] = "turn"
+    #: Where a conversation outgrows ``engine.max_model_len``: ``end`` the game (reason
+    #: ``context_limit``), or ``drop_oldest`` turns but the first, which has the rules, as soon as
+    #: less than ``engine.max_tokens`` are left for an answer.
+    overflow: Literal["end", "drop_oldest"] = "end"
 
 
 # ---------------------------------------------------------------- model
@@ -86,6 +110,8 @@ class LoraConfig(Group):
     rank: Count = 32
     #: Scale: the update is alpha / rank times B A.
     alpha: Count = 32
+    #: Rank-stabilised scale (Kalajdzievski 2023): alpha / sqrt(rank) instead.
+    use_rslora: bool = False
     #: Dropout in front of A.
     dropout: Annotated[float, Range(0, 1, open=")")] = 0.0
     #: Names of the linear layers that get an adapter.
@@ -111,7 +137,8 @@ class ModelConfig(Group):
     kind: str = "hf"
     #: Hugging Face id or local directory; only for ``kind: hf``.
     name: Text | None = None
-    #: Default prompt template of the environments; ``rlforge plugins`` lists them.
+    #: Default prompt template of the environments: one of ``prompts``, or of those that
+    #: ``rlforge plugins`` lists.
     prompt_template: str = "chat"
     #: Default action extraction of the environments; ``rlforge plugins`` lists them.
     action_extraction: str = "boxed"
@@ -165,9 +192,19 @@ class EngineConfig(Group):
     max_loras: Count = 5
     #: Sampling temperature, which the learner uses too. 0 (greedy) would leave nothing to learn.
     temperature: Positive = 1.0
-    #: Nucleus sampling: smallest set of tokens with this probability mass. The learner's log-probs
-    #: are over all tokens.
+    #: Nucleus sampling: smallest set of tokens with this probability mass, of those that ``min_p``
+    #: and ``top_k`` leave. The learner's log-probs are over all tokens.
     top_p: Annotated[float, Range(0, 1, open="(")] = 1.0
+    #: Draw from this many likeliest tokens only; 0: all. As with ``top_p``, the learner's log-probs
+    #: are over all tokens.
+    top_k: Whole = 0
+    #: Draw only tokens with at least this share of the likeliest one's probability; 0: all. As with
+    #: ``top_p``, the learner's log-probs are over all tokens.
+    min_p: Annotated[float, Range(0, 1, open=")")] = 0.0
+    #: Tokens whose keys and values are kept between the turns of conversations, at most; null: the
+    #: room that running sequences leave of ``max_parallel_seq`` times ``max_model_len``, 0: none.
+    #: Only for ``transformers``; vLLM has ``vllm.enable_prefix_caching``.
+    cache_tokens: Whole | None = None
     #: Seconds after which a request without answer counts as failed.
     request_timeout_s: Positive = 600.0
     #: Seconds without a new token, while requests run, after which the engine counts as dead.
@@ -176,6 +213,26 @@ class EngineConfig(Group):
     max_restarts: Whole = 3
     #: Settings of vLLM.
     vllm: VllmConfig = field(default_factory=VllmConfig)
+
+    def sampling(
+        self,
+        stop_token_ids: Sequence[int],
+        *,
+        temperature: float | None = None,
+        seed: int | None = None,
+        conversation: int | None = None,
+    ) -> SamplingParams:
+        """How answers are drawn; temperature: None takes the configured one."""
+        return SamplingParams(
+            temperature=self.temperature if temperature is None else temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            max_tokens=self.max_tokens,
+            stop_token_ids=tuple(stop_token_ids),
+            seed=seed,
+            conversation=conversation,
+        )
 
 
 # ---------------------------------------------------------------- rewards
@@ -239,13 +296,18 @@ class BufferConfig(Group):
     kind: Literal["step", "episode"] = "step"
     #: Most samples kept; beyond it, random ones are evicted.
     max_size: Count = 768
-    #: Eviction: ``random`` (uniform reservoir).
+    #: Eviction: ``random``, uniformly among the samples in the buffer, old and new.
     strategy: Literal["random"] = "random"
     #: Most updates between the version that generated a sample and the version that is trained; 0
     #: is strictly on-policy. Of an episode its newest turn counts (with 0: its oldest).
     max_staleness: Whole = 1
-    #: Write each batch as parquet under the run directory.
+    #: Write each batch under the run directory.
     save_batches: bool = True
+    #: Formats of those files: ``parquet``, which keeps all types, and ``csv``, where lists are JSON
+    #: text.
+    save_batches_as: Annotated[list[Literal["parquet", "csv"]], Length(1, inf), Distinct()] = field(
+        default_factory=lambda: ["parquet"]
+    )
 
 
 @dataclass
@@ -258,7 +320,8 @@ class CollectorConfig(Group):
     num_eval_workers: Count = 16
     #: Collector processes.
     num_collectors: Count = 1
-    #: Do not train on games that an opponent ended by an invalid move.
+    #: Of a game that a player ended by an invalid move, learn from that player's turns only: in
+    #: self-play the other seats' are dropped, and the whole game where an opponent forfeited.
     filter_opponent_invalid: bool = False
     #: Failed games in a row that end the run.
     max_failures: Count = 32
@@ -272,15 +335,22 @@ class CollectorConfig(Group):
 class EvalConfig(Group):
     """Evaluation games (group ``eval``)."""
 
-    #: Updates between evaluations; 0: only at the start and the end.
+    #: Updates between evaluations, each of the newest saved version; 0: only at the start and the
+    #: end.
     every: Whole = 20
-    #: Opponents; the untrained model (``base``) is always among them.
+    #: Instead of every ``eval.every`` updates, evaluate all the time:
+    #: ``collector.num_eval_workers`` games of the newest version are always under way, against the
+    #: opponents in turn.
+    continuous: bool = False
+    #: Opponents; the untrained model (``base``) is always among them. An environment of
+    #: ``env.eval`` may have its own.
     opponents: list[Text] = field(default_factory=lambda: ["base"])
-    #: Games per environment and opponent, seats swapped; even for two players.
+    #: Games per environment and opponent, seats swapped; even for two players. With
+    #: ``eval.continuous`` only at the start and the end.
     games: Count = 128
     #: Games at the start and the end of training; null takes ``games``.
     final_games: Count | None = None
-    #: Cap of evaluation games per checkpoint and environment; null: none.
+    #: Cap of evaluation games per version and environment; null: none.
     max_games_per_checkpoint: Count | None = None
     #: Sampling temperature; null takes ``engine.temperature``.
     temperature: NotNegative | None = None
@@ -324,6 +394,8 @@ class PolicyConfig(Group):
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     #: Run directory; null is runs/NAME/TIMESTAMP.
     run_dir: str | None = None
+    #: Prompt templates, by the names that choose them.
+    prompts: Prompts = field(default_factory=dict)
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
@@ -340,6 +412,8 @@ class PolicyConfig(Group):
 @dataclass
 class GamesConfig(PolicyConfig):
     """A policy, and the games it plays."""
+
+    about = "a run that plays games"
 
     env: EnvConfig = field(default_factory=EnvConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)

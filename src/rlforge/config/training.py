@@ -76,7 +76,8 @@ class LearnerConfig(Group):
     compile: bool = False
     #: Keep the KV cache in training passes.
     use_trainer_cache: bool = False
-    #: Adapter directory to start from.
+    #: Adapter directory to start from: plain LoRA with the rank, scale and layers of
+    #: ``model.lora``. A run, as of ``rlforge sft``, stands for its newest version.
     initial_adapter: Text | None = None
     #: Saved versions to keep, besides those that games, evaluations or --resume may need; null:
     #: all.
@@ -183,10 +184,18 @@ class AlgorithmConfig(Group):
         [('best', 'must be 1 or more')]
     """
 
-    #: Algorithm: ``reinforce``, ``grpo``, ``window_grpo``, ``a2c``, ``ppo`` or one of your own.
+    #: Algorithm: ``reinforce``, ``grpo``, ``window_grpo``, ``a2c``, ``ppo``, ``supervised``
+    #: (of ``rlforge sft``) or one of your own.
     name: str = "reinforce"
-    #: Cap of the truncated importance weight pi_learner / pi_engine per token; null: no correction.
+    #: What corrects, per token, for an engine that samples from another distribution than the
+    #: learner's, with w = pi_learner / pi_engine: the weight min(w, ``importance_cap``)
+    #: (``truncate``); or the weight w, and tokens with w outside [``importance_floor``,
+    #: ``importance_cap``] are left out of policy loss and KL (``mask``, as IcePop).
+    importance: Literal["truncate", "mask"] = "truncate"
+    #: Largest importance weight; null: no correction.
     importance_cap: Positive | None = 2.0
+    #: With ``importance: mask`` the smallest weight; null: 1 / ``importance_cap``.
+    importance_floor: Positive | None = None
     #: Loss per token, averaged over all tokens; over each sequence and then over sequences; or
     #: summed and divided by sequences times ``max_generation_len`` (``constant``, Dr. GRPO).
     loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
@@ -204,7 +213,21 @@ class AlgorithmConfig(Group):
         kinds = [*named, *ALGORITHM_CONFIGS.values()]
         return next((kind for kind in kinds if set(hints(kind)) == set(values)), cls)
 
+    @property
+    def masked_below(self) -> float | None:
+        """Importance weight below which tokens are masked; None where weights are truncated."""
+        if self.importance == "truncate" or self.importance_cap is None:
+            return None
+        return self.importance_floor or 1.0 / self.importance_cap
+
     def clashes(self) -> Iterator[Problem]:
+        cap, floor = self.importance_cap, self.importance_floor
+        if self.importance == "truncate" and floor is not None:
+            yield "importance_floor", "only masks tokens; set algorithm.importance=mask"
+        if self.importance == "mask" and (cap is None or cap <= 1):
+            yield "importance_cap", "must be above 1 with algorithm.importance=mask, as 2"
+        if floor is not None and floor >= 1:
+            yield "importance_floor", "must be below 1, the weight where both agree"
         if (problem := ALGORITHMS.problem(self.name)) is not None:
             yield "name", problem
         elif set(hints(algorithm_config(self.name))) != set(hints(type(self))):
@@ -219,14 +242,33 @@ class ReinforceConfig(AlgorithmConfig):
 
 
 @dataclass
-class GrpoConfig(AlgorithmConfig):
-    """GRPO (Shao et al. 2024) over groups of games from the same start."""
+class SupervisedConfig(AlgorithmConfig):
+    """Cross-entropy of given answers: the loss of supervised fine-tuning (``rlforge sft``).
 
-    name: str = "grpo"
-    #: Games per group.
-    group_size: Annotated[int, Range(2)] = 8
-    #: Divide by the group's standard deviation (Dr. GRPO: false).
-    normalize_std: bool = True
+    No engine has sampled the answers, so that there is neither an importance weight nor an estimate
+    of a KL divergence.
+    """
+
+    name: str = "supervised"
+    #: None: no engine has sampled the answers.
+    importance_cap: Positive | None = None
+
+    def clashes(self) -> Iterator[Problem]:
+        yield from super().clashes()
+        if self.importance_cap is not None:
+            yield "importance_cap", "must be null: no engine has sampled the answers"
+        if self.kl.coef > 0:
+            yield "kl.coef", "is estimated on sampled answers, and these are given; set it to 0"
+
+
+@dataclass
+class RatioConfig(AlgorithmConfig):
+    """Losses of the ratio r = pi / pi_old per token; pi_old is the policy before the update."""
+
+    #: Policy loss with the advantage A: ``clip``, min(r A, clip(r) A) (PPO); ``sequence_clip``, the
+    #: same with the geometric mean of r over the tokens of an answer (GSPO); ``cispo``,
+    #: clip(r) A log pi without gradient through clip(r); ``score_function``, A log pi.
+    loss: Literal["clip", "sequence_clip", "cispo", "score_function"] = "clip"
     #: Ratio clip below 1 - clip_low.
     clip_low: ClipLow = 0.2
     #: Ratio clip above 1 + clip_high.
@@ -234,9 +276,46 @@ class GrpoConfig(AlgorithmConfig):
     #: Dual clip: bound of the ratio times a negative advantage; null: off.
     dual_clip: DualClip | None = None
 
+    def clashes(self) -> Iterator[Problem]:
+        yield from super().clashes()
+        if self.dual_clip is not None and self.loss in ("cispo", "score_function"):
+            yield (
+                "dual_clip",
+                f"bounds the losses clip and sequence_clip, not {self.loss}; set it to null",
+            )
+
 
 @dataclass
-class WindowGrpoConfig(AlgorithmConfig):
+class GrpoConfig(RatioConfig):
+    """GRPO (Shao et al. 2024) over groups of games from the same start, and its relatives."""
+
+    name: str = "grpo"
+    #: Games per group.
+    group_size: Annotated[int, Range(2)] = 8
+    #: Advantage of a game with score R in its group: ``group_relative``, R minus the group's mean;
+    #: ``leave_one_out``, R minus the mean of the others (RLOO); ``max_rl``, (R - mean) / mean, for
+    #: scores of 0 or more (MaxRL). The score is the mean reward of the seat's turns.
+    advantage: Literal["group_relative", "leave_one_out", "max_rl"] = "group_relative"
+    #: Divide ``group_relative`` by the group's standard deviation (Dr. GRPO: false).
+    normalize_std: bool = True
+    #: Replace groups in which all games have the same score, and so no advantage, by new games
+    #: (dynamic sampling of DAPO, Yu et al. 2025).
+    dynamic_sampling: bool = False
+    #: Most episodes that ``dynamic_sampling`` replaces for one batch, in multiples of
+    #: ``learner.batch_size``; beyond it such groups are kept, so that the update comes anyway.
+    max_replaced: Positive = 10.0
+
+    def clashes(self) -> Iterator[Problem]:
+        yield from super().clashes()
+        if self.normalize_std and self.advantage != "group_relative":
+            yield (
+                "normalize_std",
+                f"divides group_relative advantages only, not {self.advantage}; set it to false",
+            )
+
+
+@dataclass
+class WindowGrpoConfig(RatioConfig):
     """GRPO on the decisions of a time window, grouped by agent.
 
     With r a decision's reward, r_agent the mean over its agent's decisions of the batch and r_all
@@ -250,12 +329,6 @@ class WindowGrpoConfig(AlgorithmConfig):
     advantage: Literal["documented", "group_relative"] = "documented"
     #: Divide by the standard deviation of the group's rewards.
     normalize_std: bool = False
-    #: Ratio clip below 1 - clip_low.
-    clip_low: ClipLow = 0.2
-    #: Ratio clip above 1 + clip_high.
-    clip_high: Positive = 0.2
-    #: Dual clip: bound of the ratio times a negative advantage; null: off.
-    dual_clip: DualClip | None = None
 
 
 @dataclass
@@ -276,16 +349,10 @@ class A2cConfig(AlgorithmConfig):
 
 
 @dataclass
-class PpoConfig(A2cConfig):
+class PpoConfig(A2cConfig, RatioConfig):
     """PPO (Schulman et al. 2017) on the same critic."""
 
     name: str = "ppo"
-    #: Ratio clip below 1 - clip_low.
-    clip_low: ClipLow = 0.2
-    #: Ratio clip above 1 + clip_high.
-    clip_high: Positive = 0.2
-    #: Dual clip bound; null: off.
-    dual_clip: DualClip | None = None
     #: Clip of the value change; null: off.
     value_clip: Positive | None = None
 
@@ -296,6 +363,7 @@ ALGORITHM_CONFIGS: dict[str, type[AlgorithmConfig]] = {
     "window_grpo": WindowGrpoConfig,
     "a2c": A2cConfig,
     "ppo": PpoConfig,
+    "supervised": SupervisedConfig,
 }
 """The settings of rlforge's algorithms: here, because the algorithms themselves import torch."""
 

@@ -196,17 +196,13 @@ async def policy_side(context: RunContext) -> AsyncIterator[PolicySide]:
     """The engines as one, and the deployments that they served last."""
     config = continuous_config(context)
     tokenizer = load_tokenizer(config.model)
-    params = SamplingParams(
-        temperature=config.engine.temperature,
-        top_p=config.engine.top_p,
-        max_tokens=config.engine.max_tokens,
-        stop_token_ids=stop_token_ids(config.model, tokenizer),
-    )
+    params = config.engine.sampling(stop_token_ids(config.model, tokenizer))
     prompter = AgentPrompter(
         config.market,
         tokenizer,
         template=config.model.prompt_template,
         extraction=config.model.action_extraction,
+        prompts=config.prompts,
     )
     engine = RemoteEngine(
         context.actors.engines,

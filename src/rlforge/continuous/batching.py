@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from rlforge.algorithms.advantages import is_constant
 from rlforge.algorithms.base import Algorithm
 from rlforge.config.continuous import ContinuousSettings
 from rlforge.continuous.performance import is_ours, is_refused
+from rlforge.rewards.sampling import is_constant
 from rlforge.trajectories.records import Decision
 from rlforge.types import Completion, Step, TrainBatch, value
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rlforge.config.market import MarketConfig
+from rlforge.config.prompts import PromptConfig
 from rlforge.games.actions import extract
 from rlforge.games.base import View
-from rlforge.games.prompts import Prompter, Tokenizer
+from rlforge.games.markup import Tokenizer
+from rlforge.games.prompts import Prompter
 from rlforge.market.actions import ActionError, Json
 from rlforge.market.compact import Compact, is_compact
 from rlforge.market.text import prompt, read
@@ -44,10 +47,16 @@ class AgentPrompter:
     """
 
     def __init__(
-        self, market: MarketConfig, tokenizer: Tokenizer, *, template: str, extraction: str
+        self,
+        market: MarketConfig,
+        tokenizer: Tokenizer,
+        *,
+        template: str,
+        extraction: str,
+        prompts: Mapping[str, PromptConfig] | None = None,
     ) -> None:
         self._compact = Compact(market)
-        self._prompter = Prompter(tokenizer)
+        self._prompter = Prompter(tokenizer, prompts)
         self._template, self._extraction = template, extraction
 
     def ask(self, state: Json) -> Question:

@@ -55,7 +55,7 @@ class ContinuousTrainer:
                 work, scores = await self._score(work, window)
                 work, trained = await self._train(work, self._filter(window, scores))
                 work, deployed = await self._deploy(work, trained)
-                self._conclude(work, window, scores, trained, deployed)
+                await self._conclude(work, window, scores, trained, deployed)
         except Stopped:
             return False
         return True
@@ -186,7 +186,7 @@ class ContinuousTrainer:
         facts = {"success": deployed.success, "reason": deployed.reason}
         return self._reach(work, "deployed", **facts), deployed
 
-    def _conclude(
+    async def _conclude(
         self,
         work: Entry,
         window: TrainingWindow,
@@ -208,6 +208,7 @@ class ContinuousTrainer:
             scorer={**(scores.metrics if scores else {}), **learned},
             minutes=(self._worked(work) + self._lap()) / 60,
         )
+        row |= await self._context.actors.custom_scalars()
         update = None if trained is None else dict(trained.metrics)
         self._parts.journal.reach(work, "done", window=row, update=update)
         self._context.actors.tracker.log_window.remote(row, update)

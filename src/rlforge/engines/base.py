@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
-from rlforge.errors import EngineError
+from rlforge.errors import EngineError, PromptTooLongError
 from rlforge.system.utilisation import Span
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
@@ -54,16 +54,24 @@ class EngineStats:
     """Counters of an engine since its start, and its load now.
 
     queued: requests waiting for a place; running: sequences being generated now.
-    busy_s: seconds in which the engine computed. resident: uids of the policies it holds.
+    cached_tokens: those of ``prompt_tokens`` that were not read, because their keys and values
+    were kept. busy_s: seconds in which the engine computed. resident: uids of the policies it
+    holds.
     """
 
     queued: int
     running: int
     requests: int
     prompt_tokens: int
+    cached_tokens: int
     generated_tokens: int
     busy_s: float
     resident: tuple[str, ...]
+
+    @property
+    def read_tokens(self) -> int:
+        """Prompt tokens that were computed."""
+        return self.prompt_tokens - self.cached_tokens
 
 
 class Generator(Protocol):
@@ -148,9 +156,11 @@ def check_request(
     max_model_len: int,
     vocab_size: int,
 ) -> int:
-    """The most tokens that the answer may have; EngineError for one that cannot be answered.
+    """The most tokens that the answer may have.
 
     max_model_len: tokens of prompt and answer. vocab_size: ids at or above it are refused.
+    Raises EngineError for a request that cannot be answered, PromptTooLongError where its prompt
+    leaves no room for an answer.
 
     Example:
         >>> policy = PolicyRef(uid="step-0", kind="checkpoint")
@@ -166,7 +176,7 @@ def check_request(
     if not prompt:
         raise EngineError(f"empty prompt for policy {policy.uid!r}")
     if len(prompt) >= max_model_len:
-        raise EngineError(
+        raise PromptTooLongError(
             f"prompt of {len(prompt)} tokens is {len(prompt) - max_model_len + 1} too long: "
             f"engine.max_model_len {max_model_len} holds prompt and answer; raise it or shorten "
             "the observation"
@@ -182,6 +192,10 @@ def check_request(
         raise EngineError(f"temperature is {params.temperature}; it must be 0 or more")
     if not 0 < params.top_p <= 1:
         raise EngineError(f"top_p is {params.top_p}; it must be above 0 and at most 1")
+    if params.top_k < 0:
+        raise EngineError(f"top_k is {params.top_k}; it must be 0 (all tokens) or more")
+    if not 0 <= params.min_p < 1:
+        raise EngineError(f"min_p is {params.min_p}; it must be at least 0 and below 1")
     return min(params.max_tokens, max_model_len - len(prompt))
 
 

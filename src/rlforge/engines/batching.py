@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
+from transformers.cache_utils import Cache
 
 from rlforge.engines.base import Answer
+from rlforge.engines.cache import copy_row
 from rlforge.engines.core import StepGenerator
 from rlforge.engines.group import Generation, Group
+from rlforge.engines.kept import KeptRows
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.versions import PolicyKey
 from rlforge.errors import EngineError
@@ -31,9 +35,11 @@ class BatchLimits:
 
     max_sequences: generated at the same time, over all policies. max_model_len: tokens of prompt
     and answer. step_prompt_tokens: prompt tokens read per step, so that long prompts do not hold
-    up running answers. batch_prompt_tokens: padded prompt tokens of one forward pass.
+    up running answers. batch_prompt_tokens: padded tokens of the prompts of one pass.
     patience_steps: most steps to hold back requests while fewer than an eighth of the running
     number could begin, so that more prompts are read together; 0 admits requests at once.
+    kept_tokens: most tokens whose keys and values wait for a request that continues them. They
+    have the room that running rows leave of ``max_sequences`` times ``max_model_len``; None: all.
     """
 
     max_sequences: int
@@ -41,6 +47,7 @@ class BatchLimits:
     step_prompt_tokens: int = 8192
     batch_prompt_tokens: int = 8192
     patience_steps: int = 0
+    kept_tokens: int | None = None
 
 
 class BatchGenerator(StepGenerator[Generation]):
@@ -73,6 +80,7 @@ class BatchGenerator(StepGenerator[Generation]):
         self._pad_id = pad_id
         self._device = next(policies.base.parameters()).device
         self._groups: dict[PolicyKey, Group] = {}
+        self._kept, self._resident = KeptRows(), frozenset[PolicyKey]()
         self._stop_sets: dict[tuple[int, ...], frozenset[int]] = {}
         self._generated = 0
         # Consecutive steps in which requests were held back although there was room.
@@ -127,7 +135,11 @@ class BatchGenerator(StepGenerator[Generation]):
         nothing can be computed any more.
         """
         answers = self._waiting.place_policies(list(self._groups))
+        if (resident := frozenset(self._policies.resident)) != self._resident:
+            self._resident = resident
+            self._kept.drop_unless(self._policies.is_resident)
         admitted = self._admit()
+        self._kept.shrink(self._room_to_keep(admitted))
         with torch.inference_mode():
             for group in self._groups.values():
                 answers += self._run(group.running, group.step)
@@ -137,16 +149,19 @@ class BatchGenerator(StepGenerator[Generation]):
                     self._pad_id,
                     self._limits.max_sequences,
                     narrow=self._narrow,
+                    keep=self._keep,
                 )
                 self._groups[key] = group
                 for batch in self._prompt_batches(generations):
                     answers += self._run(batch, partial(group.prefill, batch))
                     self._prompt_tokens += sum(len(g.prompt) for g in batch)
+                    self._cached_tokens += sum(g.known for g in batch)
         self._groups = {key: group for key, group in self._groups.items() if group.running}
         return answers
 
     def sleep(self) -> None:
-        """Moves all weights to the host; the caches of finished requests are already freed."""
+        """Moves all weights to the host; caches of running requests are already freed."""
+        self._kept.clear()
         self._policies.move_to(torch.device("cpu"))
 
     def wake(self) -> None:
@@ -157,6 +172,7 @@ class BatchGenerator(StepGenerator[Generation]):
     def close(self) -> None:
         """Forgets models and caches."""
         self._groups = {}
+        self._kept.clear()
 
     def _admit(self) -> dict[PolicyKey, list[Generation]]:
         """Takes waiting requests, oldest first, while there is room for them in this step."""
@@ -170,21 +186,58 @@ class BatchGenerator(StepGenerator[Generation]):
             return {}
         self._held_back = 0
         admitted: dict[PolicyKey, list[Generation]] = {}
-        for key, generation in self._waiting.admit(room, self._limits.step_prompt_tokens):
+        for key, generation in self._waiting.admit(
+            room, self._limits.step_prompt_tokens, self._recall
+        ):
             admitted.setdefault(key, []).append(generation)
         return admitted
 
+    def _recall(self, key: PolicyKey, generation: Generation) -> int:
+        """Gives a request what is kept of its prompt; returns how many tokens it has to read."""
+        generation.row, generation.known = self._kept.take(key, generation.prompt)
+        return generation.unread
+
     def _prompt_batches(self, generations: list[Generation]) -> Iterator[list[Generation]]:
-        """Batches of similar length, each within ``batch_prompt_tokens`` with its padding."""
+        """Batches of prompts with similar numbers of tokens to read.
+
+        Each is within ``batch_prompt_tokens``, padding and known tokens included, and no more than
+        half of what it reads is padding.
+        """
         batch: list[Generation] = []
-        for generation in sorted(generations, key=lambda g: len(g.prompt)):
-            width = len(generation.prompt)
-            if batch and (len(batch) + 1) * width > self._limits.batch_prompt_tokens:
+        read = longest = 0
+        for generation in sorted(generations, key=lambda g: (g.unread, len(g.prompt))):
+            rows, width = len(batch) + 1, generation.unread
+            longest = max(longest, len(generation.prompt))
+            too_large = rows * longest > self._limits.batch_prompt_tokens
+            if batch and (too_large or rows * width > 2 * (read + width)):
                 yield batch
-                batch = []
+                batch, read, longest = [], 0, len(generation.prompt)
             batch.append(generation)
+            read += width
         if batch:
             yield batch
+
+    # ------------------------------------------------------------ kept keys and values
+
+    def _room_to_keep(self, joining: Mapping[PolicyKey, Sequence[Generation]]) -> int:
+        """Tokens that may be kept once ``joining`` run, too."""
+        limits = self._limits
+        room = limits.max_sequences * limits.max_model_len
+        room -= sum(group.size(joining.get(key, ())) for key, group in self._groups.items())
+        for key in joining.keys() - self._groups.keys():
+            room -= len(joining[key]) * max(len(g.prompt) for g in joining[key])
+        return room if limits.kept_tokens is None else min(room, limits.kept_tokens)
+
+    def _keep(self, generation: Generation, cache: Cache, row: int) -> None:
+        """Keeps what ``cache`` has of an answered request, if there is room for it."""
+        tokens = generation.prompt + tuple(generation.token_ids[:-1])  # the last was never read
+        room = self._room_to_keep({}) - len(tokens)
+        if room < 0:
+            return
+        self._kept.shrink(room)
+        with suppress(torch.OutOfMemoryError):  # the answer is right without
+            key = PolicyKey.of(generation.policy)
+            self._kept.put(key, tokens, copy_row(cache, row, len(tokens)))
 
     def _run(
         self, generations: Sequence[Generation], forward: Callable[[], list[Generation]]
@@ -197,6 +250,7 @@ class BatchGenerator(StepGenerator[Generation]):
                 raise
             # A caller that keeps the error must not keep keys, values and logits alive with it.
             traceback.clear_frames(error.__traceback__)
+            self._kept.clear()
             for group in self._groups.values():
                 group.drop({g.id for g in generations})
             reason = f"generation failed: {type(error).__name__}: {error}"

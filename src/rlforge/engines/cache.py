@@ -51,9 +51,7 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         new = key_states.shape[-2]
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self.buffers, self._stop = (key_states, value_states), new
-            self.show(key_states.shape[0], new)
+            self.begin(key_states, value_states, new)
             return self.keys, self.values
         rows, length = self.keys.shape[0], self.keys.shape[-2]
         if self._stop + new > self.buffers[0].shape[-2]:
@@ -63,6 +61,12 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
         self._stop += new
         self.show(rows, length + new)
         return self.keys, self.values
+
+    def begin(self, keys: Tensor, values: Tensor, stop: int) -> None:
+        """Takes buffers for all rows, whose first ``stop`` positions are in use."""
+        self.lazy_initialization(keys, values)
+        self.buffers, self._stop = (keys, values), stop
+        self.show(keys.shape[0], stop)
 
     @property
     def buffer_rows(self) -> int:
@@ -128,6 +132,41 @@ class RowLayer(DynamicLayer):  # type: ignore[misc]
 def new_cache() -> Cache:
     """An empty cache for one batch; layers appear at the first forward pass."""
     return Cache(layer_class_to_replicate=RowLayer)
+
+
+#: Keys and values of one sequence, outside of a batch: per layer two of [heads, length, head_dim].
+Row = list[tuple[Tensor, Tensor]]
+
+
+def copy_row(cache: Cache, row: int, length: int) -> Row:
+    """The last ``length`` positions of ``row``, in memory of their own."""
+    return [
+        (layer.keys[row, :, -length:].clone(), layer.values[row, :, -length:].clone())
+        for layer in cache.layers
+    ]
+
+
+def cache_of(rows: Sequence[tuple[Row, int]], spare: int) -> Cache:
+    """A cache with a row for each of ``rows``, of which it holds the first so many positions.
+
+    At least one row has positions. spare: positions that the next pass adds.
+    """
+    cache, width = new_cache(), max(length for _, length in rows)
+    first = next(row for row, length in rows if length)
+    for number, shapes in enumerate(first):
+        cache.layers.append(RowLayer())
+        buffers = tuple(
+            like.new_empty(len(rows), like.shape[0], width + spare, like.shape[2])
+            for like in shapes
+        )
+        for index, (row, length) in enumerate(rows):
+            for which, buffer in enumerate(buffers):
+                # Hidden positions are multiplied by weight zero and must be finite.
+                buffer[index, :, : width - length] = 0
+                if length:
+                    buffer[index, :, width - length : width] = row[number][which][:, :length]
+        cache.layers[number].begin(buffers[0], buffers[1], width)
+    return cache
 
 
 def trim(cache: Cache, length: int) -> None:

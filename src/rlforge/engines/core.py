@@ -119,10 +119,16 @@ class WaitingRoom(Generic[R]):
         self._leaving = set(leaving)
         return answers
 
-    def admit(self, room: int, prompt_tokens: int) -> list[tuple[PolicyKey, R]]:
+    def admit(
+        self,
+        room: int,
+        prompt_tokens: int,
+        count: Callable[[PolicyKey, R], int] = lambda key, request: len(request.prompt),
+    ) -> list[tuple[PolicyKey, R]]:
         """Takes requests of resident policies, oldest first.
 
-        Stops after ``room`` requests, or once their prompts have ``prompt_tokens`` tokens in all.
+        Stops after ``room`` requests, or once ``prompt_tokens`` are to be read in all; ``count`` is
+        called once for each request that is taken, and says how many it has to read.
         """
         if self._closed:
             return []
@@ -137,7 +143,7 @@ class WaitingRoom(Generic[R]):
             request = ready[key].popleft()
             admitted.append((key, request))
             room -= 1
-            prompt_tokens -= len(request.prompt)
+            prompt_tokens -= count(key, request)
             if not ready[key]:
                 del ready[key], self._requests[key]
         return admitted
@@ -169,7 +175,7 @@ class StepGenerator(ABC, Generic[R]):
         self._decode, self._max_model_len, self._vocab_size = decode, max_model_len, vocab_size
         self._seeds = np.random.default_rng(seed)
         self._ids = itertools.count(1)
-        self._requests = self._prompt_tokens = self._ended = 0
+        self._requests = self._prompt_tokens = self._cached_tokens = self._ended = 0
         self._busy_s, self._work = 0.0, WorkLog()
 
     # ------------------------------------------------------------ requests
@@ -231,6 +237,7 @@ class StepGenerator(ABC, Generic[R]):
             running=self._running(),
             requests=self._requests,
             prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,
             busy_s=self._busy_s,
             resident=tuple(key.uid for key in self._versions.resident),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from rlforge.engines.cache import join_rows, keep_rows, new_cache, shrink, trim
+from rlforge.engines.cache import (
+    Row,
+    cache_of,
+    join_rows,
+    keep_rows,
+    new_cache,
+    shrink,
+    trim,
+)
 from rlforge.engines.core import EngineRequest
 from rlforge.engines.sampling import sample, uniforms
 from rlforge.models.last_layer import LastLayer
@@ -22,9 +30,14 @@ from rlforge.types import FinishReason
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Generation(EngineRequest):
-    """A running request and its answer so far; it is over when ``finish_reason`` is set."""
+    """A running request and its answer so far; it is over when ``finish_reason`` is set.
+
+    row: until its prompt is read, the keys and values of the first ``known`` tokens of the prompt.
+    """
 
     stop: frozenset[int]
+    row: Row = field(default_factory=list)
+    known: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -33,6 +46,11 @@ class Generation(EngineRequest):
     def length(self) -> int:
         """Tokens of prompt and answer."""
         return len(self.prompt) + len(self.token_ids)
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the prompt whose keys and values are not known."""
+        return len(self.prompt) - self.known
 
     def append(self, token: int, logprob: float) -> None:
         """Appends a token; a stop token, the limit or a NaN (an error) ends the answer."""
@@ -52,11 +70,21 @@ class Group:
     Rows of generations that ended or were dropped stay in the cache until others take their
     places, or until they are more than an eighth of it. max_rows: most sequences of the engine.
     narrow: the last layer computes only the last position of each prompt
-    (``rlforge.models.last_layer``).
+    (``rlforge.models.last_layer``). keep: called with a generation that is over and asked to be
+    kept, its cache and its row there.
     """
 
-    def __init__(self, model: Any, pad_id: int, max_rows: int, *, narrow: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        pad_id: int,
+        max_rows: int,
+        *,
+        narrow: bool,
+        keep: Callable[[Generation, Cache, int], None],
+    ) -> None:
         self.model = model
+        self._keep = keep
         self._last_layer = LastLayer(model.get_decoder()) if narrow else None
         self._pad_id = pad_id
         self._max_rows = max_rows
@@ -69,6 +97,11 @@ class Group:
         """Generations that need more tokens."""
         return [row for row in self._rows if row is not None]
 
+    def size(self, joining: Sequence[Generation] = ()) -> int:
+        """Tokens that its rows have room for, once ``joining`` are among them."""
+        width = 0 if self._cache is None else self._cache.get_seq_length()
+        return (len(self._rows) + len(joining)) * max([width, *(len(g.prompt) for g in joining)])
+
     def drop(self, ids: set[int]) -> None:
         """Forgets cancelled generations."""
         self._rows = [None if row is None or row.id in ids else row for row in self._rows]
@@ -76,19 +109,28 @@ class Group:
     def prefill(self, joining: Sequence[Generation]) -> list[Generation]:
         """Reads the prompts of ``joining`` as one batch and draws the first token of each.
 
+        All read as many tokens as the one with most ``unread`` ones: of what others know, the last
+        tokens are read again, in the place of padding. So every row ends where the batch ends.
         Returns those that are over after it; the others keep running.
         """
-        width = max(len(g.prompt) for g in joining)
+        width = max(g.unread for g in joining)
         ids = np.full((len(joining), width), self._pad_id, dtype=np.int64)
         for row, generation in zip(ids, joining, strict=True):
-            row[width - len(generation.prompt) :] = generation.prompt
-        # Answers of one token need no cache.
-        cache = new_cache() if any(g.limit > 1 for g in joining) else None
+            read = generation.prompt[-width:]
+            row[width - len(read) :] = read
+            generation.known = len(generation.prompt) - len(read)
+        cache = None  # answers of one token need none
+        if any(g.known for g in joining):
+            cache = cache_of([(g.row, g.known) for g in joining], spare=width)
+        elif any(g.limit > 1 or g.params.conversation is not None for g in joining):
+            cache = new_cache()
+        for generation in joining:
+            generation.row = []
         self._draw(joining, ids, [len(g.prompt) for g in joining], cache)
-        kept = [i for i, g in enumerate(joining) if g.finish_reason is None]
-        if kept and cache is not None:
-            self._join(joining, kept, cache)
-        return [g for g in joining if g.finish_reason is not None]
+        running = [i for i, g in enumerate(joining) if g.finish_reason is None]
+        if running and cache is not None:
+            self._join(joining, running, cache)
+        return self._over(joining, cache)
 
     def step(self) -> list[Generation]:
         """Draws the next token of every running generation; returns those that are over."""
@@ -102,10 +144,24 @@ class Group:
         ids[alive, 0] = [g.token_ids[-1] for g in running]
         lengths = [1 if row is None else row.length for row in self._rows]
         self._draw(self._rows, ids, lengths, self._cache)
+        over = self._over(self._rows, self._cache)
         self._rows = [
             None if row is None or row.finish_reason is not None else row for row in self._rows
         ]
-        return [g for g in running if g.finish_reason is not None]
+        return over
+
+    def _over(self, rows: Sequence[Generation | None], cache: Cache | None) -> list[Generation]:
+        """Those of ``rows`` that are over; what they ask to keep is kept."""
+        over = []
+        for index, row in enumerate(rows):
+            if row is None or row.finish_reason is None:
+                continue
+            over.append(row)
+            if cache is None or row.params.conversation is None:
+                continue
+            if row.finish_reason != "error":
+                self._keep(row, cache, index)
+        return over
 
     def _draw(
         self,
@@ -151,18 +207,24 @@ class Group:
     def _append(self, generations: Sequence[Generation], logits: Tensor) -> None:
         seeds = np.array([g.seed for g in generations], dtype=np.uint64)
         counters = np.array([len(g.token_ids) for g in generations], dtype=np.uint64)
+        settings = [g.params for g in generations]
         tokens, logprobs = sample(
             logits,
-            self._floats([g.params.temperature for g in generations]),
-            self._floats([g.params.top_p for g in generations]),
+            self._numbers([each.temperature for each in settings]),
+            self._filter([each.top_p for each in settings], off=1.0),
             torch.from_numpy(uniforms(seeds, counters)).to(self._device),
+            self._filter([each.top_k for each in settings], off=0),
+            self._filter([each.min_p for each in settings], off=0.0),
         )
         for generation, token, logprob in zip(
             generations, tokens.tolist(), logprobs.tolist(), strict=True
         ):
             generation.append(token, logprob)
 
-    def _floats(self, values: list[float]) -> Tensor:
+    def _filter(self, values: Sequence[float], off: float) -> Tensor | None:
+        return self._numbers(values) if any(value != off for value in values) else None
+
+    def _numbers(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self._device)
 
     def _join(self, joining: Sequence[Generation], kept: Sequence[int], cache: Cache) -> None:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from rlforge.config.schema import ApiConfig
-from rlforge.errors import ConfigError, EngineError
-from rlforge.games.base import View
-from rlforge.games.prompts import messages
+from rlforge.errors import ConfigError, EngineError, PromptTooLongError
+from rlforge.games.markup import Message
 from rlforge.types import Completion, PolicyRef, value
 
 if TYPE_CHECKING:
@@ -31,11 +30,10 @@ _NO_KEY = "none"
 #: another try may succeed (as may one after 500 and above).
 _REFUSED = (401, 403, 404)
 _AGAIN = (408, 409, 425, 429)
+_TOO_LONG = "maximum context length"
 
 #: Longest pause of the client library before another try, and longest ``Retry-After`` obeyed.
 _LONGEST_PAUSE_S = 8.0
-
-Message = dict[str, str]
 
 #: again: another try may succeed. form: one that asks for a simpler form of answer may. rejected:
 #: this request always fails. refused: every request fails, as with a wrong key.
@@ -48,6 +46,10 @@ class ChatError(EngineError):
     def __init__(self, message: str, kind: ChatFailure, *, wait_s: float = 0.0) -> None:
         super().__init__(message)
         self.kind, self.wait_s = kind, wait_s
+
+
+class ChatTooLongError(ChatError, PromptTooLongError):
+    """The messages do not fit into the context of the model behind the API."""
 
 
 @value
@@ -187,7 +189,9 @@ class ChatClient:
         except openai.APIStatusError as error:
             status = error.status_code
             again = status in _AGAIN or status >= 500
-            raise ChatError(
+            # OpenAI's code, and the words of servers that have none.
+            too_long = error.code == "context_length_exceeded" or _TOO_LONG in str(error)
+            raise (ChatTooLongError if status == 400 and too_long else ChatError)(
                 f"{endpoint} refused with HTTP status {status}: {endpoint.shown(error)}",
                 "refused" if status in _REFUSED else "again" if again else "rejected",
                 wait_s=_retry_after(error.response.headers),
@@ -236,12 +240,6 @@ class ApiPlayer:
             "pool.api", timeout_s=config.timeout_s, retries=config.max_retries
         )
         self._places = asyncio.Semaphore(config.max_concurrency)
-
-    async def answer(
-        self, template: str, view: View, policy: PolicyRef, extraction: str = "boxed"
-    ) -> Completion:
-        """The model's answer to what the player to move sees, asked as ``template`` says."""
-        return await self.chat(messages(template, view, extraction), policy)
 
     async def chat(self, conversation: Sequence[Message], policy: PolicyRef) -> Completion:
         """Continues a conversation of messages with ``role`` and ``content``.

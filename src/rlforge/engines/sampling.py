@@ -1,4 +1,7 @@
-"""From logits to tokens: temperature, nucleus, and draws that do not depend on the batch.
+"""From logits to tokens: temperature, filters, and draws that do not depend on the batch.
+
+Filters leave out unlikely tokens, each of what the one before has left: ``min_p``, ``top_k``,
+``top_p``, in vLLM's order.
 
 A token is drawn by inverting the cumulative distribution at one uniform number per (request
 seed, token index). The numbers come from a counter-based generator, so a request draws the same
@@ -39,12 +42,24 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def sampling_logprobs(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
+def sampling_logprobs(
+    logits: Tensor,
+    temperature: Tensor,
+    top_p: Tensor | None = None,
+    top_k: Tensor | None = None,
+    min_p: Tensor | None = None,
+) -> Tensor:
     """Log-probabilities of the distribution that tokens are drawn from.
 
-    logits [B, V]; temperature and top_p [B]. Returns float32 [B, V]: log softmax of
-    logits / temperature, cut to the smallest set of tokens whose mass reaches top_p (Holtzman et
-    al. 2020, "The curious case of neural text degeneration") and renormalised; -inf outside it.
+    logits [B, V]; all others [B], None where no row is filtered. Returns float32 [B, V]: log
+    softmax of logits / temperature over the tokens that the filters leave, -inf for all others.
+
+    min_p leaves the tokens with at least min_p times the probability of the likeliest one (Nguyen
+    et al. 2024, "Turning up the heat: min-p sampling"); 0 is off. top_k (whole) leaves the top_k
+    likeliest tokens and those as likely as the last of them (Fan et al. 2018, "Hierarchical neural
+    story generation"); 0 is off. top_p leaves the smallest set whose share of what is left reaches
+    top_p (Holtzman et al. 2020, "The curious case of neural text degeneration"); 1 is off.
+
     temperature 0 is greedy: all mass on the largest logit, whose log-probability is 0. A row with
     a NaN or +inf, or of -inf only, has no distribution and becomes NaN throughout.
 
@@ -52,12 +67,19 @@ def sampling_logprobs(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Ten
         >>> logits, half = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0.5])
         >>> sampling_logprobs(logits, torch.ones(1), half).exp()  # 0.67 >= 0.5: one token is left
         tensor([[1., 0., 0.]])
+        >>> sampling_logprobs(logits, torch.ones(1), top_k=torch.tensor([2])).exp()
+        tensor([[0.7311, 0.2689, 0.0000]])
     """
     logits = logits.float()
     greedy = temperature <= 0
     scale = torch.where(greedy, torch.ones_like(temperature), temperature)
     logprobs = torch.log_softmax(logits / scale[:, None], dim=-1)
-    if bool((top_p < 1).any()):
+    if min_p is not None:
+        least = logprobs.amax(dim=-1) + min_p.log()
+        logprobs = _renormalised(logprobs.masked_fill(logprobs < least[:, None], -torch.inf))
+    if top_k is not None:
+        logprobs = _likeliest(logprobs, top_k)
+    if top_p is not None:
         logprobs = _nucleus(logprobs, top_p)
     if bool(greedy.any()):
         point = torch.full_like(logprobs, -torch.inf)
@@ -67,6 +89,18 @@ def sampling_logprobs(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Ten
     return logprobs
 
 
+def _renormalised(logprobs: Tensor) -> Tensor:
+    return logprobs - logprobs.logsumexp(dim=-1, keepdim=True)
+
+
+def _likeliest(logprobs: Tensor, top_k: Tensor) -> Tensor:
+    most = min(int(top_k.max()), logprobs.shape[1])
+    best = logprobs.topk(max(most, 1), dim=-1).values
+    last = best.gather(1, (top_k.clamp(1, best.shape[1]) - 1)[:, None].long())
+    outside = (logprobs < last) & (top_k > 0)[:, None]
+    return _renormalised(logprobs.masked_fill(outside, -torch.inf))
+
+
 def _nucleus(logprobs: Tensor, top_p: Tensor) -> Tensor:
     ordered, order = logprobs.sort(dim=-1, descending=True)
     mass = ordered.double().exp()
@@ -74,27 +108,32 @@ def _nucleus(logprobs: Tensor, top_p: Tensor) -> Tensor:
     outside = mass.cumsum(dim=-1) - mass >= top_p[:, None].double()
     outside[:, 0] = False
     outside &= (top_p < 1)[:, None]
-    ordered = ordered.masked_fill(outside, -torch.inf)
-    ordered = ordered - ordered.logsumexp(dim=-1, keepdim=True)
+    ordered = _renormalised(ordered.masked_fill(outside, -torch.inf))
     return torch.empty_like(ordered).scatter_(1, order, ordered)
 
 
 def sample(
-    logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor
+    logits: Tensor,
+    temperature: Tensor,
+    top_p: Tensor | None,
+    uniform: Tensor,
+    top_k: Tensor | None = None,
+    min_p: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Draws one token per row.
 
-    logits [B, V]; temperature, top_p and uniform (float64, in [0, 1)) [B]. Returns token ids
-    int64 [B] and their log-probabilities under ``sampling_logprobs``, float32 [B]; where that is
-    NaN the token means nothing.
+    uniform [B]: float64 in [0, 1); all others as in ``sampling_logprobs``. Returns token ids int64
+    [B] and their log-probabilities under it, float32 [B]; where that is NaN the token means
+    nothing.
     """
     rows = max(1, _CHUNK_ELEMENTS // logits.shape[1])
+    filters = (top_p, top_k, min_p)
     parts = [
         _sample_rows(
+            uniform[i : i + rows],
             logits[i : i + rows],
             temperature[i : i + rows],
-            top_p[i : i + rows],
-            uniform[i : i + rows],
+            *(None if given is None else given[i : i + rows] for given in filters),
         )
         for i in range(0, logits.shape[0], rows)
     ]
@@ -104,9 +143,9 @@ def sample(
 
 
 def _sample_rows(
-    logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor
+    uniform: Tensor, logits: Tensor, temperature: Tensor, *filters: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    logprobs = sampling_logprobs(logits, temperature, top_p)
+    logprobs = sampling_logprobs(logits, temperature, *filters)
     cumulative = logprobs.double().exp().cumsum(dim=-1)
     total = cumulative[:, -1:]
     # Strictly below the total, so that some entry exceeds it. The first entry to do so is a token

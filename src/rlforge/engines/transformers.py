@@ -67,6 +67,7 @@ class TransformersEngine(ThreadedEngine):
                 step_prompt_tokens=tokens,
                 batch_prompt_tokens=tokens,
                 patience_steps=0 if on_cpu else _GPU_PATIENCE_STEPS,
+                kept_tokens=config.cache_tokens,
             ),
             decode=decoder(tokenizer),
             vocab_size=causal.get_input_embeddings().weight.shape[0],

@@ -164,6 +164,7 @@ class VllmGenerator(StepGenerator[EngineRequest]):
 
     def _answer(self, output: RequestOutput) -> Answer:
         _, request = self._under_way.pop(output.request_id)
+        self._cached_tokens += output.num_cached_tokens or 0
         result = output.outputs[0]
         reason = _FINISHED.get(result.finish_reason)
         if reason is None:
@@ -204,6 +205,8 @@ def _vllm_params(request: EngineRequest) -> Any:
     return VllmParams(
         temperature=request.params.temperature,
         top_p=request.params.top_p,
+        top_k=request.params.top_k,
+        min_p=request.params.min_p,
         max_tokens=request.limit,
         stop_token_ids=list(request.params.stop_token_ids),
         # Only the stop tokens of the request end it; the model's end of text is one of those.

@@ -124,7 +124,7 @@ def vllm_arguments(
         "max_loras": slots,
         "max_cpu_loras": slots,
         "max_lora_rank": lora_rank(config.model.lora.rank),
-        # Log-probs of the distribution that tokens are drawn from: after temperature and top-p.
+        # Log-probs of the distribution that tokens are drawn from: after temperature and filters.
         "logprobs_mode": "processed_logprobs",
         # Token ids go in and come out; each request brings its own stop tokens.
         "skip_tokenizer_init": True,

@@ -32,15 +32,19 @@ class Extractor:
 
     read: the action in a text, None without one. request: asks for answers of that form, at the
     end of prompts. feedback: for the player whose answer had no action. adds_brackets: whether
-    brackets are added where a game writes actions in them and ``read`` returns none.
+    brackets are added where a game writes actions in them and ``read`` returns none. write: an
+    action as an answer of this form has it, so that ``read(write(action))`` is the action.
 
     Example:
         >>> shout = Extractor(
         ...     read=lambda text: text.partition("!")[0].split()[-1] if "!" in text else None,
         ...     request="End your answer with your action and an exclamation mark.",
         ...     feedback="Your last answer had no exclamation mark.",
+        ...     write=lambda action: f"{action}!",
         ... )
         >>> shout.read("Then I play 4!")
+        '4'
+        >>> shout.read(shout.write("4"))
         '4'
     """
 
@@ -48,6 +52,16 @@ class Extractor:
     request: str
     feedback: str
     adds_brackets: bool = True
+    write: Callable[[str], str] = str
+
+    def extract(self, text: str, legal_actions: Sequence[str] | None = None) -> Extraction:
+        """The action in an answer, as the function ``extract`` describes it."""
+        action = self.read(text)
+        if action is None:
+            return Extraction(action="", well_formed=False, feedback=self.feedback)
+        if self.adds_brackets and "[" not in action and _wants_brackets(legal_actions):
+            action = f"[{action}]"
+        return Extraction(action=action, well_formed=True)
 
 
 def extract(name: str, text: str, legal_actions: Sequence[str] | None = None) -> Extraction:
@@ -63,12 +77,7 @@ def extract(name: str, text: str, legal_actions: Sequence[str] | None = None) ->
         False
     """
     extractor: Extractor = EXTRACTIONS.find(name)
-    action = extractor.read(text)
-    if action is None:
-        return Extraction(action="", well_formed=False, feedback=extractor.feedback)
-    if extractor.adds_brackets and "[" not in action and _wants_brackets(legal_actions):
-        action = f"[{action}]"
-    return Extraction(action=action, well_formed=True)
+    return extractor.extract(text, legal_actions)
 
 
 def _wants_brackets(legal_actions: Sequence[str] | None) -> bool:
@@ -76,19 +85,19 @@ def _wants_brackets(legal_actions: Sequence[str] | None) -> bool:
 
 
 def _boxed(text: str) -> str | None:
-    r"""The content of the last ``\boxed{…}``; braces inside have to balance."""
-    start = text.rfind(r"\boxed{")
-    if start < 0:
-        return None
-    depth = 0
-    for end in range(start + len(r"\boxed"), len(text)):
-        depth += {"{": 1, "}": -1}.get(text[end], 0)
-        if depth == 0:
-            content = text[start + len(r"\boxed{") : end]
+    r"""The content of the last complete ``\boxed{…}`` that is not empty; braces inside balance."""
+    found, latest = None, -1
+    starts: list[int] = []  # of the contents of open braces, -1 where no box opened them
+    for mark in re.finditer(r"\\boxed\{|[{}]", text):
+        if mark[0] != "}":
+            starts.append(-1 if mark[0] == "{" else mark.end())
+        elif starts and (start := starts.pop()) > latest:
+            content = text[start : mark.start()]
             # Models used to mathematics wrap words: \boxed{\text{[4]}}.
             wrapped = re.fullmatch(r"\s*\\text\{(.*)\}\s*", content, re.DOTALL)
-            return (wrapped.group(1) if wrapped else content).strip() or None
-    return None
+            content = (wrapped.group(1) if wrapped else content).strip()
+            found, latest = (content, start) if content else (found, latest)
+    return found
 
 
 def _bracket(text: str) -> str | None:
@@ -112,6 +121,7 @@ BOXED = Extractor(
     read=_boxed,
     request=r"Think it through step by step, then give your final action inside \boxed{}.",
     feedback=r"Your last answer had no \boxed{...} with an action in it.",
+    write=lambda action: rf"\boxed{{{action}}}",
 )
 BRACKET = Extractor(
     read=_bracket,

@@ -22,7 +22,8 @@ class View:
     board: the state in a few words, for models with short prompts; None where no such form
     exists. grid: the same state for scripted players of placement games.
     retry: this player's last action was rejected and it may try again. state: the whole state as
-    JSON, for scripted traders of markets.
+    JSON, for scripted traders of markets. news: the part of the observation that is new since this
+    player's last turn; None where the game cannot tell.
 
     Example:
         >>> view = View(player_id=1, observation="Your card is a King.", legal_actions=("[bet]",))
@@ -37,6 +38,7 @@ class View:
     retry: bool = False
     grid: Grid | None = None
     state: Mapping[str, Any] | None = None
+    news: str | None = None
 
 
 @value

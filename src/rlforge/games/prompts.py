@@ -1,14 +1,29 @@
-"""Prompt templates: instruction, observation and request in a model family's turn markup."""
+"""Prompt templates: what a player is asked in a conversation, and in which markup."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
 
 from rlforge.config.plugins import EXTRACTIONS, PROMPTS
+from rlforge.config.prompts import PLACEHOLDER, PromptConfig
 from rlforge.errors import ConfigError
 from rlforge.games.actions import Extractor
 from rlforge.games.base import View
+from rlforge.games.encoding import Encoder
+from rlforge.games.markup import (
+    CHATML,
+    GEMMA,
+    LLAMA,
+    MARKUPS,
+    PLAIN,
+    Markup,
+    Message,
+    Prompt,
+    Tokenizer,
+    by_chat_template,
+)
 from rlforge.types import value
 
 #: Prompts whose token ids are cached, and their longest length in characters. Compact boards
@@ -21,150 +36,214 @@ _ZERO_SUM = (
 )
 _SINGLE_PLAYER = "You play a game on your own. Choose valid actions until it is solved completely."
 _ANY_GAME = "You are a player in a text game. Choose a valid action that helps you to win."
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that prompts need."""
-
-    chat_template: Any
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text; markup of special tokens in it becomes those tokens."""
-        ...
-
-    def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
-    ) -> Any:
-        """The conversation in the model's own turn markup."""
-        ...
+_ASKED = "{observation}\n\n{request}"
 
 
 @value
 class Template:
-    """A prompt: ``open``, instruction, observation, request, ``close``.
+    """What a player is asked, and the markup of the conversation; None: the tokenizer's own.
 
-    ``open`` and ``close`` are a model family's markup of a turn. A subclass may write the prompt in
-    any other way. The request asks for the form in which the action is read from the answer.
+    The texts of messages hold ``{observation}``, ``{legal_actions}``, ``{request}`` and
+    ``{board}``, as in YAML (``prompts`` in docs/config.md); the request asks for the form in which
+    the action is read from the answer. later: the user message of later turns; empty takes
+    ``user``. assistant: the opening of each answer. A subclass may write messages in another way.
 
     Example:
+        >>> template = Template(user="Play poker.\\n\\n{observation}\\n\\n{request}")
         >>> view = View(player_id=0, observation="Your hand: K", legal_actions=("[bet]", "[fold]"))
-        >>> Template(instruction="Play poker.", close="\\nAnswer:").render(view, "One word.", None)
-        'Play poker.\\n\\nYour hand: K\\n\\nOne word.\\nAnswer:'
+        >>> template.messages(view, "One word.")
+        [{'role': 'user', 'content': 'Play poker.\\n\\nYour hand: K\\n\\nOne word.'}]
+        >>> template.render(template.messages(view, "One word."), None).text[-9:]
+        'One word.'
     """
 
-    instruction: str = _ANY_GAME
-    open: str = ""
-    close: str = ""
+    user: str = f"{_ANY_GAME}\n\n{_ASKED}"
+    later: str = ""
+    system: str = ""
+    assistant: str = ""
+    markup: Markup | None = PLAIN
 
-    def render(self, view: View, request: str, tokenizer: Tokenizer) -> str:
-        """The prompt as text. Raises ``ConfigError`` where the game or tokenizer does not fit."""
-        return (
-            f"{self.open}{self.instruction}\n\n{view.observation.strip()}\n\n{request}{self.close}"
-        )
+    @property
+    def needs_board(self) -> bool:
+        """Whether it can be used only in games with a compact board."""
+        return "{board}" in f"{self.system}{self.user}{self.later}"
 
-    def messages(self, view: View, request: str) -> list[dict[str, str]]:
-        """The prompt as messages, for models behind an API; ``ConfigError`` as in ``render``."""
-        return [
-            {"role": "system", "content": f"{self.instruction} {request}"},
-            {"role": "user", "content": view.observation.strip()},
-        ]
+    def messages(self, view: View, request: str) -> list[Message]:
+        """The first messages; ConfigError where the game has no compact board to show."""
+        user = {"role": "user", "content": _filled(self.user, view, view.observation, request)}
+        if not self.system:
+            return [user]
+        system = _filled(self.system, view, view.observation, request)
+        return [{"role": "system", "content": system}, user]
 
+    def reply(self, view: View, request: str) -> str:
+        """The user message of a later turn, about what is new since this player's last turn."""
+        news = view.observation if view.news is None else view.news
+        return _filled(self.later or self.user, view, news, request)
 
-class ChatTemplate(Template):
-    """System and user message in the markup of the tokenizer's own chat template."""
+    def render(self, messages: Sequence[Message], tokenizer: Tokenizer) -> Prompt:
+        """A conversation that ends with a user message, and the opening of the next answer.
 
-    def render(self, view: View, request: str, tokenizer: Tokenizer) -> str:
-        if not tokenizer.chat_template:
-            raise ConfigError(
-                "prompt template 'chat' needs a chat template, which this tokenizer does not "
-                "have; use 'default' or the template of the model's family"
-            )
-        text = tokenizer.apply_chat_template(
-            self.messages(view, request), tokenize=False, add_generation_prompt=True
-        )
-        return str(text)
-
-
-class BoardTemplate(Template):
-    """The compact board and nothing else."""
-
-    def render(self, view: View, request: str, tokenizer: Tokenizer) -> str:
-        return self._board(view)
-
-    def messages(self, view: View, request: str) -> list[dict[str, str]]:
-        return [{"role": "user", "content": self._board(view)}]
-
-    def _board(self, view: View) -> str:
-        if view.board is None:
-            raise ConfigError(
-                "prompt template 'board' needs a game with a compact board (TicTacToe, SimpleTak, "
-                "ConnectFour, KuhnPoker; OpenSpiel's tic_tac_toe, connect_four, kuhn_poker and "
-                "leduc_poker; markets); use another template"
-            )
-        return view.board
+        Raises ConfigError where the tokenizer has no chat template that takes it.
+        """
+        if self.markup is not None:
+            return self.markup.render(messages, self.assistant)
+        return by_chat_template(messages, self.assistant, tokenizer)
 
 
-DEFAULT = Template(close="\n\nAnswer:")
-CHAT = ChatTemplate()
-BOARD = BoardTemplate()
-QWEN3_ZS = Template(
-    instruction=_ZERO_SUM,
-    open="<|im_start|>user\n",
-    close="<|im_end|>\n<|im_start|>assistant\n",
+DEFAULT = Template(later=_ASKED, assistant="\n\nAnswer:")
+CHAT = Template(
+    system=f"{_ANY_GAME} {{request}}",
+    user="{observation}",
+    markup=None,
 )
-QWEN3_SP = dataclasses.replace(QWEN3_ZS, instruction=_SINGLE_PLAYER)
+#: For models that know no game's notation: the default for API models.
+CHAT_ACTIONS = Template(
+    system=f"{_ANY_GAME} {{request}}",
+    user="{observation}\n\nYour legal actions: {legal_actions}",
+    markup=None,
+)
+BOARD = Template(user="{board}")
+QWEN3_ZS = Template(user=f"{_ZERO_SUM}\n\n{_ASKED}", later=_ASKED, markup=CHATML)
+QWEN3_SP = Template(user=f"{_SINGLE_PLAYER}\n\n{_ASKED}", later=_ASKED, markup=CHATML)
 #: Begins the block in which Qwen3 models reason before they answer.
-QWEN3_REASONING = dataclasses.replace(QWEN3_ZS, close=f"{QWEN3_ZS.close}<think>\n")
-GEMMA3_ZS = Template(
-    instruction=_ZERO_SUM,
-    open="<bos><start_of_turn>user\n",
-    close="<end_of_turn>\n<start_of_turn>model\n",
-)
-LLAMA_INSTRUCT_ZS = Template(
-    instruction=_ZERO_SUM,
-    open="<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n",
-    close="<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
-)
-
-
-def messages(template: str, view: View, extraction: str = "boxed") -> list[dict[str, str]]:
-    """The prompt as system and user messages, for models that are asked in that form.
-
-    ``board`` has no instruction: the compact board is the one message. Raises ``ConfigError``
-    for an unknown template and for ``board`` in a game that has no compact board.
-    """
-    form: Template = PROMPTS.find(template)
-    return form.messages(view, _request(extraction))
+QWEN3_REASONING = Template(user=QWEN3_ZS.user, later=_ASKED, assistant="<think>\n", markup=CHATML)
+GEMMA3_ZS = Template(user=QWEN3_ZS.user, later=_ASKED, markup=GEMMA)
+LLAMA_INSTRUCT_ZS = Template(user=QWEN3_ZS.user, later=_ASKED, markup=LLAMA)
 
 
 class Prompter:
-    """Turns what a player sees into the token ids that an engine is asked with."""
+    """Writes what the player at a seat is asked, and encodes it for an engine.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._ids: dict[str, tuple[int, ...]] = {}
+    prompts: templates of the configuration, which are found before those of rlforge and others.
+    tokenizer None: only messages are written.
+
+    Example:
+        >>> view = View(player_id=0, observation="Your hand: K")
+        >>> Prompter(None).messages("default", view, "raw")[0]["content"].splitlines()[-1]
+        'Answer with your action and nothing else.'
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, prompts: Mapping[str, PromptConfig] | None = None
+    ) -> None:
+        self._tokenizer: Any = tokenizer
+        self._templates = {name: _of_config(one) for name, one in (prompts or {}).items()}
+        self._boards: dict[tuple[str, str, str | None], tuple[str, tuple[int, ...]]] = {}
+
+    def template(self, name: str) -> Template:
+        """The template called ``name``; ConfigError for an unknown one."""
+        found = self._templates.get(name)
+        if found is None:
+            found = self._templates[name] = PROMPTS.find(name)
+        return found
+
+    def messages(self, template: str, view: View, extraction: str = "boxed") -> list[Message]:
+        """The first messages of a player.
+
+        extraction: how the answer will be read (``rlforge.games.actions``), which the prompt
+        asks for. Raises ``ConfigError`` for unknown names, and for a template with ``{board}`` in
+        a game that has no compact board.
+        """
+        return self.template(template).messages(view, _request(extraction))
+
+    def reply(self, template: str, view: View, extraction: str = "boxed") -> Message:
+        """The user message of a later turn; arguments and errors as of ``messages``."""
+        content = self.template(template).reply(view, _request(extraction))
+        return {"role": "user", "content": content}
+
+    def render(self, template: str, messages: Sequence[Message]) -> Prompt:
+        """A conversation and the opening of the next answer in the template's markup.
+
+        Raises ``ConfigError`` where the template needs a chat template and the tokenizer has none.
+        """
+        return self.template(template).render(messages, self._tokenizer)
+
+    def ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """Token ids of a prompt; nothing but its markup becomes control tokens, or is added."""
+        return self._encoder.encode(prompt)
 
     def encode(
         self, template: str, view: View, extraction: str = "boxed"
     ) -> tuple[str, tuple[int, ...]]:
-        """The prompt and its token ids; no tokens are added to those of the template.
+        """The first prompt of a player and its token ids; errors of ``messages`` and ``render``."""
+        key = template, extraction, view.board
+        known = self._boards.get(key)
+        if known is not None:
+            return known
+        prompt = self.render(template, self.messages(template, view, extraction))
+        encoded = prompt.text, self.ids(prompt)
+        if len(prompt.text) <= _CACHED_LENGTH and _shows_a_board_only(self.template(template)):
+            if len(self._boards) >= _CACHE_SIZE:
+                self._boards.clear()
+            self._boards[key] = encoded
+        return encoded
 
-        extraction: how the answer will be read (``rlforge.games.actions``), which the prompt
-        asks for. Raises ``ConfigError`` for an unknown template, for ``board`` in a game that has
-        no compact board and for ``chat`` with a tokenizer that has no chat template.
-        """
-        form: Template = PROMPTS.find(template)
-        text = form.render(view, _request(extraction), self._tokenizer)
-        ids = self._ids.get(text)
-        if ids is None:
-            ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
-            if len(text) <= _CACHED_LENGTH:
-                if len(self._ids) >= _CACHE_SIZE:
-                    self._ids.clear()
-                self._ids[text] = ids
-        return text, ids
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return Encoder(self._tokenizer)
+
+
+def _shows_a_board_only(form: Template) -> bool:
+    texts = f"{form.system}{form.user}"
+    shown = ("{observation}", "{legal_actions}")
+    return type(form) is Template and not any(place in texts for place in shown)
 
 
 def _request(extraction: str) -> str:
     extractor: Extractor = EXTRACTIONS.find(extraction)
     return extractor.request
+
+
+def _of_config(config: PromptConfig) -> Template:
+    return Template(
+        system=config.system,
+        user=config.user,
+        later=config.later or "",
+        assistant=config.assistant,
+        markup=Markup(**config.roles) if config.roles else MARKUPS[config.markup],
+    )
+
+
+# ---------------------------------------------------------------- texts with placeholders
+
+
+def _filled(text: str, view: View, observation: str, request: str) -> str:
+    """``text`` with its placeholders replaced; paragraphs about absent legal actions left out."""
+    paragraphs = []
+    for names, parts in _paragraphs(text):
+        if view.legal_actions is not None or "legal_actions" not in names:
+            words = (
+                _shown(part, view, observation, request) if named else part for named, part in parts
+            )
+            paragraphs.append("".join(words))
+    return "\n\n".join(paragraphs)
+
+
+@lru_cache(maxsize=256)
+def _paragraphs(text: str) -> list[tuple[frozenset[str], list[tuple[bool, str]]]]:
+    """Of each paragraph its placeholders, and its parts with whether they are placeholders."""
+    found = []
+    for paragraph in text.split("\n\n"):
+        parts: list[tuple[bool, str]] = []
+        pieces = PLACEHOLDER.split(paragraph)
+        for index in range(0, len(pieces), 3):
+            literal, escaped, name = (*pieces[index : index + 3], None, None)[:3]
+            parts += [(False, f"{literal}{escaped or ''}")]
+            parts += [(True, name)] if name else []
+        found.append((frozenset(part for named, part in parts if named), parts))
+    return found
+
+
+def _shown(place: str, view: View, observation: str, request: str) -> str:
+    if place == "board":
+        if view.board is None:
+            raise ConfigError(
+                "a prompt template with {board}, as 'board', needs a game with a compact board "
+                "(TicTacToe, SimpleTak, ConnectFour, KuhnPoker; OpenSpiel's tic_tac_toe, "
+                "connect_four, kuhn_poker and leduc_poker; markets); use another template"
+            )
+        return view.board
+    if place == "legal_actions":
+        return ", ".join(view.legal_actions or ())
+    return request if place == "request" else observation.strip()

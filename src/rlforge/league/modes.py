@@ -21,7 +21,8 @@ class PoolView:
 
     current: uid of the learner's newest version. past: uids of the other active checkpoints,
     newest first, so that ``past[i]`` is i + 1 registered versions behind. fixed: uids of the
-    fixed opponents. temperature: of the softmaxes, above 0.
+    fixed opponents. include_current: ``pool.include_current``. temperature: of the softmaxes,
+    above 0: ``pool.temperature``, or the mode's own where that is null.
     mu: mean rating of a uid. quality: match quality of a uid against the current one, in (0, 1].
     diversity: expected diversity of the states a uid leads to, in (0, 1].
 
@@ -31,8 +32,8 @@ class PoolView:
         ...     temperature=1.0, mu=lambda uid: 25.0, quality=lambda uid: 1.0,
         ...     diversity=lambda uid: 1.0,
         ... )
-        >>> view.everyone
-        ('random_legal', 'step-2', 'step-1')
+        >>> view.everyone, view.opponents
+        (('random_legal', 'step-2', 'step-1'), ('random_legal', 'step-1'))
         >>> lagged(view)
         {'step-1': 1.0}
     """
@@ -45,11 +46,21 @@ class PoolView:
     mu: Callable[[str], float]
     quality: Callable[[str], float]
     diversity: Callable[[str], float]
+    include_current: bool = False
 
     @property
     def everyone(self) -> tuple[str, ...]:
         """Fixed opponents and active checkpoints, the current one included."""
         return (*self.fixed, self.current, *self.past)
+
+    @property
+    def opponents(self) -> tuple[str, ...]:
+        """Those to draw from: everyone but the current version.
+
+        It is among them with ``pool.include_current``, and where there is no other: self-play.
+        """
+        others = (*self.fixed, *self.past)
+        return others if others and not self.include_current else self.everyone
 
 
 Mode = Callable[[PoolView], Weights]
@@ -66,6 +77,15 @@ def softmax(scores: Sequence[float], temperature: float) -> list[float]:
     powers = [math.exp((score - top) / temperature) for score in scores]
     total = math.fsum(powers)
     return [power / total for power in powers]
+
+
+def default_temperature(mode: str, beta: float) -> float:
+    """Softmax temperature of a mode where ``pool.temperature`` is null, in the unit of its score.
+
+    A level opponent is drawn about e times as often as one 0.2 below it in match quality or
+    diversity, which lie in (0, 1], or ``beta`` rating points away.
+    """
+    return {"match_quality": 0.2, "exploration": 0.2, "ts_dist": beta}.get(mode, 1.0)
 
 
 def fixed(view: PoolView) -> Weights:
@@ -89,8 +109,8 @@ def lagged(view: PoolView) -> Weights:
 
 
 def random(view: PoolView) -> Weights:
-    """Uniform over fixed opponents and active checkpoints."""
-    return _uniform(view.everyone)
+    """Uniform over the fixed opponents and the active checkpoints but the current one."""
+    return _uniform(view.opponents)
 
 
 def match_quality(view: PoolView) -> Weights:
@@ -132,5 +152,5 @@ def _uniform(uids: Sequence[str]) -> Weights:
 
 
 def _softmax_over(view: PoolView, score: Callable[[str], float]) -> Weights:
-    uids = view.everyone
+    uids = view.opponents
     return dict(zip(uids, softmax([score(uid) for uid in uids], view.temperature), strict=True))

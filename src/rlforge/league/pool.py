@@ -12,7 +12,7 @@ from rlforge.config.plugins import MODES
 from rlforge.config.schema import PoolConfig
 from rlforge.errors import RunError, nearest
 from rlforge.league.exploration import ExplorationTracker
-from rlforge.league.modes import Mode, PoolView, Weights, probabilities
+from rlforge.league.modes import Mode, PoolView, Weights, default_temperature, probabilities
 from rlforge.league.ratings import Rating, RatingTable
 from rlforge.system.values import Codec
 from rlforge.types import Checkpoint, GameRecord, GameSpec, PolicyRef
@@ -38,6 +38,7 @@ class ModelPool:
 
     def __init__(self, cfg: PoolConfig, fixed: Sequence[PolicyRef], seed: int) -> None:
         self._mode: Mode = MODES.find(cfg.mode)
+        self._temperature = cfg.temperature or default_temperature(cfg.mode, cfg.trueskill.beta)
         self._cfg = cfg
         self._random = random.Random(f"pool {seed}")
         self._ratings = RatingTable(cfg.trueskill)
@@ -53,7 +54,8 @@ class ModelPool:
     # ------------------------------------------------------------ members
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Make ``checkpoint`` the current version; it starts with its parent's rating.
+        """Make ``checkpoint`` the current version; it starts with its parent's rating,
+        made less certain (``pool.trueskill.inherited_sigma``).
 
         Adding the same checkpoint again changes nothing, so a call may be repeated. Raises
         RunError where another policy has the uid or the parent is unknown.
@@ -132,7 +134,8 @@ class ModelPool:
             past=tuple(checkpoint.uid for checkpoint in self.active()[1:]),
             fixed=tuple(policy.uid for policy in self.fixed()),
             lag_range=(self._cfg.lag_range[0], self._cfg.lag_range[1]),
-            temperature=self._cfg.temperature,
+            temperature=self._temperature,
+            include_current=self._cfg.include_current,
             mu=lambda uid: self._ratings.rating(uid).mu,
             quality=lambda uid: self._ratings.quality(current, uid),
             diversity=self._exploration.diversity,

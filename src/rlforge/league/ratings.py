@@ -29,9 +29,10 @@ class Rating(NamedTuple):
 class RatingTable:
     """Ratings by policy uid, updated game by game.
 
-    A child has its parent's rating until its own first rated game. So a version that has not
-    played yet still profits from games of its parent that finish late, such as an evaluation that
-    ends after the next version was registered.
+    Until its own first rated game, a child has the mean rating of its parent, or of the nearest
+    ancestor that has played, and ``inherited_sigma`` times its deviation, at most a newcomer's: it
+    may be stronger or weaker. So a version that has not played yet still profits from games of its
+    parent that finish late, such as an evaluation that ends after the next version was registered.
 
     Rules of :meth:`record`:
 
@@ -59,6 +60,7 @@ class RatingTable:
             draw_probability=config.draw_probability,
         )
         self._newcomer = Rating(config.mu, config.sigma)
+        self._inherited_sigma = config.inherited_sigma
         self._parents: dict[str, str | None] = {}
         self._own: dict[str, Rating] = {}
         #: Games whose outcome was too unlikely for double precision; they changed no rating.
@@ -68,7 +70,7 @@ class RatingTable:
         return uid in self._parents
 
     def add(self, uid: str, parent: str | None = None) -> None:
-        """Register ``uid`` with the rating of ``parent``, or a newcomer's.
+        """Register ``uid`` as a child of ``parent``, or with a newcomer's rating.
 
         Raises ValueError for a uid that is there already and KeyError for an unknown parent.
         """
@@ -79,21 +81,31 @@ class RatingTable:
         self._parents[uid] = parent
 
     def rating(self, uid: str) -> Rating:
-        """The rating of ``uid``: its own, or that of its nearest ancestor that has one."""
+        """The rating of ``uid``: its own, or what it inherits."""
         ancestor: str | None = uid
-        while ancestor is not None:
-            if ancestor in self._own:
-                return self._own[ancestor]
+        while ancestor is not None and ancestor not in self._own:
             ancestor = self._parents[ancestor]
-        return self._newcomer
+        if ancestor is None:
+            return self._newcomer
+        return self._own[uid] if ancestor == uid else self._inherited(self._own[ancestor])
 
     def ratings(self) -> dict[str, Rating]:
         """The rating of every uid, in order of registration."""
+        nearest: dict[str, Rating] = {}
         table: dict[str, Rating] = {}
         for uid, parent in self._parents.items():  # parents are registered before their children
-            inherited = self._newcomer if parent is None else table[parent]
-            table[uid] = self._own.get(uid, inherited)
+            if uid in self._own:
+                nearest[uid] = table[uid] = self._own[uid]
+            elif parent is not None and parent in nearest:
+                nearest[uid], table[uid] = nearest[parent], self._inherited(nearest[parent])
+            else:
+                table[uid] = self._newcomer
         return table
+
+    def _inherited(self, rating: Rating) -> Rating:
+        """What a child has of an ancestor's rating until its own first game."""
+        most = max(rating.sigma, self._newcomer.sigma)
+        return Rating(rating.mu, min(most, self._inherited_sigma * rating.sigma))
 
     def quality(self, first: str, second: str) -> float:
         """Match quality of a two-player game, in [0, 1]: draw probability relative to its maximum.

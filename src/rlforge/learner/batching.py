@@ -1,12 +1,14 @@
 """From steps to micro-batches: rows to train on, cut to length, and padded or packed.
 
-Padding is on the right. Under causal attention no position attends to one on its right, so padding
-changes no result and no attention mask is needed.
+The turns of a conversation are one row: each token is computed once, and every answer is read from
+the same row. Padding is on the right. Under causal attention no position attends to one on its
+right, so padding changes no result and no attention mask is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -23,10 +25,17 @@ concatenated with each shared prompt prefix only once."""
 
 @value
 class Row:
-    """One step of the batch, cut to the allowed length.
+    """One step of the batch, cut to the allowed length, and earlier turns of its conversation.
 
     step: its index in the batch. behaviour: the engine's log-probs of ``answer``. start: index of
-    its first answer token among all answer tokens of the batch.
+    its first answer token among all answer tokens of the batch. earlier: turns whose prompt and
+    answer begin ``prompt``; their answers are trained on, too.
+
+    Example: a conversation of two turns.
+        >>> first = Row(step=0, prompt=(1, 2), answer=(3,))
+        >>> second = Row(step=1, prompt=(1, 2, 3, 4), answer=(5, 6), start=1, earlier=(first,))
+        >>> [turn.answer for turn in second.turns], second.input_length
+        ([(3,), (5, 6)], 5)
     """
 
     step: int
@@ -34,21 +43,34 @@ class Row:
     answer: tuple[int, ...]
     behaviour: tuple[float, ...] = ()
     start: int = 0
+    earlier: tuple[Row, ...] = ()
+
+    @property
+    def turns(self) -> tuple[Row, ...]:
+        """The turns of the row in order; of all but the last only step, prompt and answer count."""
+        return (*self.earlier, self) if self.earlier else (self,)
 
     @property
     def input_length(self) -> int:
         """Tokens that the model reads: the last answer token is only predicted."""
         return len(self.prompt) + max(len(self.answer) - 1, 0)
 
+    @property
+    def shareable(self) -> int:
+        """How many tokens other rows may share: those before the first that predicts an answer."""
+        return len(self.turns[0].prompt) - 1
+
 
 @value
 class Selection:
     """The trainable part of a batch, and how much of it is left out.
 
-    tokens: answer tokens in ``rows``. empty: steps without tokens. too_long: steps whose prompt
-    leaves no room for an answer. truncated: rows whose answer is cut.
+    turns: one per step, in order. rows: the same with the turns of a conversation in one. tokens:
+    answer tokens in ``turns``. empty: steps without tokens. too_long: steps whose prompt leaves no
+    room for an answer. truncated: turns whose answer is cut.
     """
 
+    turns: tuple[Row, ...]
     rows: tuple[Row, ...]
     tokens: int
     empty: int
@@ -92,14 +114,16 @@ class Packing:
 
 @value
 class MicroBatch:
-    """The rows of one forward pass. B rows, L input tokens, T answer tokens, N real answer tokens.
+    """The rows of one forward pass. R rows of L input tokens; B turns, a row has one or more, with
+    T answer tokens each, N of them real.
 
-    input_ids [B, L], or [1, S] with ``packing``. mask [B, T]: 1.0 at answer tokens. token_ids [N]:
-    the answer tokens, row by row; for each, positions [N]: index in ``input_ids.flatten()`` of the
-    token that predicts it; slots [N]: its index in ``mask.flatten()``; flat [N]: its index among
-    the answer tokens of the batch. steps [B]: index in the batch. last_prompt [B]: last prompt
-    token in ``input_ids.flatten()``. padding: positions that belong to no row. reused: tokens of
-    rows that are not computed again, as another row has them. packing: None where rows are padded.
+    input_ids [R, L], or [1, S] with ``packing``. mask [B, T]: 1.0 at answer tokens. token_ids [N]:
+    the answer tokens, turn by turn; for each, positions [N]: index in ``input_ids.flatten()`` of
+    the token that predicts it; slots [N]: its index in ``mask.flatten()``; flat [N]: its index
+    among the answer tokens of the batch. steps [B]: index in the batch. last_prompt [B]: last
+    prompt token in ``input_ids.flatten()``. padding: positions that belong to no row. reused:
+    tokens of turns that are not computed again, as another turn has them. packing: None where rows
+    are padded.
     """
 
     input_ids: Tensor
@@ -126,7 +150,7 @@ def select_rows(steps: Sequence[Step], max_train_len: int | None) -> Selection:
     max_train_len: most tokens of prompt and answer together; the end of the answer is cut.
     Raises RunError when a step's log-probs do not match its tokens in number.
     """
-    rows: list[Row] = []
+    turns: list[Row] = []
     tokens = empty = too_long = truncated = 0
     for index, step in enumerate(steps):
         if len(step.logprobs) != len(step.token_ids):
@@ -144,7 +168,7 @@ def select_rows(steps: Sequence[Step], max_train_len: int | None) -> Selection:
             too_long += 1
             continue
         truncated += room < len(step.token_ids)
-        rows.append(
+        turns.append(
             Row(
                 step=index,
                 prompt=step.prompt_token_ids,
@@ -155,8 +179,40 @@ def select_rows(steps: Sequence[Step], max_train_len: int | None) -> Selection:
         )
         tokens += room
     return Selection(
-        rows=tuple(rows), tokens=tokens, empty=empty, too_long=too_long, truncated=truncated
+        turns=tuple(turns),
+        rows=tuple(join_turns(turns, steps)),
+        tokens=tokens,
+        empty=empty,
+        too_long=too_long,
+        truncated=truncated,
     )
+
+
+def join_turns(turns: Iterable[Row], steps: Sequence[Step]) -> list[Row]:
+    """``turns`` with those of a conversation in one row: prompts that continue a turn's answer.
+
+    Turns between them may be missing: their answers are then context only. Rows are in the order of
+    their last turns.
+    """
+    last: dict[tuple[str, int], Row] = {}
+    rows: list[Row] = []
+    for turn in sorted(turns, key=lambda turn: steps[turn.step].turn_index):
+        step = steps[turn.step]
+        player = (step.game_id, step.player_id)
+        before = last.pop(player, None)
+        if before is not None:
+            if _continues(turn, before):
+                bare = dataclasses.replace(before, earlier=())
+                turn = dataclasses.replace(turn, earlier=(*before.earlier, bare))
+            else:
+                rows.append(before)
+        last[player] = turn
+    return sorted([*rows, *last.values()], key=lambda row: row.step)
+
+
+def _continues(turn: Row, before: Row) -> bool:
+    begin, end = len(before.prompt), len(before.prompt) + len(before.answer)
+    return turn.prompt[begin:end] == before.answer and turn.prompt[:begin] == before.prompt
 
 
 def split_rows(rows: Sequence[Row], parts: int, generator: np.random.Generator) -> list[list[Row]]:
@@ -184,18 +240,18 @@ def collate(
         input_ids, starts = _padded(rows, lengths, pad_token_id)
     else:
         input_ids, starts = _packed(rows, segments)
-    width = max(len(row.answer) for row in rows)
-    mask = np.zeros((len(rows), width), dtype=np.float32)
+    placed = [(turn, start) for row, start in zip(rows, starts, strict=True) for turn in row.turns]
+    width = max(len(turn.answer) for turn, _ in placed)
+    mask = np.zeros((len(placed), width), dtype=np.float32)
     positions, slots, flat = [], [], []
-    for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
-        count, first = len(row.answer), start + len(row.prompt) - 1
+    for index, (turn, start) in enumerate(placed):
+        count, first = len(turn.answer), start + len(turn.prompt) - 1
         mask[index, :count] = 1.0
         positions.append(np.arange(first, first + count))
         slots.append(np.arange(index * width, index * width + count))
-        flat.append(np.arange(row.start, row.start + count))
-    token_ids = np.array([token for row in rows for token in row.answer], dtype=np.int64)
-    prompt_lengths = np.array([len(row.prompt) for row in rows], dtype=np.int64)
-    surplus = input_ids.size - sum(lengths)
+        flat.append(np.arange(turn.start, turn.start + count))
+    token_ids = np.array([token for turn, _ in placed for token in turn.answer], dtype=np.int64)
+    computed = sum(lengths) if segments is None else input_ids.size
     return MicroBatch(
         input_ids=_tensor(input_ids, device),
         mask=_tensor(mask, device),
@@ -203,10 +259,13 @@ def collate(
         positions=_tensor(np.concatenate(positions), device),
         slots=_tensor(np.concatenate(slots), device),
         flat=_tensor(np.concatenate(flat), device),
-        steps=_tensor(np.array([row.step for row in rows], dtype=np.int64), device),
-        last_prompt=_tensor(starts + prompt_lengths - 1, device),
-        padding=max(surplus, 0),
-        reused=max(-surplus, 0),
+        steps=_tensor(np.array([turn.step for turn, _ in placed], dtype=np.int64), device),
+        last_prompt=_tensor(
+            np.array([start + len(turn.prompt) - 1 for turn, start in placed], dtype=np.int64),
+            device,
+        ),
+        padding=input_ids.size - computed,
+        reused=sum(turn.input_length for turn, _ in placed) - computed,
         packing=_packing(segments, device) if segments is not None else None,
     )
 

@@ -169,10 +169,10 @@ class Learner:
             ),
         }
         self.version += 1
-        self.samples_seen += len(selection.rows)
+        self.samples_seen += len(selection.turns)
         return UpdateResult(
             version=self.version,
-            samples=len(selection.rows),
+            samples=len(selection.turns),
             tokens=selection.tokens,
             metrics={
                 **metrics,
@@ -186,6 +186,24 @@ class Learner:
                 ),
             },
         )
+
+    def measure(self, steps: Sequence[Step]) -> dict[str, float]:
+        """How likely the policy is to give the answers of ``steps``; every rank calls it.
+
+        ``validation_loss``: mean of -log p over their tokens, in nats. ``validation_answer_prob``:
+        mean over the answers of their probability as a whole, which is how often a sampled answer
+        would be the given one.
+        """
+        selection = select_rows(steps, None)
+        self._policy.train(False)
+        logprobs = self._policy.logprobs(selection.rows, selection.tokens).cpu()
+        self._policy.train()
+        answers = torch.split(logprobs, [len(turn.answer) for turn in selection.turns])
+        return {
+            "validation_loss": -float(logprobs.mean()),
+            "validation_answer_prob": sum(math.exp(float(one.sum())) for one in answers)
+            / len(answers),
+        }
 
     def rest(self, *, offload: bool = True) -> None:
         """Free device memory for other processes until ``wake``; ``update`` works only after it.
@@ -270,7 +288,7 @@ class Learner:
                 reference = policy.reference_logprobs(rows, total)
         policy.train()
         return UpdateInputs(
-            behaviour=self._tensor([logprob for row in rows for logprob in row.behaviour]),
+            behaviour=self._tensor([logp for turn in selection.turns for logp in turn.behaviour]),
             proximal=proximal,
             reference=reference,
             advantages=self._tensor(targets.advantages),
@@ -283,7 +301,8 @@ class Learner:
         self, rows: Sequence[Row], inputs: UpdateInputs, watch: Stopwatch
     ) -> OptimizerStep:
         """Accumulate the gradient over the micro-batches of ``rows`` and apply it if finite."""
-        total_tokens = sum(len(row.answer) for row in rows)
+        turns = [turn for row in rows for turn in row.turns]
+        total_tokens = sum(len(turn.answer) for turn in turns)
         counts = {"positions": 0, "padding": 0, "reused": 0, "unread": 0}
         # Sums stay on the device and are read once, so that passes follow without a sync.
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
@@ -295,7 +314,7 @@ class Learner:
                 if self._single_step and part.counts:
                     inputs.proximal[micro.flat] = scores.logprobs.detach()
                 output = self._algorithm.loss(
-                    _loss_inputs(micro, scores, inputs, total_tokens, len(rows))
+                    _loss_inputs(micro, scores, inputs, total_tokens, len(turns))
                 )
                 (output.loss * float(part.counts)).backward()  # type: ignore[no-untyped-call]
                 if not part.counts:
@@ -323,7 +342,7 @@ class Learner:
             loss=total_loss,
             grad_norm=grad_norm,
             applied=applied,
-            trained_tokens=total_tokens + sum(len(row.prompt) for row in rows),
+            trained_tokens=total_tokens + sum(len(turn.prompt) for turn in turns),
             positions=counts["positions"],
             padding=counts["padding"],
             reused=counts["reused"],

@@ -110,7 +110,7 @@ def _filled(lengths: Sequence[int], shared: Sequence[int], most: int) -> list[in
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
     """``rows`` sorted by prompt, so that rows with a common prefix are neighbours."""
-    return sorted(rows, key=_shareable)
+    return sorted(rows, key=lambda row: row.prompt[: row.shareable])
 
 
 def shared_with_previous(rows: Sequence[Row]) -> list[int]:
@@ -194,17 +194,13 @@ def _branches(rows: Sequence[Row], which: range, stem: int) -> list[range]:
     return branches
 
 
-def _shareable(row: Row) -> tuple[int, ...]:
-    return row.prompt[:-1]
-
-
 def _token_at(row: Row, place: int) -> int | None:
-    return row.prompt[place] if place < len(row.prompt) - 1 else None
+    return row.prompt[place] if place < row.shareable else None
 
 
 def _common(one: Row, other: Row, known: int) -> int:
     """Length of the prefix that two rows share, at least ``known``."""
-    least, most = known, min(len(one.prompt), len(other.prompt)) - 1
+    least, most = known, min(one.shareable, other.shareable)
     while least < most:  # by bisection: tuples are compared much faster than single tokens
         middle = (least + most + 1) // 2
         if one.prompt[least:middle] == other.prompt[least:middle]:

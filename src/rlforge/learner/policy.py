@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlforge.config.schema import LearnerConfig, LoraConfig
-from rlforge.learner.batching import Layout, MicroBatch, Row, collate, whole
+from rlforge.learner.batching import Layout, MicroBatch, Row, collate, join_turns, whole
 from rlforge.learner.kernels import fuse_lora_add, fuse_norms, merge_small_lora, skip_input_casts
 from rlforge.learner.layers import apply_memory_options, check_compiling, compile_layers
 from rlforge.learner.partition import deal, parts, segments, shares
@@ -202,11 +202,12 @@ class Policy:
         Of a prompt longer than ``max_train_len`` the last tokens are read.
         """
         limit = self._config.max_train_len or 0
-        rows = [
+        prompts = [
             Row(step=index, prompt=step.prompt_token_ids[-limit:], answer=())
             for index, step in enumerate(steps)
             if step.prompt_token_ids
         ]
+        rows = join_turns(prompts, steps)
         values = torch.zeros(len(steps), device=self._device)
         for part in self.passes(rows):
             computed = self._scorer.values(part.micro)

@@ -77,7 +77,7 @@ class Scorer:
     """Scores the answer tokens of micro-batches at the temperature they were sampled at.
 
     Log-probs are natural and in float32: log softmax(logits / temperature) at the token, the
-    distribution the engine draws from when ``top_p`` is 1.
+    distribution the engine draws from when ``top_p`` is 1 and ``top_k`` and ``min_p`` are 0.
     """
 
     def __init__(

@@ -13,7 +13,8 @@
                      where that is known
 ``memory_peak_gb``   most memory of the card in the update; of the process so far on a CPU
 ``padding_share``    share of the computed positions that were padding
-``reused_share``     share of the tokens that were not computed because rows share prefixes
+``reused_share``     share of the tokens that were not computed because rows share prefixes, or
+                     because turns of a conversation are one row
 ``samples_empty``    steps without tokens; ``samples_too_long`` prompts beyond ``max_train_len``;
                      ``samples_truncated`` answers cut to it. Only the last are trained on
 ``samples_seen``     steps trained on since the start
@@ -24,6 +25,8 @@
 ``lag_mean``         updates between a step's policy and the one updated; ``lag_max``
 ``dropped_stale``    steps dropped as too old since the last update; ``dropped_stale_share`` of
                      those and the ones trained on
+``info/NAME``        mean of a number in ``Step.info`` over the steps that have it: of
+                     ``legal_actions``, and of what step transforms note
 ==================== =============================================================================
 
 The metrics of the algorithm follow, averaged over the optimizer steps applied.
@@ -36,6 +39,7 @@ import re
 import resource
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -123,7 +127,7 @@ def optimizer_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
 
 def batch_metrics(batch: TrainBatch, selection: Selection, version: int) -> dict[str, float]:
     """Rewards and lags of the batch, and counts of steps that are not trained on."""
-    lags = [version - batch.steps[row.step].policy_version for row in selection.rows]
+    lags = [version - batch.steps[row.step].policy_version for row in selection.turns]
     return {
         "tokens": float(selection.tokens),
         "samples_empty": float(selection.empty),
@@ -135,7 +139,17 @@ def batch_metrics(batch: TrainBatch, selection: Selection, version: int) -> dict
         "lag_max": float(max(lags, default=0)),
         "dropped_stale": float(batch.dropped_stale),
         "dropped_stale_share": batch.dropped_stale / max(1, batch.dropped_stale + len(batch.steps)),
+        **_info_means(batch.steps),
     }
+
+
+def _info_means(steps: Iterable[Step]) -> dict[str, float]:
+    numbers: dict[str, list[float]] = defaultdict(list)
+    for step in steps:
+        for name, noted in step.info.items():
+            if isinstance(noted, int | float) and not isinstance(noted, bool):
+                numbers[f"info/{name}"].append(noted)
+    return {name: _mean(noted) for name, noted in numbers.items()}
 
 
 def logprob_metrics(
@@ -145,8 +159,8 @@ def logprob_metrics(
     if not selection.tokens:
         return {}
     current = np.repeat(
-        [steps[row.step].policy_version == version for row in selection.rows],
-        [len(row.answer) for row in selection.rows],
+        [steps[row.step].policy_version == version for row in selection.turns],
+        [len(row.answer) for row in selection.turns],
     )
     metrics = {"entropy": float(-proximal.mean())}
     gap = (proximal - behaviour).abs().cpu().numpy()[current]
@@ -234,8 +248,9 @@ class Operations:
         ``reused`` tokens cost nothing, ``unread`` ones less: the last layer leaves them out.
         Attention counts whole sequences, because its share in common prefixes is small.
         """
-        tokens = sum(row.input_length for row in rows) - reused
-        answers = sum(len(row.answer) for row in rows)
+        turns = [turn for row in rows for turn in row.turns]
+        tokens = sum(turn.input_length for turn in turns) - reused
+        answers = sum(len(turn.answer) for turn in turns)
         squares = sum(row.input_length**2 for row in rows)
         linear, trained = self.left_out
         return float(

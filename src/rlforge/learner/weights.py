@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from rlforge.config.schema import LoraConfig
 from rlforge.errors import CheckpointError, ConfigError
 from rlforge.learner.sharding import whole
-from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, VALUE_HEAD
-from rlforge.models.fit import misfit, shapes_of, unknown_targets
+from rlforge.models.files import ADAPTER_WEIGHTS, VALUE_HEAD
+from rlforge.models.fit import misfit, read_adapter, shapes_of, unknown_targets, untrainable
 
 
 def linear_layers(model: nn.Module) -> list[str]:
@@ -44,6 +44,7 @@ def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
+        use_rslora=lora.use_rslora,
         target_modules=list(lora.target_modules),
         task_type="CAUSAL_LM",
     )
@@ -77,13 +78,12 @@ def load_adapter(peft_model: Any, directory: Path) -> None:
     tensors = _read(directory / ADAPTER_WEIGHTS)
     expected = get_peft_model_state_dict(peft_model, save_embedding_layers=False)
     check_fit(tensors, expected, f"adapter {directory}")
-    scale = _read_config(peft_model, directory).lora_alpha
-    wanted = peft_model.peft_config["default"].lora_alpha
-    if scale != wanted:
-        raise CheckpointError(
-            f"adapter {directory} does not fit: lora alpha {scale} there, {wanted} here; "
-            f"set model.lora.alpha={scale}"
-        )
+    try:
+        problem = untrainable(read_adapter(directory), _configured(peft_model))
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
+    if problem is not None:
+        raise CheckpointError(f"adapter {directory} {problem}")
     set_peft_model_state_dict(peft_model, tensors)
 
 
@@ -135,11 +135,15 @@ def _read(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
 
 
-def _read_config(peft_model: Any, directory: Path) -> Any:
-    try:
-        return type(peft_model.peft_config["default"]).from_pretrained(str(directory))
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{directory / ADAPTER_CONFIG} cannot be read: {error}") from error
+def _configured(peft_model: Any) -> LoraConfig:
+    """The configuration that ``attach_lora`` made the adapter from."""
+    made = peft_model.peft_config["default"]
+    return LoraConfig(
+        rank=made.r,
+        alpha=made.lora_alpha,
+        use_rslora=made.use_rslora,
+        target_modules=sorted(made.target_modules),
+    )
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rlforge.config.roots import read_run
-from rlforge.config.schema import RunConfig
+from rlforge.config.schema import GamesConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError
-from rlforge.local.policies import find_opponent, find_policy, seat_policies
+from rlforge.local.policies import can_play, find_opponent, find_policy, seat_policies
 from rlforge.rollout.collector import Collector, Delivery
-from rlforge.rollout.evaluation import plan_evaluation, summarise
-from rlforge.rollout.lineup import eval_envs, eval_opponents
+from rlforge.rollout.evaluation import Pairing, plan_evaluation, summarise
+from rlforge.rollout.lineup import eval_pairings
 from rlforge.types import EvalResult, GameRecord, GameSpec, PolicyRef, value
 
 log = logging.getLogger(__name__)
@@ -55,26 +56,28 @@ async def evaluate_run(
 ) -> Measurement:
     """Play ``checkpoint`` (``latest`` or a uid) of a run against ``opponents``, seats swapped.
 
-    opponents: names as in the config, or uids of the same run; None takes those of the run.
+    opponents: names as in the config, or uids of the same run, each in the environments that it can
+    play; None takes those of the run.
     games: per environment and opponent; None takes ``eval.final_games`` of the run, or its
     ``eval.games``. say: called with progress messages. Runs of a CPU are evaluated on the CPU,
     others on the device that this machine has.
     Raises ConfigError for unknown names and impossible numbers, CheckpointError for missing or
     damaged versions. Failed games are reported in the result.
     """
-    config = read_run(run_dir, RunConfig)
-    envs = eval_envs(config)
+    config = read_run(run_dir, GamesConfig)
+    pairings = eval_pairings(config)
     if games is None:
         games = config.eval.final_games or config.eval.games
-    elif games < 1 or (games % 2 and any(env.num_players == 2 for env in envs)):
+    elif games < 1 or (games % 2 and any(each.env.num_players == 2 for each in pairings)):
         raise ConfigError(f"--games {games}: must be even and at least 2; seats are swapped")
     policy, step = find_policy(run_dir, checkpoint)
-    against = [find_opponent(run_dir, name, config) for name in dict.fromkeys(opponents or [])]
-    against = against or list(eval_opponents(config))
+    if opponents:
+        pairings = _against(pairings, [find_opponent(run_dir, name, config) for name in opponents])
+    against = list(dict.fromkeys(rival for each in pairings for rival in each.opponents))
     for rival in against:
         if rival.kind == "api":
             check_api(rival.path_or_name or rival.uid, config.pool.api)
-    specs = plan_evaluation(envs, against, policy, games, step=step, seed=config.seed)
+    specs = plan_evaluation(pairings, policy, games, step=step, seed=config.seed)
     async with seat_policies(config, [policy, *against], say) as answers:
         say(f"{policy.uid} plays {len(specs)} games")
         collector = Collector(config.collector, _NoTraining(), answers.for_game)
@@ -85,6 +88,17 @@ async def evaluate_run(
         results=tuple(results),
         failures=tuple(_failure(result, records) for result in results if result.failed),
     )
+
+
+def _against(pairings: Sequence[Pairing], rivals: Sequence[PolicyRef]) -> tuple[Pairing, ...]:
+    """Each environment with those of ``rivals`` that can play it; without them it is left out."""
+    met = [
+        dataclasses.replace(
+            each, opponents=tuple(one for one in dict.fromkeys(rivals) if can_play(one, each.env))
+        )
+        for each in pairings
+    ]
+    return tuple(each for each in met if each.opponents)
 
 
 def _failure(result: EvalResult, records: Sequence[GameRecord]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from rlforge.config.compose import compose
 from rlforge.config.pool import ApiConfig
-from rlforge.config.schema import PolicyConfig
+from rlforge.config.schema import GamesConfig, PolicyConfig
 from rlforge.engines.openai import ApiPlayer, check_api
 from rlforge.errors import ConfigError
 from rlforge.games.actions import extract
@@ -24,7 +25,10 @@ from rlforge.local.play import turns
 from rlforge.local.policies import find_policy, start_engine
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout import episode
+from rlforge.rollout.episode import Answer
 from rlforge.rollout.lineup import env_spec
+from rlforge.rollout.policies import ApiSeat, ModelPlayers, ModelSeat
+from rlforge.rollout.schedule import line_up
 from rlforge.system.loops import wait_for
 from rlforge.types import (
     Completion,
@@ -32,9 +36,7 @@ from rlforge.types import (
     GameRecord,
     GameSpec,
     PolicyRef,
-    SamplingParams,
     Seat,
-    value,
 )
 
 Act = Callable[[View], str]
@@ -56,13 +58,12 @@ class Policy:
     """
 
     def __init__(self, config: PolicyConfig, run_dir: Path, version: str = "latest") -> None:
-
         self.config = config
         self.ref, _ = find_policy(run_dir, version)
         self._engine = start_engine(config, [self.ref], lambda text: None)
         tokenizer = load_tokenizer(config.model)
-        self._prompter = Prompter(tokenizer)
-        self._stop = stop_token_ids(config.model, tokenizer)
+        stops = stop_token_ids(config.model, tokenizer)
+        self._players = ModelPlayers(config, tokenizer, self._engine, stops)
 
     def __repr__(self) -> str:
         return f"Policy({self.ref.uid})"
@@ -97,20 +98,24 @@ class Policy:
         self, view: View, *, temperature: float | None = None, seed: int | None = None
     ) -> Completion:
         """The whole answer, with its tokens and log-probs."""
-        engine, model = self.config.engine, self.config.model
+        model = self.config.model
+        seat = Seat(
+            player_id=view.player_id,
+            policy=self.ref,
+            trained=False,
+            prompt_template=model.prompt_template,
+            action_extraction=model.action_extraction,
+        )
+        alone = EnvSpec(id="")
+        return await self._at_seat(seat, alone, temperature).answer(view, self.ref, seed)
+
+    def _at_seat(self, seat: Seat, env: EnvSpec, temperature: float | None = None) -> ModelSeat:
+        """The policy at ``seat`` in one game of ``env``. temperature: as in ``act``."""
         if temperature is None:
             evals = getattr(self.config, "eval", None)
             given = None if evals is None else evals.temperature
-            temperature = engine.temperature if given is None else given
-        _, ids = self._prompter.encode(model.prompt_template, view, model.action_extraction)
-        params = SamplingParams(
-            temperature=temperature,
-            top_p=engine.top_p,
-            max_tokens=engine.max_tokens,
-            stop_token_ids=self._stop,
-            seed=seed,
-        )
-        return await self._engine.generate(ids, params, self.ref)
+            temperature = self.config.engine.temperature if given is None else given
+        return self._players.at_seat(seat, env, temperature)
 
     def close(self) -> None:
         """Release the model."""
@@ -134,26 +139,24 @@ def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -
 
     if isinstance(env, str):
         config = compose([f"env={env}"]).config
-        env = env_spec(config.env.train[0], config.model)
+        env = env_spec(config.env.train[0], config)
+    for run in (player.config for player in players if isinstance(player, Policy)):
+        if isinstance(run, GamesConfig):  # a policy that learned in conversations plays in them
+            env = dataclasses.replace(env, context=run.env.context, overflow=run.env.overflow)
     check_env(env)
     if not 0 < len(players) <= env.num_players:
         raise ConfigError(f"{len(players)} players: {env.id} has {env.num_players} seats")
-    present = [_present(player, env, seed) for player in players]
-    at_seat = [*present, *[present[-1]] * (env.num_players - len(present))]
+    owners = [*players, *[players[-1]] * (env.num_players - len(players))]
+    refs = [_reference(player, env) for player in owners]
+    seats = tuple(map(_asked_as_trained, line_up(env, refs, trained_uid=None), owners))
+    answers = [
+        _at_seat(player, seat, env, seed + seat.player_id)
+        for player, seat in zip(owners, seats, strict=True)
+    ]
 
     async def answer(seat: Seat, view: View, draw: int) -> Completion:
-        return await at_seat[seat.player_id].answer(seat, view, draw)
+        return await answers[seat.player_id](seat, view, draw)
 
-    seats = tuple(
-        Seat(
-            player_id=number,
-            policy=player.ref,
-            trained=False,
-            prompt_template=player.prompt_template,
-            action_extraction=player.action_extraction,
-        )
-        for number, player in enumerate(at_seat)
-    )
     spec = GameSpec(game_id="play", env=env, seed=seed, purpose="eval", seats=seats)
     return wait_for(episode.play_game(spec, answer))
 
@@ -175,59 +178,53 @@ def transcript(record: GameRecord, width: int = 80) -> str:
     return "\n".join(line.rstrip() for line in text.get().splitlines())
 
 
-@value
-class _Present:
-    """A player at a game, and how it is asked."""
+def _asked_as_trained(seat: Seat, player: str | Policy | Act) -> Seat:
+    """The seat of a ``Policy`` is asked as its run asks; any other as the environment says."""
+    if not isinstance(player, Policy):
+        return seat
+    model = player.config.model
+    return dataclasses.replace(
+        seat, prompt_template=model.prompt_template, action_extraction=model.action_extraction
+    )
 
-    ref: PolicyRef
-    answer: Callable[[Seat, View, int], Awaitable[Completion]]
-    prompt_template: str
-    action_extraction: str
 
-
-def _present(player: str | Policy | Act, env: EnvSpec, seed: int) -> _Present:
-    """``player`` at a game of ``env``; ConfigError where it cannot play there."""
-
-    form = player.config.model if isinstance(player, Policy) else env
-
-    def present(ref: PolicyRef, answer: Callable[..., Awaitable[Completion]]) -> _Present:
-        return _Present(
-            ref=ref,
-            answer=answer,
-            prompt_template=form.prompt_template,
-            action_extraction=form.action_extraction,
-        )
-
+def _reference(player: str | Policy | Act, env: EnvSpec) -> PolicyRef:
+    """``player`` in a record; ConfigError where it cannot play ``env``."""
     if isinstance(player, Policy):
-        return present(player.ref, lambda seat, view, draw: player.answer(view, seed=draw))
+        return player.ref
     if isinstance(player, str):
         ref = parse_opponent(player)
         if ref.kind == "checkpoint":
             raise ConfigError(f"player {player!r} needs a model: take load_run(...).policy(...)")
         if ref.kind == "api":
             check_api(player, ApiConfig())
-            model = ApiPlayer(ApiConfig())
-            return present(
-                ref,
-                lambda seat, view, draw: model.answer(
-                    seat.prompt_template, view, ref, seat.action_extraction
-                ),
-            )
-        check_player(player, env)
-        act: Act = make_player(player, env, seed).act
-    elif callable(player):
-        name = getattr(player, "__name__", type(player).__name__)
-        ref, act = PolicyRef(uid=name, kind="scripted"), player
-    else:
+        else:
+            check_player(player, env)
+        return ref
+    if not callable(player):
         raise ConfigError(f"player {player!r} is no name, Policy or function from View to action")
+    name = getattr(player, "__name__", type(player).__name__)
+    return PolicyRef(uid=name, kind="scripted")
+
+
+def _at_seat(player: str | Policy | Act, seat: Seat, env: EnvSpec, seed: int) -> Answer:
+    """What answers for ``player`` at ``seat``."""
+    if isinstance(player, Policy):
+        model, ref = player._at_seat(seat, env), player.ref
+        return lambda seat, view, draw: model.answer(view, ref, draw)
+    if seat.policy.kind == "api":
+        api = ApiSeat(Prompter(None), ApiPlayer(ApiConfig()), seat, env)
+        return lambda seat, view, draw: api.answer(view)
+    act: Act = make_player(player, env, seed).act if isinstance(player, str) else player
 
     async def scripted(seat: Seat, view: View, draw: int) -> Completion:
         action = act(view)
+        uid = seat.policy.uid
         if not isinstance(action, str):
-            raise TypeError(f"player {ref.uid} answered {action!r}; an action is text")
-        return Completion(text=action, finish_reason="scripted", policy_uid=ref.uid)
+            raise TypeError(f"player {uid} answered {action!r}; an action is text")
+        return Completion(text=action, finish_reason="scripted", policy_uid=uid)
 
-    return present(ref, scripted)
+    return scripted
 
 
 def _view(observation: str | View, legal_actions: Sequence[str] | None) -> View:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from rlforge.config.compose import compose
 from rlforge.config.roots import read_run
-from rlforge.config.schema import RunConfig
+from rlforge.config.schema import GamesConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, nearest
 from rlforge.games.base import View
@@ -25,6 +25,7 @@ from rlforge.games.players import check_player
 from rlforge.games.registry import check_env
 from rlforge.league.names import parse_opponent
 from rlforge.local.policies import find_opponent, find_policy, seat_policies
+from rlforge.rollout.conversation import new_part
 from rlforge.rollout.episode import play_game
 from rlforge.rollout.lineup import eval_envs, train_envs
 from rlforge.rollout.policies import SeatPolicies
@@ -71,7 +72,7 @@ class Person:
         Markets accept JSON as well. Brackets around a move may be left out. Raises Leave on
         ``quit`` and at the end of input.
         """
-        new = _new_part(view.observation, self._read)
+        new = new_part(view.observation, self._read)
         self._read = view.observation
         self._say(new.strip())
         legal = view.legal_actions
@@ -94,18 +95,6 @@ class Person:
             self._say(f"{typed!r} is no legal move{nearest(typed, legal)}; quit leaves the game")
 
 
-def _new_part(observation: str, read: str) -> str:
-    """``observation`` without the paragraphs at its start that the player has read.
-
-    Most games repeat their rules, and many all earlier text, in each observation.
-    """
-    if observation.startswith(read):
-        return observation.removeprefix(read)
-    shown, old = observation.split("\n\n"), read.split("\n\n")
-    pairs = enumerate(zip(shown, old, strict=False))
-    return "\n\n".join(shown[next((n for n, (a, b) in pairs if a != b), 0) :])
-
-
 def seats_of(env: EnvSpec, seat: int, opponents: Sequence[PolicyRef]) -> tuple[PolicyRef, ...]:
     """The policy of each seat: the person at ``seat``, the opponents in order, the last repeated.
 
@@ -121,7 +110,7 @@ def seats_of(env: EnvSpec, seat: int, opponents: Sequence[PolicyRef]) -> tuple[P
     return tuple(rivals)
 
 
-def find_env(config: RunConfig, env_id: str | None) -> EnvSpec:
+def find_env(config: GamesConfig, env_id: str | None) -> EnvSpec:
     """The environment ``env_id`` of ``config``, or the first one; ConfigError for an unknown id."""
     known = {env.id: env for env in (*eval_envs(config), *train_envs(config))}
     if env_id is not None and env_id not in known:
@@ -140,7 +129,7 @@ def prepare(
     run_dir: Path | None,
     checkpoint: str,
     names: Sequence[str],
-) -> tuple[RunConfig, list[PolicyRef]]:
+) -> tuple[GamesConfig, list[PolicyRef]]:
     """The configuration to play under, and the opponents.
 
     With ``run_dir``, its configuration is used and ``checkpoint`` is the opponent unless ``names``
@@ -155,14 +144,14 @@ def prepare(
         return compose(overrides, config_dir).config, [parse_opponent(name) for name in names]
     if overrides:
         raise ConfigError("--run plays under the run's own config; give it no key=value")
-    config = read_run(run_dir, RunConfig)
+    config = read_run(run_dir, GamesConfig)
     if names:
         return config, [find_opponent(run_dir, name, config) for name in names]
     return config, [find_policy(run_dir, checkpoint)[0]]
 
 
 async def play(
-    config: RunConfig,
+    config: GamesConfig,
     env: EnvSpec,
     policies: Sequence[PolicyRef],
     seed: int,
@@ -199,7 +188,7 @@ async def play(
         return await play_game(spec, answer)
 
 
-def _no_model(config: RunConfig) -> SeatPolicies:
+def _no_model(config: GamesConfig) -> SeatPolicies:
     """Seats without a model of the run, which need neither tokenizer nor engine."""
     absent: Any = None
     return SeatPolicies(config, absent, absent, ())
@@ -254,7 +243,7 @@ def turns(record: GameRecord) -> Iterator[RenderableType]:
     )
     read: dict[int, str] = {}
     for place, turn in enumerate(record.turns, start=1):
-        new = _new_part(turn.observation, read.get(turn.player_id, ""))
+        new = new_part(turn.observation, read.get(turn.player_id, ""))
         read[turn.player_id] = turn.observation
         yield _turn(place, turn, new.strip())
     yield Rule(style="dim")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from rlforge.config.compose import from_yaml
-from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
+from rlforge.config.roots import read_any
+from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig
 from rlforge.engines.base import LocalEngine
 from rlforge.engines.registry import check_playable, make_engine
-from rlforge.errors import CheckpointError
+from rlforge.errors import CheckpointError, ConfigError
 from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
@@ -20,15 +21,20 @@ from rlforge.system.checkpoint import (
     checkpoint_version,
     find_checkpoint,
     is_step_name,
+    list_checkpoints,
     step_name,
 )
 from rlforge.system.hardware import detect, resolve_hardware
-from rlforge.types import PolicyRef
+from rlforge.tracking.files import RunPaths, read_jsonl
+from rlforge.types import EnvSpec, PolicyRef
+
+#: Names the version with the highest win rate where a name is asked for.
+BEST = "best"
 
 
 @asynccontextmanager
 async def seat_policies(
-    config: RunConfig, policies: Sequence[PolicyRef], say: Callable[[str], None]
+    config: GamesConfig, policies: Sequence[PolicyRef], say: Callable[[str], None]
 ) -> AsyncIterator[SeatPolicies]:
     """The policies at the seats of ``config``'s games, with an engine in this process.
 
@@ -59,12 +65,21 @@ def start_engine(
 
 
 def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
-    """The policy ``name`` of a run and its version; its files are checked against the manifest."""
+    """The policy ``name`` of a run and its version; its files are checked against the manifest.
+
+    name: ``step-N``, ``latest``, ``best`` (by win rate in the evaluations), or ``deploy-N`` of a
+    continuous run. Raises CheckpointError where it is missing or damaged.
+    """
+    run = RunPaths(root=run_dir)
+    if name == BEST:
+        name = best_version(run)
     if name == step_name(0):
-        start = from_yaml(run_dir / "config.yaml").learner.initial_adapter
+        start = read_any(run_dir).learner.initial_adapter
         return PolicyRef(uid=name, kind="checkpoint", path_or_name=start), 0
     try:
-        path = find_checkpoint(run_dir / "checkpoints", name)
+        path = find_checkpoint(
+            run.deployed if name.startswith("deploy-") else run.checkpoints, name
+        )
     except CheckpointError as error:
         raise CheckpointError(f"{error}; use {step_name(0)} for the start of the run") from None
     version = checkpoint_version(path, verify=True)
@@ -72,15 +87,41 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     return policy, version
 
 
-def find_opponent(run_dir: Path, name: str, config: RunConfig) -> PolicyRef:
+def best_version(run: RunPaths) -> str:
+    """The saved version with the highest mean win rate over all that the run evaluates against.
+
+    Of equal ones, the newest. Raises CheckpointError where no saved version was evaluated.
+    """
+    rates: dict[str, dict[tuple[str, str], float]] = {}
+    for row in read_jsonl(run.evals):
+        rates.setdefault(row["policy_uid"], {})[row["env_id"], row["opponent"]] = row["win_rate"]
+    saved = [path.name for path in list_checkpoints(run.checkpoints) if path.name in rates]
+    if not saved:
+        raise CheckpointError(f"{run.root}: no saved version was evaluated; name one, or latest")
+    most = max(len(rates[name]) for name in saved)
+    whole = [name for name in saved if len(rates[name]) == most]
+    return max(reversed(whole), key=lambda name: statistics.fmean(rates[name].values()))
+
+
+def find_opponent(run_dir: Path, name: str, config: GamesConfig) -> PolicyRef:
     """An opponent by its name in the config, or by its uid in the run.
 
-    Raises ConfigError for an unknown name, or a player that does not know the games.
+    Raises ConfigError for an unknown name, or a player that knows none of the games.
     """
     if is_step_name(name):
         return find_policy(run_dir, name)[0]
     policy = parse_opponent(name)
-    if policy.kind == "scripted":
-        for spec in eval_envs(config):
-            check_player(policy.path_or_name or name, spec)
+    envs = eval_envs(config)
+    if not any(can_play(policy, env) for env in envs):
+        check_player(policy.path_or_name or name, envs[0])
     return policy
+
+
+def can_play(policy: PolicyRef, env: EnvSpec) -> bool:
+    """Whether ``policy`` knows the game; only scripted players may not."""
+    try:
+        if policy.kind == "scripted":
+            check_player(policy.path_or_name or policy.uid, env)
+    except ConfigError:
+        return False
+    return True

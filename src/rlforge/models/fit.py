@@ -11,15 +11,35 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rlforge.config.schema import ModelConfig
+from rlforge.config.schema import LoraConfig, ModelConfig
 from rlforge.errors import ConfigError
 from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MODEL_CONFIG
 
 Shapes = dict[str, tuple[int, ...]]
 """The shapes of tensors by name."""
 
-#: Settings of PEFT that make an adapter more than the matrices A and B.
-_BEYOND_PLAIN_LORA = ("use_dora", "lora_bias", "modules_to_save", "layer_replication")
+#: Settings of PEFT's LoRA (``adapter_config.json``) that plain LoRA has: W x + s B (A x) with one
+#: scale s on the target modules. Some are about training, or matter only with others.
+_PLAIN = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version"),
+        *("revision", "task_type", "runtime_config", "megatron_config", "megatron_core"),
+        *("r", "lora_alpha", "use_rslora", "target_modules", "lora_dropout", "qalora_group_size"),
+        *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),
+    }
+)
+#: Settings that choose among the layers.
+_LAYERS = frozenset({"layers_to_transform", "layers_pattern", "exclude_modules"})
+#: Settings by which layers compute more, which PEFT loads as saved.
+_VARIANTS = frozenset(
+    {"rank_pattern", "alpha_pattern", "use_dora", "modules_to_save", "trainable_token_indices"}
+)
+#: First values of A and B that leave the base weights as they are; others change those, too.
+_FIRST_VALUES = (True, False, "gaussian", "orthogonal", "eva")
+_MERGE = (
+    "and {} LoRA without that; merge it into its base model (PEFT: merge_and_unload, then "
+    "save_pretrained) and set model.name to that folder"
+)
 
 
 def kind_of_weights(path: Path) -> Literal["adapter", "model"]:
@@ -39,6 +59,62 @@ def read_adapter(path: Path) -> dict[str, Any]:
     if not isinstance(found.get("peft_type"), str) or not isinstance(rank, int) or rank < 1:
         raise ConfigError(f"{path / ADAPTER_CONFIG} describes no adapter of PEFT")
     return found
+
+
+def settings_beyond(described: Mapping[str, Any], known: Collection[str] = ()) -> list[str]:
+    """Settings, as KEY=VALUE, by which an adapter computes something else than plain LoRA.
+
+    known: names of further settings that do not count. A setting that this version of rlforge does
+    not know counts, unless it is off.
+
+    Example:
+        >>> settings_beyond({"peft_type": "LORA", "r": 4, "use_dora": True, "bias": "none"})
+        ['use_dora=True']
+    """
+
+    return [
+        f"{name}={value!r}"
+        for name, value in sorted(described.items())
+        if name not in _PLAIN and name not in known and not _is_off(name, value)
+    ]
+
+
+def _is_off(name: str, value: Any) -> bool:
+    if name == "init_lora_weights":
+        return value in _FIRST_VALUES
+    return value is None or value is False or value in ("none", [], {})
+
+
+def untrainable(described: Mapping[str, Any], lora: LoraConfig, base: str = "") -> str | None:
+    """Why training an adapter of ``lora`` cannot continue a saved one; None where it can.
+
+    described: as ``read_adapter`` returns it. base: the base model; empty: not compared.
+    """
+    kind, beyond = described["peft_type"], settings_beyond(described)
+    if kind != "LORA" or beyond:
+        what = ", ".join(beyond) or f"peft_type={kind!r}"
+        return f"has {what}, {_MERGE.format('the learner trains')}"
+    targets, theirs = described.get("target_modules"), described.get("base_model_name_or_path")
+    compared = [
+        ("model.lora.rank", described.get("r"), lora.rank),
+        ("model.lora.alpha", described.get("lora_alpha"), lora.alpha),
+        ("model.lora.use_rslora", bool(described.get("use_rslora")), lora.use_rslora),
+        (
+            "model.lora.target_modules",
+            sorted(targets) if isinstance(targets, list) else targets,
+            sorted(lora.target_modules),
+        ),
+        ("base model", base and _last_part(str(theirs)), _last_part(base)),
+    ]
+    different = [
+        f"{key} {there!r} against {here!r}" for key, there, here in compared if there != here
+    ]
+    if not different:
+        return None
+    return (
+        f"does not fit the configuration: {'; '.join(different)} (adapter against configuration); "
+        "change the configuration to match"
+    )
 
 
 def largest_rank(described: dict[str, Any]) -> int:
@@ -111,6 +187,11 @@ def check_adapter_fits(path: Path, config: ModelConfig, base: str) -> list[str]:
     weights in the file, and weights of other shapes.
     """
     described, file = read_adapter(path), path / ADAPTER_WEIGHTS
+    beyond = settings_beyond(described, _LAYERS | _VARIANTS)
+    if described["peft_type"] == "LORA" and beyond:
+        raise ConfigError(
+            f"the adapter in {path} has {', '.join(beyond)}, {_MERGE.format('rlforge plays')}"
+        )
     theirs = described.get("base_model_name_or_path")
     if theirs and _last_part(theirs) != _last_part(base):
         raise ConfigError(
@@ -132,10 +213,10 @@ def check_lora(path: Path, config: ModelConfig, most: int, *, vllm: bool = False
         raise ConfigError(f"{path} holds full weights, and vLLM plays adapters only{other}")
     described = read_adapter(path)
     kind, rank = described["peft_type"], largest_rank(described)
-    beyond = [name for name in _BEYOND_PLAIN_LORA if vllm and described.get(name)]
+    beyond = settings_beyond(described, _LAYERS) if vllm and kind == "LORA" else []
     if kind != "LORA" or beyond:
         raise ConfigError(
-            f"the adapter in {path} is of kind {kind}{''.join(f', with {name}' for name in beyond)}"
+            f"the adapter in {path} is of kind {kind}{''.join(f', with {one}' for one in beyond)}"
             f"; {'plain LORA' if vllm else 'LORA'} is needed{other}"
         )
     if rank > most:
@@ -150,33 +231,13 @@ def check_initial_adapter(path: Path, config: ModelConfig, base: str) -> None:
     """Refuse an adapter that training as ``config`` describes cannot continue.
 
     base: as ``resolve_model(config)`` returns it. Raises ConfigError when there is no adapter in
-    ``path``, or its rank, alpha, target modules or base model differ.
+    ``path``, its rank, scale, target modules or base model differ, or it is no plain LoRA.
     """
     file = path / ADAPTER_CONFIG
     if not file.is_file():
         raise ConfigError(f"no adapter in {path}: {ADAPTER_CONFIG} is missing")
-    found = _read_json(file)
-    targets = found.get("target_modules")
-    theirs = str(found.get("base_model_name_or_path"))
-    differences = [
-        f"{key} {there!r} against {here!r}"
-        for key, there, here in (
-            ("model.lora.rank", found.get("r"), config.lora.rank),
-            ("model.lora.alpha", found.get("lora_alpha"), config.lora.alpha),
-            (
-                "model.lora.target_modules",
-                sorted(targets) if isinstance(targets, list) else targets,
-                sorted(config.lora.target_modules),
-            ),
-            ("base model", _last_part(theirs), _last_part(base)),
-        )
-        if there != here
-    ]
-    if differences:
-        raise ConfigError(
-            f"the adapter in {path} does not fit the configuration: {'; '.join(differences)} "
-            "(adapter against configuration); change the configuration to match"
-        )
+    if (problem := untrainable(read_adapter(path), config.lora, base)) is not None:
+        raise ConfigError(f"the adapter in {path} {problem}")
 
 
 def check_model_fits(path: Path, config: ModelConfig, *, same_shapes: bool = False) -> None:

@@ -14,7 +14,7 @@ from urllib.request import getproxies
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError
-from rlforge.models.files import MODEL_CONFIG, VALUE_HEAD, no_progress_bars
+from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG, VALUE_HEAD, no_progress_bars
 from rlforge.models.made import made_model
 
 if TYPE_CHECKING:  # locating a model and reading its tokenizer need no torch
@@ -44,7 +44,12 @@ def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.inf
     folder = Path(config.name).expanduser()
     if folder.is_dir():
         if not (folder / MODEL_CONFIG).is_file():
-            raise ConfigError(f"model.name {config.name} is a directory without config.json")
+            if (folder / ADAPTER_CONFIG).is_file():
+                raise ConfigError(
+                    f"model.name {config.name} is an adapter; take the model that its "
+                    f"{ADAPTER_CONFIG} names, and learner.initial_adapter={config.name}"
+                )
+            raise ConfigError(f"model.name {config.name} is a directory without {MODEL_CONFIG}")
         return str(folder)
     return config.name
 

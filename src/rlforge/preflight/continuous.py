@@ -5,8 +5,14 @@ from __future__ import annotations
 from rlforge.config.compose import Composed
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.plugins import SCORERS
+from rlforge.config.schema import GrpoConfig
 from rlforge.errors import RlforgeError
-from rlforge.preflight.policy import check_machine, check_name, check_policy
+from rlforge.preflight.policy import (
+    check_learns_from_rewards,
+    check_machine,
+    check_name,
+    check_policy,
+)
 from rlforge.ruler.registry import check_judge
 from rlforge.trajectories.grid import WindowGrid, window_start
 
@@ -18,6 +24,7 @@ def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True)
     """
     config = composed.config
     check_policy(composed)
+    check_learns_from_rewards(composed)
     check_name(composed, "ruler.scoring_method", config.ruler.scoring_method, SCORERS)
     _check_time(composed, config)
     if config.serve.state_dir is not None:
@@ -25,6 +32,10 @@ def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True)
     if config.learner.schedule != "constant" and config.continuous.windows is None:
         raise composed.error(
             "learner.schedule", "runs over continuous.windows, which has no end; use constant"
+        )
+    if isinstance(config.algorithm, GrpoConfig) and config.algorithm.dynamic_sampling:
+        raise composed.error(
+            "algorithm.dynamic_sampling", "replaces games, and a window's decisions are given"
         )
     if config.learner.train == "full":
         raise composed.error(

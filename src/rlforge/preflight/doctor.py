@@ -311,11 +311,14 @@ def _model(config: PolicyConfig, located: Located) -> Finding:
 
 def _sampling(config: PolicyConfig) -> list[Finding]:
     """Where what is drawn from is not what is learned."""
-    if config.engine.top_p == 1:
+    engine = config.engine
+    filters = {"top_p": (engine.top_p, 1), "top_k": (engine.top_k, 0), "min_p": (engine.min_p, 0)}
+    used = [f"engine.{name}={set_to:g}" for name, (set_to, off) in filters.items() if set_to != off]
+    if not used:
         return []
     detail = (
-        f"engine.top_p={config.engine.top_p:g}: games are drawn from the likeliest tokens, and the "
-        "learner's log-probs are over all of them: importance ratios lie below 1 by what is cut"
+        f"{', '.join(used)}: games are drawn from the likeliest tokens, and the learner's "
+        "log-probs are over all of them: importance ratios lie below 1 by what is cut"
     )
     return [Finding(what="sampling", state="note", detail=detail)]
 

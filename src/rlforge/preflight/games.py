@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlforge.config.compose import Composed
-from rlforge.config.plugins import EXTRACTIONS, MODES, PROMPTS, SOURCES
+from rlforge.config.plugins import EXTRACTIONS, MODES, SOURCES
 from rlforge.config.schema import (
     A2cConfig,
     GamesConfig,
@@ -16,15 +16,24 @@ from rlforge.config.schema import (
 )
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, RunError
+from rlforge.games.originals import OneTurn
 from rlforge.games.players import check_player
+from rlforge.games.prompts import Prompter
 from rlforge.games.registry import check_env, make_game
 from rlforge.league.names import parse_opponent
 from rlforge.league.pool import ModelPool
-from rlforge.preflight.policy import check_machine, check_name, check_policy, check_temperature
+from rlforge.preflight.policy import (
+    check_learns_from_rewards,
+    check_machine,
+    check_name,
+    check_policy,
+    check_prompt,
+    check_temperature,
+)
 from rlforge.rewards.pipeline import RewardPipeline
-from rlforge.rollout.lineup import env_spec, eval_envs, eval_opponents, train_envs
+from rlforge.rollout.lineup import env_spec, eval_envs, eval_opponents, eval_pairings, train_envs
 from rlforge.system.checkpoint import step_name
-from rlforge.types import Checkpoint, EnvSpec, PolicyRef
+from rlforge.types import Checkpoint, EnvSpec, GameRecord, GameSpec, PolicyRef
 
 
 def validate(composed: Composed[RunConfig], *, keys: bool = True) -> None:
@@ -34,15 +43,16 @@ def validate(composed: Composed[RunConfig], *, keys: bool = True) -> None:
     none.
     """
     check_policy(composed)
+    check_learns_from_rewards(composed)
     check_lineup(composed, keys=keys)
-    _check_algorithm(composed)
-    _check_batches(composed)
     for stack in ("final", "step", "sampling"):
         entries = {stack: getattr(composed.config.rewards, stack)}
         try:
             RewardPipeline(RewardsConfig(**entries))
         except ConfigError as error:
             raise composed.error(f"rewards.{stack}", str(error)) from None
+    _check_algorithm(composed)
+    _check_batches(composed)
     if keys:
         check_machine(composed.config)
 
@@ -54,8 +64,10 @@ def check_lineup(composed: Composed[GamesConfig], *, keys: bool = True) -> None:
     _check_mode(composed)
     opponents, envs = config.pool.fixed_opponents, train_envs(config)
     check_opponents(composed, "pool.fixed_opponents", opponents, envs, keys=keys)
-    opponents, envs = config.eval.opponents, eval_envs(config)
-    check_opponents(composed, "eval.opponents", opponents, envs, keys=keys)
+    for entry, key, opponents in eval_opponents(config):
+        env = env_spec(entry, config)
+        mend = "; an entry of env.eval may have its own: {id: ID, opponents: [NAME]}"
+        check_opponents(composed, key, opponents, [env], keys=keys, mend=mend)
     _check_evaluations(composed)
 
 
@@ -79,44 +91,61 @@ def check_opponents(
     envs: Sequence[EnvSpec],
     *,
     keys: bool = True,
+    mend: str = "",
 ) -> None:
     """Raise ConfigError for the first of ``names``, the value of ``key``, that cannot play.
 
-    keys: also ask for the API keys that they need.
+    keys: also ask for the API keys that they need. mend: the end of the message about a player
+    that cannot play one of ``envs``.
     """
     for name in names:
+        end = ""
         try:
             policy = parse_opponent(name)
-            for env in envs if policy.kind == "scripted" else ():
-                check_player(policy.path_or_name or name, env)
             if keys and policy.kind == "api":
                 check_api(name, composed.config.pool.api)
+            end = mend
+            for env in envs if policy.kind == "scripted" else ():
+                check_player(policy.path_or_name or name, env)
         except ConfigError as error:
-            raise composed.error(key, str(error)) from None
+            raise composed.error(key, f"{error}{end}") from None
 
 
 def _check_envs(composed: Composed[GamesConfig]) -> None:
-    config = composed.config
+    config, api = composed.config, composed.config.pool.api
+    check_prompt(composed, "pool.api.prompt_template", api.prompt_template)
+    check_name(composed, "pool.api.action_extraction", api.action_extraction, EXTRACTIONS)
     for group, entries in (("train", config.env.train), ("eval", config.env.eval)):
         for index, entry in enumerate(entries):
             key = f"env.{group}.{index}"
             check_name(composed, f"{key}.source", entry.source, SOURCES)
-            spec = env_spec(entry, config.model)
-            for part, name, kind in (
-                ("prompt_template", spec.prompt_template, PROMPTS),
-                ("action_extraction", spec.action_extraction, EXTRACTIONS),
-            ):
-                check_name(composed, f"{key}.{part}", name, kind)
+            spec = env_spec(entry, config)
+            check_prompt(composed, f"{key}.prompt_template", spec.prompt_template)
+            extraction = spec.action_extraction
+            check_name(composed, f"{key}.action_extraction", extraction, EXTRACTIONS)
             try:
                 check_env(spec)
             except ConfigError as error:
                 raise composed.error(f"{key}.id", str(error)) from None
-            if spec.prompt_template == "board" and make_game(spec, seed=0).view().board is None:
-                raise composed.error(
-                    f"{key}.id",
-                    "has no compact board for prompt_template=board (the tiny model's); choose "
-                    "another game, or another model and template",
-                )
+            _check_templates(composed, key, spec)
+
+
+def _check_templates(composed: Composed[GamesConfig], key: str, spec: EnvSpec) -> None:
+    """Refuse templates that need what the game has not: a compact board, or single turns."""
+    prompter = Prompter(None, composed.config.prompts)
+    for name in (spec.prompt_template, spec.api_prompt_template):
+        template = prompter.template(name)
+        if isinstance(template, OneTurn) and spec.context == "conversation":
+            raise composed.error(
+                "env.context",
+                f"prompt_template={name} writes one turn, and no conversation; use context=turn",
+            )
+        if template.needs_board and make_game(spec, seed=0).view().board is None:
+            raise composed.error(
+                f"{key}.id",
+                f"has no compact board for prompt_template={name}, which shows it (as the tiny "
+                "model's does); choose another game, or another model and template",
+            )
 
 
 def _check_batches(composed: Composed[RunConfig]) -> None:
@@ -144,12 +173,13 @@ def _check_batches(composed: Composed[RunConfig]) -> None:
 
 def _check_evaluations(composed: Composed[GamesConfig]) -> None:
     config = composed.config
-    cap, opponents = config.eval.max_games_per_checkpoint, eval_opponents(config)
-    for spec in eval_envs(config) if cap is not None else ():
-        if cap is not None and cap < spec.num_players * len(opponents):
+    cap = config.eval.max_games_per_checkpoint
+    for pairing in eval_pairings(config):
+        if cap is not None and cap < pairing.fewest_games:
             raise composed.error(
                 "eval.max_games_per_checkpoint",
-                f"leaves some of the {len(opponents)} opponents without a game in {spec.id}",
+                f"{pairing.env.id} needs at least {pairing.fewest_games}, one game per seat "
+                f"against each of {len(pairing.rivals)} opponents",
             )
     for key in ("games", "final_games"):
         odd = (getattr(config.eval, key) or 0) % 2 == 1
@@ -174,5 +204,28 @@ def _check_algorithm(composed: Composed[RunConfig]) -> None:
                 f"must be a multiple of {share}: groups of {algorithm.group_size} games are "
                 "learned from whole, with every trained seat",
             )
+        _check_scores(composed, algorithm)
     if isinstance(algorithm, A2cConfig | PpoConfig) and config.buffer.kind != "episode":
         raise composed.error("algorithm.name", "credits turns along a game; use buffer=episode")
+
+
+def _check_scores(composed: Composed[RunConfig], algorithm: GrpoConfig) -> None:
+    """Rewards that dynamic sampling and MaxRL can use."""
+    rewards = RewardPipeline(composed.config.rewards)
+    if algorithm.dynamic_sampling and rewards.moves:
+        raise composed.error(
+            "algorithm.dynamic_sampling",
+            "a running baseline of rewards.final gives equal games different rewards; drop it: "
+            "the group is the baseline",
+        )
+    for env in train_envs(composed.config) if algorithm.advantage == "max_rl" else ():
+        won = {player: 1.0 if player == 0 else -1.0 for player in range(env.num_players)}
+        spec = GameSpec(game_id="", env=env, seed=0, purpose="train", seats=())
+        game = GameRecord(spec=spec, turns=(), rewards=won, end_reason="finished")
+        least = min(rewards.final(game, learned=tuple(won)).values())
+        if least < 0 and env.num_players > 1:
+            raise composed.error(
+                "algorithm.advantage",
+                f"needs rewards of 0 or more, and a lost game of {env.id} pays {least:g}; use "
+                "rewards=wins, or end rewards.final with {name: clamp, min_r: 0}",
+            )

@@ -22,7 +22,7 @@ def check_policy(composed: Composed[PolicyConfig]) -> None:
         raise composed.error(key, problem)
     model = composed.config.model
     check_name(composed, "model.kind", model.kind, MODELS)
-    check_name(composed, "model.prompt_template", model.prompt_template, PROMPTS)
+    check_prompt(composed, "model.prompt_template", model.prompt_template)
     check_name(composed, "model.action_extraction", model.action_extraction, EXTRACTIONS)
     check_name(composed, "engine.name", composed.config.engine.name, ENGINES)
     try:
@@ -37,10 +37,24 @@ def check_policy(composed: Composed[PolicyConfig]) -> None:
     _check_engine(composed)
 
 
+def check_learns_from_rewards(composed: Composed[PolicyConfig]) -> None:
+    """Raise ConfigError for the algorithm that learns given answers."""
+    if composed.config.algorithm.name == "supervised":
+        raise composed.error("algorithm.name", "learns given answers: start it with rlforge sft")
+
+
 def check_name(composed: Composed[PolicyConfig], key: str, name: str, kind: Kind) -> None:
     """Raise ConfigError where ``name``, the value of ``key``, cannot be chosen."""
     if (problem := kind.problem(name)) is not None:
         raise composed.error(key, problem)
+
+
+def check_prompt(composed: Composed[PolicyConfig], key: str, name: str) -> None:
+    """Raise ConfigError where no template is called ``name``, the value of ``key``."""
+    own = composed.config.prompts
+    if name not in own and (problem := PROMPTS.problem(name)) is not None:
+        others = f"; the key prompts has {', '.join(own)}" if own else ""
+        raise composed.error(key, f"{problem}{others}")
 
 
 def check_temperature(composed: Composed[PolicyConfig], key: str, given: float | None) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
+
+from rlforge.types import GameRecord
 
 Rewards = Mapping[int, float]
 
@@ -21,6 +23,21 @@ class FinalTransform(Protocol):
 
 
 @runtime_checkable
+class GameTransform(Protocol):
+    """A final transform that needs more of the game than the id of its environment.
+
+    It is asked by this method, and need not be callable. record: the game; its rewards are the raw
+    ones, ``rewards`` those after the transforms before this one. learned: the players whose
+    episodes are learned from: trained seats, without those that
+    ``collector.filter_opponent_invalid`` leaves out.
+    """
+
+    def of_game(
+        self, rewards: Rewards, record: GameRecord, learned: Collection[int]
+    ) -> dict[int, float]: ...
+
+
+@runtime_checkable
 class Stateful(Protocol):
     """A transform with state, which is saved and restored when a run is resumed."""
 
@@ -33,32 +50,35 @@ class Stateful(Protocol):
 class WinDrawLoss:
     """Map raw scores to ``win``, ``draw`` and ``loss``.
 
-    The single best player wins, players who share the best score draw, the others lose. In a
-    single-player game a positive score wins, 0 draws and a negative score loses.
+    The single best player wins, players who share the best score draw, the others lose. Alone, a
+    player wins with a score of at least ``win_score`` of its environment and loses with any other
+    (``EnvSpec.outcome``, by which games and evaluations are counted too).
+
+    single_player: ``score`` leaves the score of such a game as it is, so that partial solutions
+        pay in part.
 
     Example:
-        >>> WinDrawLoss(draw=-0.5)({0: 3.0, 1: 3.0}, "KuhnPoker-v0-short")
+        >>> from rlforge.types import EnvSpec, GameSpec
+        >>> env = EnvSpec(id="KuhnPoker-v0-short")
+        >>> spec = GameSpec(game_id="g", env=env, seed=0, purpose="train", seats=())
+        >>> game = GameRecord(spec=spec, turns=(), rewards={0: 3.0, 1: 3.0}, end_reason="finished")
+        >>> WinDrawLoss(draw=-0.5).of_game(game.rewards, game, learned=[0, 1])
         {0: -0.5, 1: -0.5}
     """
 
     win: float = 1.0
     draw: float = 0.0
     loss: float = -1.0
+    single_player: Literal["outcome", "score"] = "outcome"
 
-    def __call__(self, rewards: Rewards, env_id: str) -> dict[int, float]:
-        if len(rewards) == 1:
-            return {player: self._alone(reward) for player, reward in rewards.items()}
-        best = max(rewards.values())
-        shared = sum(reward == best for reward in rewards.values()) > 1
-        for_best = self.draw if shared else self.win
-        return {
-            player: for_best if reward == best else self.loss for player, reward in rewards.items()
-        }
-
-    def _alone(self, reward: float) -> float:
-        if reward == 0:
-            return self.draw
-        return self.win if reward > 0 else self.loss
+    def of_game(
+        self, rewards: Rewards, record: GameRecord, learned: Collection[int]
+    ) -> dict[int, float]:
+        if len(rewards) == 1 and self.single_player == "score":
+            return dict(rewards)
+        paid = {"win": self.win, "draw": self.draw, "loss": self.loss}
+        env = record.spec.env
+        return {player: paid[env.outcome(rewards, player)] for player in rewards}
 
 
 @dataclass
@@ -67,18 +87,21 @@ class RoleAdvantage:
 
     Role-conditioned advantage estimation of SPIRAL (Liu et al. 2025, arXiv:2506.24119): the
     baseline b of a role starts at 0 and follows b <- decay * b + (1 - decay) * r, once per game
-    and role (in mirror self-play too: both seats are trained, each has its own baseline).
+    and role that is learned from. In mirror self-play these are all roles, each with a baseline of
+    its own; the rewards of opponents that are not trained say nothing about the learner's.
 
     order: ``subtract_then_update`` takes r - b with the baseline of earlier games, which leaves
         the policy gradient unbiased; ``update_then_subtract`` first adds the game to its own
         baseline and so multiplies every advantage by ``decay``.
 
     Example:
+        >>> from rlforge.types import EnvSpec, GameSpec
+        >>> env = EnvSpec(id="TicTacToe-v0")
+        >>> spec = GameSpec(game_id="g", env=env, seed=0, purpose="train", seats=())
+        >>> game = GameRecord(spec=spec, turns=(), rewards={0: 1.0, 1: -1.0}, end_reason="finished")
         >>> transform = RoleAdvantage(decay=0.5)
-        >>> transform({0: 1.0, 1: -1.0}, "TicTacToe-v0")
-        {0: 1.0, 1: -1.0}
-        >>> transform({0: 1.0, 1: -1.0}, "TicTacToe-v0")
-        {0: 0.5, 1: -0.5}
+        >>> [transform.of_game(game.rewards, game, learned=[0]) for _ in range(2)]
+        [{0: 1.0, 1: -1.0}, {0: 0.5, 1: -1.0}]
     """
 
     decay: float = 0.95
@@ -89,13 +112,16 @@ class RoleAdvantage:
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay: {self.decay} is outside [0, 1)")
 
-    def __call__(self, rewards: Rewards, env_id: str) -> dict[int, float]:
+    def of_game(
+        self, rewards: Rewards, record: GameRecord, learned: Collection[int]
+    ) -> dict[int, float]:
+        scope = self._scope(record.spec.env_id)
         advantages = {}
         for role, reward in rewards.items():
-            key = (self._scope(env_id), role)
-            before = self._baselines.get(key, 0.0)
-            after = self.decay * before + (1 - self.decay) * reward
-            self._baselines[key] = after
+            before = after = self._baselines.get((scope, role), 0.0)
+            if role in learned:
+                after = self.decay * before + (1 - self.decay) * reward
+                self._baselines[scope, role] = after
             advantages[role] = reward - (before if self.order == "subtract_then_update" else after)
         return advantages
 
@@ -116,10 +142,7 @@ class RoleAdvantage:
 class RoleAdvantageByEnv(RoleAdvantage):
     """``RoleAdvantage`` with a baseline per environment and role.
 
-    Example:
-        >>> transform = RoleAdvantageByEnv(decay=0.5)
-        >>> [transform({0: 1.0}, env_id) for env_id in ("Nim-v0", "KuhnPoker-v0", "Nim-v0")]
-        [{0: 1.0}, {0: 1.0}, {0: 0.5}]
+    Example: see ``RoleAdvantage``.
     """
 
     def _scope(self, env_id: str) -> str:

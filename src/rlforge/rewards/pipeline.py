@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rlforge.config.plugins import FINAL_REWARDS, SAMPLING_REWARDS, STEP_REWARDS
 from rlforge.config.schema import RewardsConfig
 from rlforge.config.stacks import build_stack
-from rlforge.errors import CheckpointError
-from rlforge.rewards.final import FinalTransform, Stateful
+from rlforge.errors import CheckpointError, ExtensionError
+from rlforge.rewards.final import FinalTransform, GameTransform, Stateful
 from rlforge.rewards.sampling import SamplingTransform
-from rlforge.rewards.step import StepTransform
+from rlforge.rewards.step import Noting, StepTransform
+from rlforge.system.values import json_ready
 from rlforge.types import Episode, GameRecord, Seat, Step, Trajectory
 
 
@@ -23,29 +25,49 @@ class RewardPipeline:
 
     def __init__(self, config: RewardsConfig) -> None:
         final, step, sampling = FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS
-        self._final: list[FinalTransform] = build_stack(config.final, final, "rewards.final")
+        self._final: list[FinalTransform | GameTransform] = build_stack(
+            config.final, final, "rewards.final"
+        )
         self._step: list[StepTransform] = build_stack(config.step, step, "rewards.step")
         self._sampling: list[SamplingTransform] = build_stack(
             config.sampling, sampling, "rewards.sampling"
         )
 
-    def shape(self, record: GameRecord) -> list[Episode]:
-        """One episode per trained seat that had a turn; none for a game that failed.
+    def shape(self, record: GameRecord, learned: Collection[int] | None = None) -> list[Episode]:
+        """One episode per player of ``learned`` that had a turn; none for a game that failed.
 
-        The final stack sees the rewards of all players, once per game; the step stack then starts
-        every step of a seat from that seat's final reward. Raw rewards are kept.
+        learned: players at trained seats; None: all of them. The final stack sees the rewards of
+        all players, once per game; the step stack then starts every step of a player from that
+        player's final reward. Raw rewards are kept.
         """
-        if record.error is not None:
+        if learned is None:
+            learned = record.spec.trained
+        if record.error is not None or not learned:
             return []
-        final: Mapping[int, float] = record.rewards
-        for transform in self._final:
-            final = transform(final, record.spec.env_id)
-        trajectories = (trajectory_of(record, seat) for seat in record.spec.seats if seat.trained)
+        final = self.final(record, learned)
+        trajectories = (
+            trajectory_of(record, seat) for seat in record.spec.seats if seat.player_id in learned
+        )
         return [
-            self._episode(trajectory, final[trajectory.player_id])
+            self._episode(self._noted(trajectory), final[trajectory.player_id])
             for trajectory in trajectories
             if trajectory.turns
         ]
+
+    def final(self, record: GameRecord, learned: Collection[int]) -> Mapping[int, float]:
+        """The rewards of all players of one game after the final stack."""
+        rewards = record.rewards
+        for transform in self._final:
+            if isinstance(transform, GameTransform):
+                rewards = transform.of_game(rewards, record, learned)
+            else:
+                rewards = transform(rewards, record.spec.env_id)
+        return rewards
+
+    @property
+    def moves(self) -> bool:
+        """Whether a final transform has a state: equal games may then differ in reward."""
+        return any(isinstance(transform, Stateful) for transform in self._final)
 
     def on_draw(self, steps: Sequence[Step]) -> list[Step]:
         """The steps of one batch, in order, with their rewards after the sampling stack."""
@@ -77,6 +99,19 @@ class RewardPipeline:
             )
         for place, transform in stateful.items():
             transform.load_state_dict(state[place])
+
+    def _noted(self, trajectory: Trajectory) -> Trajectory:
+        """The trajectory with what step transforms note about its turns."""
+        for transform in self._step:
+            if isinstance(transform, Noting):
+                turns = tuple(
+                    dataclasses.replace(
+                        turn, info={**turn.info, **_notes(transform, trajectory, index)}
+                    )
+                    for index, turn in enumerate(trajectory.turns)
+                )
+                trajectory = dataclasses.replace(trajectory, turns=turns)
+        return trajectory
 
     def _episode(self, trajectory: Trajectory, final_reward: float) -> Episode:
         return Episode(
@@ -117,6 +152,22 @@ class RewardPipeline:
             policy_version=turn.completion.policy_version,
             info={**turn.info, "well_formed": turn.well_formed, "legal": turn.legal},
         )
+
+
+def _notes(transform: Noting, trajectory: Trajectory, index: int) -> dict[str, Any]:
+    """What the transform notes about a turn, as it is stored.
+
+    Raises ExtensionError for what cannot be stored.
+    """
+    noted = transform.notes(trajectory, index)
+    try:
+        stored: dict[str, Any] = json_ready(noted)
+    except TypeError as error:
+        raise ExtensionError(
+            f"{type(transform).__name__}.notes: {error}; a note is a number, a text, or a list or "
+            "mapping of them"
+        ) from error
+    return stored
 
 
 def trajectory_of(record: GameRecord, seat: Seat) -> Trajectory:

@@ -89,11 +89,15 @@ class Clamp(Bounds):
         return [_mapped(step, self.clip) for step in steps]
 
 
+def is_constant(rewards: Sequence[float]) -> bool:
+    """Whether all are equal up to rounding (0.1 + 0.2 and 0.3), which division would magnify."""
+    low, high = min(rewards), max(rewards)
+    return high - low <= 1e-9 * max(1.0, abs(low), abs(high))
+
+
 def _centring(rewards: Sequence[float], z_score: bool) -> Callable[[float], float]:
     """The map reward -> (reward - mean) / std of ``rewards``, or -> 0 where they are all equal."""
-    low, high = min(rewards), max(rewards)
-    # Equal rewards may differ by rounding (0.1 + 0.2 and 0.3), which must not be amplified.
-    if high - low <= 1e-9 * max(1.0, abs(low), abs(high)):
+    if is_constant(rewards):
         return lambda reward: 0.0
     mean = math.fsum(rewards) / len(rewards)
     variance = math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)

@@ -7,8 +7,9 @@ turn itself; the others map the reward, and so also map the part of it that come
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from rlforge.rewards.final import Bounds
 from rlforge.types import Trajectory
@@ -23,6 +24,19 @@ class StepTransform(Protocol):
     adds_feedback: ClassVar[bool]
 
     def __call__(self, trajectory: Trajectory, step_index: int, base_reward: float) -> float: ...
+
+
+@runtime_checkable
+class Noting(Protocol):
+    """A step transform that also notes facts of a turn, such as its curiosity.
+
+    They are noted before any reward is computed: the rewards of its own and of all other step
+    transforms find them in ``trajectory.turns[step_index].info``, sampling transforms, the
+    learner and the files of batches in ``Step.info``. What JSON can hold may be noted; the mean of
+    each number over an update's batch is the metric ``info/NAME``.
+    """
+
+    def notes(self, trajectory: Trajectory, step_index: int) -> Mapping[str, Any]: ...
 
 
 @dataclass

@@ -3,8 +3,8 @@
     next_games ──▶ play_game × N ──▶ deliver          (training, until next_games returns None)
     evaluate(specs) ──▶ play_game × M ──▶ records     (evaluation, at the same time)
 
-A failed game is recorded, counted and replaced; ``collector.max_failures`` failures in a row end
-the run with the last one's cause.
+A failed game is recorded, counted and played again, then replaced (``rlforge.rollout.schedule``);
+``collector.max_failures`` failures in a row end the run with the last one's cause.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MakeAnswer = Callable[[GameSpec], Answer]
 
 @value
 class Delivery:
-    """Finished games, and for each whether the learner may train on it."""
+    """Finished games, and for each the players whose episodes are learned from."""
 
     records: tuple[GameRecord, ...]
-    learnable: tuple[bool, ...]
+    learned: tuple[tuple[int, ...], ...]
 
 
 class Ports(Protocol):
@@ -51,12 +51,13 @@ class Collector:
 
     Example: one evaluation game, with an ``Answer`` that always checks:
         >>> from rlforge.types import Completion, EnvSpec, PolicyRef
-        >>> from rlforge.rollout.evaluation import plan_evaluation
+        >>> from rlforge.rollout.evaluation import Pairing, plan_evaluation
         >>> async def check(seat, view, seed):
         ...     return Completion(text=view.legal_actions[0])
         >>> env = EnvSpec(id="kuhn_poker", source="openspiel", action_extraction="raw")
         >>> me, rival = (PolicyRef(uid=uid, kind="checkpoint") for uid in ("step-1", "base"))
-        >>> specs = plan_evaluation([env], [rival], me, games=2, step=1, seed=0)
+        >>> pairing = Pairing(env=env, opponents=(rival,))
+        >>> specs = plan_evaluation([pairing], me, games=2, step=1, seed=0)
         >>> collector = Collector(CollectorConfig(), None, lambda spec: check)
         >>> [len(record.turns) for record in asyncio.run(collector.evaluate(specs))]
         [2, 2]
@@ -115,7 +116,6 @@ class Collector:
 
     async def _play_until_it_counts(self, spec: GameSpec) -> None:
         """Play ``spec``; a failure is recorded and its replacement played in the same slot."""
-        attempt = 0
         while True:
             record = await play_game(spec, self._make_answer(spec), self._time_limit)
             self._finished.append(record)
@@ -131,8 +131,7 @@ class Collector:
                     f"(collector.max_failures); the last one, {spec.env_id} {spec.game_id}: "
                     f"{record.error}"
                 )
-            attempt += 1
-            spec = retry(spec, attempt)
+            spec = retry(spec)
 
     async def _free_slots(self) -> int:
         """Number of games that may start now; waits until it is at least one."""
@@ -151,13 +150,14 @@ class Collector:
             return
         records, self._finished = tuple(self._finished), []
         await self._ports.deliver(
-            Delivery(records=records, learnable=tuple(self._learnable(r) for r in records))
+            Delivery(records=records, learned=tuple(self._learned(r) for r in records))
         )
 
-    def _learnable(self, record: GameRecord) -> bool:
+    def _learned(self, record: GameRecord) -> tuple[int, ...]:
+        """The trained seats; with the filter only the one that forfeited, where one did."""
         if record.error is not None:
-            return False
-        by_opponent = record.invalid_by is not None and not any(
-            seat.player_id == record.invalid_by and seat.trained for seat in record.spec.seats
+            return ()
+        filtering = self._config.filter_opponent_invalid and record.invalid_by is not None
+        return tuple(
+            player for player in record.spec.trained if not filtering or player == record.invalid_by
         )
-        return not (self._config.filter_opponent_invalid and by_opponent)

@@ -9,10 +9,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rlforge.errors import ExtensionError, RlforgeError
+from rlforge.errors import ExtensionError, PromptTooLongError, RlforgeError
 from rlforge.games.actions import Extraction, extract
 from rlforge.games.base import Game, View
 from rlforge.games.registry import make_game
+from rlforge.rollout.schedule import same_game
 from rlforge.system.timeouts import TimeLimit
 from rlforge.types import Completion, EndReason, GameRecord, GameSpec, Seat, Turn
 
@@ -20,16 +21,28 @@ Answer = Callable[[Seat, View, int], Awaitable[Completion]]
 """Asks the policy at a seat for an answer to a view; the third argument seeds its sampling."""
 
 
+class _ContextLimitError(Exception):
+    """The prompt of ``player_id`` is too long for the policy at its seat."""
+
+    def __init__(self, player_id: int, message: str) -> None:
+        super().__init__(message)
+        self.player_id = player_id
+
+
 async def play_game(
     spec: GameSpec, answer: Answer, time_limit: TimeLimit = asyncio.timeout
 ) -> GameRecord:
     """Play one game to its end; many may run concurrently, each as a coroutine.
 
+    A game is cut where a prompt outgrows the context (``PromptTooLongError``) and after
+    ``env.timeout_s``. As at ``env.max_turns`` it is a draw and its turns count: without them, long
+    games would be missing. If no model has answered by then, the game failed.
+
     A failed game is data: errors of the game, the engine or an API (``RlforgeError``,
-    ``TimeoutError``) and exceeding ``env.timeout_s`` end up in ``GameRecord.error``, with the
-    turns until then and without rewards. Other exceptions and cancellation propagate, and so does
-    ``ExtensionError``, of a user's code. Raises ``ValueError`` when the seats do not match the
-    number of players. time_limit: clock of ``env.timeout_s``.
+    ``TimeoutError``) end up in ``GameRecord.error``, with the turns until then and without rewards.
+    Other exceptions and cancellation propagate, and so does ``ExtensionError``, of a user's code.
+    Raises ``ValueError`` when the seats do not match the number of players. time_limit: clock of
+    ``env.timeout_s``.
     """
     if [seat.player_id for seat in spec.seats] != list(range(spec.env.num_players)):
         raise ValueError(f"{spec.game_id}: seats must be players 0 to {spec.env.num_players - 1}")
@@ -45,6 +58,12 @@ async def play_game(
             **outcome,
         )
 
+    def cut(end_reason: EndReason, error: str, cut_by: int | None = None) -> GameRecord:
+        if not any(turn.completion.token_ids for turn in turns):
+            return record(end_reason, rewards={}, cut_by=cut_by, error=error)
+        draw = dict.fromkeys(range(spec.env.num_players), 0.0)
+        return record(end_reason, rewards=draw, cut_by=cut_by)
+
     try:
         async with time_limit(spec.env.timeout_s) as limit:
             game = make_game(spec.env, spec.seed)
@@ -54,10 +73,12 @@ async def play_game(
     except TimeoutError as error:
         if limit.expired():
             message = f"{spec.env.id} was not over after {spec.env.timeout_s:g} s (env.timeout_s)"
-            return record("timeout", rewards={}, error=message)
+            return cut("timeout", message)
         return record("error", rewards={}, error=f"TimeoutError: {error}")
     except ExtensionError:
         raise
+    except _ContextLimitError as limit_reached:
+        return cut("context_limit", str(limit_reached), limit_reached.player_id)
     except RlforgeError as error:
         return record("error", rewards={}, error=f"{type(error).__name__}: {error}")
     return record(result.end_reason, rewards=result.rewards, invalid_by=result.invalid_by)
@@ -67,9 +88,9 @@ def turn_seed(spec: GameSpec, turn: int) -> int:
     """Sampling seed of the request in turn ``turn``, from 0 to 2⁶³ − 1.
 
     Derived from the game's seed. Games of one group share that seed, so that they start in the
-    same state; their sampling seeds differ by game id.
+    same state; their sampling seeds differ by game id. A game that is played again has its own.
     """
-    member = spec.game_id if spec.group_id is not None else ""
+    member = same_game(spec) if spec.group_id is not None else ""
     digest = hashlib.blake2b(f"{spec.seed}/{turn}/{member}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -79,12 +100,19 @@ async def _play_turn(spec: GameSpec, game: Game, turns: list[Turn], answer: Answ
     if view.retry and (feedback := turns[-1].info["format_feedback"]):
         view = dataclasses.replace(view, observation=f"{view.observation}\n{feedback}")
     seat = spec.seats[view.player_id]
-    completion = await answer(seat, view, turn_seed(spec, len(turns)))
+    try:
+        completion = await answer(seat, view, turn_seed(spec, len(turns)))
+    except PromptTooLongError as error:
+        raise _ContextLimitError(seat.player_id, f"{type(error).__name__}: {error}") from error
     extraction = _read(seat, view, completion)
     game.step(extraction.action)
     info: dict[str, Any] = {"retry": view.retry, "format_feedback": extraction.feedback}
     if view.legal_actions is not None:
         info["legal_actions"] = len(view.legal_actions)
+    if spec.env.context == "conversation":
+        before = next((one for one in reversed(turns) if one.player_id == view.player_id), None)
+        if before is not None and before.completion.token_ids:
+            info["history_cut"] = not _continues(completion, before.completion)
     return Turn(
         player_id=view.player_id,
         observation=view.observation,
@@ -94,6 +122,12 @@ async def _play_turn(spec: GameSpec, game: Game, turns: list[Turn], answer: Answ
         legal=game.accepted,
         info=info,
     )
+
+
+def _continues(answer: Completion, before: Completion) -> bool:
+    """Whether the prompt of ``answer`` begins with the last prompt and answer, token by token."""
+    known = before.prompt_token_ids + before.token_ids
+    return answer.prompt_token_ids[: len(known)] == known
 
 
 def _read(seat: Seat, view: View, completion: Completion) -> Extraction:

@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 
 from rlforge.errors import ConfigError
 from rlforge.rollout.schedule import derive_seed, line_up
-from rlforge.tracking.metrics import outcome, wilson_interval
-from rlforge.types import EnvSpec, EvalResult, GameRecord, GameSpec, PolicyRef
+from rlforge.tracking.metrics import wilson_interval
+from rlforge.types import EnvSpec, EvalResult, GameRecord, GameSpec, PolicyRef, value
 
 #: Stands for the opponent in single-player environments.
 NO_OPPONENT = "none"
 
 
+@value
+class Pairing:
+    """An environment of evaluations, and the opponents that are met in it.
+
+    Single-player environments are played alone. key: the key of the configuration that names the
+    opponents, for messages.
+    """
+
+    env: EnvSpec
+    opponents: tuple[PolicyRef, ...]
+    key: str = "eval.opponents"
+
+    @property
+    def rivals(self) -> tuple[PolicyRef | None, ...]:
+        """The opponents; None alone in single-player environments."""
+        return self.opponents if self.env.num_players > 1 else (None,)
+
+    @property
+    def fewest_games(self) -> int:
+        """Games of one round against each rival."""
+        return self.env.num_players * len(self.rivals)
+
+
 def plan_evaluation(
-    envs: Sequence[EnvSpec],
-    opponents: Sequence[PolicyRef],
+    pairings: Sequence[Pairing],
     policy: PolicyRef,
     games: int,
     *,
@@ -28,7 +52,8 @@ def plan_evaluation(
 
     Games come in rounds of one per seat: the same seed, with the policy at each seat once and
     the opponent at all others. ``games`` per environment and opponent is rounded up to whole
-    rounds. Single-player environments are played alone, one round being one game.
+    rounds. Single-player environments are played alone, one round being one game. Environments
+    and opponents take turns, round by round.
 
     max_games: most games per environment, divided among the opponents in whole rounds; numbers of
     rounds differ by at most one.
@@ -38,47 +63,128 @@ def plan_evaluation(
     ``GameSpec.focus`` is the seat of the policy, also where the opponent has the same uid.
     Raises ConfigError where ``max_games`` leaves an opponent without a round.
     """
-    specs: list[GameSpec] = []
-    for env in envs:
-        rivals: Sequence[PolicyRef | None] = opponents if env.num_players > 1 else [None]
-        for rival, rounds in zip(rivals, _rounds(env, len(rivals), games, max_games), strict=True):
-            for round_index in range(rounds):
-                for focus in range(env.num_players):
-                    policies = [policy if rival is None else rival] * env.num_players
-                    policies[focus] = policy
-                    specs.append(
-                        GameSpec(
-                            game_id=f"eval-{step}-{policy.uid}-{len(specs):06d}",
-                            env=env,
-                            seed=derive_seed(seed, "eval", env.id, round_index),
-                            purpose="eval",
-                            seats=line_up(env, policies, trained_uid=None),
-                            focus=focus,
-                        )
-                    )
-    return specs
+    return list(_deal(pairings, policy, games, step=step, seed=seed, max_games=max_games))
 
 
-def _rounds(env: EnvSpec, rivals: int, games: int, max_games: int | None) -> list[int]:
-    """Rounds against each of ``rivals`` opponents."""
-    wanted = -(-games // env.num_players)
-    if max_games is None or wanted * env.num_players * rivals <= max_games:
+class OpenEvaluation:
+    """The games of one version, dealt one at a time as long as there is room for them.
+
+    They are those of ``plan_evaluation``, without an end or up to ``max_games`` per environment. A
+    round that has begun is completed, so that every seat counts equally.
+
+    Example: of a version that is superseded after its first game:
+        >>> env = EnvSpec(id="kuhn_poker", source="openspiel")
+        >>> me, rival = (PolicyRef(uid=uid, kind="checkpoint") for uid in ("step-1", "base"))
+        >>> games = OpenEvaluation([Pairing(env=env, opponents=(rival,))], me, step=1, seed=0)
+        >>> first = games.next_game()
+        >>> games.close()
+        >>> [game and game.focus for game in (first, games.next_game(), games.next_game())]
+        [0, 1, None]
+    """
+
+    def __init__(
+        self,
+        pairings: Sequence[Pairing],
+        policy: PolicyRef,
+        *,
+        step: int,
+        seed: int,
+        max_games: int | None = None,
+    ) -> None:
+        """As ``plan_evaluation``."""
+        self.policy, self._step = policy, step
+        self._games = _deal(pairings, policy, None, step=step, seed=seed, max_games=max_games)
+        self._coming = next(self._games, None)
+        self._closed = False
+        self._under_way = 0
+        self._played: list[GameRecord] = []
+
+    def next_game(self) -> GameSpec | None:
+        """The next game to play; None where there are no more."""
+        spec = self._coming
+        if spec is None or self._round_was_last:
+            return None
+        self._coming = next(self._games, None)
+        self._under_way += 1
+        return spec
+
+    def close(self) -> None:
+        """No further round begins."""
+        self._closed = True
+
+    def add(self, record: GameRecord) -> None:
+        """A game that was dealt has ended."""
+        self._under_way -= 1
+        self._played.append(dataclasses.replace(record, turns=()))
+
+    @property
+    def over(self) -> bool:
+        """Whether all games are played and no more will be dealt."""
+        return not self._under_way and (self._coming is None or self._round_was_last)
+
+    def results(self) -> list[EvalResult]:
+        """Of the games that have ended, in the order of their dealing: see ``summarise``."""
+        dealt = sorted(self._played, key=lambda record: record.spec.game_id)
+        return summarise(dealt, self._step)
+
+    @property
+    def _round_was_last(self) -> bool:
+        return self._closed and self._coming is not None and self._coming.focus == 0
+
+
+def _deal(
+    pairings: Sequence[Pairing],
+    policy: PolicyRef,
+    games: int | None,
+    *,
+    step: int,
+    seed: int,
+    max_games: int | None,
+) -> Iterator[GameSpec]:
+    """Round after round, until every opponent has met its ``games``; None: without end."""
+    met = [
+        (pairing.env, rival, rounds)
+        for pairing in pairings
+        for rival, rounds in zip(pairing.rivals, _rounds(pairing, games, max_games), strict=True)
+    ]
+    numbers = count()
+    for index in count():
+        left = [(env, rival) for env, rival, rounds in met if rounds is None or index < rounds]
+        if not left:
+            return
+        for env, rival in left:
+            for focus in range(env.num_players):
+                policies = [policy if rival is None else rival] * env.num_players
+                policies[focus] = policy
+                yield GameSpec(
+                    game_id=f"eval-{step}-{policy.uid}-{next(numbers):06d}",
+                    env=env,
+                    seed=derive_seed(seed, "eval", env.id, index),
+                    purpose="eval",
+                    seats=line_up(env, policies, trained_uid=None),
+                    focus=focus,
+                )
+
+
+def _rounds(pairing: Pairing, games: int | None, max_games: int | None) -> Sequence[int | None]:
+    """Rounds against each rival; None: without end."""
+    players, rivals = pairing.env.num_players, len(pairing.rivals)
+    wanted = None if games is None else -(-games // players)
+    if max_games is None or (wanted is not None and wanted * players * rivals <= max_games):
         return [wanted] * rivals
-    share, extra = divmod(max_games // env.num_players, rivals)
-    if not share:
+    if max_games < pairing.fewest_games:
         raise ConfigError(
-            f"eval.max_games_per_checkpoint is {max_games}: {env.id} needs at least "
-            f"{env.num_players * rivals}, one game per seat against each of {rivals} opponents"
+            f"eval.max_games_per_checkpoint is {max_games}: {pairing.env.id} needs at least "
+            f"{pairing.fewest_games}, one game per seat against each of {rivals} opponents"
         )
+    share, extra = divmod(max_games // players, rivals)
     return [share + (index < extra) for index in range(rivals)]
 
 
 def summarise(records: Sequence[GameRecord], step: int) -> list[EvalResult]:
     """One result per environment, opponent and policy of ``records``, in order of appearance.
 
-    Outcomes are the focus seat's (``rlforge.tracking.metrics.outcome``): a win is strictly the
-    highest reward, a draw a shared highest one; in single-player games a win is a reward of at
-    least 1.
+    Outcomes are the focus seat's, by ``EnvSpec.outcome``.
     Rates are over finished games; failed ones are only counted. invalid_rate: share of games
     that the policy itself ended by an invalid move. ci95: Wilson score interval of the win rate.
     Without a finished game the rates and mean_reward are 0 and ci95 is (0, 1).
@@ -105,7 +211,7 @@ def _result(
     step: int, env_id: str, opponent: str, policy_uid: str, records: Sequence[GameRecord]
 ) -> EvalResult:
     finished = [(record, _focus(record.spec)) for record in records if record.error is None]
-    outcomes = Counter(outcome(record.rewards, focus) for record, focus in finished)
+    outcomes = Counter(record.spec.env.outcome(record.rewards, focus) for record, focus in finished)
     games = len(finished)
     return EvalResult(
         step=step,

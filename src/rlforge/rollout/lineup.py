@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-from rlforge.config.schema import EnvEntry, GamesConfig, ModelConfig
+from rlforge.config.schema import EnvEntry, GamesConfig
 from rlforge.league.names import parse_opponent
+from rlforge.rollout.evaluation import Pairing
 from rlforge.types import EnvSpec, PolicyRef
 
 
 def train_envs(config: GamesConfig) -> tuple[EnvSpec, ...]:
     """The training environments."""
-    return tuple(env_spec(entry, config.model) for entry in config.env.train)
+    return tuple(env_spec(entry, config) for entry in config.env.train)
 
 
 def eval_envs(config: GamesConfig) -> tuple[EnvSpec, ...]:
     """The evaluation environments; those of training when the configuration names none."""
-    return tuple(env_spec(entry, config.model) for entry in config.env.eval or config.env.train)
+    return tuple(env_spec(entry, config) for entry, _, _ in eval_opponents(config))
+
+
+def eval_opponents(config: GamesConfig) -> list[tuple[EnvEntry, str, list[str]]]:
+    """The evaluation environments, each with the key and names of the opponents met in it."""
+    shared = ("eval.opponents", config.eval.opponents)
+    if not config.env.eval:
+        return [(entry, *shared) for entry in config.env.train]
+    return [
+        (entry, f"env.eval.{index}.opponents", entry.opponents)
+        if entry.opponents
+        else (entry, *shared)
+        for index, entry in enumerate(config.env.eval)
+    ]
+
+
+def eval_pairings(config: GamesConfig) -> tuple[Pairing, ...]:
+    """The evaluation environments with their opponents; the untrained model is always the first."""
+    return tuple(
+        Pairing(
+            env=env_spec(entry, config),
+            opponents=tuple(parse_opponent(name) for name in dict.fromkeys(["base", *names])),
+            key=key,
+        )
+        for entry, key, names in eval_opponents(config)
+    )
 
 
 def fixed_opponents(config: GamesConfig) -> tuple[PolicyRef, ...]:
@@ -22,14 +48,9 @@ def fixed_opponents(config: GamesConfig) -> tuple[PolicyRef, ...]:
     return tuple(parse_opponent(name) for name in config.pool.fixed_opponents)
 
 
-def eval_opponents(config: GamesConfig) -> tuple[PolicyRef, ...]:
-    """The evaluation opponents; the untrained model is always the first."""
-    names = dict.fromkeys(["base", *config.eval.opponents])
-    return tuple(parse_opponent(name) for name in names)
-
-
-def env_spec(entry: EnvEntry, model: ModelConfig) -> EnvSpec:
+def env_spec(entry: EnvEntry, config: GamesConfig) -> EnvSpec:
     """One environment; what its entry leaves open comes from the model."""
+    model, api = config.model, config.pool.api
     return EnvSpec(
         id=entry.id,
         source=entry.source,  # checked before the run starts
@@ -38,6 +59,11 @@ def env_spec(entry: EnvEntry, model: ModelConfig) -> EnvSpec:
         timeout_s=entry.timeout_s,
         error_allowance=entry.error_allowance,
         weight=entry.weight,
+        win_score=entry.win_score,
         prompt_template=entry.prompt_template or model.prompt_template,
         action_extraction=entry.action_extraction or model.action_extraction,
+        api_prompt_template=api.prompt_template,
+        api_action_extraction=api.action_extraction,
+        context=config.env.context,
+        overflow=config.env.overflow,
     )

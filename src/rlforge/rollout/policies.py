@@ -2,16 +2,109 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Sequence
 
-from rlforge.config.schema import GamesConfig
+from rlforge.config.schema import GamesConfig, PolicyConfig
 from rlforge.engines.base import Generator
 from rlforge.engines.openai import ApiPlayer
 from rlforge.games.base import View
+from rlforge.games.markup import Tokenizer
 from rlforge.games.players import Player, make_player
-from rlforge.games.prompts import Prompter, Tokenizer
+from rlforge.games.prompts import Prompter
+from rlforge.rollout.conversation import Conversation
 from rlforge.rollout.episode import Answer
-from rlforge.types import Completion, GameSpec, PolicyRef, SamplingParams, Seat
+from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, SamplingParams, Seat
+
+
+class ModelPlayers:
+    """The run's model as a player: prompts in its templates, answers of its engine.
+
+    prompter: writes the prompts, those of API models too.
+    """
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        tokenizer: Tokenizer,
+        engine: Generator,
+        stop_token_ids: Sequence[int],
+    ) -> None:
+        self.prompter = Prompter(tokenizer, config.prompts)
+        self._engine = engine
+        self._settings = config.engine
+        self._stop = tuple(stop_token_ids)
+        self._numbers = itertools.count()
+
+    def at_seat(self, seat: Seat, env: EnvSpec, temperature: float) -> ModelSeat:
+        """The model at a seat of one game of ``env``."""
+        settings = self._settings
+        room = max(1, settings.max_model_len - settings.max_tokens)
+        chat = _conversation(self.prompter, seat, env, room)
+        number = None if chat is None else next(self._numbers)
+        params = settings.sampling(self._stop, temperature=temperature, conversation=number)
+        return ModelSeat(self.prompter, self._engine, params, seat, chat)
+
+
+def _conversation(
+    prompter: Prompter, seat: Seat, env: EnvSpec, room: int | None = None
+) -> Conversation | None:
+    """The conversation of ``seat``, where games of ``env`` are ones."""
+    if env.context == "turn":
+        return None
+    dropped = room if env.overflow == "drop_oldest" else None
+    return Conversation(prompter, seat.prompt_template, seat.action_extraction, dropped)
+
+
+class ModelSeat:
+    """The model at one seat of one game.
+
+    chat: the seat's turns so far, which each prompt continues; None: each turn is asked alone.
+    """
+
+    def __init__(
+        self,
+        prompter: Prompter,
+        engine: Generator,
+        params: SamplingParams,
+        seat: Seat,
+        chat: Conversation | None,
+    ) -> None:
+        self._prompter, self._engine, self._params = prompter, engine, params
+        self._seat, self._chat = seat, chat
+
+    async def answer(self, view: View, policy: PolicyRef, seed: int | None) -> Completion:
+        """The answer of the version ``policy``; errors of ``Prompter.encode`` and the engine."""
+        params = dataclasses.replace(self._params, seed=seed)
+        if self._chat is None:
+            template, extraction = self._seat.prompt_template, self._seat.action_extraction
+            _, ids = self._prompter.encode(template, view, extraction)
+            return await self._engine.generate(ids, params, policy)
+        question = self._chat.ask(view)
+        answer = await self._engine.generate(question.token_ids, params, policy)
+        self._chat.add(question, answer)
+        return answer
+
+
+class ApiSeat:
+    """A model behind an API at one seat of one game of ``env``."""
+
+    def __init__(self, prompter: Prompter, api: ApiPlayer, seat: Seat, env: EnvSpec) -> None:
+        self._prompter, self._api, self._seat = prompter, api, seat
+        self._chat = _conversation(prompter, seat, env)
+
+    async def answer(self, view: View) -> Completion:
+        """Its answer; errors of ``Prompter.messages`` and ``ApiPlayer.chat``."""
+        seat = self._seat
+        template, extraction = seat.prompt_template, seat.action_extraction
+        if self._chat is None:
+            asked = self._prompter.messages(template, view, extraction)
+            return await self._api.chat(asked, seat.policy)
+        question = self._chat.say(view)
+        answer = await self._api.chat(question.messages, seat.policy)
+        self._chat.add(question, answer)
+        return answer
 
 
 class SeatPolicies:
@@ -24,15 +117,13 @@ class SeatPolicies:
         engine: Generator,
         stop_token_ids: Sequence[int],
     ) -> None:
-        self._engine_config = config.engine
-        self._eval_temperature = (
-            config.engine.temperature
+        self._temperature = {
+            "train": config.engine.temperature,
+            "eval": config.engine.temperature
             if config.eval.temperature is None
-            else config.eval.temperature
-        )
-        self._prompter = Prompter(tokenizer)
-        self._engine = engine
-        self._stop = tuple(stop_token_ids)
+            else config.eval.temperature,
+        }
+        self._models = ModelPlayers(config, tokenizer, engine, stop_token_ids)
         self._api = ApiPlayer(config.pool.api)
         self._newest: PolicyRef | None = None
 
@@ -46,11 +137,15 @@ class SeatPolicies:
         self._newest = policy
 
     def for_game(self, spec: GameSpec) -> Answer:
-        """The ``Answer`` function of one game; it owns that game's scripted players."""
+        """The ``Answer`` function of one game; it owns what that game's players remember."""
         players: dict[int, Player] = {}
-        temperature = (
-            self._eval_temperature if spec.purpose == "eval" else self._engine_config.temperature
-        )
+        temperature, prompter = self._temperature[spec.purpose], self._models.prompter
+        models, apis = {}, {}
+        for seat in spec.seats:
+            if seat.policy.kind == "checkpoint":
+                models[seat.player_id] = self._models.at_seat(seat, spec.env, temperature)
+            elif seat.policy.kind == "api":
+                apis[seat.player_id] = ApiSeat(prompter, self._api, seat, spec.env)
 
         async def answer(seat: Seat, view: View, seed: int) -> Completion:
             policy = seat.policy
@@ -66,17 +161,7 @@ class SeatPolicies:
                     policy_uid=policy.uid,
                 )
             if policy.kind == "api":
-                return await self._api.answer(
-                    seat.prompt_template, view, policy, seat.action_extraction
-                )
-            _, ids = self._prompter.encode(seat.prompt_template, view, seat.action_extraction)
-            params = SamplingParams(
-                temperature=temperature,
-                top_p=self._engine_config.top_p,
-                max_tokens=self._engine_config.max_tokens,
-                stop_token_ids=self._stop,
-                seed=seed,
-            )
-            return await self._engine.generate(ids, params, policy)
+                return await apis[seat.player_id].answer(view)
+            return await models[seat.player_id].answer(view, policy, seed)
 
         return answer

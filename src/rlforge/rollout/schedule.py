@@ -13,6 +13,7 @@ from rlforge.system.values import Codec
 from rlforge.types import EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
 
 _SPECS = Codec(GameSpec, form="json")
+_NO_COLLECTOR = ""
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -33,17 +34,22 @@ def derive_seed(*parts: int | str) -> int:
 def line_up(
     env: EnvSpec, policies: Sequence[PolicyRef], trained_uid: str | None
 ) -> tuple[Seat, ...]:
-    """Seats for ``policies`` in order of player id; those of ``trained_uid`` are trained."""
-    return tuple(
-        Seat(
+    """Seats for ``policies`` in order of player id; those of ``trained_uid`` are trained.
+
+    API models are asked as ``env`` says for them, all others as it says for the run's model.
+    """
+
+    def seat(player_id: int, policy: PolicyRef) -> Seat:
+        api = policy.kind == "api"
+        return Seat(
             player_id=player_id,
             policy=policy,
             trained=policy.uid == trained_uid,
-            prompt_template=env.prompt_template,
-            action_extraction=env.action_extraction,
+            prompt_template=env.api_prompt_template if api else env.prompt_template,
+            action_extraction=env.api_action_extraction if api else env.action_extraction,
         )
-        for player_id, policy in enumerate(policies)
-    )
+
+    return tuple(map(seat, range(len(policies)), policies))
 
 
 class GameScheduler:
@@ -164,36 +170,61 @@ class GamesUnderWay:
 
     def begin(self, collector: str, specs: Iterable[GameSpec]) -> None:
         """``collector`` plays ``specs``."""
-        self._games.update((spec.game_id, (collector, spec)) for spec in specs)
+        self._games.update((_first_id(spec), (collector, spec)) for spec in specs)
 
     def end(self, record: GameRecord) -> None:
-        """A game was played; a failed one stays, since its replacement is played."""
+        """A game was played; a failed one stays, since it is played again or replaced."""
+        first = _first_id(record.spec)
         if record.error is None:
-            self._games.pop(_first_id(record.spec), None)
+            self._games.pop(first, None)
+        elif first in self._games:
+            self._games[first] = (self._games[first][0], record.spec)
 
-    def forget(self, collector: str) -> None:
-        """A collector died: its games are no longer played."""
-        self._games = {
-            game_id: (player, spec)
-            for game_id, (player, spec) in self._games.items()
-            if player != collector
-        }
+    def lose(self, collector: str) -> None:
+        """A collector died: its games are played again, see ``take_lost``.
+
+        Without them, long games would be missing: they are the likeliest to be lost.
+        """
+        for first, (player, spec) in self._games.items():
+            if player == collector:
+                self._games[first] = (_NO_COLLECTOR, retry(spec))
+
+    def take_lost(self, count: int) -> list[GameSpec]:
+        """At most ``count`` of the games to play again, oldest first; then see ``begin``."""
+        lost = [spec for player, spec in self._games.values() if player == _NO_COLLECTOR]
+        return lost[:count]
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """The games, as plain data that survives JSON."""
+        return [_SPECS.encode(spec) for spec in self.specs]
+
+    def load_state_dict(self, state: Iterable[dict[str, Any]]) -> None:
+        """The games that were under way when the state was taken were lost."""
+        self.begin(_NO_COLLECTOR, (retry(_SPECS.decode(spec)) for spec in state))
 
 
-def retry(spec: GameSpec, attempt: int) -> GameSpec:
-    """The replacement of a failed game: same line-up under a new id, ``ID~ATTEMPT``.
+def retry(spec: GameSpec) -> GameSpec:
+    """The game to play after ``spec`` failed or was lost: same line-up under a new id, ``ID~N``.
 
-    attempt: 1 for the first replacement of a game, 2 for the second … ``spec`` may be the game
-    itself or its last replacement. Outside groups the seed is new, since the old one may be the
-    cause of the failure; games of a group keep theirs, since they must start in the same state.
+    First the same game again, with the same seeds: most failures are not the game's fault, and long
+    games have more of them than short ones, so that other games in their place would be shorter.
+    Then, as the game may be the cause, another one. Games of a group keep the seed of the game,
+    since they must start in the same state.
     """
+    attempt = int(spec.game_id.partition("~")[2] or 0) + 1
+    again = attempt == 1 or spec.group_id is not None
     return dataclasses.replace(
         spec,
         game_id=f"{_first_id(spec)}~{attempt}",
-        seed=spec.seed if spec.group_id is not None else derive_seed(spec.seed, "retry", attempt),
+        seed=spec.seed if again else derive_seed(spec.seed, "retry", attempt),
     )
 
 
+def same_game(spec: GameSpec) -> str:
+    """The id of the game, the same when it is played again."""
+    return spec.game_id.removesuffix("~1")
+
+
 def _first_id(spec: GameSpec) -> str:
-    """The id of the game that ``spec`` is, or replaces."""
+    """The id of the game that ``spec`` is, repeats or replaces."""
     return spec.game_id.partition("~")[0]

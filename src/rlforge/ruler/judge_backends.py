@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from rlforge.config.ruler import JudgeConfig
 from rlforge.config.schema import ApiConfig
 from rlforge.engines.base import Generator
-from rlforge.engines.openai import ChatClient, ChatError, ChatReply, Endpoint, Message, check_api
+from rlforge.engines.openai import ChatClient, ChatError, ChatReply, Endpoint, check_api
 from rlforge.errors import ConfigError, EngineDeadError, EngineError
-from rlforge.games.prompts import Tokenizer
+from rlforge.games.markup import Message, Tokenizer
 from rlforge.ruler.question import UnusableAnswerError, asked_ids, read
 from rlforge.types import PolicyRef, SamplingParams, value
 

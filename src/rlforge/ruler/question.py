@@ -10,7 +10,7 @@ from itertools import islice, takewhile
 from typing import Any
 
 from rlforge.config.ruler import JudgeConfig
-from rlforge.engines.openai import Message
+from rlforge.games.markup import Message
 from rlforge.ruler.features import WITH_OUTCOME
 from rlforge.trajectories.records import Decision
 from rlforge.types import value

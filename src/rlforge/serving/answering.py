@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Self
@@ -33,14 +34,12 @@ class BadRequestError(RlforgeError):
 class Limits:
     """Limits of the model, and the sampling parameters of requests that name none.
 
-    model_len: tokens of prompt and answer together.
+    model_len: tokens of prompt and answer together. defaults: with the stop tokens of every answer.
     """
 
     model_len: int
     vocab_size: int
-    default_max_tokens: int
-    temperature: float
-    top_p: float
+    defaults: SamplingParams
 
 
 @value
@@ -212,12 +211,10 @@ class Answering:
         self,
         service: DeploymentService,
         tokenizer: Any,
-        stop_token_ids: Sequence[int],
         limits: Limits,
         model_name: str,
     ) -> None:
         self._service, self._tokenizer, self._limits = service, tokenizer, limits
-        self._stop_token_ids = tuple(stop_token_ids)
         self._decode = decoder(tokenizer)
         self.model_name = model_name
 
@@ -243,14 +240,17 @@ class Answering:
         limits = self._limits
         named, prompt = self.model(request.model), self._prompt(request)
         pinned = None if request.model == self.model_name else named.policy()
-        temperature, top_p = request.temperature, request.top_p
-        params = SamplingParams(
-            temperature=limits.temperature if temperature is None else temperature,
-            top_p=limits.top_p if top_p is None else top_p,
-            max_tokens=request.limit() or limits.default_max_tokens,
-            stop_token_ids=self._stop_token_ids,
+        given: dict[str, Any] = {
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "min_p": request.min_p,
+            "max_tokens": request.limit(),
             # A request that is repeated because its engine died must draw the same tokens.
-            seed=secrets.randbits(63) if request.seed is None else request.seed,
+            "seed": secrets.randbits(63) if request.seed is None else request.seed,
+        }
+        params = dataclasses.replace(
+            limits.defaults, **{key: each for key, each in given.items() if each is not None}
         )
         where = "messages" if request.kind == "chat" else "prompt"
         try:

@@ -15,7 +15,7 @@ from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
 from rlforge.league.names import parse_opponent
 from rlforge.rollout.episode import play_game
-from rlforge.rollout.evaluation import plan_evaluation
+from rlforge.rollout.evaluation import Pairing, plan_evaluation
 from rlforge.rollout.lineup import eval_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.serving.records import PairedOutcomes, Probe
@@ -63,9 +63,9 @@ class GameHoldout:
 
     async def _play(self, policy: PolicyRef) -> list[GameRecord]:
         settings = self._config.deployment
+        opponents = (parse_opponent(settings.holdout_opponent),)
         specs = plan_evaluation(
-            eval_envs(self._config),
-            [parse_opponent(settings.holdout_opponent)],
+            [Pairing(env=env, opponents=opponents) for env in eval_envs(self._config)],
             policy,
             settings.holdout_games,
             step=0,
@@ -89,7 +89,7 @@ def game_probes(
     config: ServingConfig, tokenizer: Any, stop_token_ids: Sequence[int]
 ) -> tuple[Probe, ...]:
     """``deployment.probes`` positions of random play in the environments of evaluation."""
-    prompter, draw = Prompter(tokenizer), random.Random(config.seed)
+    prompter, draw = Prompter(tokenizer, config.prompts), random.Random(config.seed)
     params = SamplingParams(
         temperature=0.0,
         max_tokens=min(config.deployment.probe_tokens, config.engine.max_tokens),

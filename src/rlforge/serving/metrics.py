@@ -11,7 +11,15 @@ from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-_ENGINE = ("queued", "running", "requests", "prompt_tokens", "generated_tokens", "busy_s")
+_ENGINE = (
+    "queued",
+    "running",
+    "requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "generated_tokens",
+    "busy_s",
+)
 
 
 class Metrics:

@@ -64,6 +64,9 @@ class Sampling(_Strict, ABC):
     model: Text
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
+    #: Not of OpenAI's API; servers of open models know them.
+    top_k: int | None = Field(None, ge=0)
+    min_p: float | None = Field(None, ge=0, lt=1)
     max_tokens: int | None = Field(None, ge=1)
     seed: int | None = None
     stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None

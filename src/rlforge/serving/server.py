@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import Composed, compose, from_yaml, to_yaml
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.roots import is_continuous
+from rlforge.config.roots import kind_of_run
 from rlforge.config.rules import changed
 from rlforge.config.schema import EnvEntry, HardwareConfig
 from rlforge.config.serving import ServingConfig
@@ -98,7 +98,7 @@ def _of_run(
                 f"single values of it, as in {_head(change)}.KEY=VALUE"
             )
     config = from_yaml(run / "config.yaml", ServingConfig)
-    if is_continuous(run):  # no environments: probes and games are of its market
+    if kind_of_run(run) is ContinuousConfig:  # no environments: probes and games are of its market
         config.env.train = [EnvEntry(id="market", source="market", max_turns=100)]
     config.deployment, config.serve = service.deployment, service.serve
     if any(_head(o) == "hardware" for o in overrides):
@@ -251,15 +251,16 @@ def http_over(
     tokenizer = load_tokenizer(config.model)
     described = load_model_config(config.model).get_text_config()
     positions = getattr(described, "max_position_embeddings", None) or config.engine.max_model_len
+    stops = stop_token_ids(config.model, tokenizer)
     limits = Limits(
         model_len=min(config.engine.max_model_len, positions),
         vocab_size=described.vocab_size,
-        default_max_tokens=min(config.serve.default_max_tokens, config.engine.max_tokens),
-        temperature=config.engine.temperature,
-        top_p=config.engine.top_p,
+        defaults=dataclasses.replace(
+            config.engine.sampling(stops),
+            max_tokens=min(config.serve.default_max_tokens, config.engine.max_tokens),
+        ),
     )
-    stops = stop_token_ids(config.model, tokenizer)
-    answering = Answering(service, tokenizer, stops, limits, config.serve.model_name or config.name)
+    answering = Answering(service, tokenizer, limits, config.serve.model_name or config.name)
     return make_app(service, engine, answering, config.serve, token, metrics, ready=ready)
 
 

@@ -62,12 +62,73 @@ def gpus() -> tuple[Gpu, ...]:
 
     Respects CUDA_VISIBLE_DEVICES, indices and identifiers alike.
     """
+    try:
+        return tuple(
+            Gpu(
+                name=name,
+                memory=int(memory) * 2**20,
+                capability=float(capability),
+                index=int(index),
+                uuid=uuid,
+            )
+            for index, uuid, name, memory, capability in _ask(
+                "index", "uuid", "name", "memory.total", "compute_cap"
+            )
+        )
+    except ValueError:
+        return ()  # output of another form
+
+
+@value
+class GpuLoad:
+    """What a GPU does now. used, memory: bytes. power, limit: watts; None where not measured.
+
+    busy: share of the last moments (up to a second) in which it computed, 0..1; None as above.
+    """
+
+    index: int
+    name: str
+    used: int
+    memory: int
+    power: float | None = None
+    limit: float | None = None
+    busy: float | None = None
+
+
+def gpu_loads() -> tuple[GpuLoad, ...]:
+    """The load of each of ``gpus()``; empty where there are none or no tool. Takes milliseconds."""
+    fields = ("index", "name", "memory.used", "memory.total")
+    measured = ("power.draw", "power.limit", "utilization.gpu")
+    try:
+        return tuple(
+            GpuLoad(
+                index=int(index),
+                name=name,
+                used=int(used) * 2**20,
+                memory=int(memory) * 2**20,
+                power=_number(power),
+                limit=_number(limit),
+                busy=None if (percent := _number(busy)) is None else percent / 100,
+            )
+            for index, name, used, memory, power, limit, busy in _ask(*fields, *measured)
+        )
+    except ValueError:
+        return ()  # output of another form
+
+
+def _number(text: str) -> float | None:
+    """None for ``[N/A]`` and the like, of a GPU that does not measure it."""
+    return None if text.startswith("[") else float(text)
+
+
+def _ask(*fields: str) -> list[list[str]]:
+    """``fields`` of each GPU this process may use, by ``nvidia-smi``; empty without an answer."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     tool = shutil.which("nvidia-smi")
     if tool is None or (visible is not None and visible.strip() in ("", "-1")):
-        return ()
+        return []
     chosen = [] if visible is None else ["-i", visible]
-    query = "--query-gpu=index,uuid,name,memory.total,compute_cap"
+    query = f"--query-gpu={','.join(fields)}"
     try:
         done = subprocess.run(
             [tool, *chosen, query, "--format=csv,noheader,nounits"],
@@ -76,19 +137,13 @@ def gpus() -> tuple[Gpu, ...]:
             timeout=30,
             check=True,
         )
-        rows = [line.split(",") for line in done.stdout.splitlines() if line.strip()]
-        return tuple(
-            Gpu(
-                name=name.strip(),
-                memory=int(memory) * 2**20,
-                capability=float(capability),
-                index=int(index),
-                uuid=uuid.strip(),
-            )
-            for index, uuid, name, memory, capability in rows
-        )
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return ()  # no driver, or output of another form
+    except (OSError, subprocess.SubprocessError):
+        return []  # no driver
+    return [
+        [cell.strip() for cell in line.split(",")]
+        for line in done.stdout.splitlines()
+        if line.strip()
+    ]
 
 
 def ram() -> int | None:
@@ -254,7 +309,7 @@ def resolve_gpus(
         share = 1.0 / math.ceil((1 + num_engines) / gpus)
         return share, share
     left = max(1, gpus - num_learners)
-    return 1.0, 1.0 / math.ceil(num_engines / left)
+    return 1.0, 1.0 / max(1, math.ceil(num_engines / left))
 
 
 def resolve_threads(config: HardwareConfig, num_engines: int, num_learners: int) -> int | None:

@@ -19,6 +19,9 @@ from rlforge.tracking.view import ProgressView
 
 DisplayMode = Literal["auto", "rich", "notebook", "plain", "off"]
 
+#: Most seconds between two lines of ``plain`` about the games of a run.
+ALIVE_S = 10.0
+
 #: Most notes above the frame of a notebook; the newest are shown.
 NOTES = 8
 
@@ -27,7 +30,8 @@ class Display:
     """Shows each ``Progress`` it is given; a context manager.
 
     ``rich`` redraws one frame; ``plain`` prints a line per update (at most one per
-    ``plain_every_s`` seconds) and one per evaluation; ``off`` shows nothing. ``notebook`` redraws
+    ``plain_every_s`` seconds), one per evaluation, and one every ``ALIVE_S`` seconds in which no
+    update was printed; ``off`` shows nothing. ``notebook`` redraws
     the frame in one output of a Jupyter cell, from any thread. ``auto`` is ``notebook`` in Jupyter,
     ``rich`` on a terminal that can draw it and ``plain`` elsewhere.
 
@@ -63,6 +67,7 @@ class Display:
         self._plain_every_s = plain_every_s
         self._live: Live | NotebookFrame | None = None
         self._next_line = 0.0
+        self._last_line, self._last_report = time.monotonic(), 0.0
         self._printed_update = -1
         self._printed_evals: dict[tuple[str, str], int] = {}
         self._printed_end = False
@@ -108,12 +113,17 @@ class Display:
         """Lines for what has changed since the last call."""
         lines = []
         ended = progress.status != "running"
-        due = time.monotonic() >= self._next_line or ended
+        now = time.monotonic()
+        due = now >= self._next_line or ended
         is_new = progress.update > 0 and progress.update != self._printed_update
-        if is_new and due and not progress.window:
+        if progress.unit == "update" and due and is_new:
             lines.append(update_line(progress))
             self._printed_update = progress.update
-            self._next_line = time.monotonic() + self._plain_every_s
+            self._last_line, self._next_line = now, now + self._plain_every_s
+        elif progress.unit == "update" and not ended and now - self._last_line >= ALIVE_S:
+            if progress.updated_at > self._last_report:  # the run that is watched may be dead
+                lines.append(collection_line(progress))
+            self._last_line, self._last_report = now, progress.updated_at
         for row in progress.win_rates:
             key = (row.env_id, row.opponent)
             if self._printed_evals.get(key) != row.step:
@@ -121,11 +131,10 @@ class Display:
                 lines.append(eval_line(progress, row))
         if ended and not self._printed_end:
             self._printed_end = True
-            unit, games = (
-                ("window", "") if progress.window else ("update", f", {progress.games} games")
-            )
+            plays = progress.unit == "update" and _plays(progress)
+            games = f", {progress.games} games" if plays else ""
             lines.append(
-                f"[{duration(progress.elapsed_s)}] {progress.status} at {unit} "
+                f"[{duration(progress.elapsed_s)}] {progress.status} at {progress.unit} "
                 f"{progress.update}/{progress.total_updates}{games}"
             )
         return lines
@@ -181,15 +190,49 @@ def update_line(progress: Progress) -> str:
     parts = [
         f"[{duration(progress.elapsed_s)}] update {progress.update}/{progress.total_updates}",
     ]
-    for key, name in (("loss", "loss"), ("reward_mean", "reward"), ("grad_norm", "grad")):
+    for key, name in (
+        *(("loss", "loss"), ("validation_loss", "held-out")),
+        *(("reward_mean", "reward"), ("grad_norm", "grad")),
+    ):
         if progress.learner.get(key) is not None:
             parts.append(f"{name} {number(progress.learner[key])}")
-    parts.append(f"games {progress.games} ({progress.games_per_s:.1f}/s)")
-    parts.append(f"{progress.tokens_per_s:.0f} tok/s")
+    if _plays(progress):
+        parts.append(f"games {progress.games} ({progress.games_per_s:.1f}/s)")
+        parts.append(f"{progress.tokens_per_s:.0f} tok/s")
+    else:
+        parts.append(f"samples {progress.samples}")
+        parts.append(f"{progress.learner.get('tokens_per_s') or 0.0:.0f} tok/s")
     if progress.failed_games:
         parts.append(f"failed {progress.failed_games}")
     if progress.eta_s is not None and progress.status == "running":
         parts.append(f"ETA {duration(progress.eta_s)}")
+    return "  ".join(parts)
+
+
+def _plays(progress: Progress) -> bool:
+    """Whether the run plays games; only supervised fine-tuning has epochs, of its samples."""
+    return "epoch" not in progress.learner
+
+
+def collection_line(progress: Progress) -> str:
+    """What is under way between two updates, as a line of plain ASCII; tokens: of all engines."""
+    if not _plays(progress):
+        at = f"{min(progress.update + 1, progress.total_updates)}/{progress.total_updates}"
+        return f"[{duration(progress.elapsed_s)}] at update {at}"
+    tokens = sum(engine.tokens for engine in progress.engines)
+    rate = sum(engine.tok_s for engine in progress.engines)
+    running = sum(engine.running for engine in progress.engines)
+    doing = f"collecting for update {progress.update + 1}/{progress.total_updates}"
+    if progress.update == progress.total_updates:
+        doing = f"evaluating after update {progress.update}/{progress.total_updates}"
+    parts = [
+        f"[{duration(progress.elapsed_s)}] {doing}",
+        f"games {progress.games} ({progress.games_per_s:.1f}/s)",
+        f"{tokens} tokens ({rate:.0f} tok/s)",
+        f"{running} requests running",
+    ]
+    if progress.failed_games:
+        parts.append(f"failed {progress.failed_games}")
     return "  ".join(parts)
 
 

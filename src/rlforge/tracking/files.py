@@ -65,8 +65,12 @@ class RunPaths:
     scalars = RunFile("scalars.jsonl")
     #: Finished games, parquet.
     games = RunFile("games")
+    #: What a supervised run learns from and what it holds out, parquet.
+    samples = RunFile("samples")
     #: One folder per saved version.
     checkpoints = RunFile("checkpoints")
+    #: The versions that a continuous run served, one folder each.
+    deployed = RunFile("deployments/versions")
     #: The newest snapshot of the pool: entries, ratings and match counts.
     pool = RunFile("pool.json")
     #: Results, versions, seeds, wall time; its ``status`` says how the run ended.

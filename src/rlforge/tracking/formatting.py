@@ -79,8 +79,10 @@ def number(amount: float | None, digits: int = 4) -> str:
 
 
 def ending(record: GameRecord) -> str:
-    """The end of a game: ``finished``, ``invalid move by player 1``."""
+    """The end: ``finished``, ``invalid move by player 1``, ``context limit of player 0``."""
     reason = record.end_reason.replace("_", " ")
+    if record.cut_by is not None:
+        return f"{reason} of player {record.cut_by}"
     return reason if record.invalid_by is None else f"{reason} by player {record.invalid_by}"
 
 

@@ -1,4 +1,4 @@
-"""Named scalars, averaged for the sinks; what training games count as; confidence intervals."""
+"""Named scalars, averaged for the sinks; those of training games; confidence intervals."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import dataclasses
 import math
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from typing import Literal
 
 from rlforge.tracking.progress import CollectionRow
 from rlforge.types import GameRecord
 
-Outcome = Literal["win", "draw", "loss"]
-
 #: A metric's name starts with one of these, which say where it comes from.
-NAMESPACES = ("collection-", "evaluation-", "inference/", "learner/", "pool/", "window/")
+NAMESPACES = (
+    *("collection-", "evaluation-", "inference/", "learner/", "pool/", "window/"),
+    *("custom/", "system/"),
+)
 
 
 class Metrics:
@@ -75,23 +75,28 @@ class Metrics:
 def put_game(metrics: Metrics, record: GameRecord) -> None:
     """Add one finished game to ``metrics``, as ``collection-ENV/…``.
 
-    Per game: ``failed_rate``, ``game_length`` (turns), ``duration_s``, ``first_player_win_rate``.
+    Per game: ``failed_rate``, ``game_length`` (turns), ``duration_s``, ``first_player_win_rate``;
+    shares that a limit cut (``turn_limit_rate``, ``context_limit_rate``, ``timeout_rate``).
     Per trained seat: ``reward`` (raw), ``win_rate``, ``draw_rate``, ``loss_rate`` and
     ``invalid_game_rate`` (lost by its own invalid move). Per turn of a trained seat:
     ``format_success``, ``invalid_rate``, ``completion_length`` (tokens) and ``truncated_rate``
-    (answers cut at the token limit). A failed game counts only as failed.
+    (answers cut at the token limit); of conversations ``history_cut_rate``, how often a later turn
+    does not continue the tokens of the last one. A failed game counts only as failed.
     """
     prefix = f"collection-{record.spec.env_id}"
     metrics.put(f"{prefix}/failed_rate", float(record.error is not None))
     if record.error is not None:
         return
-    first_won = outcome(record.rewards, 0) == "win"
+    env = record.spec.env
+    first_won = env.outcome(record.rewards, 0) == "win"
     metrics.put(f"{prefix}/game_length", len(record.turns))
     metrics.put(f"{prefix}/duration_s", record.duration_s)
+    for reason in ("turn_limit", "context_limit", "timeout"):
+        metrics.put(f"{prefix}/{reason}_rate", float(record.end_reason == reason))
     metrics.put(f"{prefix}/first_player_win_rate", float(first_won))
-    trained = [seat.player_id for seat in record.spec.seats if seat.trained]
+    trained = record.spec.trained
     for player in trained:
-        result = outcome(record.rewards, player)
+        result = env.outcome(record.rewards, player)
         metrics.put(f"{prefix}/reward", record.rewards[player])
         for name in ("win", "draw", "loss"):
             metrics.put(f"{prefix}/{name}_rate", float(result == name))
@@ -103,6 +108,8 @@ def put_game(metrics: Metrics, record: GameRecord) -> None:
             metrics.put(f"{prefix}/invalid_rate", float(not turn.legal))
             metrics.put(f"{prefix}/completion_length", len(answer.token_ids))
             metrics.put(f"{prefix}/truncated_rate", float(answer.finish_reason == "length"))
+            if "history_cut" in turn.info:
+                metrics.put(f"{prefix}/history_cut_rate", float(turn.info["history_cut"]))
 
 
 def collection_rows(metrics: Metrics, games: Mapping[str, int]) -> tuple[CollectionRow, ...]:
@@ -121,26 +128,6 @@ def collection_rows(metrics: Metrics, games: Mapping[str, int]) -> tuple[Collect
         )
         for head in sorted(heads)
     )
-
-
-def outcome(rewards: Mapping[int, float], player_id: int) -> Outcome:
-    """The result of ``player_id``.
-
-    Several players: strictly the highest reward wins, a shared highest one is a draw. One player:
-    TextArena rewards the solved share (0..1), so 1 is a win and less is a loss.
-
-    Example:
-        >>> outcome({0: 1.0, 1: -1.0}, player_id=1)
-        'loss'
-    """
-    own = rewards[player_id]
-    others = [reward for player, reward in rewards.items() if player != player_id]
-    if not others:
-        return "win" if own >= 1.0 else "loss"
-    best = max(others)
-    if own == best:
-        return "draw"
-    return "win" if own > best else "loss"
 
 
 def wilson_interval(

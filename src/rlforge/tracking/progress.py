@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from rlforge.system.hardware import GpuLoad
 from rlforge.system.values import Codec
 from rlforge.types import EvalResult, value
 
@@ -117,12 +118,13 @@ def match_rows(matches: Mapping[str, Mapping[str, int]]) -> tuple[MatchRow, ...]
 
 @value
 class EngineRow:
-    """One engine: waiting and running requests, generated tokens per second."""
+    """One engine: waiting and running requests, tokens generated per second and so far."""
 
     name: str
     queued: int
     running: int
     tok_s: float
+    tokens: int = 0
 
 
 @value
@@ -135,7 +137,8 @@ class Progress:
     shares: of wall time in which engines, learner and neither worked (``engine_share``,
     ``learner_share``, ``idle_share``). coverage: per environment, the share of action n-grams that
     are distinct. win_rates by env and opponent; ratings and matches: highest first.
-    window: of continuous training, the last window in one line; its updates are windows.
+    gpus: those of the machine that started the run; none without the driver's tool.
+    unit: what ``update`` counts. window: of continuous training, the last window in one line.
     """
 
     run_name: str
@@ -159,6 +162,8 @@ class Progress:
     ratings: tuple[RatingRow, ...] = ()
     matches: tuple[MatchRow, ...] = ()
     engines: tuple[EngineRow, ...] = ()
+    gpus: tuple[GpuLoad, ...] = ()
+    unit: Literal["update", "window"] = "update"
     window: str = ""
 
     def to_json(self) -> dict[str, Any]:

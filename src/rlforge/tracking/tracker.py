@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlforge.config.schema import TrackerConfig
+from rlforge.system.hardware import GpuLoad
 from rlforge.system.values import Codec
 from rlforge.tracking.files import JsonlFile, create_run, read_jsonl, write_json
 from rlforge.tracking.metrics import Metrics, collection_rows, put_game
@@ -87,6 +88,8 @@ class Tracker:
         self._ratings: tuple[RatingRow, ...] = ()
         self._matches: tuple[MatchRow, ...] = ()
         self._coverage: dict[str, float] = {}
+        self._gpus: tuple[GpuLoad, ...] = ()
+        self._since_update: dict[str, list[float]] = defaultdict(list)
         self._next_flush = clock() + cfg.flush_every_s
         self._restore_counters()
         self._write_summary({})
@@ -103,6 +106,7 @@ class Tracker:
 
     def _restore_counters(self) -> None:
         """Set the counters to those of the last lines of metrics.jsonl and evals.jsonl."""
+        self._since_update.clear()
         self._games: Counter[str] = Counter()
         self._earlier_games = self._failed = self._tokens = self._samples = self._update = 0
         self._win_rates: dict[tuple[str, str], WinRateRow] = {}
@@ -123,14 +127,29 @@ class Tracker:
 
     # ------------------------------------------------------------ input
 
-    def put(self, key: str, number: float) -> None:
-        """A further scalar in an existing namespace: ``learner/my_metric``.
-
-        Raises:
-            ValueError: the key is in no namespace.
-        """
-        self._metrics.put(key, number)
+    def log_scalars(self, means: Mapping[str, float]) -> None:
+        """Means of what users' code reported: ``custom/NAME``, also in the next update's line."""
+        for key, mean in means.items():
+            self._put(key, mean)
         self.tick()
+
+    def log_gpus(self, loads: Sequence[GpuLoad]) -> None:
+        """The machine's GPUs now: ``system/gpu-N/…``, also in the next update's line.
+
+        ``memory_gb`` (GiB in use), ``power_w`` and ``busy`` (0..1), as far as they are measured.
+        """
+        self._gpus = tuple(loads)
+        for load in loads:
+            figures = {"memory_gb": load.used / 2**30, "power_w": load.power, "busy": load.busy}
+            for name, number in figures.items():
+                if number is not None:
+                    self._put(f"system/gpu-{load.index}/{name}", number)
+        self.tick()
+
+    def _put(self, key: str, number: float) -> None:
+        """A value for the sinks, whose mean also is in the next update's line."""
+        self._metrics.put(key, number)
+        self._since_update[key].append(number)
 
     def add_games(self, records: Sequence[GameRecord]) -> None:
         """Finished training games: ``collection-ENV/…``."""
@@ -169,15 +188,17 @@ class Tracker:
     def log_inference(self, engine_name: str, stats: Mapping[str, float]) -> None:
         """The load of an engine: ``inference/ENGINE/…``.
 
-        stats: ``queued``, ``running`` (requests) and ``tok_s`` (tokens generated per second).
+        stats: ``queued``, ``running`` (requests), ``tok_s`` (tokens generated per second),
+        ``tokens``, generated so far in this process, and what else the engine counts.
         """
         self._engines[engine_name] = EngineRow(
             name=engine_name,
             queued=int(stats["queued"]),
             running=int(stats["running"]),
             tok_s=float(stats["tok_s"]),
+            tokens=int(stats["tokens"]),
         )
-        for name in ("queued", "running", "tok_s"):
+        for name in stats.keys() - {"tokens"}:
             self._metrics.put(f"inference/{engine_name}/{name}", stats[name])
         self.tick()
 
@@ -213,8 +234,10 @@ class Tracker:
                 **self._counts(),
                 "failed_games": self._failed,
                 **self._metrics.means("collection-"),
+                **{key: sum(each) / len(each) for key, each in self._since_update.items()},
             }
         )
+        self._since_update.clear()
         self._publish()
         self.tick()
 
@@ -287,6 +310,7 @@ class Tracker:
             ratings=self._ratings,
             matches=self._matches,
             engines=tuple(self._engines[name] for name in sorted(self._engines)),
+            gpus=self._gpus,
         )
 
     def tick(self) -> None:

@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rlforge.system.hardware import GpuLoad
 from rlforge.tracking.formatting import (
     LEARNER_LABELS,
     count,
@@ -204,8 +205,11 @@ def _machine(p: Progress) -> RenderableType:
     for engine in p.engines:
         table.add_row(
             Text(engine.name, overflow="fold"),
-            f"{engine.running} running, {engine.queued} queued\n{per_second(engine.tok_s)} tokens",
+            f"{engine.running} running, {engine.queued} queued\n"
+            f"{count(engine.tokens)} tokens ({per_second(engine.tok_s)})",
         )
+    for gpu in p.gpus:
+        table.add_row(f"GPU {gpu.index}", _load(gpu))
     if (staleness := p.learner.get("lag_mean")) is not None:
         table.add_row("staleness", f"{number(staleness, 2)} updates")
     gap, most = p.learner.get("logprob_gap_mean"), p.learner.get("logprob_gap_max")
@@ -218,6 +222,16 @@ def _machine(p: Progress) -> RenderableType:
     style = "red" if p.failed_games else ""
     table.add_row("failed games", Text(count(p.failed_games), style=style))
     return table
+
+
+def _load(gpu: GpuLoad) -> str:
+    """Memory, power and share of busy time, as far as they are measured."""
+    parts = [f"{gpu.used / 2**30:.1f}/{gpu.memory / 2**30:.0f} GiB"]
+    if gpu.power is not None:
+        parts.append(f"{gpu.power:.0f}" + (f"/{gpu.limit:.0f} W" if gpu.limit else " W"))
+    if gpu.busy is not None:
+        parts.append(percent(gpu.busy))
+    return "  ".join(parts)
 
 
 def _share_bar(share: float | None) -> RenderableType:

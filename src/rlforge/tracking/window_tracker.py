@@ -39,6 +39,7 @@ class WindowTracker(Tracker):
             scalars |= _numbers("learner", update)
         for name, scalar in scalars.items():
             self._metrics.put(name, scalar)
+        self._since_update.clear()
         self._pace.update(self._elapsed(), self._counts())
         self.flush()
         self._write_summary({})
@@ -63,7 +64,7 @@ class WindowTracker(Tracker):
 
     def progress(self) -> Progress:
         """Everything the display shows, as of now; ``window``: the one that was finished last."""
-        return dataclasses.replace(super().progress(), window=self._window)
+        return dataclasses.replace(super().progress(), unit="window", window=self._window)
 
     def tick(self) -> None:
         """Publish once a second; the sinks get one step per window."""
@@ -126,8 +127,9 @@ def _update_row(row: Row, update: Row) -> dict[str, Any]:
 
 
 def _numbers(prefix: str, figures: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers among ``figures``; those of users' code have their own namespace."""
     return {
-        f"{prefix}/{name}": float(value)
+        name if name.startswith("custom/") else f"{prefix}/{name}": float(value)
         for name, value in figures.items()
         if _is_number(value) and math.isfinite(value)
     }

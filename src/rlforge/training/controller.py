@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,17 @@ from rlforge.actors.colocation import update_in_turn
 from rlforge.actors.engine import EngineReport
 from rlforge.actors.process import restarted
 from rlforge.config.schema import RunConfig
-from rlforge.rollout.evaluation import plan_evaluation, summarise
-from rlforge.rollout.lineup import eval_envs, eval_opponents
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.system.utilisation import Utilisation
 from rlforge.system.values import Codec
+from rlforge.training.evaluations import Evaluations
 from rlforge.training.lifecycle import RunContext
 from rlforge.training.resume import BEFORE_ALL, Retention, rewind
-from rlforge.types import Checkpoint, EvalResult, PolicyRef
+from rlforge.types import Checkpoint, GameRecord, GameSpec, PolicyRef
 
 log = logging.getLogger(__name__)
 
-_CHECKPOINTS, _EVALS = Codec(Checkpoint, form="json"), Codec(EvalResult, form="json")
+_CHECKPOINTS = Codec(Checkpoint, form="json")
 
 ENGINE_POLL_S = 5.0
 """Seconds between throughput reports of the engines."""
@@ -60,16 +59,20 @@ class GameController:
         self._actors, self._note = context.actors, context.note
         self._newest = Checkpoint(uid=step_name(0), version=0, path=config.learner.initial_adapter)
         self._retention = Retention(self._run_dir / "checkpoints", config.learner.keep_checkpoints)
+        collectors, record = (
+            list(self._actors.of("collector")),
+            self._actors.tracker.add_eval.remote,
+        )
+        self._evaluations = Evaluations(config, collectors, self._play, record)
         self._version = 0
-        self._evals: dict[tuple[str, str], EvalResult] = {}
         self._interrupted = False
-        self._evaluation: asyncio.Task[None] | None = None
         self._publication: asyncio.Task[None] | None = None
         self._state_saved = 0
         self._started = context.started
         self._engine_reports: dict[str, tuple[float, EngineReport]] = {}
         self._utilisation = Utilisation(time.time())
         self._restarts = 0
+        self._restarting: set[str] = set()
 
     def stop(self) -> None:
         self._interrupted = True
@@ -84,15 +87,9 @@ class GameController:
             "total_updates": self._config.learner.total_updates,
             "seed": self._config.seed,
             "restarts": self._restarts,
-            "objective": self._objective(),
+            "objective": self._evaluations.objective(),
             **self._utilisation.shares(time.time()),
         }
-
-    def _objective(self) -> float:
-        """The mean win rate of the last evaluations, without that against ``base``."""
-        rates = [result.win_rate for result in self._evals.values() if result.opponent != "base"]
-        rates = rates or [result.win_rate for result in self._evals.values()]
-        return sum(rates) / len(rates) if rates else 0.0
 
     # ---------------------------------------------------------------- the loops
 
@@ -100,6 +97,7 @@ class GameController:
         """Collectors, the engine watch and the learn loop side by side; any failure ends all."""
         async with asyncio.TaskGroup() as group:
             self._group = group
+            self._evaluations.begin(group, self._run_dir)
             others = [group.create_task(self._watch_engines())]
             others += [
                 group.create_task(self._call(name, "train"))
@@ -108,6 +106,9 @@ class GameController:
             self._utilisation = Utilisation(time.time())
             if self._version == 0:
                 self._evaluate(edge=True)
+            else:  # resumed
+                self._evaluate_if_due()
+                self._evaluations.follow(self._newest)
             await self._learn()
             await self._actors.buffer.stop.remote()
             await self._finish()
@@ -117,7 +118,7 @@ class GameController:
 
     async def _learn(self) -> None:
         """Draw, update, save, publish: one round is one policy version."""
-        learner, every = self._config.learner, self._config.eval.every
+        learner = self._config.learner
         update: Callable[[Any], Any] = self._actors.learner.update
         if self._hardware.alternate:
             update = partial(update_in_turn, self._actors, self._call, self._run_dir)
@@ -130,22 +131,21 @@ class GameController:
             result, span = await update(batch)
             self._version = result.version
             self._utilisation.learner_worked(span)
-            figures = {
-                "restarts": self._restarts,
-                "buffer_size": await self._actors.buffer.size.remote(),
-            }
+            custom = await self._actors.custom_scalars()
+            self._actors.tracker.log_scalars.remote(custom)
+            figures = {"restarts": self._restarts, **await self._actors.buffer.figures.remote()}
             self._actors.tracker.log_learner.remote(
                 result, self._utilisation.shares(time.time()) | figures
             )
             last = self._version == learner.total_updates
             if last:  # before it is published: no update would use its games
                 await self._actors.buffer.stop.remote()
+                self._evaluations.close()
             if self._version % learner.save_every == 0 or last:
                 await self._save()
             if self._version % learner.state_every == 0:
                 await self._save_state()
-            if every and self._version % every == 0 and not last:
-                self._evaluate(edge=False)
+            self._evaluate_if_due()
 
     async def _save(self) -> None:
         """Write the version, and publish it while the next update is made."""
@@ -163,7 +163,10 @@ class GameController:
         snapshot = await self._actors.pool.add_checkpoint.remote(checkpoint)
         await self._actors.buffer.set_version.remote(checkpoint.version)
         self._actors.tracker.log_pool.remote(snapshot)
-        self._retention.prune(await self._actors.pool.needed.remote(), checkpoint.version)
+        if checkpoint.version:  # version 0 has the evaluation of the start
+            self._evaluations.follow(checkpoint)
+        needed = self._evaluations.needed | await self._actors.pool.needed.remote()
+        self._retention.prune(needed, checkpoint.version)
 
     async def _load(self, policy: PolicyRef) -> None:
         await asyncio.gather(
@@ -189,7 +192,6 @@ class GameController:
             "pool": pool,
             "buffer": buffer,
             "newest": _CHECKPOINTS.encode(self._newest),
-            "evals": [_EVALS.encode(result) for result in self._evals.values()],
         }
         await self._actors.learner.save_state(self._version, state)
 
@@ -214,9 +216,6 @@ class GameController:
         state = await self._actors.learner.load_state(path.name)
         self._version = self._state_saved = version
         self._newest = _CHECKPOINTS.decode(state["newest"])
-        for row in state["evals"]:
-            result = _EVALS.decode(row)
-            self._evals[result.env_id, result.opponent] = result
         await asyncio.gather(
             self._actors.pool.load_state_dict.remote(state["pool"]),
             self._actors.buffer.load_state_dict.remote(state["buffer"]),
@@ -230,55 +229,32 @@ class GameController:
     async def _finish(self) -> None:
         """Save the last version with its state; unless interrupted, evaluate it."""
         await self._save_state() if self._version else await self._published()
-        if self._evaluation is not None:
-            if self._interrupted:
-                self._evaluation.cancel()
-            else:
-                await self._evaluation
-        if not self._interrupted:
+        if self._interrupted:
+            self._evaluations.cancel()
+        else:
+            self._evaluations.close()
+            await self._evaluations.finish()
             self._evaluate(edge=True)
-            if self._evaluation is not None:
-                await self._evaluation
+            await self._evaluations.finish()
         await self._look_at_engines()
         self._actors.tracker.log_pool.remote(await self._actors.pool.snapshot.remote())
 
     # ---------------------------------------------------------------- evaluations, engine reports
 
     def _evaluate(self, *, edge: bool) -> None:
-        """Evaluate the newest version in the background, after any earlier evaluation.
+        """Evaluate the newest saved version. edge: at the start or the end of training."""
+        self._evaluations.evaluate(self._newest, self._published, edge=edge)
 
-        edge: at the start or the end of training, with ``final_games``.
-        """
-        before = self._evaluation
-        checkpoint, step = self._newest, self._version
-        settings = self._config.eval
-        games = settings.final_games if edge and settings.final_games else settings.games
-        specs = plan_evaluation(
-            eval_envs(self._config),
-            eval_opponents(self._config),
-            checkpoint.policy(),
-            games,
-            step=step,
-            seed=self._config.seed,
-            max_games=settings.max_games_per_checkpoint,
-        )
+    def _evaluate_if_due(self) -> None:
+        """After every ``eval.every`` updates; the last version is evaluated at the end."""
+        settings, last = self._config.eval, self._version == self._config.learner.total_updates
+        due = settings.every and self._version % settings.every == 0
+        if due and not last and not settings.continuous:
+            self._evaluate(edge=False)
 
-        async def evaluate() -> None:
-            if before is not None:
-                await before
-            await self._published()
-            collectors = self._actors.of("collector")
-            shares = await asyncio.gather(
-                *(
-                    self._call(name, "evaluate", specs[index :: len(collectors)])
-                    for index, name in enumerate(collectors)
-                )
-            )
-            for result in summarise([record for share in shares for record in share], step):
-                self._evals[(result.env_id, result.opponent)] = result
-                self._actors.tracker.add_eval.remote(result)
-
-        self._evaluation = self._group.create_task(self._retention.during(evaluate, checkpoint.uid))
+    async def _play(self, collector: str, specs: Sequence[GameSpec]) -> list[GameRecord]:
+        records: list[GameRecord] = await self._call(collector, "evaluate", specs)
+        return records
 
     async def _watch_engines(self) -> None:
         while True:
@@ -315,10 +291,14 @@ class GameController:
                 return await getattr(actor, method).remote(*arguments)
             except ray.exceptions.ActorUnavailableError as error:
                 log.warning("%s died and is restarted: %s", name, error)
-                if name.startswith("collector"):  # engines: see ``_look_at_engines``
-                    self._count_restart(name)
+                if name not in self._restarting:  # the first of the calls that failed with it
+                    self._restarting.add(name)
+                    if name.startswith("collector"):  # engines: see ``_look_at_engines``
+                        self._count_restart(name)
+                if method == "train":
                     await self._actors.buffer.release_all.remote(name)
                 await restarted(actor, name)
+                self._restarting.discard(name)
 
     def _count_restart(self, name: str) -> None:
         self._restarts += 1

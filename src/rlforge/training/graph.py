@@ -13,6 +13,7 @@ from rlforge.actors.specs import ActorSpec, RunGraph
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
 from rlforge.config.serving import ServingConfig
+from rlforge.config.sft import SftConfig
 from rlforge.system.hardware import Machine, resolve_hardware
 
 
@@ -33,6 +34,8 @@ def build_graph(config: PolicyConfig, machine: Machine) -> RunGraph:
         return _continuous_graph(config, hardware)
     if isinstance(config, ServingConfig):
         return _serving_graph(config, hardware)
+    if isinstance(config, SftConfig):
+        return _sft_graph(config, hardware)
     assert isinstance(config, RunConfig)
     return _game_graph(config, hardware)
 
@@ -69,7 +72,7 @@ def _game_graph(config: RunConfig, hardware: HardwareConfig) -> RunGraph:
                 replicas=config.collector.num_collectors,
                 replicas_key="collector.num_collectors",
                 restarts=config.collector.max_restarts,
-                concurrency=16,
+                concurrency=1000,  # a call for each game of ``eval.continuous``
                 placement_group="rollout",
                 sends=(
                     ("engine", "prompt ids, sampling parameters, policy"),
@@ -114,6 +117,17 @@ def _continuous_graph(config: ContinuousConfig, hardware: HardwareConfig) -> Run
             ),
         )
     )
+
+
+def _sft_graph(config: SftConfig, hardware: HardwareConfig) -> RunGraph:
+    samples = ActorSpec(
+        name="samples",
+        actor=None,
+        config=_groups(config, "data", "env"),
+        sends=(("learner", "TrainBatch"),),
+    )
+    learner = _learner(config, hardware, ("tracker", "UpdateResult"))
+    return RunGraph(nodes=(_tracker(config), samples, learner))
 
 
 def _serving_graph(config: ServingConfig, hardware: HardwareConfig) -> RunGraph:

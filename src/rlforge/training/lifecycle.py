@@ -29,13 +29,15 @@ from rlforge.config.compose import to_yaml
 from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import ConfigError, RlforgeError
-from rlforge.rollout.lineup import eval_opponents, fixed_opponents
+from rlforge.rollout.lineup import eval_pairings, fixed_opponents
 from rlforge.system.checkpoint import step_name
+from rlforge.system.hardware import gpu_loads
 from rlforge.system.locks import RunLock
 from rlforge.system.loops import wait_for
 from rlforge.tracking.display import Display
 from rlforge.tracking.files import open_log
 from rlforge.tracking.report import write_report
+from rlforge.tracking.scalars import taken
 from rlforge.training.graph import to_json
 from rlforge.types import PolicyRef, value
 
@@ -44,6 +46,10 @@ ONE_SIGNAL_S = 1.0
 
 POLL_S = 0.5
 """Seconds between readings of the tracker's progress for the display."""
+
+
+GPU_POLL_S = 5.0
+"""Seconds between readings of the GPUs."""
 
 
 @value
@@ -165,12 +171,16 @@ async def _live(
     """Train, with signals handled and progress shown; close the tracker with the summary."""
     tracker = context.actors.tracker
     interrupts.connect(controller.stop, context.note)
+    taken()  # of what this process did before the run
     try:
         async with asyncio.TaskGroup() as group:
-            showing = group.create_task(_show_progress(tracker, display))
+            watching = [group.create_task(_show_progress(tracker, display))]
+            if context.hardware.device == "cuda":
+                watching.append(group.create_task(_watch_gpus(tracker)))
             await controller.begin(resume=resume)
             complete = await controller.run()
-            showing.cancel()
+            for task in watching:
+                task.cancel()
     except (BaseExceptionGroup, ray.exceptions.RayError, RlforgeError) as error:
         failure = explained(error, context.actors, context.run_dir, context.config.command)
         with contextlib.suppress(ray.exceptions.RayError):  # it may be the tracker that died
@@ -179,6 +189,7 @@ async def _live(
         raise failure from None
     finally:
         await controller.close()
+    tracker.log_scalars.remote(await context.actors.custom_scalars())
     status = "done" if complete else "interrupted"
     wall_s = time.time() - context.started
     summary = {"status": status, "wall_s": wall_s, **controller.summary()}
@@ -195,6 +206,14 @@ async def _show_progress(tracker: Any, display: Display) -> None:
     while True:
         display.show(await tracker.progress.remote())
         await asyncio.sleep(POLL_S)
+
+
+async def _watch_gpus(tracker: Any) -> None:
+    """Report power and memory of the GPUs of this machine, where it has the driver's tool."""
+    while True:
+        if loads := await asyncio.to_thread(gpu_loads):
+            tracker.log_gpus.remote(loads)
+        await asyncio.sleep(GPU_POLL_S)
 
 
 class _Interrupts:
@@ -291,7 +310,7 @@ def _check_policies(config: PolicyConfig) -> None:
     named: dict[str, tuple[PolicyRef, ...]] = {"learner.initial_adapter": (version,)}
     if isinstance(config, RunConfig):
         named["pool.fixed_opponents"] = fixed_opponents(config)
-        named["eval.opponents"] = eval_opponents(config)
+        named |= {pairing.key: pairing.opponents for pairing in eval_pairings(config)}
     for key, policies in named.items():
         try:
             check_playable(policies, config)

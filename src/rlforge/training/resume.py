@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 from rlforge.errors import CheckpointError, RunError
@@ -34,23 +33,14 @@ class Retention:
     def __init__(self, root: Path, keep: int | None) -> None:
         """root: the folder of the checkpoints."""
         self._root, self._keep = root, keep
-        self._measured: Counter[str] = Counter()
         #: Uids that a run resumed from the newest saved state needs.
         self.resumable: Collection[str] = ()
-
-    async def during(self, evaluation: Callable[[], Awaitable[None]], uid: str) -> None:
-        """Await ``evaluation``, which needs version ``uid`` until its end."""
-        self._measured[uid] += 1
-        try:
-            await evaluation()
-        finally:
-            self._measured[uid] -= 1
 
     def prune(self, needed: Collection[str], published: int | None = None) -> None:
         """Delete the versions that need not stay.
 
-        needed: uids that must stay. published: the newest version that engines have; it and later
-        ones stay too.
+        needed: uids that games and evaluations may ask for. published: the newest version that
+        engines have; it and later ones stay too.
         """
         if self._keep is None:
             return
@@ -59,8 +49,7 @@ class Retention:
             for path in list_checkpoints(self._root)
             if published is not None and checkpoint_version(path) >= published
         }
-        measured = {uid for uid, number in self._measured.items() if number}
-        prune(self._root, self._keep, protected={*needed, *coming, *measured, *self.resumable})
+        prune(self._root, self._keep, protected={*needed, *coming, *self.resumable})
 
 
 def check_resumable(run_dir: Path, total_updates: int) -> None:
@@ -92,6 +81,6 @@ def rewind(run_dir: Path, version: int) -> None:
         if checkpoint_version(path) > version:
             log.info("dropping %s, made after the state that is resumed", path.name)
             shutil.rmtree(path)
-    for path in (run_dir / "batches").glob("batch-*.parquet"):
+    for path in (run_dir / "batches").glob("batch-*.*"):
         if int(path.stem.removeprefix("batch-")) > version:
             path.unlink()

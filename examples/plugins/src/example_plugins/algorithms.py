@@ -7,23 +7,23 @@ from rlforge import AlgorithmConfig, Positive, Reinforce, Step, Targets
 
 
 @dataclass
-class RlooConfig(AlgorithmConfig):
-    """Settings of RLOO: those of every algorithm, and one more."""
+class BatchMeanConfig(AlgorithmConfig):
+    """Settings of BatchMean: those of every algorithm, and one more."""
 
     #: Largest advantage, of either sign.
     clip: Positive = 5.0
 
 
-class Rloo(Reinforce):
-    """Each reward against the mean of the others in its batch (Kool et al. 2019)."""
+class BatchMean(Reinforce):
+    """REINFORCE with each reward against the mean of its batch, cut at ``clip``."""
 
-    config_class = RlooConfig
-    config: RlooConfig
+    config_class = BatchMeanConfig
+    config: BatchMeanConfig
 
     def targets(self, steps: Sequence[Step], values: Sequence[float] | None) -> Targets:
         """The advantages; the loss is that of REINFORCE."""
-        total, others, clip = sum(s.reward for s in steps), max(1, len(steps) - 1), self.config.clip
-        raw = [step.reward - (total - step.reward) / others for step in steps]
+        clip, mean = self.config.clip, sum(step.reward for step in steps) / len(steps)
+        raw = [step.reward - mean for step in steps]
         clipped = sum(abs(advantage) > clip for advantage in raw) / len(raw)
         advantages = tuple(max(-clip, min(clip, advantage)) for advantage in raw)
         return Targets(advantages=advantages, metrics={"clipped_advantages": clipped})

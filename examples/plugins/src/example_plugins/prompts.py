@@ -4,7 +4,11 @@ import re
 
 from rlforge import Extractor, Template
 
-SHORT = Template(instruction="Choose one of the actions.", open="Q: ", close="\nA:")
+SHORT = Template(
+    user="Choose one of the actions.\n\nQ: {observation}\n\n{request}",
+    later="Q: {observation}\n\n{request}",  # in conversations, after the first turn
+    assistant="\nA:",  # the opening of every answer
+)
 
 
 def read_first_number(answer: str) -> str | None:

@@ -29,6 +29,10 @@ class TurnCost:
     def __call__(self, trajectory: Trajectory, step_index: int, base_reward: float) -> float:
         return base_reward - self.cost
 
+    def notes(self, trajectory: Trajectory, step_index: int) -> dict[str, float]:
+        """Kept in ``Step.info``; the mean over each batch is the metric ``info/turns_left``."""
+        return {"turns_left": len(trajectory.turns) - 1 - step_index}
+
 
 @dataclass
 class Squash:

@@ -41,6 +41,13 @@ class WarmupMarket:
         return f"market-{self.accounts}"
 
 
+#: Fields of ``EnvSpec`` that enter a digest. Those added later change no model, and its name stays.
+_OF_GAMES = (
+    *("id", "source", "num_players", "max_turns", "timeout_s", "error_allowance", "weight"),
+    *("prompt_template", "action_extraction"),
+)
+
+
 @value
 class TinyRecipe:
     """A small Llama (Touvron et al. 2023) and its supervised warm-up.
@@ -81,7 +88,11 @@ class TinyRecipe:
 
     def digest(self) -> str:
         """Ten hex digits that identify this recipe."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        described = dataclasses.asdict(self)
+        for game in described["games"]:
+            if "env" in game:
+                game["env"] = {name: game["env"][name] for name in _OF_GAMES}
+        text = json.dumps(described, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 

@@ -69,6 +69,8 @@ def token_bytes(job: EngineJob) -> int:
 def sequence_bytes(job: EngineJob) -> int:
     """One running sequence of full length, with the spare room of its cache.
 
+    Keys and values kept for the next turn of a conversation have the room that running sequences
+    leave (``engine.cache_tokens``), and need no more.
     Aligned rows grow by a quarter (``rlforge.engines.cache``) and so take up to 5/4 of their
     content. They grow one layer at a time, whose old and new room exist together for a moment.
     With several versions each has room for up to an eighth more rows than it runs.

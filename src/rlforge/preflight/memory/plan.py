@@ -166,9 +166,12 @@ def make_plan(
     resting = idle if alternate else learner
     per_sequence = engine_memory.sequence_bytes(job)
     room = min(
-        (card.usable - resting.total * card.learners) // card.engines
-        for card in cards
-        if card.engines
+        (
+            (card.usable - resting.total * card.learners) // card.engines
+            for card in cards
+            if card.engines
+        ),
+        default=0,  # supervised fine-tuning has no engine
     )
     left = max(0.0, room / capacity)
     share = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import groupby, pairwise
+from typing import Any
 
 from rlforge.tracking.formatting import number
 from rlforge.tracking.report.html import Html, el
@@ -39,23 +40,46 @@ class Series:
     colour: str = "c0"
 
 
-def line_chart(
-    title: str,
-    series: Sequence[Series],
-    *,
-    shares: bool = False,
-    smooth: bool = False,
-    x_name: str = "update",
-) -> Html | None:
-    """A figure with all ``series``; None when they have no points at all.
+@value
+class Chart:
+    """A line chart: what it shows, and how.
 
     shares: y in percent, from 0 to 100 or, where no value is above one half, to the highest.
     smooth: draw the trailing mean of long series over the raw values.
     """
-    shown = [thin(one) for one in series]
-    shown = [one for one in shown if any(y is not None for y in one.ys)]
+
+    title: str
+    series: Sequence[Series]
+    shares: bool = False
+    smooth: bool = False
+    x_name: str = "update"
+
+    @property
+    def shown(self) -> list[Series]:
+        """The series that have points, thinned."""
+        thinned = [thin(one) for one in self.series]
+        return [one for one in thinned if any(y is not None for y in one.ys)]
+
+
+def line_chart(title: str, series: Sequence[Series], **how: Any) -> Html | None:
+    """``figure`` of the chart that the arguments describe."""
+    return figure(Chart(title=title, series=series, **how))
+
+
+def figure(chart: Chart) -> Html | None:
+    """The chart with its title and legend; None when its series have no points at all."""
+    shown = chart.shown
     if not shown:
         return None
+    return el("figure", el("figcaption", chart.title), _legend(shown), plot(chart, shown))
+
+
+def plot(chart: Chart, shown: Sequence[Series], **place: float) -> Html:
+    """The lines and axes of a chart whose series ``shown`` has points, an ``svg`` element.
+
+    place: further attributes of the element.
+    """
+    shares, x_name = chart.shares, chart.x_name
     xs = sorted({x for one in shown for x in one.xs})
     low, high = _range(shown)
     if shares:
@@ -76,14 +100,14 @@ def line_chart(
     for one in shown:
         parts += _band(one, at_x, at_y)
         window = max(len(one.xs) // 15, 5)
-        smoothed = smooth and len(one.xs) >= SMOOTH_FROM
+        smoothed = chart.smooth and len(one.xs) >= SMOOTH_FROM
         parts += _line(one.xs, one.ys, at_x, at_y, f"line {one.colour}{' raw' * smoothed}")
         if smoothed:
             parts += _line(one.xs, trailing_mean(one.ys, window), at_x, at_y, f"line {one.colour}")
     parts += _hover(shown, xs, at_x, say, x_name)
-    label = f"{title}: {len(xs)} points, {x_name} {number(first)} to {number(xs[-1])}"
-    picture = el("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
-    return el("figure", el("figcaption", title), _legend(shown), picture)
+    label = f"{chart.title}: {len(xs)} points, {x_name} {number(first)} to {number(xs[-1])}"
+    box = f"0 0 {WIDTH} {HEIGHT}"
+    return el("svg", *parts, viewBox=box, role="img", aria_label=label, **place)
 
 
 def thin(one: Series, most: int = MOST_POINTS) -> Series:

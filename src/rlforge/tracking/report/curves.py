@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rlforge.tracking.formatting import LEARNER_LABELS
-from rlforge.tracking.report.charts import COLOURS, Series, line_chart
+from rlforge.tracking.report.charts import COLOURS, Chart, Series, figure, line_chart
 from rlforge.tracking.report.data import Row, RunData
 from rlforge.tracking.report.html import Html, el, fold
 
@@ -20,6 +20,8 @@ _LEARNER_MORE = {
     "lag_max": "staleness, max",
     "clip_fraction": "clipped ratios",
     "value_loss": "value loss",
+    "validation_loss": "held-out loss",
+    "validation_answer_prob": "probability of a held-out answer",
 }
 #: Keys of metrics.jsonl that are no learner metrics; other sections show them.
 _NOT_LEARNER = {
@@ -63,10 +65,10 @@ def charts(figures: Iterable[Html | None]) -> Html | None:
     return el("div", *drawn, cls="charts") if drawn else None
 
 
-def win_rates(run: RunData) -> Html | None:
-    """One chart per environment and opponent."""
+def outcomes(run: RunData) -> list[Chart]:
+    """Wins, draws and losses over the updates, for each environment and opponent."""
     pairs = dict.fromkeys((row["env_id"], row["opponent"]) for row in run.evals)
-    figures = []
+    drawn = []
     for env, opponent in pairs:
         rows = [row for row in run.evals if (row["env_id"], row["opponent"]) == (env, opponent)]
         steps = [row["step"] for row in rows]
@@ -85,12 +87,18 @@ def win_rates(run: RunData) -> Html | None:
             Series(name="draw", xs=steps, ys=draws, colour="draw"),
             Series(name="loss", xs=steps, ys=losses, colour="loss"),
         ]
-        figures.append(line_chart(f"{env} vs {opponent}", [win, *others], shares=True))
+        title = f"{env} vs {opponent}"
+        drawn.append(Chart(title=title, series=[win, *others], shares=True))
+    return drawn
+
+
+def win_rates(run: RunData) -> Html | None:
+    """One chart per environment and opponent."""
     return section(
         "Evaluation",
         "Seat-swapped games of the policy after each number of updates; the band is the 95 % "
         "confidence interval of the win rate.",
-        charts(figures),
+        charts(figure(chart) for chart in outcomes(run)),
     )
 
 

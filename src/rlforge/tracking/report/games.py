@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from rlforge.tracking.formatting import ending, number, percent
 from rlforge.tracking.game_files import GameIndex, read_games
-from rlforge.tracking.metrics import Outcome, outcome
 from rlforge.tracking.report.curves import section
 from rlforge.tracking.report.data import RunData
 from rlforge.tracking.report.html import Html, el, join
-from rlforge.types import GameRecord, Seat, Turn
+from rlforge.types import GameRecord, Outcome, Seat, Turn
 
 #: Most turns of a game; of a longer one, equally many from its start and its end.
 MOST_TURNS = 24
@@ -53,7 +52,7 @@ def choose(games: Sequence[GameIndex]) -> dict[str, GameIndex]:
             focus = _focus(game)
             if focus.policy.version != newest:
                 continue
-            if outcome(game.rewards, focus.player_id) == result:
+            if game.spec.env.outcome(game.rewards, focus.player_id) == result:
                 chosen[f"Evaluation: a {result} of {focus.policy.uid}"] = game
                 break
     return _without_repeats(chosen)

@@ -183,7 +183,8 @@ def failures(run: RunData) -> Html | None:
     listed = [[message, count(times)] for message, times in errors.most_common(MOST_ERRORS)]
     return section(
         "How games ended",
-        "Games on disk, training and evaluation. A failed game is recorded and replaced.",
+        "Games on disk, training and evaluation. A failed game is recorded and played again, then "
+        "replaced; one that a limit cuts is a draw.",
         table(["environment", "purpose", "end", "games"], rows, "Ends of games", names=3)
         if rows
         else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlforge.tracking.formatting import count, duration, number, percent, points
-from rlforge.tracking.report.charts import COLOURS, Series, line_chart
+from rlforge.tracking.report.charts import COLOURS, Chart, Series, figure, line_chart
 from rlforge.tracking.report.curves import charts, section
 from rlforge.tracking.report.data import Row, RunData
 from rlforge.tracking.report.html import Html, changed, table
@@ -69,20 +69,26 @@ def _change(first: float | None, last: float | None, key: str) -> Html | str:
     return changed(change, f"{points(change)} pts" if key == "win_rate" else f"{change:+.3g}")
 
 
-def learning_curves(run: RunData) -> Html | None:
+def results(run: RunData) -> list[Chart]:
     """Each figure over the windows: a line for the policy and for each kind of trader."""
     players = dict.fromkeys(player for row in run.windows for player in row["players"])
-    figures = []
+    drawn = []
     for key, (label, _) in _FIGURES.items():
         lines = [
             _series(run.windows, player, _of_player(run.windows, player, key), index)
             for index, player in enumerate(players)
         ]
-        figures.append(line_chart(label, lines, shares=key == "win_rate", x_name="window"))
+        shares = key == "win_rate"
+        drawn.append(Chart(title=label, series=lines, shares=shares, x_name="window"))
+    return drawn
+
+
+def learning_curves(run: RunData) -> Html | None:
+    """One chart per figure."""
     return section(
         "Learning curves",
         "Decisions of each window, made by the versions that served at that time.",
-        charts(figures),
+        charts(figure(chart) for chart in results(run)),
     )
 
 

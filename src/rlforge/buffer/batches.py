@@ -1,0 +1,106 @@
+"""Drawn batches as files: one row per step, one column per field of ``Step``.
+
+``batch-NUMBER.parquet`` keeps all types; ``batch-NUMBER.csv`` is for eyes and spreadsheets: lists
+(token ids, log-probs) and ``info`` are JSON text there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from rlforge.system.files import atomic_path
+from rlforge.system.values import Codec
+from rlforge.types import Step, TrainBatch
+
+_STEPS = Codec(Step)
+#: One column per field of ``Step``; ``info`` is JSON text.
+SCHEMA = pa.schema(_STEPS.arrow_type)
+_LISTS = frozenset(field.name for field in SCHEMA if pa.types.is_list(field.type))
+_BATCH_FIELDS = ("whole_episodes", "min_version", "max_version", "dropped_stale")
+_BATCH_KEY = b"rlforge.batch"
+#: The batch's own fields, as the last columns of a CSV file: they are the same in every row.
+_BATCH_COLUMNS = {
+    f"batch_{name}": pa.bool_() if name == "whole_episodes" else pa.int64()
+    for name in _BATCH_FIELDS
+}
+
+
+def write_batch(path: Path, batch: TrainBatch) -> None:
+    """Write ``batch`` to ``path``, as its suffix says: ``.parquet`` or ``.csv``.
+
+    Whole or not at all; makes the folder. In Parquet the fields of the batch itself are in the
+    file's metadata. Raises OSError as the disk does.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [_STEPS.encode(step) for step in batch.steps]
+    with atomic_path(path) as work:
+        _WRITERS[path.suffix](work, rows, {name: getattr(batch, name) for name in _BATCH_FIELDS})
+
+
+def read_batch(path: Path) -> TrainBatch:
+    """The batch that ``write_batch`` wrote, field for field."""
+    rows, about = (_read_csv if path.suffix == ".csv" else _read_parquet)(path)
+    return TrainBatch(steps=tuple(map(_STEPS.decode, rows)), **about)
+
+
+_Rows = list[dict[str, Any]]
+
+
+def _write_parquet(path: Path, rows: _Rows, about: Mapping[str, Any]) -> None:
+    schema = SCHEMA.with_metadata({_BATCH_KEY: json.dumps(about).encode()})
+    # By column: ``from_pylist`` takes 1.5 times as long.
+    table = pa.table({name: [row[name] for row in rows] for name in SCHEMA.names}, schema)
+    pq.write_table(table, path, compression="zstd")
+
+
+def _read_parquet(path: Path) -> tuple[_Rows, dict[str, Any]]:
+    table = pq.read_table(path)
+    return table.to_pylist(), json.loads(table.schema.metadata[_BATCH_KEY])
+
+
+def _write_csv(path: Path, rows: _Rows, about: Mapping[str, Any]) -> None:
+    def column(name: str) -> list[Any]:
+        return [json.dumps(row[name]) if name in _LISTS else row[name] for row in rows]
+
+    columns = {name: column(name) for name in SCHEMA.names}
+    columns |= {f"batch_{name}": [about[name]] * len(rows) for name in _BATCH_FIELDS}
+    pyarrow.csv.write_csv(pa.table(columns, _csv_schema()), path)
+
+
+def _read_csv(path: Path) -> tuple[_Rows, dict[str, Any]]:
+    schema = _csv_schema()
+    table = pyarrow.csv.read_csv(
+        path,
+        # One block: a row with a long prompt is longer than the usual one.
+        read_options=pyarrow.csv.ReadOptions(block_size=max(1, path.stat().st_size)),
+        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types=schema,
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+    rows = [
+        {name: json.loads(cell) if name in _LISTS else cell for name, cell in row.items()}
+        for row in table.to_pylist()
+    ]
+    return rows, {name: rows[0][f"batch_{name}"] for name in _BATCH_FIELDS}
+
+
+def _csv_schema() -> Any:
+    texts = [(f.name, pa.string() if f.name in _LISTS else f.type) for f in SCHEMA]
+    return pa.schema([*texts, *_BATCH_COLUMNS.items()])
+
+
+_WRITERS: Mapping[str, Callable[[Path, _Rows, Mapping[str, Any]], None]] = {
+    ".parquet": _write_parquet,
+    ".csv": _write_csv,
+}

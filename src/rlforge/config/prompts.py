@@ -1,0 +1,93 @@
+"""Prompt templates written in YAML (key ``prompts``), and the placeholders of their texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from rlforge.config.plugins import PROMPTS
+from rlforge.config.rules import Group, Pattern, Problem, Text
+from rlforge.errors import nearest
+
+PLACEHOLDER = re.compile(r"\{(\{\w+\})\}|\{(\w+)\}")
+"""A placeholder, ``{name}``, as group 2; ``{{name}}``, which stands for ``{name}``, as group 1."""
+
+PLACES = ("observation", "legal_actions", "request", "board")
+"""What a template can show: see ``PromptConfig``."""
+
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True)
+class NewName:
+    """Names that rlforge's templates do not have."""
+
+    def problem(self, name: str) -> str | None:
+        return f"rlforge has a template {name}; choose another name" if _taken(name) else None
+
+
+@dataclass
+class PromptConfig(Group):
+    """A prompt template: what the model is asked, and in which markup.
+
+    The texts may hold ``{observation}`` (what the player sees; in later turns of a conversation
+    what is new), ``{legal_actions}`` (a list; where the game has none, its paragraph is left out),
+    ``{request}`` (the form of answer that the action extraction reads) and ``{board}`` (the
+    compact state of games that have one). ``{{word}}`` stands for ``{word}``.
+    """
+
+    #: System message; empty: none.
+    system: str = ""
+    #: User message.
+    user: Text = "{observation}\n\n{request}"
+    #: User message of later turns of a conversation; null takes ``user``.
+    later: Text | None = None
+    #: Opening of each answer, for example ``<think>`` and a line break.
+    assistant: str = ""
+    #: Markup of the messages: ``chat`` is the tokenizer's own chat template.
+    markup: Literal["chat", "chatml", "gemma", "llama", "none"] = "chat"
+    #: Markup of your own: for ``user``, ``assistant`` and, unless system messages open the user's,
+    #: ``system`` a text around ``{content}``; ``begin`` is in front of all.
+    roles: dict[str, str] = field(default_factory=dict)
+
+    def clashes(self) -> Iterator[Problem]:
+        for key in ("system", "user", "later"):
+            text = getattr(self, key) or ""
+            names = [found[2] for found in PLACEHOLDER.finditer(text) if found[2]]
+            for name in names:
+                if name not in PLACES:
+                    yield (
+                        key,
+                        f"no placeholder {{{name}}}{nearest(name, PLACES)} (there are "
+                        f"{', '.join(f'{{{place}}}' for place in PLACES)}); write {{{{{name}}}}} "
+                        "for the text itself",
+                    )
+            if key != "system" and text and not {"observation", "board"} & {*names}:
+                yield key, "shows nothing of the game; add {observation} or {board}"
+        if self.roles:
+            yield from self._role_problems()
+
+    def _role_problems(self) -> Iterator[Problem]:
+        for name in self.roles:
+            if name not in (*ROLES, "begin"):
+                known = ("begin", *ROLES)
+                yield f"roles.{name}", f"no such role{nearest(name, known)} ({', '.join(known)})"
+        for name in ROLES:
+            text = self.roles.get(name)
+            if text is None and name != "system":
+                yield "roles", f"has no {name}; add its text around {{content}}"
+            if text is not None and text.count("{content}") != 1:
+                yield f"roles.{name}", "must have {content} once"
+
+
+def _taken(name: str) -> bool:
+    return PROMPTS.has_own(name)
+
+
+Prompts = dict[
+    Annotated[str, Pattern(r"[\w.-]+", "consist of letters, digits, '.', '_' and '-'"), NewName()],
+    PromptConfig,
+]
+"""Templates by the name that chooses them."""

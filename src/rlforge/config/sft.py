@@ -1,0 +1,94 @@
+"""The configuration of supervised fine-tuning: what is learned from, and how long.
+
+A supervised run composes ``conf/sft.yaml``; games, model and machine may come from an experiment of
+a run that plays games (``rlforge.config.roots``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from rlforge.config.rules import Count, Group, Positive, Problem, Range, Text
+from rlforge.config.schema import AlgorithmConfig, GamesConfig
+from rlforge.config.training import LearnerConfig, SupervisedConfig
+
+ACTION = "{action}"
+"""Stands in ``data.answer`` for the action, in the form in which it is read."""
+
+
+@dataclass
+class DataConfig(Group):
+    """The answers that are learned from (group ``data``): of players, of a run, or of a file."""
+
+    #: Players of games in ``env.train``, which take turns at the seats: scripted ones,
+    #: ``openai:MODEL`` or ``openrouter:MODEL``.
+    players: list[Text] = field(default_factory=list)
+    #: Those of ``data.players`` that are learned from; empty: all.
+    imitate: list[Text] = field(default_factory=list)
+    #: Games that ``data.players`` play.
+    games: Count = 1000
+    #: What scripted players say; ``{action}`` stands for the action in the form in which it is
+    #: read.
+    answer: Text = ACTION
+    #: Directory of a run; its model's own answers are learned from, token by token.
+    run: Text | None = None
+    #: Dataset with columns ``messages``, or ``prompt`` and ``completion``: a jsonl, parquet or csv
+    #: file, or a folder as ``datasets`` saves it.
+    file: Text | None = None
+    #: Games that count, by the outcome for the player that answered; files have no outcomes.
+    keep: Literal["all", "wins", "wins_and_draws"] = "all"
+    #: Least reward of the game for the player that answered; null: any.
+    min_reward: float | None = None
+    #: Use equal pairs of prompt and answer once.
+    unique: bool = False
+    #: Most samples to learn from, drawn at random; null: all.
+    max_samples: Count | None = None
+    #: Share of the games, or rows of a file, that is held out and measured.
+    validation: Annotated[float, Range(0, 1, open=")")] = 0.05
+    #: Passes over the samples.
+    epochs: Positive = 2.0
+
+    def clashes(self) -> Iterator[Problem]:
+        if not (self.players or self.run or self.file):
+            yield (
+                "players",
+                "there is nothing to learn from: add data=random_legal, data.run=RUN or "
+                "data.file=FILE",
+            )
+        if strangers := [name for name in self.imitate if name not in self.players]:
+            yield "imitate", f"{strangers[0]} is none of data.players"
+        if ACTION not in self.answer:
+            yield "answer", f"must hold {ACTION}, as in 'I play {ACTION}'"
+
+
+@dataclass
+class SftLearnerConfig(LearnerConfig):
+    """How the policy is updated (group ``learner``) in supervised fine-tuning."""
+
+    #: Samples per update.
+    batch_size: Count = 64
+    #: Updates between saved versions, each of which ``--resume`` can go on from; the held-out
+    #: samples are measured at the same time.
+    save_every: Count = 50
+
+
+@dataclass
+class SftConfig(GamesConfig):
+    """A run that learns answers by supervised fine-tuning."""
+
+    primary = "sft"
+    command = "sft"
+    about = "a supervised run"
+
+    data: DataConfig = field(default_factory=DataConfig)
+    algorithm: AlgorithmConfig = field(default_factory=SupervisedConfig)
+    learner: SftLearnerConfig = field(default_factory=SftLearnerConfig)
+
+    @property
+    def total_updates(self) -> int | None:
+        """Updates for ``data.epochs`` over ``data.max_samples``; None where that is not known."""
+        if self.data.max_samples is None:
+            return None
+        return max(1, round(self.data.epochs * self.data.max_samples / self.learner.batch_size))

@@ -1,0 +1,125 @@
+"""Prompt templates and extractions of UnstableBaselines and SPIRAL, from their own packages.
+
+``unstable:NAME`` and ``spiral:NAME`` are what the installed package calls NAME. Only the file that
+has them is executed: the packages themselves import engines and trainers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlforge.errors import ConfigError, nearest
+from rlforge.games.actions import BOXED, Extraction, Extractor
+from rlforge.games.base import View
+from rlforge.games.markup import Markup, Message
+from rlforge.games.prompts import Template
+from rlforge.types import value
+
+
+@value
+class OneTurn(Template):
+    """A template of another package: the observation, as it is, in the text of one turn."""
+
+    def messages(self, view: View, request: str) -> list[Message]:
+        return [{"role": "user", "content": view.observation}]
+
+    def reply(self, view: View, request: str) -> str:
+        return view.observation if view.news is None else view.news
+
+
+@value
+class TextAndFormat(Extractor):
+    """An extraction that always passes on a text, and says aside whether it had the format."""
+
+    judge: Callable[[str], tuple[str, Mapping[str, bool]]]
+
+    def extract(self, text: str, legal_actions: Sequence[str] | None = None) -> Extraction:
+        action, feedback = self.judge(text)
+        return Extraction(action=action, well_formed=all(feedback.values()))
+
+
+def unstable_template(name: str) -> Template:
+    """The template ``unstable:NAME``; ConfigError without the package, or for another name."""
+    return _one_turn(_entry(_unstable(), "OBSERVATION_FORMATTING", "template", name))
+
+
+def unstable_extraction(name: str) -> Extractor:
+    """The extraction ``unstable:NAME``; errors as of ``unstable_template``."""
+    judge = _entry(_unstable(), "ACTION_EXTRACTION", "extraction", name)
+    return TextAndFormat(
+        judge=judge, read=lambda text: judge(text)[0], request="", feedback="", write=BOXED.write
+    )
+
+
+def spiral_template(name: str) -> Template:
+    """The template ``spiral:NAME``; errors as of ``unstable_template``."""
+    module = _module("spiral", "core/template.py", "spiral-rl")
+    return _one_turn(_entry(module, "TEMPLATE_FACTORY", "template", name))
+
+
+def spiral_extraction(name: str) -> Extractor:
+    """The extraction ``spiral:extract_boxed_answer``; errors as of ``unstable_template``."""
+    module = _module("spiral", "core/utils.py", "spiral-rl")
+    functions = {known: found for known, found in vars(module).items() if known == _SPIRAL_BOXED}
+    read = _named(functions, "spiral-rl", "extraction", name)
+    return Extractor(
+        read=lambda text: read(text) or None,
+        request="",
+        feedback=BOXED.feedback,
+        write=BOXED.write,
+    )
+
+
+_SPIRAL_BOXED = "extract_boxed_answer"
+
+
+def _unstable() -> ModuleType:
+    return _module("unstable", "utils/templates.py", "unstable-rl")
+
+
+def _one_turn(write: Callable[[str], str]) -> Template:
+    return OneTurn(markup=Markup(user=write("{content}"), assistant="{content}"))
+
+
+def _entry(module: ModuleType, table: str, noun: str, name: str) -> Any:
+    return _named(getattr(module, table), module.__name__, noun, name)
+
+
+def _named(things: Mapping[str, Any], package: str, noun: str, name: str) -> Any:
+    if name not in things:
+        raise ConfigError(
+            f"{package} has no {noun} {name!r}{nearest(name, things)} "
+            f"(there are {', '.join(things)})"
+        )
+    return things[name]
+
+
+def _module(package: str, file: str, project: str) -> ModuleType:
+    """The module in ``file`` of an installed package, of which nothing else is imported."""
+    found = importlib.util.find_spec(package)
+    places = (found.submodule_search_locations if found else None) or ()
+    for place in places:
+        if (path := Path(place, file)).is_file():
+            return _executed(path, project)
+    raise ConfigError(
+        f"it is part of {project}, which is not installed; pip install --no-deps {project}"
+    )
+
+
+@lru_cache(maxsize=16)
+def _executed(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TEMPLATES = {"unstable": unstable_template, "spiral": spiral_template}
+EXTRACTIONS = {"unstable": unstable_extraction, "spiral": spiral_extraction}

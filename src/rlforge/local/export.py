@@ -1,0 +1,354 @@
+"""Exports a version of a run: a folder that plain transformers or PEFT loads, and on the hub.
+
+The folder holds weights, tokenizer with chat template, generation config, and a model card
+(``rlforge.local.model_card``) with the run's configuration and curves. The critic is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlforge.config.roots import read_any
+from rlforge.config.schema import ModelConfig, PolicyConfig
+from rlforge.errors import ConfigError, RlforgeError
+from rlforge.local.model_card import Exported, Form, example_prompt, model_card
+from rlforge.local.policies import find_policy
+from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, no_progress_bars
+from rlforge.models.fit import kind_of_weights, read_adapter
+from rlforge.models.made import made_model
+from rlforge.system.checkpoint import LATEST
+from rlforge.system.files import atomic_path, atomic_write, says_full_disk
+from rlforge.tracking.report.data import load_run
+from rlforge.tracking.report.picture import picture
+from rlforge.types import PolicyRef
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+CARD, CONFIG, CURVES = "README.md", "config.yaml", "curves.svg"
+
+#: llama.cpp's converter, under the names that its packages give it.
+_CONVERTERS = ("convert_hf_to_gguf.py", "convert_hf_to_gguf", "llama-convert-hf-to-gguf")
+
+
+def export_run(
+    run_dir: Path,
+    folder: Path,
+    *,
+    version: str = LATEST,
+    merge: bool = False,
+    dtype: Dtype | None = None,
+    gguf: bool = False,
+    push: str | None = None,
+    public: bool = False,
+    say: Callable[[str], None] = log.info,
+) -> Path:
+    """Write ``version`` of a run to ``folder``, which must be new or empty, and return the folder.
+
+    version: as ``find_policy`` takes it. merge: write whole weights, the adapter merged into them
+    in float32; without it an adapter is written as PEFT loads it, over its base model. Runs that
+    train all weights, and the base model itself, have no adapter. dtype: of whole weights; None is
+    that of the model. gguf: write a GGUF file as well, with llama.cpp's converter. push: upload to
+    this repository of the Hugging Face hub, made private unless ``public`` is set. say: called with
+    progress messages.
+
+    What cannot work is refused before anything is computed: ConfigError for contradictory
+    arguments, a base model that others cannot load, a missing converter or token; CheckpointError
+    for a missing or damaged version. A failure while writing leaves no folder behind.
+    """
+    config = read_any(run_dir)
+    policy, step = find_policy(run_dir, version)
+    form = _form(policy, merge)
+    if form == "adapter":
+        _check_adapter_use(config.model, dtype, gguf, push)
+    _check_new(folder)
+    converter = _find_converter() if gguf else None
+    if push is not None:
+        check_push(push)
+    run = load_run(run_dir)
+    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with _full_disk_explained(folder), atomic_path(folder.absolute()) as work:
+        work.mkdir()
+        tokenizer, dtype_name = _write_model(work, config, policy, form, dtype, say)
+        shutil.copyfile(run.paths.config, work / CONFIG)
+        curves = picture(run)
+        if curves is not None:
+            atomic_write(work / CURVES, curves)
+        if converter is not None:
+            say(f"converting to GGUF with {converter}")
+            _convert(converter, work, folder.absolute().name)
+        exported = Exported(
+            place=push or folder.name,
+            uid=policy.uid,
+            step=step,
+            form=form,
+            base=_base(config.model),
+            on_hub=_on_hub(config.model),
+            dtype=dtype_name,
+            config=config,
+            run=run,
+            prompt=example_prompt(run, config, tokenizer),
+            curves=CURVES if curves is not None else None,
+        )
+        atomic_write(work / CARD, model_card(exported))
+    say(f"{policy.uid} is in {folder}")
+    if push is not None:
+        push_folder(folder, push, f"{policy.uid} of {run.name}", public=public, say=say)
+    return folder
+
+
+# ---------------------------------------------------------------- what is possible
+
+
+def _form(policy: PolicyRef, merge: bool) -> Form:
+    if policy.path_or_name is None:
+        if not merge:
+            raise ConfigError(f"{policy.uid} is the base model, without an adapter; add --merge")
+        return "base"
+    if kind_of_weights(Path(policy.path_or_name)) == "model":
+        return "full"
+    return "merged" if merge else "adapter"
+
+
+def _check_adapter_use(
+    model: ModelConfig, dtype: Dtype | None, gguf: bool, push: str | None
+) -> None:
+    """Refuse what needs whole weights, and adapters over a base model that others cannot load."""
+    for option, given in (("--dtype", dtype), ("--gguf", gguf)):
+        if given:
+            raise ConfigError(f"{option} needs whole weights; add --merge")
+    if made_model(model.kind) is not None:
+        raise ConfigError(
+            f"model.kind={model.kind} is made on this machine, and an adapter cannot be loaded "
+            "without it; add --merge to write whole weights"
+        )
+    if push is not None and not _on_hub(model):
+        raise ConfigError(
+            f"the base model {model.name} is a folder of this machine, and the adapter could not "
+            "be loaded from the hub without it; add --merge to push whole weights"
+        )
+
+
+def _check_new(folder: Path) -> None:
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        what = "is a file" if folder.is_file() else "is not empty"
+        raise ConfigError(f"{folder} {what}; name a new folder")
+
+
+def _on_hub(model: ModelConfig) -> bool:
+    """Whether the base model is one of the Hugging Face hub."""
+    return model.kind == "hf" and not Path(model.name or "").expanduser().is_dir()
+
+
+def _base(model: ModelConfig) -> str:
+    """The base model as PEFT and transformers name it: a hub id, or a folder of this machine."""
+    if model.kind != "hf":
+        return model.kind
+    assert model.name is not None
+    return model.name if _on_hub(model) else str(Path(model.name).expanduser().absolute())
+
+
+@contextlib.contextmanager
+def _full_disk_explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # safetensors and the converter raise their own
+        if isinstance(error, RlforgeError) or not says_full_disk(error):
+            raise
+        raise RlforgeError(f"{folder}: the disk is full; nothing was written") from error
+
+
+# ---------------------------------------------------------------- the files
+
+
+def _write_model(
+    work: Path,
+    config: PolicyConfig,
+    policy: PolicyRef,
+    form: Form,
+    dtype: Dtype | None,
+    say: Callable[[str], None],
+) -> tuple[Any, str]:
+    """Write weights, tokenizer and generation config; returns the tokenizer and the data type."""
+    from rlforge.models.load import load_tokenizer, resolve_model
+
+    resolve_model(config.model, say)
+    tokenizer = load_tokenizer(config.model)
+    tokenizer.save_pretrained(work)
+    generation = generation_config(config, tokenizer)
+    if form == "adapter":
+        assert policy.path_or_name is not None
+        _copy_adapter(Path(policy.path_or_name), work, _base(config.model))
+        generation.save_pretrained(work)
+        return tokenizer, "float32"
+    say(f"loading {policy.uid}")
+    chosen = _dtype(config.model, policy, form, dtype)
+    model = _whole_model(config.model, policy, form, chosen).to(chosen)
+    model.generation_config = generation
+    with no_progress_bars():
+        model.save_pretrained(work)
+    return tokenizer, str(chosen).removeprefix("torch.")
+
+
+def generation_config(config: PolicyConfig, tokenizer: Any) -> Any:
+    """The run's sampling as transformers' ``GenerationConfig``.
+
+    It replaces that of the base model: settings of which the run's engine knows nothing, such as a
+    repetition penalty, would make the policy another one.
+    """
+    from transformers import GenerationConfig
+
+    from rlforge.models.load import stop_token_ids
+
+    engine = config.engine
+    return GenerationConfig(
+        do_sample=True,
+        temperature=engine.temperature,
+        top_p=engine.top_p,
+        top_k=engine.top_k,  # 0 is off; without a value transformers takes 50
+        min_p=engine.min_p or None,
+        max_new_tokens=engine.max_tokens,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=list(stop_token_ids(config.model, tokenizer)),
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _copy_adapter(source: Path, work: Path, base: str) -> None:
+    described = read_adapter(source)
+    described |= {"base_model_name_or_path": base, "inference_mode": True}
+    described["task_type"] = described.get("task_type") or "CAUSAL_LM"
+    (work / ADAPTER_CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
+    shutil.copyfile(source / ADAPTER_WEIGHTS, work / ADAPTER_WEIGHTS)
+
+
+def _dtype(model: ModelConfig, policy: PolicyRef, form: Form, asked: Dtype | None) -> torch.dtype:
+    """The data type to save whole weights in."""
+    import torch
+
+    from rlforge.models.load import load_model_config
+
+    saved: Any = asked
+    if saved is None and form != "full" and model.dtype != "auto":
+        saved = model.dtype
+    if saved is None:
+        source = model
+        if form == "full":
+            source = ModelConfig(kind="hf", name=policy.path_or_name)
+        saved = load_model_config(source).dtype or "float32"
+    chosen = getattr(torch, str(saved).removeprefix("torch."))
+    assert isinstance(chosen, torch.dtype)
+    return chosen
+
+
+def _whole_model(config: ModelConfig, policy: PolicyRef, form: Form, dtype: torch.dtype) -> Any:
+    """The policy as one model: in ``dtype``, or in float32 where an adapter is merged."""
+    import torch
+
+    from rlforge.engines.policies import load_policy
+    from rlforge.models.load import load_base_model
+
+    cpu = torch.device("cpu")
+    if form == "full":
+        return load_base_model(ModelConfig(kind="hf", name=policy.path_or_name), cpu, dtype)
+    if form == "base":
+        return load_base_model(config, cpu, dtype)
+    assert policy.path_or_name is not None
+    base = load_base_model(config, cpu, torch.float32)
+    model: Any = load_policy(base, policy.path_or_name, policy.uid)
+    output, inputs = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = model.config.get_text_config().tie_word_embeddings  # PEFT knows where it unties them
+    if tied and output is not None:
+        output.weight = inputs.weight
+    return model
+
+
+# ---------------------------------------------------------------- GGUF
+
+
+def _find_converter() -> str:
+    for name in _CONVERTERS:
+        if found := shutil.which(name):
+            return found
+    raise ConfigError(
+        f"--gguf: llama.cpp's {_CONVERTERS[0]} is not on PATH; add the folder of a llama.cpp "
+        "checkout, or leave --gguf out and convert the exported folder later"
+    )
+
+
+def _convert(converter: str, work: Path, name: str) -> None:
+    """Write ``NAME.gguf`` next to the weights in ``work``; RlforgeError with what went wrong."""
+    file = work / f"{name}.gguf"
+    command = [converter, str(work), "--outfile", str(file), "--outtype", "auto"]
+    done = subprocess.run(
+        [*command, "--model-name", name], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0 or not file.is_file():
+        said = (done.stderr or done.stdout).strip().splitlines()[-3:]
+        reason = " ".join(said) or f"exit code {done.returncode}"
+        raise RlforgeError(f"{converter} failed: {reason}; without --gguf the export works")
+
+
+# ---------------------------------------------------------------- the hub
+
+
+def check_push(repo: str) -> None:
+    """Refuse a push that cannot work: a bad name, no token, one that the hub does not accept."""
+    from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise ConfigError(f"--push {repo}: {error}") from error
+    if "/" not in repo:
+        raise ConfigError(f"--push {repo}: write ORG/NAME, or USER/NAME")
+    if get_token() is None:
+        raise ConfigError(
+            "--push needs a token of the Hugging Face hub: set HF_TOKEN, or run hf auth login"
+        )
+    if constants.HF_HUB_OFFLINE:
+        raise ConfigError("--push: HF_HUB_OFFLINE is set; unset it, or push the folder later")
+    with _hub_errors_explained(f"--push: no access to {constants.ENDPOINT}"):
+        HfApi().whoami()
+
+
+def push_folder(
+    folder: Path, repo: str, message: str, *, public: bool, say: Callable[[str], None]
+) -> None:
+    """Upload a folder to a repository of the hub, made if there is none; message: of the commit.
+
+    Raises RlforgeError where the hub cannot be reached or refuses; the folder stays.
+    """
+    from huggingface_hub import HfApi
+
+    hub = HfApi()
+    later = f"the export is complete in {folder}; push it later with: hf upload {repo} {folder}"
+    with _hub_errors_explained(f"{repo} was not pushed", f"; {later}"):
+        hub.create_repo(repo, private=not public, exist_ok=True)
+        say(f"uploading to {repo}")
+        hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
+    say(f"pushed to {hub.endpoint}/{repo}")
+
+
+@contextlib.contextmanager
+def _hub_errors_explained(what: str, mend: str = "") -> Iterator[None]:
+    import httpx
+
+    try:
+        yield
+    except (OSError, ValueError, httpx.HTTPError) as error:  # the hub's errors are OSErrors
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise RlforgeError(f"{what}: {reason[0]}{mend}") from error

@@ -1,0 +1,401 @@
+"""The model card of an exported version: what it is, its results, its use and its training.
+
+Cards begin with the metadata that the Hugging Face hub reads (YAML between two lines of ``---``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.schema import GamesConfig, PolicyConfig, RunConfig
+from rlforge.config.sft import SftConfig
+from rlforge.errors import RlforgeError
+from rlforge.games.base import View
+from rlforge.games.prompts import Prompter
+from rlforge.models.made import made_model
+from rlforge.rollout.lineup import eval_envs, train_envs
+from rlforge.tracking.formatting import count, duration, number, percent
+from rlforge.tracking.game_files import read_games
+from rlforge.tracking.report.data import Row, RunData
+from rlforge.trajectories.reader import StoreReader
+from rlforge.trajectories.store import store_folder
+from rlforge.types import value
+
+Form = Literal["adapter", "merged", "full", "base"]
+"""An adapter; whole weights with the adapter merged; trained whole weights; the untrained model."""
+
+_FORMS = {
+    "adapter": "The folder holds the LoRA adapter, in PEFT's format, without the base model.",
+    "merged": "The folder holds all weights; the LoRA adapter was merged into them in float32.",
+    "full": "The folder holds all weights, which were all trained.",
+    "base": "The folder holds the weights from before training.",
+}
+
+#: Decisions that are searched for one of the model.
+_DECISIONS = 64
+
+_COMPARISON = (
+    "Episodes in markets that the run did not train on, before the run and after it, with the "
+    "version that served then. The scripted traders do not change; their results do, since the "
+    "policy trades in the same markets."
+)
+
+
+@value
+class Exported:
+    """What a card is about.
+
+    place: the repository of the hub, or the name of the folder. uid, step: the version and the
+    updates behind it. base: the base model's id, folder or kind; on_hub: whether it is an id of the
+    hub. dtype: of the weights. prompt: one of the run, as text or, for chat templates, as messages;
+    None where there is none. curves: name of the picture, if there is one.
+    """
+
+    place: str
+    uid: str
+    step: int
+    form: Form
+    base: str
+    on_hub: bool
+    dtype: str
+    config: PolicyConfig
+    run: RunData
+    prompt: str | list[dict[str, str]] | None
+    curves: str | None
+
+
+def model_card(exported: Exported) -> str:
+    """The card as Markdown."""
+    parts = [
+        f"---\n{_metadata(exported)}\n---",
+        f"# {exported.run.name}, {exported.uid}",
+        _summary(exported),
+        *_results(exported),
+        *_use(exported),
+        *_training(exported),
+        *_limits(exported),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def example_prompt(
+    run: RunData, config: PolicyConfig, tokenizer: Any
+) -> str | list[dict[str, str]] | None:
+    """A prompt that the engine of the run was asked with: messages, where these give that prompt.
+
+    None where no game or decision of the model is on disk.
+    """
+    prompter = Prompter(None, config.prompts)
+    for ids, template, extraction, observation in _asked(run, config):
+        text = str(tokenizer.decode(ids, skip_special_tokens=False))
+        view = View(player_id=0, observation=observation)
+        try:
+            said = prompter.messages(template, view, extraction)
+        except RlforgeError:  # the template wants more than the observation
+            return text
+        if tokenizer.chat_template and text == tokenizer.apply_chat_template(
+            said, tokenize=False, add_generation_prompt=True
+        ):
+            return said
+        return text
+    return None
+
+
+def _asked(run: RunData, config: PolicyConfig) -> Iterator[tuple[Sequence[int], str, str, str]]:
+    """Prompt ids of the model's turns, with template, extraction and observation."""
+    model = config.model
+    if isinstance(config, ContinuousConfig):
+        folder = store_folder(config.store, run.paths.root)
+        if not folder.is_dir():
+            return
+        reader = StoreReader(folder)
+        try:
+            for decision in reader.newest_complete(_DECISIONS, before=float("inf")):
+                made = decision.completion
+                if made is not None and made.prompt_token_ids:
+                    form = (model.prompt_template, model.action_extraction)
+                    yield made.prompt_token_ids, *form, decision.observation
+        finally:
+            reader.close()
+        return
+    for purpose in ("train", "eval"):
+        for record in read_games(run.paths.root, purpose=purpose):
+            seats = {seat.player_id: seat for seat in record.spec.seats}
+            for turn in record.turns:
+                seat, ids = seats[turn.player_id], turn.completion.prompt_token_ids
+                if seat.policy.kind == "checkpoint" and ids:
+                    yield ids, seat.prompt_template, seat.action_extraction, turn.observation
+
+
+# ---------------------------------------------------------------- the parts
+
+
+def _metadata(exported: Exported) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    config = exported.config
+    relation, lora = ("adapter", ["lora"]) if exported.form == "adapter" else ("finetune", [])
+    kind = "sft" if isinstance(config, SftConfig) else "reinforcement-learning"
+    results = [
+        EvalResult(
+            task_type="reinforcement-learning",
+            task_name="Playing text games",
+            dataset_type=row["env_id"],
+            dataset_name=row["env_id"],
+            metric_type="win_rate",
+            metric_name=f"wins against {row['opponent']}",
+            metric_value=round(row["win_rate"], 4),
+        )
+        for _, row in _measured(exported)
+    ]
+    data = ModelCardData(
+        base_model=exported.base if exported.on_hub else None,
+        base_model_relation=relation if exported.on_hub else None,
+        library_name="peft" if exported.form == "adapter" else "transformers",
+        pipeline_tag="text-generation",
+        tags=["rlforge", kind, "text-games", config.algorithm.name, *lora],
+        model_name=f"{exported.run.name}, {exported.uid}",
+        eval_results=results or None,
+    )
+    return data.to_yaml()
+
+
+def _summary(exported: Exported) -> str:
+    config = exported.config
+    base = f"[{exported.base}](https://huggingface.co/{exported.base})"
+    if not exported.on_hub:
+        shown = exported.base if exported.form == "adapter" else Path(exported.base).name
+        base = f"`{shown}`"
+    if made_model(config.model.kind) is not None:
+        base += ", a model that rlforge makes on a machine"
+    what = ", ".join(_environments(config))
+    version = f"rlforge {exported.run.summary.get('versions', {}).get('rlforge', '')}".strip()
+    return (
+        f"A language model that was trained by {_learned(config)[0]} to play {what}, with "
+        f"{version}. This is its version after {exported.step} updates. Base model: "
+        f"{base}. {_FORMS[exported.form]} Data type: {exported.dtype}."
+    )
+
+
+def _results(exported: Exported) -> Iterator[str]:
+    about, table = _windows(exported) if exported.run.continuous else _evaluations(exported)
+    if not table and exported.curves is None:
+        return
+    yield "## Results"
+    if table:
+        yield about
+        yield table
+    if exported.curves is not None:
+        yield f"![Curves of the run]({exported.curves})"
+
+
+def _evaluations(exported: Exported) -> tuple[str, str]:
+    """Explanation and table of evaluation games; empty without any."""
+    config = exported.config
+    own = config.eval.temperature if isinstance(config, GamesConfig) else None
+    about = (
+        "Wins / draws / losses in games with seats swapped; in brackets the 95 % interval of the "
+        "wins (Wilson). `base` is the model before training. Sampling temperature: "
+        f"{config.engine.temperature if own is None else own:g}."
+    )
+    heads = ("environment", "opponent", "at the start", exported.uid, "after updates", "games")
+    rows = []
+    for first, last in _measured(exported):
+        names = [f"`{last['env_id']}`", f"`{last['opponent']}`"]
+        rows.append([*names, _rates(first), _rates(last), str(last["step"]), str(last["games"])])
+    return about, _table(heads, rows)
+
+
+def _windows(exported: Exported) -> tuple[str, str]:
+    """Explanation and table of a continuous run's comparison; empty without one."""
+    before, after = (
+        exported.run.comparison.get(when, {}).get("players", {}) for when in ("before", "after")
+    )
+    rows = []
+    for player, first in before.items():
+        last = after.get(player, {})
+        rewards = [number(first["avg_reward"], 3), number(last.get("avg_reward"), 3)]
+        wins = [percent(first["win_rate"], 1), percent(last.get("win_rate"), 1)]
+        rows.append([player, *rewards, *wins])
+    heads = ("player", "mean reward before", "after", "trades with a profit before", "after")
+    return _COMPARISON, _table(heads, rows)
+
+
+def _use(exported: Exported) -> Iterator[str]:
+    yield "## Use"
+    if exported.prompt is not None:
+        yield (
+            "A turn of a game is asked and answered like this; `generation_config.json` "
+            "holds the sampling of the training."
+        )
+        yield f"```python\n{_snippet(exported)}\n```"
+    model = exported.config.model
+    yield (
+        f"Prompts have the form of rlforge's template `{model.prompt_template}`, and the action is "
+        f"read from the answer by its extraction `{model.action_extraction}`. rlforge builds both:"
+    )
+    form = (
+        f"model.prompt_template={model.prompt_template} "
+        f"model.action_extraction={model.action_extraction}"
+    )
+    experiment = re.search(r"\+experiment=\S+", exported.run.command)
+    train = f"rlforge {exported.config.command} {experiment[0] if experiment else ''}".rstrip()
+    if exported.form == "adapter":
+        lora = model.lora
+        weights = (
+            f"model.name={exported.base} \\\n    learner.initial_adapter=FOLDER "
+            f"model.lora.rank={lora.rank} model.lora.alpha={lora.alpha}"
+        )
+    else:
+        weights = "model.name=FOLDER"
+    yield f"```bash\n{train} model=hf {weights} \\\n    {form}\n```"
+
+
+def _training(exported: Exported) -> Iterator[str]:
+    yield "## Training"
+    config, run = exported.config, exported.run
+    done: Row = next((row for row in reversed(run.metrics) if row["step"] <= exported.step), {})
+    learner, lora = config.learner, config.model.lora
+    trained = "all weights"
+    if learner.train == "lora":
+        layers = ", ".join(lora.target_modules)
+        trained = f"LoRA of rank {lora.rank}, alpha {lora.alpha}, on {layers}"
+    rows = [
+        ("data", _learned(config)[1]),
+        ("environments", ", ".join(_environments(config))),
+        ("algorithm", config.algorithm.name),
+        ("trained weights", trained),
+        ("learning rate", number(learner.learning_rate)),
+        ("updates", str(exported.step)),
+        ("games", count(done["games"]) if "games" in done else ""),
+        ("tokens generated", count(done["tokens"]) if "tokens" in done else ""),
+        ("samples learned from", count(done["samples_seen"]) if "samples_seen" in done else ""),
+        ("time", duration(done["time_s"]) if "time_s" in done else ""),
+        ("seed", str(config.seed)),
+        ("command", f"`{run.command.splitlines()[0]}`" if run.command else ""),
+        ("versions", ", ".join(f"{n} {v}" for n, v in run.summary.get("versions", {}).items())),
+    ]
+    yield _table(("", ""), [row for row in rows if row[1]])
+    yield "`config.yaml` is the complete configuration."
+
+
+def _limits(exported: Exported) -> Iterator[str]:
+    yield "## Limits"
+    lines = [
+        "It was trained and measured on the environments above, with prompts of the form above. "
+        "Other tasks and other prompts were not measured.",
+        "Results hold against these opponents at this temperature; other opponents may find "
+        "weaknesses that they did not.",
+        "A critic (value head) that was trained with it is not part of the export.",
+    ]
+    if exported.config.model.kind.startswith("tiny"):
+        lines.append("It knows the words of its games and no natural language.")
+    if exported.form == "merged" and exported.dtype != "float32":
+        lines.append(
+            f"The merged weights are rounded to {exported.dtype}, so that log-probabilities differ "
+            "slightly from those of the run; an export with `--dtype float32` has the same."
+        )
+    if exported.on_hub:
+        lines.append("The licence of the base model applies.")
+    yield "\n".join(f"- {line}" for line in lines)
+
+
+# ---------------------------------------------------------------- their content
+
+
+def _measured(exported: Exported) -> list[tuple[Row, Row]]:
+    """First and last evaluation up to the version, per environment and opponent."""
+    pairs: dict[tuple[str, str], list[Row]] = {}
+    for row in exported.run.evals:
+        if row["step"] <= exported.step:
+            pairs.setdefault((row["env_id"], row["opponent"]), []).append(row)
+    return [(rows[0], rows[-1]) for rows in pairs.values()]
+
+
+def _rates(row: Row) -> str:
+    games = max(row["games"], 1)
+    low, high = row["ci95"]
+    shares = (row["win_rate"], row["draws"] / games, row["losses"] / games)
+    rates = " / ".join(f"{100 * share:.1f}" for share in shares)
+    return f"{rates} % ({percent(low, 1)} to {percent(high, 1)})"
+
+
+def _environments(config: PolicyConfig) -> list[str]:
+    if not isinstance(config, GamesConfig):
+        return ["a simulated market"]
+    envs = dict.fromkeys(env.id for env in (*train_envs(config), *eval_envs(config)))
+    return [f"`{env}`" for env in envs]
+
+
+def _learned(config: PolicyConfig) -> tuple[str, str]:
+    """The kind of training, and what it learned from."""
+    if isinstance(config, SftConfig):
+        data = config.data
+        files = [Path(path).name for path in (data.run, data.file) if path]
+        sources = ", ".join(f"`{source}`" for source in (*(data.imitate or data.players), *files))
+        return "supervised fine-tuning", f"answers of {sources}; games kept: {data.keep}"
+    if not isinstance(config, RunConfig):
+        return "reinforcement learning", "its own decisions in a market with scripted traders"
+    pool = config.pool
+    against = ", ".join([f"`pool.mode={pool.mode}`", *(f"`{one}`" for one in pool.fixed_opponents)])
+    return "reinforcement learning", f"its own games, against opponents by {against}"
+
+
+def _snippet(exported: Exported) -> str:
+    """Code that asks the model with the example prompt, with transformers and PEFT alone."""
+    if exported.form == "adapter":
+        load = ["from peft import AutoPeftModelForCausalLM"]
+        load += ["from transformers import AutoTokenizer, GenerationConfig"]
+        model = "AutoPeftModelForCausalLM"
+        sampling = ["model.generation_config = GenerationConfig.from_pretrained(folder)"]
+    else:
+        load = ["from transformers import AutoModelForCausalLM, AutoTokenizer"]
+        model, sampling = "AutoModelForCausalLM", []
+    if isinstance(exported.prompt, str):
+        prompt = [f"prompt = {_literal(exported.prompt, 0)}"]
+    else:
+        assert exported.prompt is not None
+        said = ",\n".join(
+            f'    {{"role": "{one["role"]}", "content": {_literal(one["content"], 4)}}}'
+            for one in exported.prompt
+        )
+        prompt = [
+            f"messages = [\n{said},\n]",
+            "prompt = tokenizer.apply_chat_template(",
+            "    messages, tokenize=False, add_generation_prompt=True",
+            ")",
+        ]
+    lines = [
+        *load,
+        "",
+        f'folder = "{exported.place}"  # this folder',
+        "tokenizer = AutoTokenizer.from_pretrained(folder)",
+        f'model = {model}.from_pretrained(folder, dtype="auto")',
+        *sampling,
+        *prompt,
+        'ids = tokenizer.encode(prompt, add_special_tokens=False, return_tensors="pt")',
+        "answer = model.generate(input_ids=ids, attention_mask=ids.new_ones(ids.shape))",
+        "print(tokenizer.decode(answer[0, ids.shape[1] :], skip_special_tokens=True))",
+    ]
+    return "\n".join(lines)
+
+
+def _literal(text: str, indent: int) -> str:
+    """A text as Python code, each of its lines on a line of its own."""
+    lines = text.splitlines(keepends=True)
+    if len(lines) < 2:
+        return repr(text)
+    space = " " * indent
+    return "(\n" + "".join(f"{space}    {line!r}\n" for line in lines) + f"{space})"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; empty without rows."""
+    if not rows:
+        return ""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)

@@ -1,0 +1,346 @@
+"""Samples of supervised fine-tuning: games of players, a run's own answers, and their files.
+
+A sample is a ``Step`` with the tokens that the model would be asked with in the game, and those of
+the answer as it would have to sample them, its end included. Log-probs are 0: no engine sampled
+them. Rows of files become samples in ``rlforge.rollout.datasets``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlforge.buffer.batches import read_batch, write_batch
+from rlforge.config.sft import ACTION, DataConfig, SftConfig
+from rlforge.errors import RunError
+from rlforge.games.actions import extract
+from rlforge.games.base import View
+from rlforge.games.prompts import Prompter
+from rlforge.league.names import parse_opponent
+from rlforge.models.load import load_tokenizer
+from rlforge.rollout.collector import Collector
+from rlforge.rollout.datasets import AnswerEncoder, sample_files, samples_of_file, written
+from rlforge.rollout.episode import Answer
+from rlforge.rollout.lineup import train_envs
+from rlforge.rollout.policies import SeatPolicies
+from rlforge.rollout.schedule import derive_seed, line_up
+from rlforge.tracking.files import RunPaths
+from rlforge.tracking.game_files import GameWriter, read_games
+from rlforge.types import (
+    Completion,
+    EnvSpec,
+    GameRecord,
+    GameSpec,
+    PolicyRef,
+    Seat,
+    Step,
+    TrainBatch,
+    Turn,
+    value,
+)
+
+SAY_EVERY_S = 15.0
+"""Seconds between reports of how far the games are."""
+
+Say = Callable[[str], None]
+
+
+@value
+class Samples:
+    """What is learned from, and what is held out: no game and no row of a file is in both."""
+
+    train: tuple[Step, ...]
+    validation: tuple[Step, ...]
+
+
+def load_samples(run_dir: Path) -> Samples:
+    """The samples that ``make_samples`` wrote."""
+    train, validation = sample_files(run_dir)
+    return Samples(train=read_batch(train).steps, validation=read_batch(validation).steps)
+
+
+async def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
+    """The samples that ``config.data`` describes, written into the run directory.
+
+    say: called with progress messages. Raises RunError where no sample is left.
+    """
+    data = config.data
+    tokenizer = load_tokenizer(config.model)
+    encoder = AnswerEncoder(config.model, tokenizer)
+    left_out: Counter[str] = Counter()
+    steps: list[Step] = []
+    if data.players:
+        steps += await _of_players(config, run_dir, encoder, left_out, say)
+    if data.run is not None:
+        steps += _of_run(Path(data.run), data, left_out)
+    if data.file is not None:
+        steps += samples_of_file(Path(data.file), tokenizer, encoder)
+    rng = random.Random(derive_seed(config.seed, "samples"))
+    samples = _divided(_selected(steps, config, left_out, rng), data.validation, rng)
+    reasons = ", ".join(f"{number:,} {reason}" for reason, number in left_out.items() if number)
+    if not samples.train:
+        raise RunError(f"no sample is left to learn from ({reasons or 'the data are empty'})")
+    say(
+        f"{len(samples.train):,} samples to learn from, {len(samples.validation):,} held out"
+        + (f"; left out: {reasons}" if reasons else "")
+    )
+    train, validation = sample_files(run_dir)
+    write_batch(validation, _batch(samples.validation))
+    write_batch(train, _batch(samples.train))  # last: it says that all is there
+    return samples
+
+
+def _batch(steps: Sequence[Step]) -> TrainBatch:
+    return TrainBatch(steps=tuple(steps), whole_episodes=False, min_version=-1, max_version=-1)
+
+
+# ---------------------------------------------------------------- games of players
+
+
+def demonstration_games(config: SftConfig) -> list[GameSpec]:
+    """The games of ``data.players``: environments by weight, all line-ups equally often.
+
+    With as many players as seats, or more, no player meets itself.
+    """
+    envs = train_envs(config)
+    players = [parse_opponent(name) for name in config.data.players]
+    lineups = [itertools.cycle(_lineups(players, env.num_players)) for env in envs]
+    specs = []
+    for number in range(config.data.games):
+        rng = random.Random(derive_seed(config.seed, "data", number))
+        [index] = rng.choices(range(len(envs)), [env.weight for env in envs])
+        specs.append(
+            GameSpec(
+                game_id=f"data-{number:07d}",
+                env=envs[index],
+                seed=derive_seed(config.seed, "data-game", number),
+                purpose="train",
+                seats=line_up(envs[index], next(lineups[index]), trained_uid=None),
+            )
+        )
+    return specs
+
+
+def _lineups(players: Sequence[PolicyRef], seats: int) -> list[tuple[PolicyRef, ...]]:
+    if len(players) >= seats:
+        return list(itertools.permutations(players, seats))
+    return list(itertools.product(players, repeat=seats))
+
+
+async def _of_players(
+    config: SftConfig, run_dir: Path, encoder: AnswerEncoder, left_out: Counter[str], say: Say
+) -> list[Step]:
+    """The samples of games that ``data.players`` play; the games go to disk."""
+    data, specs = config.data, demonstration_games(config)
+    say(f"{', '.join(data.players)} play {len(specs):,} games")
+    absent: Any = None  # neither tokenizer nor engine: no seat has the run's model
+    table = _Table(SeatPolicies(config, absent, absent, ()))
+    ports: Any = None
+    collector = Collector(config.collector, ports, table.answers)
+    async with _reported(table, say):
+        records = await collector.evaluate(specs)
+    failed = [record for record in records if record.error is not None]
+    if len(failed) == len(records):
+        raise RunError(f"all {len(records)} games failed; the last one: {failed[-1].error}")
+    if failed:
+        left_out["failed games"] += len(failed)
+    if config.collector.save_games:
+        for old in RunPaths(root=run_dir).games.glob("data-*.parquet"):
+            old.unlink()  # of a process that was killed before the samples were complete
+        writer = GameWriter(run_dir, "data")
+        writer.add(records)
+        writer.close()
+    prompter = Prompter(encoder.tokenizer, config.prompts)
+    return [
+        step
+        for record in records
+        if record.error is None
+        for step in _answers(record, table.seen[record.spec.game_id], config, prompter, encoder)
+        if _counts(record, step.player_id, data, left_out) and _has_answer(step, left_out)
+    ]
+
+
+class _Table:
+    """Notes what each player saw: the prompts are of that."""
+
+    def __init__(self, policies: SeatPolicies) -> None:
+        self._policies = policies
+        self.seen: dict[str, list[View]] = {}
+        self.turns = 0
+
+    def answers(self, spec: GameSpec) -> Answer:
+        answer = self._policies.for_game(spec)
+        views = self.seen[spec.game_id] = []
+
+        async def noted(seat: Seat, view: View, seed: int) -> Completion:
+            views.append(view)
+            completion = await answer(seat, view, seed)
+            self.turns += 1
+            return completion
+
+        return noted
+
+
+@contextlib.asynccontextmanager
+async def _reported(table: _Table, say: Say) -> AsyncIterator[None]:
+    async def report() -> None:
+        while True:
+            await asyncio.sleep(SAY_EVERY_S)
+            say(f"{table.turns:,} turns played")
+
+    reporting = asyncio.create_task(report())
+    try:
+        yield
+    finally:
+        reporting.cancel()
+
+
+def _answers(
+    record: GameRecord,
+    views: Sequence[View],
+    config: SftConfig,
+    prompter: Prompter,
+    encoder: AnswerEncoder,
+) -> Iterator[Step]:
+    """The legal answers of imitated players, in the form that the run's model is asked for.
+
+    One whose tokens are not read as its action, as where a token ends it too early, is empty.
+    """
+    env, data = record.spec.env, config.data
+    turns: Counter[int] = Counter()
+    for turn, view in zip(record.turns, views, strict=True):
+        index, turns[turn.player_id] = turns[turn.player_id], turns[turn.player_id] + 1
+        player = record.spec.seats[turn.player_id].policy
+        if not _is_good(turn) or player.uid not in (data.imitate or data.players):
+            continue
+        prompt, ids = prompter.encode(env.prompt_template, view, env.action_extraction)
+        text = said(turn, env, data.answer, view)
+        tokens = encoder.answer(text, after=prompt)
+        read = encoder.action(tokens, env.action_extraction, view) == turn.action
+        yield sample(record, turn, index, ids, tokens if read else ())
+
+
+def said(turn: Turn, env: EnvSpec, template: str, view: View) -> str:
+    """What the model should say for ``turn``: an API model's words where they are in its form."""
+    own = turn.completion.text.strip()
+    if turn.completion.finish_reason != "scripted":
+        read = extract(env.action_extraction, own, view.legal_actions)
+        if read.well_formed and read.action == turn.action:
+            return own
+        template = ACTION
+    return written(template, env.action_extraction, turn.action)
+
+
+def sample(
+    record: GameRecord, turn: Turn, index: int, prompt: Sequence[int], answer: Sequence[int]
+) -> Step:
+    """A turn of a game as a sample; ``index``: of the turn among those of its player."""
+    reward = record.rewards[turn.player_id]
+    return Step(
+        game_id=record.spec.game_id,
+        env_id=record.spec.env_id,
+        player_id=turn.player_id,
+        group_id=None,
+        turn_index=index,
+        last_turn=False,
+        observation=turn.observation,
+        action=turn.action,
+        prompt_token_ids=tuple(prompt),
+        token_ids=tuple(answer),
+        logprobs=(0.0,) * len(answer),
+        raw_reward=reward,
+        reward=reward,
+        policy_uid=record.spec.seats[turn.player_id].policy.uid,
+        policy_version=-1,
+    )
+
+
+# ---------------------------------------------------------------- a run's own games
+
+
+def _of_run(run: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[Step]:
+    """The answers of a run's model that ended by themselves, token by token."""
+    for record in read_games(run):
+        if record.error is not None:
+            continue
+        turns: Counter[int] = Counter()
+        for turn in record.turns:
+            index, turns[turn.player_id] = turns[turn.player_id], turns[turn.player_id] + 1
+            answer = turn.completion
+            if not answer.token_ids or not _is_good(turn) or answer.finish_reason != "stop":
+                continue
+            if _counts(record, turn.player_id, data, left_out):
+                yield sample(record, turn, index, answer.prompt_token_ids, answer.token_ids)
+
+
+# ---------------------------------------------------------------- selection
+
+
+def _is_good(turn: Turn) -> bool:
+    """Whether it is an answer to learn: of the asked-for form, with a legal action."""
+    return turn.legal and turn.well_formed
+
+
+def _counts(record: GameRecord, player: int, data: DataConfig, left_out: Counter[str]) -> bool:
+    """Whether the game's outcome for ``player`` is one to learn from."""
+    good = {"all": ("win", "draw", "loss"), "wins": ("win",), "wins_and_draws": ("win", "draw")}
+    fits = record.spec.env.outcome(record.rewards, player) in good[data.keep]
+    if fits and (data.min_reward is None or record.rewards[player] >= data.min_reward):
+        return True
+    left_out["by outcome"] += 1
+    return False
+
+
+def _has_answer(step: Step, left_out: Counter[str]) -> bool:
+    left_out["not read as their action"] += not step.token_ids
+    return bool(step.token_ids)
+
+
+def _selected(
+    steps: Iterable[Step], config: SftConfig, left_out: Counter[str], rng: random.Random
+) -> list[Step]:
+    """Samples that fit into the model's context, once if so asked, at most ``max_samples``."""
+    data, longest = config.data, config.engine.max_model_len
+    limit = min(longest, config.learner.max_train_len or longest)
+    kept: list[Step] = []
+    known: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    for step in steps:
+        pair = step.prompt_token_ids, step.token_ids
+        if len(pair[1]) > config.engine.max_tokens or len(pair[0]) + len(pair[1]) > limit:
+            left_out["too long"] += 1
+        elif data.unique and pair in known:
+            left_out["repeated"] += 1
+        else:
+            known.update([pair] if data.unique else [])
+            kept.append(step)
+    if data.max_samples is not None and len(kept) > data.max_samples:
+        left_out["beyond data.max_samples"] += len(kept) - data.max_samples
+        kept = rng.sample(kept, data.max_samples)
+    return kept
+
+
+def _divided(steps: Sequence[Step], share: float, rng: random.Random) -> Samples:
+    """Whole games, or rows, are held out until they make up ``share`` of the samples."""
+    sizes = Counter(step.game_id for step in steps)
+    held: set[str] = set()
+    count, games = 0, sorted(sizes)
+    rng.shuffle(games)
+    for game in games[1:]:  # one is left to learn from
+        if count + sizes[game] / 2 > share * len(steps):
+            break
+        held.add(game)
+        count += sizes[game]
+    return Samples(
+        train=_with(steps, lambda step: step.game_id not in held),
+        validation=_with(steps, lambda step: step.game_id in held),
+    )
+
+
+def _with(steps: Collection[Step], condition: Callable[[Step], bool]) -> tuple[Step, ...]:
+    return tuple(step for step in steps if condition(step))

@@ -1,0 +1,60 @@
+"""Numbers that users' code reports while a run uses it, in any of the run's processes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+
+Sums = dict[str, tuple[float, int]]
+"""By name: the sum of the values that were reported, and their number."""
+
+_reported: Sums = {}
+_lock = threading.Lock()
+
+
+def log_scalar(name: str, value: float) -> None:
+    """Record a number of your own with the run whose code calls this; in no run it does nothing.
+
+    The mean of all values since the last update, from all processes, is ``custom/NAME`` in the
+    update's line of metrics.jsonl and in TensorBoard, Weights & Biases and every other sink. In
+    continuous training it is that since the last window, in windows.jsonl.
+    Raises ValueError for an empty name, and what ``float`` raises for no number.
+
+    Example: in a reward transform
+        >>> def transform(rewards, env_id):
+        ...     log_scalar(f"spread/{env_id}", max(rewards.values()) - min(rewards.values()))
+        ...     return rewards
+        >>> transform({0: 1.0, 1: -1.0}, "kuhn_poker")
+        {0: 1.0, 1: -1.0}
+        >>> taken()
+        {'spread/kuhn_poker': (2.0, 1)}
+    """
+    if not name.strip():
+        raise ValueError("a scalar needs a name")
+    number = float(value)
+    with _lock:
+        total, count = _reported.get(name, (0.0, 0))
+        _reported[name] = (total + number, count + 1)
+
+
+def taken() -> Sums:
+    """What this process reported since the last call."""
+    with _lock:
+        sums = dict(_reported)
+        _reported.clear()
+    return sums
+
+
+def means(reports: Iterable[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
+    """The mean of each name over what several processes reported, as ``custom/NAME``.
+
+    Example:
+        >>> means([{"spread": (2.0, 1)}, {"spread": (1.0, 2)}])
+        {'custom/spread': 1.0}
+    """
+    sums: Sums = {}
+    for report in reports:
+        for name, (total, count) in report.items():
+            before = sums.get(name, (0.0, 0))
+            sums[name] = (before[0] + total, before[1] + count)
+    return {f"custom/{name}": total / count for name, (total, count) in sums.items()}

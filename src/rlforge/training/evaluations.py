@@ -1,0 +1,192 @@
+"""When the versions of a run are evaluated, and what comes of it.
+
+    start, end             ``eval.final_games`` games of version 0 and of the last version
+    every N updates        ``eval.games`` games of the newest saved version
+    ``eval.continuous``    games of the newest version in all evaluation slots, until the next one
+
+Each version is evaluated at most once, under its own number. ``evals.jsonl`` is the record: a
+resumed run evaluates the version that it continues from unless its results are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from rlforge.config.schema import RunConfig
+from rlforge.rollout.evaluation import OpenEvaluation, plan_evaluation, summarise
+from rlforge.rollout.lineup import eval_pairings
+from rlforge.system.values import Codec
+from rlforge.tracking.files import RunPaths, read_jsonl
+from rlforge.types import Checkpoint, EvalResult, GameRecord, GameSpec
+
+_RESULTS = Codec(EvalResult, form="json")
+
+Play = Callable[[str, Sequence[GameSpec]], Awaitable[list[GameRecord]]]
+"""Lets a collector, by name, play evaluation games."""
+
+
+class Evaluations:
+    """The evaluations of one run, played by its collectors while it trains."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        collectors: Sequence[str],
+        play: Play,
+        record: Callable[[EvalResult], object],
+    ) -> None:
+        """collectors: their names. record: called with each result."""
+        self._config, self._collectors, self._play, self._tell = config, collectors, play, record
+        self._pairings = eval_pairings(config)
+        self._results: dict[tuple[str, str], EvalResult] = {}
+        #: Uids of the versions whose evaluation is under way: engines may load them again.
+        self.needed: set[str] = set()
+        self._begun: set[int] = set()
+        self._planned: asyncio.Task[None] | None = None
+        self._slots: list[asyncio.Task[None]] = []
+        # With ``eval.continuous``: the newest version's, after older ones that are not over.
+        self._open: list[OpenEvaluation] = []
+        self._more = asyncio.Event()
+        self._closed = False
+
+    def begin(self, group: asyncio.TaskGroup, run_dir: Path) -> None:
+        """Take up the record of the run; play as tasks of ``group`` from now on."""
+        self._group = group
+        for row in read_jsonl(RunPaths(root=run_dir).evals):
+            result = _RESULTS.decode(row)
+            self._begun.add(result.step)
+            self._results[result.env_id, result.opponent] = result
+        if self._config.eval.continuous:
+            self._slots = [
+                group.create_task(self._fill_slot(name))
+                for name in self._collectors
+                for _ in range(self._config.collector.num_eval_workers)
+            ]
+
+    def objective(self) -> float:
+        """The mean win rate of the last evaluations, without that against ``base``."""
+        rates = [result.win_rate for result in self._results.values() if result.opponent != "base"]
+        rates = rates or [result.win_rate for result in self._results.values()]
+        return sum(rates) / len(rates) if rates else 0.0
+
+    def _is_first(self, checkpoint: Checkpoint) -> bool:
+        """Whether the version has no evaluation yet; from now on it has one under way."""
+        if checkpoint.version in self._begun:
+            return False
+        self._begun.add(checkpoint.version)
+        self.needed.add(checkpoint.uid)
+        return True
+
+    def _record(self, uid: str, results: Sequence[EvalResult]) -> None:
+        self.needed.discard(uid)
+        for result in results:
+            self._results[result.env_id, result.opponent] = result
+            self._tell(result)
+
+    # ---------------------------------------------------------------- a number of games at once
+
+    def evaluate(
+        self, checkpoint: Checkpoint, published: Callable[[], Awaitable[None]], *, edge: bool
+    ) -> None:
+        """Evaluate a version in the background, unless it was, after any earlier evaluation.
+
+        published: returns once the engines have the version. edge: at the start or the end of
+        training, with ``final_games``.
+        """
+        if not self._is_first(checkpoint):
+            return
+        settings, before = self._config.eval, self._planned
+        specs = plan_evaluation(
+            self._pairings,
+            checkpoint.policy(),
+            settings.final_games if edge and settings.final_games else settings.games,
+            step=checkpoint.version,
+            seed=self._config.seed,
+            max_games=settings.max_games_per_checkpoint,
+        )
+
+        async def evaluate() -> None:
+            if before is not None:
+                await before
+            await published()
+            number = len(self._collectors)
+            shares = await asyncio.gather(
+                *(
+                    self._play(name, specs[index::number])
+                    for index, name in enumerate(self._collectors)
+                )
+            )
+            records = [record for share in shares for record in share]
+            self._record(checkpoint.uid, summarise(records, checkpoint.version))
+
+        self._planned = self._group.create_task(evaluate())
+
+    # ---------------------------------------------------------------- all the time
+
+    def follow(self, checkpoint: Checkpoint) -> None:
+        """With ``eval.continuous``: the engines have this version, which is evaluated from now on.
+
+        Older ones are recorded once the games that were begun are over.
+        """
+        if not self._config.eval.continuous or self._closed:
+            return
+        self._supersede()
+        if self._is_first(checkpoint):
+            evaluation = OpenEvaluation(
+                self._pairings,
+                checkpoint.policy(),
+                step=checkpoint.version,
+                seed=self._config.seed,
+                max_games=self._config.eval.max_games_per_checkpoint,
+            )
+            self._open.append(evaluation)
+            self._more.set()
+
+    def close(self) -> None:
+        """Follow no further version: the last one has an evaluation of its own."""
+        self._closed = True
+        self._supersede()
+        self._more.set()
+
+    async def finish(self) -> None:
+        """After ``close``: wait until all evaluations are recorded."""
+        await asyncio.gather(*self._slots, *([self._planned] if self._planned else []))
+
+    def cancel(self) -> None:
+        """Give up what is under way: a resumed run evaluates its version again."""
+        for task in (*self._slots, *([self._planned] if self._planned else [])):
+            task.cancel()
+
+    def _supersede(self) -> None:
+        for evaluation in self._open:
+            evaluation.close()
+        self._record_what_is_over()
+
+    def _record_what_is_over(self) -> None:
+        for evaluation in [each for each in self._open if each.over]:
+            self._open.remove(evaluation)
+            self._record(evaluation.policy.uid, evaluation.results())
+
+    async def _fill_slot(self, collector: str) -> None:
+        """Keep one game under way in ``collector``, until there are no more."""
+        if self._planned is not None:  # its games have all slots, and come first in the record
+            await self._planned
+        while True:
+            if (dealt := self._next_game()) is not None:
+                evaluation, spec = dealt
+                [record] = await self._play(collector, [spec])
+                evaluation.add(record)
+                self._record_what_is_over()
+            elif self._closed:
+                return
+            else:
+                self._more.clear()
+                await self._more.wait()
+
+    def _next_game(self) -> tuple[OpenEvaluation, GameSpec] | None:
+        for evaluation in self._open:
+            if (spec := evaluation.next_game()) is not None:
+                return evaluation, spec
+        return None

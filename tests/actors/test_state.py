@@ -1,0 +1,142 @@
+"""The buffer's actor without Ray: what it makes of games, and who waits for room in it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from unittest import mock
+
+from rlforge.actors import state
+from rlforge.actors.state import BufferActor
+from rlforge.buffer.batches import read_batch
+from rlforge.config.compose import compose
+from rlforge.config.schema import CollectorConfig, RunConfig
+from rlforge.games.base import View
+from rlforge.rollout.collector import Collector, Delivery, MakeAnswer
+from rlforge.rollout.episode import Answer
+from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, Seat
+
+GROUP = 4
+SELF = PolicyRef(uid="step-0", kind="checkpoint")
+ENV = EnvSpec(id="TicTacToe-v0-train", max_turns=20, error_allowance=0, action_extraction="raw")
+
+
+def game(number: int, *, trained: tuple[bool, bool]) -> GameSpec:
+    """A game of the only group; the learner's policy plays at both seats."""
+    seats = tuple(
+        Seat(
+            player_id=player,
+            policy=SELF,
+            trained=trained[player],
+            prompt_template="board",
+            action_extraction="raw",
+        )
+        for player in range(2)
+    )
+    return GameSpec(
+        game_id=f"g{number}",
+        env=ENV,
+        seed=1,
+        purpose="train",
+        seats=seats,
+        group_id="group",
+        group_size=GROUP,
+    )
+
+
+class BufferPorts:
+    """Four games of a group, whose records go into the buffer."""
+
+    def __init__(self, buffer: BufferActor, trained: tuple[bool, bool]) -> None:
+        self._buffer, self._games = buffer, [game(n, trained=trained) for n in range(GROUP)]
+
+    async def next_games(self, wanted: int) -> list[GameSpec] | None:
+        games, self._games = self._games, []
+        return games or None
+
+    async def deliver(self, delivery: Delivery) -> None:
+        await self._buffer.deliver("collector", delivery)
+
+
+def forfeiting(seats: dict[str, int]) -> MakeAnswer:
+    """Play the first free cell; at a seat that ``seats`` has for a game, an illegal one."""
+
+    def make(spec: GameSpec) -> Answer:
+        async def answer(seat: Seat, view: View, seed: int) -> Completion:
+            forfeits = seats.get(spec.game_id) == seat.player_id
+            text = "[99]" if forfeits else view.legal_actions[0]
+            return Completion(text=text, policy_uid="step-0")
+
+        return answer
+
+    return make
+
+
+def make_buffer(config: RunConfig, run_dir: Path) -> BufferActor:
+    # Log file and garbage collector belong to the process, which here is not the actor's own.
+    with mock.patch.multiple(state, open_log=mock.DEFAULT, freeze_gc=mock.DEFAULT):
+        return BufferActor(config, str(run_dir))
+
+
+async def collect(
+    run_dir: Path, trained: tuple[bool, bool], forfeits: dict[str, int]
+) -> BufferActor:
+    """The buffer after the group was played with the filter on."""
+    config = compose(
+        [
+            *("+experiment=kuhn_grpo", f"algorithm.group_size={GROUP}"),
+            *("learner.batch_size=6", "buffer.save_batches_as=[parquet,csv]"),
+        ]
+    ).config
+    buffer = make_buffer(config, run_dir)
+    collecting = CollectorConfig(filter_opponent_invalid=True)
+    ports = BufferPorts(buffer, trained)
+    await Collector(collecting, ports, forfeiting(forfeits)).train()
+    return buffer
+
+
+async def test_a_group_of_self_play_keeps_the_seats_that_forfeit(tmp_path: Path) -> None:
+    buffer = await collect(tmp_path, (True, True), {"g0": 1, "g1": 0})
+    batch, _ = await buffer.next_batch(0)
+    assert batch is not None
+    assert {(step.game_id, step.player_id) for step in batch.steps} == {
+        *(("g0", 1), ("g1", 0), ("g2", 0), ("g2", 1), ("g3", 0), ("g3", 1))
+    }
+    for form in ("parquet", "csv"):
+        assert read_batch(tmp_path / "batches" / f"batch-000001.{form}") == batch
+
+
+async def test_games_that_opponents_forfeit_are_left_out_of_their_group(tmp_path: Path) -> None:
+    buffer = await collect(tmp_path, (True, False), {"g0": 1, "g3": 1})
+    (group,) = (await buffer.state_dict())["buffer"]["groups"]
+    assert {each["game_id"] for each in group["episodes"]} == {"g1", "g2"}
+    assert group["games"] == 2
+
+
+async def test_a_group_without_an_episode_leaves_nothing_behind(tmp_path: Path) -> None:
+    buffer = await collect(tmp_path, (True, False), {f"g{n}": 1 for n in range(GROUP)})
+    assert (await buffer.state_dict())["buffer"]["groups"] == []
+
+
+async def test_a_call_of_a_dead_collector_takes_no_room_from_its_successor(
+    tmp_path: Path,
+) -> None:
+    buffer = make_buffer(compose(["+experiment=tictactoe_mirror"]).config, tmp_path)
+    room = await buffer.reserve("collector-0", 10_000)
+    waiting = asyncio.create_task(buffer.reserve("collector-0", 10_000))
+    other = asyncio.create_task(buffer.reserve("collector-1", 1))
+    await asyncio.sleep(0)
+    await buffer.release_all("collector-0")
+    assert await waiting == 0
+    assert await other == 1
+    assert await buffer.reserve("collector-0", 10_000) == room - 1
+
+
+async def test_all_calls_end_when_the_collection_is_over(tmp_path: Path) -> None:
+    buffer = make_buffer(compose(["+experiment=tictactoe_mirror"]).config, tmp_path)
+    await buffer.reserve("collector-0", 10_000)
+    waiting = asyncio.create_task(buffer.reserve("collector-0", 1))
+    await asyncio.sleep(0)
+    await buffer.stop()
+    assert await waiting == 0
+    assert await buffer.next_batch(0) == (None, False)

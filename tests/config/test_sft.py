@@ -1,0 +1,94 @@
+"""``rlforge sft``: what it takes from an experiment of games, and what it has of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlforge.config.compose import compose, to_yaml
+from rlforge.config.roots import compose_any, compose_run, kind_of_run, read_run
+from rlforge.config.schema import GamesConfig, RunConfig
+from rlforge.config.sft import DataConfig, SftConfig
+from rlforge.config.training import SupervisedConfig
+from rlforge.errors import ConfigError
+
+
+def test_an_experiment_of_games_gives_games_model_and_engine_but_not_the_learner() -> None:
+    lines = ["+experiment=tictactoe_mirror", "data=random_legal", "learner.batch_size=8"]
+    composed = compose_run(lines, None, SftConfig)
+    games = compose(["+experiment=tictactoe_mirror"]).config
+    config = composed.config
+    for group in ("env", "model", "engine", "collector", "eval"):
+        assert getattr(config, group) == getattr(games, group)
+    assert config.name == "tictactoe_mirror_sft"
+    assert (config.learner.batch_size, config.learner.learning_rate) == (8, 2e-4)
+    assert isinstance(config.algorithm, SupervisedConfig)
+    assert composed.origin("learner.batch_size") == "command line, learner.batch_size=8"
+    assert composed.origin("env.train") == "conf/env/tictactoe.yaml"
+
+
+def test_changes_on_the_command_line_count_more_than_the_experiment() -> None:
+    lines = ["+experiment=simpletak_mirror", "env=tictactoe", "name=mine", "engine.max_tokens=9"]
+    config = compose_run([*lines, "data.games=7"], None, SftConfig).config
+    assert config.env.train[0].id == "TicTacToe-v0-train"
+    assert (config.name, config.engine.max_tokens, config.data.games) == ("mine", 9, 7)
+
+
+def test_the_memory_settings_of_a_card_reach_the_learner(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "big.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /hardware: gpu_24gb\n"
+        "  - override /rewards: none\nname: big\nlearner: {learning_rate: 1.0}\n"
+    )
+    config = compose_run(["+experiment=big", "data=random_legal"], tmp_path, SftConfig).config
+    assert config.hardware.name == "gpu_24gb"
+    assert config.learner.gradient_checkpointing
+    assert config.learner.learning_rate == 2e-4
+
+
+def test_keys_of_data_make_a_run_a_supervised_one() -> None:
+    assert type(compose_any(["+experiment=tictactoe_mirror"]).config) is RunConfig
+    both = ["+experiment=tictactoe_mirror", "data=random_legal"]
+    assert type(compose_any(both).config) is SftConfig
+
+
+def test_what_only_reinforcement_learning_has_is_refused() -> None:
+    for line in ("buffer=step", "learner.total_updates=5"):
+        with pytest.raises(ConfigError, match="a supervised run has no such key"):
+            compose_run(["+experiment=tictactoe_mirror", line], None, SftConfig)
+    with pytest.raises(ConfigError, match="rlforge continuous"):
+        compose_run(["+experiment=market_ppo"], None, SftConfig)
+
+
+def test_a_supervised_run_is_read_where_games_are_played(tmp_path: Path) -> None:
+    config = compose_run(["data=random_legal"], None, SftConfig).config
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert kind_of_run(tmp_path) is SftConfig
+    assert read_run(tmp_path, SftConfig) == read_run(tmp_path, GamesConfig) == config
+    with pytest.raises(ConfigError, match="is a supervised run; this command is for a run that"):
+        read_run(tmp_path, RunConfig)
+
+
+def test_the_number_of_updates_follows_from_epochs_and_samples() -> None:
+    config = SftConfig(data=DataConfig(epochs=2.5))
+    assert config.total_updates is None
+    config.data.max_samples = 1000
+    assert config.total_updates == round(2500 / 64)
+    config.data.max_samples = 1
+    assert config.total_updates == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "message"),
+    [
+        (DataConfig(), "players", "add data=random_legal"),
+        (DataConfig(players=["a"], imitate=["b"]), "imitate", "b is none of data.players"),
+        (DataConfig(players=["a"], answer="I play"), "answer", "{action}"),
+        (DataConfig(players=["a"], validation=1.0), "validation", "[0, 1)"),
+    ],
+)
+def test_contradictions_are_named(data: DataConfig, key: str, message: str) -> None:
+    [(found, problem)] = data.problems()
+    assert found == key
+    assert message in problem

@@ -1,0 +1,289 @@
+"""Conversations whose keys and values are kept: the same answers, and each token read once."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlforge.engines.batching import BatchGenerator
+from rlforge.engines.kept import KeptRows
+from rlforge.engines.versions import PolicyKey
+from rlforge.types import Completion, PolicyRef, SamplingParams
+
+from .answers import Adapter, Core, completion_of, direct_logprobs, finish
+from .conftest import VOCABULARY
+
+Prompt = tuple[int, ...]
+
+
+def words(rng: random.Random, least: int, most: int) -> Prompt:
+    return tuple(rng.randrange(VOCABULARY) for _ in range(rng.randint(least, most)))
+
+
+def ask(
+    core: BatchGenerator, prompt: Prompt, policy: PolicyRef, *, keep: bool = True, **given: Any
+) -> Completion:
+    params = SamplingParams(
+        conversation=0 if keep else None, **{"max_tokens": 5, "seed": len(prompt), **given}
+    )
+    number = core.submit(prompt, params, policy)
+    return completion_of(finish(core)[number])
+
+
+def whole(completion: Completion) -> Prompt:
+    return completion.prompt_token_ids + completion.token_ids
+
+
+def converse(
+    core: BatchGenerator,
+    policies: list[PolicyRef],
+    *,
+    games: int = 6,
+    turns: int = 5,
+    keep: bool = True,
+    seed: int = 0,
+) -> list[list[Completion]]:
+    """Conversations of several games at once, with turns of different lengths."""
+    rng = random.Random(seed)
+    histories: list[Prompt] = [words(rng, 1, 25) for _ in range(games)]
+    said: list[list[Completion]] = [[] for _ in range(games)]
+    under_way: dict[int, int] = {}
+    waiting = [game for game in range(games) for _ in range(turns)]
+    rng.shuffle(waiting)
+    while waiting or under_way:
+        for game in list(dict.fromkeys(waiting)):
+            if game in under_way.values() or rng.random() < 0.5:
+                continue
+            waiting.remove(game)
+            turn = len(said[game])
+            params = SamplingParams(
+                max_tokens=1 + (game + turn) % 6,
+                seed=100 * game + turn,
+                conversation=game if keep else None,
+            )
+            policy = policies[game % len(policies)]
+            under_way[core.submit(histories[game], params, policy)] = game
+        for answer in core.step():
+            game = under_way.pop(answer.id)
+            said[game].append(completion_of(answer))
+            reply = random.Random(seed + 100 * game + len(said[game]))
+            histories[game] = whole(said[game][-1]) + words(reply, 1, 9)
+    return said
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_answers_of_conversations_are_those_of_a_plain_forward_pass(
+    base: Any, make_core: Core, make_adapter: Adapter, base_policy: PolicyRef, seed: int
+) -> None:
+    models = {"base": base}
+    policies = [base_policy]
+    for number in (1, 2):
+        policy, models[policy.uid] = make_adapter(number)
+        policies.append(policy)
+    core = make_core(max_model_len=256)
+    said = converse(core, policies, seed=seed)
+    gaps = [
+        abs(mine - true)
+        for turns in said
+        for each in turns
+        for mine, true in zip(
+            each.logprobs, direct_logprobs(models[each.policy_uid], each), strict=True
+        )
+    ]
+    assert sum(gaps) / len(gaps) < 1e-5
+    assert max(gaps) < 1e-3
+    stats = core.stats()
+    assert stats.cached_tokens > stats.read_tokens
+
+
+def test_kept_keys_and_values_change_no_token(make_core: Core, base_policy: PolicyRef) -> None:
+    def tokens(**options: Any) -> list[list[Prompt]]:
+        core = make_core(max_model_len=256, **options)
+        keep = options != {"kept_tokens": 0}
+        said = converse(core, [base_policy], keep=True)
+        assert (core.stats().cached_tokens > 0) == keep
+        return [[each.token_ids for each in turns] for turns in said]
+
+    assert tokens() == tokens(kept_tokens=0) == tokens(kept_tokens=60)
+
+
+def test_an_episode_reads_each_token_once(make_core: Core, base_policy: PolicyRef) -> None:
+    """Twenty turns: the tokens read grow with the episode's length, not with its square."""
+    core, rng = make_core(max_model_len=512), random.Random(0)
+    history = words(rng, 20, 20)
+    for _ in range(20):
+        history = whole(ask(core, history, base_policy)) + words(rng, 15, 15)
+    stats = core.stats()
+    # Of each answer the last token is read with the next prompt.
+    assert stats.read_tokens == 20 + 19 * (1 + 15)
+    assert stats.read_tokens < 0.15 * stats.prompt_tokens
+
+
+def test_a_request_that_is_not_to_be_continued_keeps_nothing(
+    make_core: Core, base_policy: PolicyRef
+) -> None:
+    core = make_core()
+    first = ask(core, (1, 2, 3), base_policy, keep=False)
+    ask(core, (*whole(first), 4), base_policy)
+    assert core.stats().cached_tokens == 0
+
+
+def test_answers_of_one_token_are_continued(make_core: Core, base_policy: PolicyRef) -> None:
+    core = make_core()
+    first = ask(core, (1, 2, 3), base_policy, max_tokens=1)
+    ask(core, (*whole(first), 4), base_policy, max_tokens=1)
+    assert core.stats().cached_tokens == 3
+
+
+def test_games_with_the_same_turns_all_continue_them(
+    make_core: Core, base_policy: PolicyRef
+) -> None:
+    core = make_core()
+    for _ in range(3):
+        first = ask(core, (1, 2, 3), base_policy)
+    read = core.stats().read_tokens
+    for _ in range(3):
+        ask(core, (*whole(first), 4), base_policy, keep=False)
+    assert core.stats().read_tokens == read + 3 * 2  # the last token of the answer, and the new one
+    ask(core, (*whole(first), 4), base_policy)
+    assert core.stats().cached_tokens == 3 * 7
+
+
+def test_a_version_never_reads_what_another_has_kept(
+    base: Any, make_core: Core, make_adapter: Adapter, base_policy: PolicyRef
+) -> None:
+    core = make_core()
+    policy, model = make_adapter(1)
+    first = ask(core, (1, 2, 3), base_policy)
+    second = ask(core, (*whole(first), 4), policy)
+    assert core.stats().cached_tokens == 0
+    assert list(second.logprobs) == pytest.approx(direct_logprobs(model, second), abs=1e-4)
+
+
+def test_what_a_replaced_version_kept_is_dropped(make_core: Core, make_adapter: Adapter) -> None:
+    """A path may hold other weights when it is loaded again."""
+    core = make_core(max_loras=1)
+    (first, model), (second, _) = make_adapter(1), make_adapter(2)
+    said = ask(core, (1, 2, 3), first)
+    ask(core, (1, 2, 3), second)
+    again = ask(core, (*whole(said), 4), first)
+    assert core.stats().cached_tokens == 0
+    assert list(again.logprobs) == pytest.approx(direct_logprobs(model, again), abs=1e-4)
+
+
+@pytest.mark.parametrize("event", ["sleep", "failure"])
+def test_nothing_is_kept_over_sleep_and_failures(
+    base: Any, make_core: Core, base_policy: PolicyRef, event: str
+) -> None:
+    core = make_core()
+    first = ask(core, (1, 2, 3), base_policy)
+    if event == "sleep":
+        core.drain()
+        core.sleep()
+        core.wake()
+    else:
+
+        def fail(*_: Any) -> None:
+            raise RuntimeError("out of memory")
+
+        hook = base.model.register_forward_pre_hook(fail)
+        core.submit((7,), SamplingParams(), base_policy)
+        assert [answer.completion for answer in finish(core).values()] == [None]
+        hook.remove()
+    ask(core, (*whole(first), 4), base_policy)
+    assert core.stats().cached_tokens == 0
+
+
+def test_the_room_of_running_sequences_is_never_taken(
+    make_core: Core, base_policy: PolicyRef
+) -> None:
+    """There is room for 128 tokens in all."""
+    core = make_core(max_sequences=2, max_model_len=64)
+    said = [ask(core, (number,) * 30, base_policy, max_tokens=11) for number in range(4)]
+    # 40 were copied while 40 ran, so that 48 were left for older ones.
+    ask(core, (*whole(said[0]), 9), base_policy, keep=False)
+    ask(core, (*whole(said[1]), 9), base_policy, keep=False)
+    assert core.stats().cached_tokens == 0
+    ask(core, (*whole(said[3]), 9), base_policy, keep=False)
+    assert core.stats().cached_tokens == 40
+    for number in (6, 7):
+        core.submit((number,) * 60, SamplingParams(max_tokens=3, seed=0), base_policy)
+    finish(core)
+    ask(core, (*whole(said[2]), 9), base_policy, keep=False)
+    assert core.stats().cached_tokens == 40
+
+
+def test_memory_of_kept_rows_is_their_own_and_is_freed(
+    make_core: Core, base_policy: PolicyRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    real = KeptRows.put
+
+    def put(kept: KeptRows, key: PolicyKey, tokens: Prompt, row: Any) -> None:
+        sizes.append(sum(held.untyped_storage().nbytes() for pair in row for held in pair))
+        real(kept, key, tokens, row)
+
+    monkeypatch.setattr(KeptRows, "put", put)
+    core = make_core()
+    ask(core, (1, 2, 3), base_policy)
+    heads, size, layers = 2, 8, 2
+    assert sizes == [7 * heads * size * layers * 2 * 4]
+
+
+KEYS = [PolicyKey("a", "/a"), PolicyKey("b", "/b")]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_longest_kept_beginning_is_found_and_nothing_else(data: Any) -> None:
+    """The reference is a list that is searched from its end."""
+    kept, held = KeptRows(), list[tuple[PolicyKey, Prompt]]()
+    tokens = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)
+    for _ in range(data.draw(st.integers(1, 30))):
+        key = data.draw(st.sampled_from(KEYS))
+        text = data.draw(tokens)
+        match data.draw(st.sampled_from(["put", "take", "shrink", "drop"])):
+            case "put":
+                kept.put(key, text, row=[])
+                held.append((key, text))
+            case "take":
+                begun = [t for k, t in held if k == key and len(t) < len(text)]
+                fitting = [t for t in begun if text[: len(t)] == t]
+                expected = max(fitting, key=len, default=())
+                assert kept.take(key, text)[1] == len(expected)
+                if expected:
+                    held.remove((key, expected))
+            case "shrink":
+                most = data.draw(st.integers(0, 20))
+                kept.shrink(most)
+                last = list(dict.fromkeys(reversed(held)))  # most recently kept first
+                while sum(len(t) for _, t in last) > most:
+                    gone = last.pop()
+                    held = [each for each in held if each != gone]
+            case "drop":
+                kept.drop_unless(lambda resident: resident == KEYS[0])
+                held = [each for each in held if each[0] == KEYS[0]]
+        assert kept.tokens == sum(len(t) for _, t in set(held))
+
+
+def test_lookup_takes_time_in_proportion_to_the_prompt() -> None:
+    """A thousand kept conversations do not make it slower: entries are not compared one by one."""
+    compared = 0
+
+    class Counting(tuple[int, ...]):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return tuple.__eq__(self, other)
+
+        __hash__ = tuple.__hash__
+
+    kept = KeptRows()
+    for number in range(1000):
+        kept.put(KEYS[0], Counting((1, 2, number)), row=[])
+    assert kept.take(KEYS[0], (1, 2, 500, 7, 8))[1] == 3
+    assert compared <= 1

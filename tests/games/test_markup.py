@@ -1,0 +1,115 @@
+"""Conversations in the markup of a family, or of the tokenizer's chat template."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from rlforge.errors import ConfigError
+from rlforge.games.markup import CHATML, GEMMA, LLAMA, PLAIN, by_chat_template
+
+SAID = [
+    {"role": "system", "content": "You play."},
+    {"role": "user", "content": "One."},
+    {"role": "assistant", "content": "why not</think>[4]"},
+    {"role": "user", "content": "Two."},
+]
+CHATS = {
+    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "trims": "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</{{ m.role }}>"
+    "{% endfor %}<assistant>",
+    "folds": "{% set s = messages[0].content %}{% for m in messages[1:] %}"
+    "[{{ m.role }}]{% if loop.first %}{{ s }}\n{% endif %}{{ m.content }}{% endfor %}[assistant]",
+    "forgets": "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}"
+    "{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}"
+    "{% endfor %}<assistant>",
+    "compares": "{% for m in messages %}"
+    "{% if m.content == 'stop' or m.content.startswith('<tool') %}"
+    "<end>{% else %}<{{ m.role }}>{% endif %}{{ m.content }}{% endfor %}<assistant>",
+    "escapes": "{% for m in messages %}<{{ m.role }}>{{ m.content | tojson }}{% endfor %}"
+    "<assistant>",
+}
+
+
+@pytest.fixture(scope="module")
+def speaking():
+    def make(chat):
+        made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
+        made.chat_template = CHATS[chat]
+        return made
+
+    return make
+
+
+def contents(prompt):
+    return [(index, prompt.text[start:end]) for index, start, end in prompt.contents]
+
+
+@pytest.mark.parametrize("markup", [CHATML, GEMMA, LLAMA, PLAIN])
+def test_later_turns_continue_the_text_of_the_first(markup):
+    first = markup.render(SAID[:2], "<think>\n")
+    later = markup.render(SAID, "<think>\n")
+    assert later.text.startswith(f"{first.text}{SAID[2]['content']}")
+    assert contents(later) == [(n, message["content"]) for n, message in enumerate(SAID)]
+    assert "".join(later.markup()).count("<think>\n") == 2
+
+
+def test_a_family_without_a_system_role_opens_the_users_message_with_it():
+    prompt = GEMMA.render(SAID[:2], "")
+    assert prompt.text == (
+        "<bos><start_of_turn>user\nYou play.\n\nOne.<end_of_turn>\n<start_of_turn>model\n"
+    )
+    assert contents(prompt) == [(0, "You play."), (1, "One.")]
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_a_chat_template_writes_what_it_would_write_alone(speaking, chat):
+    tokenizer = speaking(chat)
+    prompt = by_chat_template(SAID, "", tokenizer)
+    alone = tokenizer.apply_chat_template(SAID, tokenize=False, add_generation_prompt=True)
+    if chat != "escapes":
+        assert prompt.text == alone
+    else:  # contents stand in it as they are
+        assert prompt.text == alone.replace("\\u003c", "<").replace("\\u003e", ">")
+    shown = [(n, m["content"]) for n, m in enumerate(SAID)]
+    if chat == "forgets":
+        shown[2] = (2, "[4]")
+    assert contents(prompt) == shown
+
+
+def test_a_chat_template_that_trims_has_trimmed_contents(speaking):
+    prompt = by_chat_template([{"role": "user", "content": " a \n"}], "<think>", speaking("trims"))
+    assert prompt.text == "<user>a</user><assistant><think>"
+    assert contents(prompt) == [(0, "a")]
+
+
+@given(st.lists(st.text(max_size=12), min_size=4, max_size=4), st.sampled_from(sorted(CHATS)))
+def test_the_contents_are_all_that_differs_from_the_markup(speaking, texts, chat):
+    tokenizer = speaking(chat)
+    said = [{**message, "content": text} for message, text in zip(SAID, texts, strict=True)]
+    ours, plain = (by_chat_template(one, "", tokenizer) for one in (said, SAID))
+    assert ours.markup() == plain.markup()
+    for index, text in contents(ours):
+        assert text.strip() in texts[index]
+
+
+def test_a_content_that_a_template_compares_changes_no_markup(speaking):
+    tokenizer = speaking("compares")
+    for text in ("stop", "<tool_response>"):
+        prompt = by_chat_template([{"role": "user", "content": text}], "", tokenizer)
+        assert prompt.text == f"<user>{text}<assistant>"
+
+
+def test_the_opening_of_earlier_answers_is_markup(speaking):
+    prompt = by_chat_template(SAID, "<think>\n", speaking("chatml"))
+    assert prompt.text.count("<think>\n") == 2
+    assert contents(prompt)[2] == (2, SAID[2]["content"])
+
+
+def test_a_template_that_refuses_a_role_is_named_with_the_mend(speaking):
+    tokenizer = speaking("chatml")
+    tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
+    with pytest.raises(ConfigError, match=r"System role not supported.*without a system message"):
+        by_chat_template(SAID, "", tokenizer)

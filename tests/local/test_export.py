@@ -1,0 +1,519 @@
+"""Exports of small real runs, loaded by transformers and PEFT, against the policies of the runs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+import yaml
+from tests.tracking.conftest import evaluation, game
+from typer.testing import CliRunner
+
+import rlforge
+from rlforge.cli import app
+from rlforge.config.compose import compose, to_yaml
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.schema import RunConfig
+from rlforge.config.sft import SftConfig
+from rlforge.errors import CheckpointError, ConfigError, RlforgeError
+from rlforge.games.prompts import Prompter
+from rlforge.games.registry import make_game
+from rlforge.learner.weights import attach_lora, save_adapter, save_model
+from rlforge.local.export import CARD, generation_config
+from rlforge.models.load import load_base_model, load_tokenizer
+from rlforge.rollout.lineup import train_envs
+from rlforge.system.checkpoint import write_checkpoint
+from rlforge.system.loops import wait_for
+from rlforge.tracking.files import RunPaths, write_json, write_jsonl
+from rlforge.tracking.game_files import GameWriter
+from rlforge.types import Completion
+
+SETTINGS = [
+    "model=hf",
+    "model.prompt_template=board",
+    "model.action_extraction=bracket",
+    "model.lora.rank=4",
+    "engine.max_tokens=4",
+    "engine.temperature=0.7",
+    "engine.top_p=0.9",
+    "hardware.device=cpu",
+]
+CPU = torch.device("cpu")
+VIEW = rlforge.View(
+    player_id=0, observation="Your move.", board="X.. .O. ...\n[0] [4]", legal_actions=("[0]",)
+)
+
+
+def config_of(model: Path, *overrides: str) -> RunConfig:
+    settings = ["env=tictactoe", *SETTINGS, f"model.name={model}", *overrides]
+    return compose(settings).config
+
+
+def save_version(
+    folder: Path, config: Any, number: int, *, prefix: str = "step", full: bool = False
+) -> None:
+    """A version whose weights differ from the base model's by far more than rounding."""
+    model = load_base_model(config.model, CPU, torch.float32)
+    if full:
+        with torch.no_grad():
+            model.lm_head.weight.add_(0.3 * torch.randn_like(model.lm_head.weight))
+        fill = lambda folder: save_model(model, folder, torch.float32)  # noqa: E731
+    else:
+        adapted = attach_lora(model, config.model.lora, seed=number)
+        with torch.no_grad():
+            for name, weight in adapted.named_parameters():
+                if "lora_B" in name:
+                    weight.add_(0.2 * torch.randn_like(weight))
+        fill = lambda folder: save_adapter(adapted, folder)  # noqa: E731
+    write_checkpoint(folder, f"{prefix}-{number}", fill, {"version": number})
+
+
+def record_game(run_dir: Path, config: RunConfig) -> None:
+    """A finished training game, whose prompts are those of the first turn."""
+    [env] = train_envs(config)
+    view, model = make_game(env, seed=0).view(), config.model
+    prompter = Prompter(load_tokenizer(model))
+    _, ids = prompter.encode(model.prompt_template, view, model.action_extraction)
+    played = game(observation=view.observation)
+    asked = dataclasses.replace(played.turns[0].completion, prompt_token_ids=ids)
+    turns = tuple(dataclasses.replace(turn, completion=asked) for turn in played.turns)
+    seats = tuple(
+        dataclasses.replace(seat, prompt_template=model.prompt_template)
+        for seat in played.spec.seats
+    )
+    spec = dataclasses.replace(played.spec, env=env, seats=seats)
+    games = GameWriter(run_dir)
+    games.add([dataclasses.replace(played, spec=spec, turns=turns)])
+    games.close()
+
+
+@pytest.fixture(scope="session")
+def run_dir(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two versions, their evaluations, and one recorded game."""
+    folder = tmp_path_factory.mktemp("runs") / "demo"
+    config = config_of(small_model)
+    run = RunPaths(root=folder)
+    run.checkpoints.mkdir(parents=True)
+    run.config.write_text(to_yaml(config))
+    run.command.write_text("rlforge train +experiment=tictactoe_mirror seed=3\n")
+    for number in (1, 2):
+        save_version(run.checkpoints, config, number)
+    write_jsonl(run.evals, [dataclasses.asdict(evaluation(n, w)) for n, w in EVALUATIONS])
+    rows = [{"step": n, "time_s": 60.0 * n, "games": 50 * n, "reward_mean": n / 2} for n in (1, 2)]
+    write_jsonl(run.metrics, rows)
+    write_json(run.summary, {"run_name": "demo", "versions": {"rlforge": "0.1.0"}})
+    record_game(folder, config)
+    return folder
+
+
+EVALUATIONS = ((0, 20), (1, 70), (2, 60))
+
+
+def answer(run: rlforge.Run, version: str) -> Completion:
+    """What the engine of the run answers, with its log-probs."""
+    with run.policy(version) as policy:
+        return wait_for(policy.answer(VIEW, temperature=0.7, seed=3))
+
+
+def logprobs(model: Any, completion: Completion, config: RunConfig) -> list[float]:
+    """Log-probs of the answer's tokens under ``model``, as the engine samples."""
+    ids = torch.tensor([[*completion.prompt_token_ids, *completion.token_ids]])
+    with torch.no_grad():
+        scores = model(ids).logits[0].float() / config.engine.temperature
+    start, found = len(completion.prompt_token_ids), []
+    for place, token in enumerate(completion.token_ids):
+        row = torch.log_softmax(scores[start + place - 1], dim=-1)
+        ordered, order = row.exp().sort(descending=True)
+        kept = order[(ordered.cumsum(0) - ordered) < config.engine.top_p]
+        found.append(float(row[token] - row[kept].logsumexp(0)))
+    return found
+
+
+def load(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+
+
+def assert_same_policy(model: Any, run_dir: Path, version: str) -> None:
+    run = rlforge.load_run(run_dir)
+    completion = answer(run, version)
+    assert completion.logprobs == pytest.approx(logprobs(model, completion, run.config), abs=1e-5)
+
+
+# ---------------------------------------------------------------- weights
+
+
+@pytest.fixture(scope="session")
+def merged(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported") / "my-model"
+    assert rlforge.load_run(run_dir).export(folder, merge=True) == folder
+    return folder
+
+
+def test_a_merged_export_has_the_log_probs_of_the_run(merged: Path, run_dir: Path) -> None:
+    assert_same_policy(load(merged), run_dir, "step-2")
+    run = rlforge.load_run(run_dir)
+    completion = answer(run, "step-0")
+    trained = logprobs(load(merged), completion, run.config)
+    assert completion.logprobs != pytest.approx(trained, abs=0.1)
+
+
+def test_a_merged_export_is_a_plain_hugging_face_folder(merged: Path, run_dir: Path) -> None:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    names = {path.name for path in merged.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
+    assert {"README.md", "config.yaml", "curves.svg", "generation_config.json"} <= names
+    assert not [name for name in names if "value_head" in name or "adapter" in name]
+    tokenizer = AutoTokenizer.from_pretrained(merged)
+    sampling = GenerationConfig.from_pretrained(merged)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.9, 0)
+    assert (sampling.max_new_tokens, sampling.pad_token_id) == (4, tokenizer.pad_token_id)
+    closing = tokenizer.convert_tokens_to_ids("]")
+    assert {tokenizer.eos_token_id, closing} <= set(sampling.eos_token_id)
+    for file in merged.glob("*.json"):
+        assert str(run_dir.parent.parent) not in file.read_text(), file
+
+
+def test_generation_cuts_the_distribution_as_the_engine_does(small_model: Path) -> None:
+    config = config_of(small_model, "engine.top_k=7", "engine.min_p=0.1")
+    sampling = generation_config(config, load_tokenizer(config.model))
+    assert (sampling.top_k, sampling.min_p, sampling.top_p) == (7, 0.1, 0.9)
+
+
+def test_training_takes_an_export_back(merged: Path, run_dir: Path, tmp_path: Path) -> None:
+    config = rlforge.compose("tictactoe_mirror", *SETTINGS, f"model.name={merged}")
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    ours, theirs = (
+        answer(rlforge.load_run(path), version)
+        for path, version in ((run_dir, "step-2"), (tmp_path, "step-0"))
+    )
+    assert theirs.token_ids == ours.token_ids
+    assert theirs.logprobs == pytest.approx(ours.logprobs, abs=1e-5)
+
+
+def test_an_adapter_is_loaded_by_peft_over_its_base(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    folder = rlforge.load_run(run_dir).export(tmp_path / "adapter", version="step-1")
+    assert not (folder / "model.safetensors").exists()
+    assert_same_policy(AutoPeftModelForCausalLM.from_pretrained(folder).eval(), run_dir, "step-1")
+    base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    monkeypatch.chdir(tmp_path)
+    assert output_of(code_of(folder))
+    config = rlforge.compose(
+        "tictactoe_mirror", *SETTINGS, f"model.name={base}", f"learner.initial_adapter={folder}"
+    )
+    assert config.learner.initial_adapter == str(folder)
+    with pytest.raises(ConfigError, match=f"is an adapter; .*learner.initial_adapter={folder}"):
+        load_base_model(dataclasses.replace(config.model, name=str(folder)), CPU, torch.float32)
+
+
+def test_an_adapter_of_the_output_layer_unties_it_from_the_input(
+    small_model: Path, tmp_path: Path
+) -> None:
+    config = config_of(small_model, "model.lora.target_modules=[q_proj,lm_head]")
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    save_version(tmp_path / "checkpoints", config, 1)
+    folder = rlforge.load_run(tmp_path).export(tmp_path / "untied", merge=True)
+    assert_same_policy(load(folder), tmp_path, "step-1")
+
+
+def test_trained_whole_weights_are_exported_as_they_are(small_model: Path, tmp_path: Path) -> None:
+    config = config_of(small_model, "learner.train=full")
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    save_version(tmp_path / "checkpoints", config, 1, full=True)
+    folder = rlforge.load_run(tmp_path).export(tmp_path / "full")
+    assert_same_policy(load(folder), tmp_path, "step-1")
+
+
+def test_the_base_model_and_another_data_type(run_dir: Path, tmp_path: Path) -> None:
+    run = rlforge.load_run(run_dir)
+    folder = run.export(tmp_path / "base", merge=True, version="step-0", dtype="bfloat16")
+    model = load(folder)
+    assert model.dtype == torch.bfloat16
+    ours = load_base_model(run.config.model, CPU, torch.bfloat16).state_dict()
+    assert all(torch.equal(weight, ours[name]) for name, weight in model.state_dict().items())
+
+
+def test_a_deployed_version_of_a_continuous_run(small_model: Path, tmp_path: Path) -> None:
+    settings = ["+experiment=market_continuous", *SETTINGS, f"model.name={small_model}"]
+    config = compose(settings, root=ContinuousConfig).config
+    run = RunPaths(root=tmp_path)
+    run.config.write_text(to_yaml(config))
+    save_version(run.deployed, config, 3, prefix="deploy")
+    figures = {"avg_reward": 0.25, "win_rate": 0.5, "avg_pnl": 1.0}
+    players = {"policy": figures, "momentum": figures}
+    write_json(run.comparison, {"before": {"players": players}, "after": {"players": players}})
+    write_jsonl(run.windows, [])
+    folder = rlforge.load_run(tmp_path).export(tmp_path / "trader", merge=True, version="deploy-3")
+    assert "| policy | 0.25 | 0.25 | 50.0% | 50.0% |" in (folder / CARD).read_text()
+    assert load(folder).num_parameters() > 0
+
+
+# ---------------------------------------------------------------- the card
+
+
+def test_the_card_has_metadata_results_and_training(merged: Path) -> None:
+    card = (merged / CARD).read_text()
+    data = yaml.safe_load(card.split("---")[1])
+    assert (data["library_name"], data["pipeline_tag"]) == ("transformers", "text-generation")
+    assert "base_model" not in data  # a folder of this machine is no id of the hub
+    [result] = data["model-index"][0]["results"]
+    assert result["metrics"][0] == {
+        "type": "win_rate",
+        "value": 0.6,
+        "name": "wins against random_legal",
+    }
+    row = next(line for line in card.splitlines() if "`random_legal`" in line)
+    assert re.search(r"20\.0 / 40\.0 / 40\.0 % .* 60\.0 / 20\.0 / 20\.0 % \(50\.\d% to", row)
+    assert row.endswith("| 2 | 100 |")
+    assert "| games | 100 |" in card
+    assert "`rlforge train +experiment=tictactoe_mirror seed=3`" in card
+    assert "model.prompt_template=board model.action_extraction=bracket" in card
+
+
+def test_results_are_those_of_the_exported_version(run_dir: Path, tmp_path: Path) -> None:
+    folder = rlforge.load_run(run_dir).export(tmp_path / "best", merge=True, version="best")
+    card = (folder / CARD).read_text()
+    assert "# demo, step-1" in card
+    assert "70.0 / 15.0 / 15.0 %" in card
+    assert "60.0 / 20.0" not in card
+
+
+def code_of(folder: Path) -> str:
+    """The code in the card of an export."""
+    [code] = re.findall(r"```python\n(.*?)```", (folder / CARD).read_text(), re.DOTALL)
+    return str(code)
+
+
+def output_of(code: str) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(compile(code, "README.md", "exec"), {})
+    return said.getvalue().strip()
+
+
+def test_the_code_of_the_card_runs(merged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(merged.parent)
+    assert output_of(code_of(merged))
+
+
+def test_a_chat_prompt_is_shown_as_messages(small_model: Path, tmp_path: Path) -> None:
+    config = config_of(small_model, "model.prompt_template=chat")
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    record_game(tmp_path, config)
+    run = rlforge.load_run(tmp_path)
+    folder = run.export(tmp_path / "chat", merge=True, version="step-0")
+    code = code_of(folder)
+    assert '{"role": "user", "content": (' in code
+    assert "apply_chat_template" in code
+    assert output_of(code)
+
+
+def test_the_card_of_a_supervised_run_names_what_it_imitates(
+    small_model: Path, tmp_path: Path
+) -> None:
+    settings = ["env=tictactoe", *SETTINGS, f"model.name={small_model}", "data=random_legal"]
+    config = compose(settings, root=SftConfig).config
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    save_version(tmp_path / "checkpoints", config, 1)
+    card = (rlforge.load_run(tmp_path).export(tmp_path / "sft", merge=True) / CARD).read_text()
+    assert "was trained by supervised fine-tuning to play `TicTacToe-v0-train`" in card
+    assert "| data | answers of `random_legal`; games kept:" in card
+
+
+def test_the_curves_are_one_picture(merged: Path) -> None:
+    picture = ElementTree.parse(merged / "curves.svg").getroot()
+    texts = {text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"SimpleTak-v0-train vs random_legal", "reward"} <= texts
+    assert len(list(picture.iter("{http://www.w3.org/2000/svg}polyline"))) == 4
+
+
+# ---------------------------------------------------------------- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtype": "float32"}, "--dtype needs whole weights; add --merge"),
+        ({"gguf": True}, "--gguf needs whole weights; add --merge"),
+        ({"push": "me/mine"}, "is a folder of this machine.*add --merge"),
+        ({"version": "step-0"}, "step-0 is the base model, without an adapter; add --merge"),
+        ({"merge": True, "gguf": True}, r"convert_hf_to_gguf\.py is not on PATH"),
+        ({"merge": True, "push": "me/mine"}, "set HF_TOKEN, or run hf auth login"),
+        ({"merge": True, "push": "mine"}, "write ORG/NAME"),
+        ({"merge": True, "push": "me/mi ne"}, "Repo id must"),
+        ({"merge": True, "version": "step-9"}, "step-9: no such checkpoint"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_computed(
+    arguments: dict[str, Any],
+    message: str,
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with pytest.raises((ConfigError, CheckpointError), match=message):
+        rlforge.load_run(run_dir).export(tmp_path / "out" / "folder", **arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_of_a_made_model_alone_is_refused(run_dir: Path, tmp_path: Path) -> None:
+    made = Path(shutil.copytree(run_dir, tmp_path / "made"))
+    (made / "config.yaml").write_text(to_yaml(compose(["env=tictactoe", "model=tiny"]).config))
+    with pytest.raises(ConfigError, match=r"model\.kind=tiny is made on this machine.*--merge"):
+        rlforge.load_run(made).export(tmp_path / "alone")
+
+
+def test_files_of_the_user_are_not_replaced(run_dir: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("keep")
+    with pytest.raises(ConfigError, match="mine is not empty; name a new folder"):
+        rlforge.load_run(run_dir).export(mine, merge=True)
+    assert [path.name for path in mine.iterdir()] == ["notes.txt"]
+
+
+# ---------------------------------------------------------------- GGUF
+
+
+def converter(folder: Path, script: str) -> None:
+    tool = folder / "convert_hf_to_gguf.py"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+
+
+def test_the_converter_gets_the_complete_model(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converter(tmp_path / "bin", 'cat "$1/config.json" "$1/tokenizer.json" > "$3" && echo "$@"')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    result = CliRunner().invoke(app, ["export", str(run_dir), "out", "--merge", "--gguf"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == "out"
+    assert (Path("out") / "out.gguf").stat().st_size > 1000
+
+
+def test_a_failing_export_leaves_nothing_behind(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converter(tmp_path / "bin", "echo this tokenizer is unknown >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    with pytest.raises(RlforgeError, match="failed: this tokenizer is unknown; without --gguf"):
+        rlforge.load_run(run_dir).export(tmp_path / "out", merge=True, gguf=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
+# ---------------------------------------------------------------- the hub
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The part of the hub's API that a push uses; it refuses tokens but ``good``."""
+
+    def do_GET(self) -> None:
+        self.reply({"name": "me", "type": "user"})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        hub: Any = self.server
+        url = f"http://127.0.0.1:{hub.server_port}/me/mine"
+        if self.path == "/api/repos/create":
+            hub.created.append(json.loads(body))
+            self.reply({"url": url, "name": "me/mine"})
+        elif "/preupload/" in self.path:
+            files = [file["path"] for file in json.loads(body)["files"]]
+            modes = {"uploadMode": "regular", "shouldIgnore": False}
+            self.reply({"files": [{"path": file, **modes} for file in files]})
+        elif "/commit/" in self.path:
+            hub.commits.append([json.loads(line) for line in body.splitlines()])
+            self.reply(
+                {
+                    "commitUrl": f"{url}/commit/1",
+                    "commitOid": "1",
+                }
+            )
+        else:
+            self.reply({"errors": [], "warnings": []})
+
+    def reply(self, content: Any) -> None:
+        allowed = self.headers["Authorization"] == "Bearer good"
+        data = json.dumps(content if allowed else {"error": "Invalid token"}).encode()
+        self.send_response(200 if allowed else 401)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *message: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[Any]:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.created, server.commits = [], []
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+PUSH = """
+import os, sys
+from pathlib import Path
+from rlforge.errors import RlforgeError
+from rlforge.local.export import check_push, push_folder
+os.environ["HF_TOKEN"] = "bad"
+try:
+    check_push("me/mine")
+except RlforgeError as error:
+    print(error)
+os.environ["HF_TOKEN"] = "good"
+check_push("me/mine")
+push_folder(Path(sys.argv[1]), "me/mine", "step-2 of demo", public=False, say=print)
+"""
+
+
+def test_a_push_checks_the_token_and_fills_a_private_repository(hub: Any, merged: Path) -> None:
+    endpoint = f"http://127.0.0.1:{hub.server_port}"
+    done = subprocess.run(
+        [sys.executable, "-c", PUSH, str(merged)],
+        env=os.environ | {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    refused, *_, said = done.stdout.splitlines()
+    assert refused.startswith(f"--push: no access to {endpoint}: Invalid user token")
+    assert said == f"pushed to {endpoint}/me/mine"
+    [created] = hub.created
+    made = (created["organization"], created["name"], created["visibility"])
+    assert made == ("me", "mine", "private")
+    [[header, *files]] = hub.commits
+    assert header["value"]["summary"] == "step-2 of demo"
+    assert {file["value"]["path"] for file in files} == {path.name for path in merged.iterdir()}

@@ -1,0 +1,156 @@
+"""Files of conversations as samples: every form that ``datasets`` writes, and what is wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlforge.config.schema import ModelConfig
+from rlforge.errors import ConfigError
+from rlforge.models.load import load_tokenizer
+from rlforge.rollout.datasets import AnswerEncoder, check_file, samples_of_file
+
+PAIRS = [{"prompt": f"2 + {n} =", "completion": f" {2 + n}"} for n in range(3)]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    """A tokenizer of words with chat markup."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    marks = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(special_tokens=marks, initial_alphabet=alphabet, vocab_size=300)
+    made.train_from_iterator(["user assistant"], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=marks[0])
+    tokenizer.chat_template = CHATML
+    folder = tmp_path_factory.mktemp("models") / "words"
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text("{}")
+    return ModelConfig(kind="hf", name=str(folder))
+
+
+@pytest.fixture(scope="module")
+def read(model: ModelConfig) -> Callable[[Path], list[tuple[str, str]]]:
+    """Prompts and answers of a file as text, the markup included."""
+    tokenizer = load_tokenizer(model)
+    encoder = AnswerEncoder(model, tokenizer)
+
+    def decoded(path: Path) -> list[tuple[str, str]]:
+        check_file(path)
+        return [
+            (tokenizer.decode(step.prompt_token_ids), tokenizer.decode(step.token_ids))
+            for step in samples_of_file(path, tokenizer, encoder)
+        ]
+
+    return decoded
+
+
+def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+Read = Callable[[Path], list[tuple[str, str]]]
+
+
+def test_pairs_are_taken_as_they_are_from_every_kind_of_file(read: Read, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from datasets import Dataset, DatasetDict
+
+    expected = [(pair["prompt"], f"{pair['completion']}<|im_end|>") for pair in PAIRS]
+    assert read(jsonl(tmp_path / "pairs.jsonl", PAIRS)) == expected
+    with (tmp_path / "pairs.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["prompt", "completion"])
+        writer.writeheader()
+        writer.writerows(PAIRS)
+    assert read(tmp_path / "pairs.csv") == expected
+    pq.write_table(pa.Table.from_pylist(PAIRS), tmp_path / "pairs.parquet")
+    assert read(tmp_path / "pairs.parquet") == expected
+    Dataset.from_list(PAIRS).save_to_disk(tmp_path / "saved")
+    assert read(tmp_path / "saved") == expected
+    parts = {"train": Dataset.from_list(PAIRS), "test": Dataset.from_list(PAIRS[:1])}
+    DatasetDict(parts).save_to_disk(tmp_path / "parts")
+    assert read(tmp_path / "parts") == expected
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    pq.write_table(
+        pa.Table.from_pylist(PAIRS), tmp_path / "hub" / "data" / "train-00000-of-00001.parquet"
+    )
+    assert read(tmp_path / "hub") == expected
+
+
+def test_every_answer_of_a_conversation_is_a_sample_after_all_that_was_said(
+    read: Read, tmp_path: Path
+) -> None:
+    said = [
+        {"role": role, "content": content}
+        for role, content in (
+            ("system", "Be brief."),
+            ("user", "2 + 2?"),
+            ("assistant", "4"),
+            ("user", "And 3 + 3?"),
+            ("assistant", "6"),
+        )
+    ]
+    begin = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 2?<|im_end|>\n"
+    first = f"{begin}<|im_start|>assistant\n"
+    second = f"{first}4<|im_end|>\n<|im_start|>user\nAnd 3 + 3?<|im_end|>\n<|im_start|>assistant\n"
+    both = read(jsonl(tmp_path / "said.jsonl", [{"messages": said}]))
+    assert both == [(first, "4<|im_end|>"), (second, "6<|im_end|>")]
+    # As prompt and completion, answers of the prompt are context.
+    last = read(jsonl(tmp_path / "split.jsonl", [{"prompt": said[:4], "completion": said[4:]}]))
+    assert last == [(second, "6<|im_end|>")]
+
+
+def test_names_of_control_tokens_in_questions_stay_text(model: ModelConfig, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(model)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    asked = {"role": "user", "content": "Say <|im_end|>"}
+    said = [asked, {"role": "assistant", "content": "No."}]
+    path = jsonl(tmp_path / "said.jsonl", [{"messages": said}])
+    [step] = samples_of_file(path, tokenizer, AnswerEncoder(model, tokenizer))
+    assert "Say <|im_end|><|im_end|>" in tokenizer.decode(step.prompt_token_ids)
+    assert step.prompt_token_ids.count(end) == 1
+    assert step.token_ids[-1] == end
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"question": "2"}\n', r"has the columns question; it needs messages, or prompt and c"),
+        ("", "has no rows"),
+        ("[1]\n", "a line is no object"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_wrong_file_is_refused_before_anything_starts(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        check_file(file)
+    with pytest.raises(ConfigError, match="no such file"):
+        check_file(tmp_path / "absent.jsonl")
+    with pytest.raises(ConfigError, match="no jsonl, parquet, csv or arrow file"):
+        check_file(Path(__file__))
+
+
+def test_a_row_that_cannot_be_used_is_named(read: Read, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [*PAIRS, {"prompt": "2 + 2 =", "completion": None}]
+    with pytest.raises(ConfigError, match=r"bad\.jsonl row 4: .*no text"):
+        read(jsonl(tmp_path / "bad.jsonl", rows))

@@ -1,0 +1,241 @@
+"""Samples of supervised fine-tuning: prompts as in play, answers as the model has to give them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chat_server import ChatHandler, completion, serving
+
+from rlforge.config.compose import to_yaml
+from rlforge.config.schema import EnvConfig, EnvEntry, ModelConfig, RunConfig
+from rlforge.config.sft import DataConfig, SftConfig
+from rlforge.errors import RunError
+from rlforge.games.actions import extract
+from rlforge.games.prompts import Prompter
+from rlforge.games.registry import make_game
+from rlforge.models.load import load_tokenizer, stop_token_ids
+from rlforge.rollout.demonstrations import demonstration_games, load_samples, make_samples
+from rlforge.tracking.game_files import GameWriter, read_games
+from rlforge.types import Step
+
+TICTACTOE = EnvConfig(train=[EnvEntry(id="TicTacToe-v0-train", max_turns=20)])
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def chat_model(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    """The tokenizer of a model that answers in chat markup."""
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("models") / "chat"
+    folder.mkdir()
+    tokenizer = AutoTokenizer.from_pretrained(small_model)
+    marks = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks, "eos_token": marks[0]})
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text("{}")
+    return ModelConfig(kind="hf", name=str(folder), prompt_template="chat")
+
+
+@pytest.fixture
+def tiny(small_model: Path) -> ModelConfig:
+    return ModelConfig(name=str(small_model), prompt_template="board", action_extraction="bracket")
+
+
+def config(model: ModelConfig, **data: Any) -> SftConfig:
+    given: dict[str, Any] = {"players": ["random_legal"], "games": 12, "validation": 0.0, **data}
+    return SftConfig(env=TICTACTOE, model=model, data=DataConfig(**given))
+
+
+async def samples(config: SftConfig, run_dir: Path) -> tuple[Step, ...]:
+    said: list[str] = []
+    made = await make_samples(config, run_dir, said.append)
+    assert said[-1].startswith(f"{len(made.train):,} samples to learn from")
+    assert load_samples(run_dir) == made
+    return made.train
+
+
+async def test_prompts_are_those_of_play_and_answers_are_legal(
+    tiny: ModelConfig, tmp_path: Path
+) -> None:
+    made = await samples(config(tiny), tmp_path)
+    tokenizer = load_tokenizer(tiny)
+    prompter, stops = Prompter(tokenizer), stop_token_ids(tiny, tokenizer)
+    records = list(read_games(tmp_path))
+    assert len(records) == 12
+    asked = {(step.game_id, step.player_id, step.turn_index): step for step in made}
+    assert len(asked) == len(made) == sum(len(record.turns) for record in records)
+    for record in records:
+        game, turns = make_game(record.spec.env, record.spec.seed), {0: 0, 1: 0}
+        for turn in record.turns:
+            view = game.view()
+            step = asked[record.spec.game_id, view.player_id, turns[view.player_id]]
+            turns[view.player_id] += 1
+            assert step.prompt_token_ids == prompter.encode("board", view, "bracket")[1]
+            # A tiny model's answer is one token, which ends it.
+            assert len(step.token_ids) == 1
+            assert step.token_ids[0] in stops
+            text = tokenizer.decode(step.token_ids)
+            assert text == f" {turn.action}"
+            assert extract("bracket", text, view.legal_actions).action in view.legal_actions
+            game.step(turn.action)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [("{action}", r"\boxed{[4]}"), ("I play {action}.", r"I play \boxed{[4]}.")],
+)
+async def test_answers_have_the_form_and_the_end_of_the_models_turn(
+    chat_model: ModelConfig, tmp_path: Path, answer: str, text: str
+) -> None:
+    made = await samples(config(chat_model, answer=answer), tmp_path)
+    tokenizer = load_tokenizer(chat_model)
+    step = next(step for step in made if step.action == "[4]")
+    assert tokenizer.decode(step.token_ids) == f"{text}<|im_end|>"
+    assert tokenizer.decode(step.prompt_token_ids).endswith("<|im_start|>assistant\n")
+    assert step.logprobs == (0.0,) * len(step.token_ids)
+
+
+async def test_answers_that_the_model_cannot_give_are_left_out(
+    chat_model: ModelConfig, tiny: ModelConfig, tmp_path: Path
+) -> None:
+    short = config(chat_model)
+    short.engine.max_tokens = 3
+    with pytest.raises(RunError, match="too long"):
+        await make_samples(short, tmp_path / "short", lambda text: None)
+    # The tiny model's answer ends with its first closing bracket.
+    early = config(tiny, answer="As [x] says, {action}")
+    with pytest.raises(RunError, match="not read as their action"):
+        await make_samples(early, tmp_path / "early", lambda text: None)
+
+
+async def test_only_the_asked_for_outcomes_and_players_are_learned_from(
+    tiny: ModelConfig, tmp_path: Path
+) -> None:
+    players = ["minimax", "random_legal"]
+    made = await samples(config(tiny, players=players, games=30, keep="wins"), tmp_path / "wins")
+    assert {step.raw_reward for step in made} == {1.0}
+    imitated = config(tiny, players=players, imitate=["minimax"], keep="wins_and_draws")
+    made = await samples(imitated, tmp_path / "imitated")
+    assert {step.policy_uid for step in made} == {"minimax"}
+    assert {step.player_id for step in made} == {0, 1}
+    assert min(step.raw_reward for step in made) >= 0.0
+    none = config(tiny, min_reward=1.5)
+    with pytest.raises(RunError, match="by outcome"):
+        await make_samples(none, tmp_path / "none", lambda text: None)
+
+
+def test_line_ups_are_equally_frequent_and_follow_from_the_seed(tiny: ModelConfig) -> None:
+    three = config(tiny, players=["minimax", "random_legal", "win_block"], games=12)
+    met = [tuple(seat.policy.uid for seat in game.seats) for game in demonstration_games(three)]
+    assert {met.count(pair) for pair in met} == {2}
+    assert len(set(met)) == 6
+    assert demonstration_games(three) == demonstration_games(three)
+    other = dataclasses.replace(three, seed=1)
+    assert {game.seed for game in demonstration_games(three)}.isdisjoint(
+        game.seed for game in demonstration_games(other)
+    )
+
+
+async def test_equal_samples_once_and_at_most_as_many_as_asked_for(
+    tiny: ModelConfig, tmp_path: Path
+) -> None:
+    twice = await samples(config(tiny, games=30), tmp_path / "twice")
+    once = await samples(config(tiny, games=30, unique=True), tmp_path / "once")
+    pairs = [(step.prompt_token_ids, step.token_ids) for step in once]
+    assert len(set(pairs)) == len(pairs) < len(twice)
+    assert set(pairs) == {(step.prompt_token_ids, step.token_ids) for step in twice}
+    few = await samples(config(tiny, games=30, max_samples=17), tmp_path / "few")
+    assert len(few) == 17
+
+
+async def test_whole_games_are_held_out(tiny: ModelConfig, tmp_path: Path) -> None:
+    made = await make_samples(config(tiny, games=60, validation=0.2), tmp_path, lambda text: None)
+    held, learned = ({step.game_id for step in part} for part in (made.validation, made.train))
+    assert held.isdisjoint(learned)
+    share = len(made.validation) / (len(made.validation) + len(made.train))
+    assert share == pytest.approx(0.2, abs=0.02)
+
+
+async def test_a_runs_own_answers_are_taken_token_by_token(
+    tiny: ModelConfig, tmp_path: Path
+) -> None:
+    await make_samples(config(tiny, games=4), tmp_path / "scripted", lambda text: None)
+    run, records = tmp_path / "run", []
+    for record in read_games(tmp_path / "scripted"):
+        # As an engine answers seat 0; one answer reached the limit of tokens.
+        turns = tuple(
+            dataclasses.replace(
+                turn,
+                completion=dataclasses.replace(
+                    turn.completion,
+                    prompt_token_ids=(7, place),
+                    token_ids=(8, place, 9),
+                    logprobs=(-0.5, -1.0, -0.1),
+                    finish_reason="length" if place == 2 else "stop",
+                ),
+            )
+            if turn.player_id == 0
+            else turn
+            for place, turn in enumerate(record.turns)
+        )
+        records.append(dataclasses.replace(record, turns=turns))
+    run.mkdir()
+    (run / "config.yaml").write_text(to_yaml(RunConfig(model=tiny)))
+    writer = GameWriter(run)
+    writer.add(records)
+    writer.close()
+    made = await samples(config(tiny, players=[], run=str(run)), tmp_path / "own")
+    expected = {
+        (record.spec.game_id, (7, place), (8, place, 9))
+        for record in records
+        for place, turn in enumerate(record.turns)
+        if turn.player_id == 0 and place != 2
+    }
+    assert {(s.game_id, s.prompt_token_ids, s.token_ids) for s in made} == expected
+    won = config(tiny, players=[], run=str(run), keep="wins")
+    if any(record.rewards[0] > 0 for record in records):
+        assert {s.raw_reward for s in await samples(won, tmp_path / "won")} == {1.0}
+
+
+class Reasoner(ChatHandler):
+    """Thinks aloud and takes the first legal move that the prompt names."""
+
+    def respond(self, asked: dict[str, Any], tries: int) -> None:
+        seen = asked["messages"][-1]["content"]
+        move = re.findall(r"\[\d\]", seen)[-1]  # legal moves come last
+        text = rf"The board is open. \boxed{{{move}}}"
+        self.send(200, completion(text))
+
+
+async def test_an_api_models_words_are_learned(chat_model: ModelConfig, tmp_path: Path) -> None:
+    with serving(Reasoner) as server:
+        asked = config(chat_model, players=["openai:teacher"], games=2)
+        asked.pool.api.openai_base_url = server.url
+        made = await samples(asked, tmp_path / "chat")
+        tokenizer = load_tokenizer(chat_model)
+        for step in made:
+            said = tokenizer.decode(step.token_ids)
+            assert said == rf"The board is open. \boxed{{{step.action}}}<|im_end|>"
+
+
+async def test_an_api_model_that_answers_in_another_form_is_learned_from_in_ours(
+    tiny: ModelConfig, tmp_path: Path
+) -> None:
+    with serving(Reasoner) as server:
+        plain = dataclasses.replace(tiny, action_extraction="last_line")
+        asked = config(plain, players=["openai:teacher"], games=2)
+        asked.pool.api.openai_base_url = server.url
+        made = await samples(asked, tmp_path)
+        tokenizer = load_tokenizer(tiny)
+        assert {tokenizer.decode(step.token_ids) for step in made} == {
+            f" {step.action}" for step in made
+        }
