@@ -77,8 +77,7 @@ def _composed(
     result = compose_run(overrides, config_dir, root)
     check(result)
     config = _with_start(result)
-    check_fit(_without_engines(config))
-    return config, build_graph(_without_engines(config), detect())
+    return config, _graph(config)
 
 
 def _with_start(result: Composed[C]) -> C:
@@ -93,6 +92,13 @@ def _with_start(result: Composed[C]) -> C:
         raise result.error("learner.initial_adapter", str(error)) from None
     learner = dataclasses.replace(config.learner, initial_adapter=str(newest))
     return dataclasses.replace(config, learner=learner)
+
+
+def _graph(config: PolicyConfig) -> RunGraph:
+    """The actors of a run; ConfigError where they do not fit on this machine."""
+    live = _without_engines(config)
+    check_fit(live)
+    return build_graph(live, detect())
 
 
 def _without_engines(config: C) -> C:
@@ -135,7 +141,7 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig) -> Any:
     """
     config = read_run(run_dir, root)
     check(Composed(config=config, rest=str(run_dir / "config.yaml")))
-    check_fit(_without_engines(config))
+    graph = _graph(config)
     if isinstance(config, ContinuousConfig):
         check_windows_left(run_dir, config.continuous.windows)
     elif isinstance(config, RunConfig):
@@ -143,7 +149,6 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig) -> Any:
     elif isinstance(config, SftConfig) and has_samples(run_dir):
         check_resumable(run_dir, _with_samples(config, run_dir).total_updates or 0)
     command = (root.command, "--resume", str(run_dir))
-    graph = build_graph(_without_engines(config), detect())
     return _run(config, graph, run_dir, command, resume=True)
 
 

@@ -223,6 +223,17 @@ class Completion:
     policy_version: int = 0
 
 
+def continues(prompt: tuple[int, ...], before: tuple[int, ...], answer: tuple[int, ...]) -> bool:
+    """Whether ``prompt`` begins with the prompt ``before`` and the answer to it.
+
+    Example:
+        >>> continues((5, 6, 7, 8), (5, 6), (7,)), continues((5, 6, 9), (5, 6), (7,))
+        (True, False)
+    """
+    begin, end = len(before), len(before) + len(answer)
+    return prompt[begin:end] == answer and prompt[:begin] == before
+
+
 @value
 class Turn:
     """One decision of one player.

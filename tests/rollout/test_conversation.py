@@ -22,7 +22,7 @@ PLAIN = (
 TRIMMING = PLAIN.replace("m.content", "m.content | trim")
 #: As Qwen3 and DeepSeek-R1 do: only answers after the last question keep their reasoning.
 FORGETTING = PLAIN.replace("m.content", "m.content.split('</think>')[-1].lstrip('\\n')")
-RULES = "You are player 0 in a game of words. Say one that nobody said."
+RULES = "You are player 0 in a game of words. Say one that was not said before."
 
 
 def make_tokenizer(chat_template):

@@ -242,14 +242,18 @@ def from_yaml(path: Path, root: type[Any] = RunConfig) -> Any:
             raise ConfigError(f"{path}: {error}") from error
         merged = OmegaConf.merge(base, loaded)
         return build(root, cast("dict[str, Any]", OmegaConf.to_container(merged, resolve=True)))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: not found; is this a run directory?") from None
-    except (OmegaConfBaseException, YAMLError) as error:
+    except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {_first_line(error)}") from None
 
 
 def load_mapping(path: Path) -> DictConfig:
-    loaded = OmegaConf.load(path)
+    """The keys of a YAML file. Raises ConfigError when it is missing or damaged."""
+    try:
+        loaded = OmegaConf.load(path)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: not found; is this a run directory?") from None
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"{path}: {_first_line(error)}") from None
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"{path}: not a mapping of configuration keys")
     return loaded

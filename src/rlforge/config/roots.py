@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from rlforge.config.compose import (
     Composed,
@@ -75,16 +74,14 @@ def read_any(run_dir: Path) -> PolicyConfig:
 
 def read_run(run_dir: Path, root: type[C]) -> C:
     """The configuration of a run; ConfigError when there is none, or it is of another kind."""
-    from_yaml(run_dir / "config.yaml", root)  # says what is wrong with the file
-    found = kind_of_run(run_dir)
-    if not issubclass(found, root):
-        raise ConfigError(f"{run_dir} is {found.about}; this command is for {root.about}")
-    config: C = from_yaml(run_dir / "config.yaml", found)
+    config = read_any(run_dir)
+    if not isinstance(config, root):
+        raise ConfigError(f"{run_dir} is {config.about}; this command is for {root.about}")
     return config
 
 
 def kind_of_run(run_dir: Path) -> type[PolicyConfig]:
-    """The kind of the run in ``run_dir``, whose configuration can be read."""
+    """The kind of the run in ``run_dir``; ConfigError when there is none."""
     return _root_of({str(key) for key in load_mapping(run_dir / "config.yaml")})
 
 
@@ -136,7 +133,7 @@ def _named_by(experiment: str, dirs: Sequence[Path], seen: frozenset[str]) -> se
         return set()
     try:
         content: Any = OmegaConf.to_container(load_mapping(path))
-    except (OmegaConfBaseException, YAMLError, OSError, ConfigError):
+    except (OmegaConfBaseException, OSError, ConfigError):
         return set()  # Hydra will say what is wrong with it
     defaults = content.pop("defaults", None)
     named = _leaves(content)

@@ -408,6 +408,11 @@ class PolicyConfig(Group):
         """Updates until the run is done; None without an end."""
         return None
 
+    @property
+    def eval_temperature(self) -> float:
+        """The sampling temperature in games that measure."""
+        return self.engine.temperature
+
 
 @dataclass
 class GamesConfig(PolicyConfig):
@@ -419,6 +424,12 @@ class GamesConfig(PolicyConfig):
     pool: PoolConfig = field(default_factory=PoolConfig)
     collector: CollectorConfig = field(default_factory=CollectorConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+
+    @property
+    def eval_temperature(self) -> float:
+        """``eval.temperature``, or the temperature of training games."""
+        own = self.eval.temperature
+        return self.engine.temperature if own is None else own
 
 
 @dataclass

@@ -157,9 +157,8 @@ class Group:
             if row is None or row.finish_reason is None:
                 continue
             over.append(row)
-            if cache is None or row.params.conversation is None:
-                continue
-            if row.finish_reason != "error":
+            asked = row.params.conversation is not None and row.finish_reason != "error"
+            if asked and cache is not None:
                 self._keep(row, cache, index)
         return over
 

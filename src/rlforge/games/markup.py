@@ -145,7 +145,7 @@ def by_chat_template(messages: Sequence[Message], opening: str, tokenizer: Token
     ]
     text = _applied(said, tokenizer)
     roles = tuple(message["role"] for message in said)
-    around, order = _chat_markup(tokenizer, str(tokenizer.chat_template), roles)
+    around, order = chat_markup(tokenizer, str(tokenizer.chat_template), roles)
     contents, position = [], len(around[0])
     for index, after in zip(order, around[1:], strict=True):
         forms = _forms(said[index]["content"])
@@ -183,10 +183,14 @@ def _forms(content: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=256)
-def _chat_markup(
+def chat_markup(
     tokenizer: Tokenizer, chat_template: str, roles: tuple[str, ...]
 ) -> tuple[list[str], list[int]]:
-    """Text before, between and after contents, and which message's content is at each place."""
+    """A chat template's text around the contents of messages of these ``roles``.
+
+    chat_template: the tokenizer's, whose changes make earlier results void. Returns the text
+    before, between and after contents, and which message's content is at each place.
+    """
     stand_ins = [
         {"role": role, "content": f"Qz7content{index}Qz7"} for index, role in enumerate(roles)
     ]
@@ -195,6 +199,8 @@ def _chat_markup(
 
 
 def _applied(messages: list[Message], tokenizer: Tokenizer) -> str:
+    from jinja2 import TemplateError
+
     if not tokenizer.chat_template:
         raise ConfigError(
             "this prompt template needs a chat template, which the tokenizer does not have; use "
@@ -204,9 +210,7 @@ def _applied(messages: list[Message], tokenizer: Tokenizer) -> str:
         return str(
             tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         )
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] != "jinja2":
-            raise
+    except TemplateError as error:
         raise ConfigError(
             f"the tokenizer's chat template refuses these roles ({error}); use a prompt template "
             "without a system message, or with the markup of the model's family"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlforge.errors import RunError
-from rlforge.types import Step, value
+from rlforge.types import Step, continues, value
 
 Layout = Literal["padded", "packed", "shared"]
 """How rows of one forward pass are arranged: padded to the same length, concatenated, or
@@ -201,18 +201,13 @@ def join_turns(turns: Iterable[Row], steps: Sequence[Step]) -> list[Row]:
         player = (step.game_id, step.player_id)
         before = last.pop(player, None)
         if before is not None:
-            if _continues(turn, before):
+            if continues(turn.prompt, before.prompt, before.answer):
                 bare = dataclasses.replace(before, earlier=())
                 turn = dataclasses.replace(turn, earlier=(*before.earlier, bare))
             else:
                 rows.append(before)
         last[player] = turn
     return sorted([*rows, *last.values()], key=lambda row: row.step)
-
-
-def _continues(turn: Row, before: Row) -> bool:
-    begin, end = len(before.prompt), len(before.prompt) + len(before.answer)
-    return turn.prompt[begin:end] == before.answer and turn.prompt[:begin] == before.prompt
 
 
 def split_rows(rows: Sequence[Row], parts: int, generator: np.random.Generator) -> list[list[Row]]:

@@ -112,9 +112,7 @@ class Policy:
     def _at_seat(self, seat: Seat, env: EnvSpec, temperature: float | None = None) -> ModelSeat:
         """The policy at ``seat`` in one game of ``env``. temperature: as in ``act``."""
         if temperature is None:
-            evals = getattr(self.config, "eval", None)
-            given = None if evals is None else evals.temperature
-            temperature = self.config.engine.temperature if given is None else given
+            temperature = self.config.eval_temperature
         return self._players.at_seat(seat, env, temperature)
 
     def close(self) -> None:

@@ -195,12 +195,10 @@ def _results(exported: Exported) -> Iterator[str]:
 
 def _evaluations(exported: Exported) -> tuple[str, str]:
     """Explanation and table of evaluation games; empty without any."""
-    config = exported.config
-    own = config.eval.temperature if isinstance(config, GamesConfig) else None
     about = (
         "Wins / draws / losses in games with seats swapped; in brackets the 95 % interval of the "
         "wins (Wilson). `base` is the model before training. Sampling temperature: "
-        f"{config.engine.temperature if own is None else own:g}."
+        f"{exported.config.eval_temperature:g}."
     )
     heads = ("environment", "opponent", "at the start", exported.uid, "after updates", "games")
     rows = []

@@ -15,12 +15,10 @@ from rlforge.errors import ConfigError
 from rlforge.games.actions import extract
 from rlforge.games.base import View
 from rlforge.games.encoding import Encoder
-from rlforge.games.markup import Prompt, by_chat_template
+from rlforge.games.markup import Prompt, by_chat_template, chat_markup
 from rlforge.models.load import stop_token_ids
 from rlforge.tracking.files import RunPaths
 from rlforge.types import Step
-
-_MARK = "Qz7answer"
 
 Message = Mapping[str, str]
 Row = Mapping[str, Any]
@@ -76,9 +74,8 @@ def written(template: str, extraction: str, action: str) -> str:
 def _end_of_answer(tokenizer: Any, stops: frozenset[int]) -> int:
     """The token that the chat template writes after an answer; else the end of the text."""
     if tokenizer.chat_template:
-        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
-        text = tokenizer.apply_chat_template(said, tokenize=False)
-        for token in tokenizer.encode(text.rpartition(_MARK)[2], add_special_tokens=False):
+        around, _ = chat_markup(tokenizer, str(tokenizer.chat_template), ("user", "assistant"))
+        for token in tokenizer.encode(around[-1], add_special_tokens=False):
             if token in stops:
                 return int(token)
     own = tokenizer.eos_token_id

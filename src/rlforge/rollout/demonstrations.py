@@ -45,6 +45,9 @@ from rlforge.types import (
     value,
 )
 
+_GOOD = {"all": ("win", "draw", "loss"), "wins": ("win",), "wins_and_draws": ("win", "draw")}
+"""The outcomes that ``data.keep`` keeps."""
+
 SAY_EVERY_S = 15.0
 """Seconds between reports of how far the games are."""
 
@@ -91,13 +94,14 @@ async def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
         + (f"; left out: {reasons}" if reasons else "")
     )
     train, validation = sample_files(run_dir)
-    write_batch(validation, _batch(samples.validation))
-    write_batch(train, _batch(samples.train))  # last: it says that all is there
+    write_batch(validation, batch_of(samples.validation))
+    write_batch(train, batch_of(samples.train))  # last: it says that all is there
     return samples
 
 
-def _batch(steps: Sequence[Step]) -> TrainBatch:
-    return TrainBatch(steps=tuple(steps), whole_episodes=False, min_version=-1, max_version=-1)
+def batch_of(samples: Iterable[Step]) -> TrainBatch:
+    """Samples as the learner takes them."""
+    return TrainBatch(steps=tuple(samples), whole_episodes=False, min_version=-1, max_version=-1)
 
 
 # ---------------------------------------------------------------- games of players
@@ -289,8 +293,7 @@ def _is_good(turn: Turn) -> bool:
 
 def _counts(record: GameRecord, player: int, data: DataConfig, left_out: Counter[str]) -> bool:
     """Whether the game's outcome for ``player`` is one to learn from."""
-    good = {"all": ("win", "draw", "loss"), "wins": ("win",), "wins_and_draws": ("win", "draw")}
-    fits = record.spec.env.outcome(record.rewards, player) in good[data.keep]
+    fits = record.spec.env.outcome(record.rewards, player) in _GOOD[data.keep]
     if fits and (data.min_reward is None or record.rewards[player] >= data.min_reward):
         return True
     left_out["by outcome"] += 1

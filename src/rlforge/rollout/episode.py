@@ -15,7 +15,7 @@ from rlforge.games.base import Game, View
 from rlforge.games.registry import make_game
 from rlforge.rollout.schedule import same_game
 from rlforge.system.timeouts import TimeLimit
-from rlforge.types import Completion, EndReason, GameRecord, GameSpec, Seat, Turn
+from rlforge.types import Completion, EndReason, GameRecord, GameSpec, Seat, Turn, continues
 
 Answer = Callable[[Seat, View, int], Awaitable[Completion]]
 """Asks the policy at a seat for an answer to a view; the third argument seeds its sampling."""
@@ -112,7 +112,8 @@ async def _play_turn(spec: GameSpec, game: Game, turns: list[Turn], answer: Answ
     if spec.env.context == "conversation":
         before = next((one for one in reversed(turns) if one.player_id == view.player_id), None)
         if before is not None and before.completion.token_ids:
-            info["history_cut"] = not _continues(completion, before.completion)
+            asked, known = completion.prompt_token_ids, before.completion
+            info["history_cut"] = not continues(asked, known.prompt_token_ids, known.token_ids)
     return Turn(
         player_id=view.player_id,
         observation=view.observation,
@@ -122,12 +123,6 @@ async def _play_turn(spec: GameSpec, game: Game, turns: list[Turn], answer: Answ
         legal=game.accepted,
         info=info,
     )
-
-
-def _continues(answer: Completion, before: Completion) -> bool:
-    """Whether the prompt of ``answer`` begins with the last prompt and answer, token by token."""
-    known = before.prompt_token_ids + before.token_ids
-    return answer.prompt_token_ids[: len(known)] == known
 
 
 def _read(seat: Seat, view: View, completion: Completion) -> Extraction:

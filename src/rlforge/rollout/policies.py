@@ -119,9 +119,7 @@ class SeatPolicies:
     ) -> None:
         self._temperature = {
             "train": config.engine.temperature,
-            "eval": config.engine.temperature
-            if config.eval.temperature is None
-            else config.eval.temperature,
+            "eval": config.eval_temperature,
         }
         self._models = ModelPlayers(config, tokenizer, engine, stop_token_ids)
         self._api = ApiPlayer(config.pool.api)

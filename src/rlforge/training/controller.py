@@ -131,11 +131,13 @@ class GameController:
             result, span = await update(batch)
             self._version = result.version
             self._utilisation.learner_worked(span)
-            custom = await self._actors.custom_scalars()
+            custom, figures = await asyncio.gather(
+                self._actors.custom_scalars(), self._actors.buffer.figures.remote()
+            )
             self._actors.tracker.log_scalars.remote(custom)
-            figures = {"restarts": self._restarts, **await self._actors.buffer.figures.remote()}
+            shares = self._utilisation.shares(time.time())
             self._actors.tracker.log_learner.remote(
-                result, self._utilisation.shares(time.time()) | figures
+                result, {**shares, **figures, "restarts": self._restarts}
             )
             last = self._version == learner.total_updates
             if last:  # before it is published: no update would use its games

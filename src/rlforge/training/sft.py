@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlforge.config.sft import SftConfig
-from rlforge.rollout.demonstrations import load_samples
+from rlforge.rollout.demonstrations import batch_of, load_samples
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.training.lifecycle import RunContext
 from rlforge.training.resume import BEFORE_ALL, Retention, rewind
@@ -106,7 +106,7 @@ class SupervisedRun:
     async def _measure(self) -> dict[str, float]:
         """Loss and probability of the held-out answers; empty where none are held out."""
         held = self._samples.validation
-        return await self._actors.learner.measure(_as_batch(held)) if held else {}
+        return await self._actors.learner.measure(batch_of(held)) if held else {}
 
     async def _save(self) -> None:
         """Write the version with the state that ``--resume`` goes on from."""
@@ -133,14 +133,10 @@ def _batch(samples: Sequence[Step], version: int, size: int, config: SftConfig) 
     start = version * size
     epoch, place = divmod(start, len(samples))
     orders = islice(_order(len(samples), epoch, config.seed), place, place + size)
-    return _as_batch([samples[index] for index in orders])
+    return batch_of(samples[index] for index in orders)
 
 
 def _order(length: int, epoch: int, seed: int) -> Iterator[int]:
     """Indexes of the samples from the beginning of ``epoch`` on, each pass in a new order."""
     for number in count(epoch):
         yield from np.random.default_rng([seed, number]).permutation(length).tolist()
-
-
-def _as_batch(steps: Sequence[Step]) -> TrainBatch:
-    return TrainBatch(steps=tuple(steps), whole_episodes=False, min_version=-1, max_version=-1)
