@@ -173,6 +173,13 @@ FIGURES = (
         _engine_swaps,
     ),
     Figure(
+        "tokens computed, engine and learner, for episodes of 20 turns: conversations against turn "
+        "by turn with nothing shared",
+        "at most 0.15",
+        "conversation",
+        lambda results: f"{results['ratios']['tokens']:.3f}",
+    ),
+    Figure(
         "2,000 concurrent games of TicTacToe in one process, one core",
         "500/s",
         "games",

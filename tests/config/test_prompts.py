@@ -32,7 +32,7 @@ def experiment(folder: Path, prompts: str) -> list[str]:
         (
             'mine: {user: "{request}"}',
             [],
-            r"prompts\.mine\.user=.*add \{observation\} or \{board\}",
+            r"prompts\.mine\.user=.*add \{observation\}, \{board\} or \{grid\}",
         ),
         ('mine: {later: "go on"}', [], r"prompts\.mine\.later=.*shows nothing of the game"),
         ("mine: {markup: qwen}", [], r"prompts\.mine\.markup=qwen .*there are chat, chatml, gemma"),
@@ -59,6 +59,11 @@ def experiment(folder: Path, prompts: str) -> list[str]:
             'mine: {user: "{board}"}',
             ["env.train=[{id: Nim-v0-train}]", "model.prompt_template=mine"],
             r"env\.train\.0\.id=Nim.*no compact board for prompt_template=mine",
+        ),
+        (
+            'mine: {user: "{grid}"}',
+            ["env=kuhn", "model.prompt_template=mine"],
+            r"env\.train\.0\.id=KuhnPoker.*no grid of squares for prompt_template=mine",
         ),
         ("mine: {}", ["pool.api.prompt_template=caht"], r"pool\.api\.prompt_template=caht .*chat"),
         ("mine: {}", ["pool.api.action_extraction=x"], r"pool\.api\.action_extraction=x .*boxed"),

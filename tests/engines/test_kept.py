@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlforge.engines.batching import BatchGenerator
-from rlforge.engines.kept import KeptRows
+from rlforge.engines.kept import LEAST_SHARED, MOST_SHARED, KeptRows, SharedBeginnings
 from rlforge.engines.versions import PolicyKey
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
@@ -248,7 +249,7 @@ def test_the_longest_kept_beginning_is_found_and_nothing_else(data: Any) -> None
         text = data.draw(tokens)
         match data.draw(st.sampled_from(["put", "take", "shrink", "drop"])):
             case "put":
-                kept.put(key, text, row=[])
+                kept.put(key, text, row=())
                 held.append((key, text))
             case "take":
                 begun = [t for k, t in held if k == key and len(t) < len(text)]
@@ -284,6 +285,80 @@ def test_lookup_takes_time_in_proportion_to_the_prompt() -> None:
 
     kept = KeptRows()
     for number in range(1000):
-        kept.put(KEYS[0], Counting((1, 2, number)), row=[])
+        kept.put(KEYS[0], Counting((1, 2, number)), row=())
     assert kept.take(KEYS[0], (1, 2, 500, 7, 8))[1] == 3
     assert compared <= 1
+
+
+# ---------------------------------------------------------------- shared beginnings
+
+
+def ask_all(core: BatchGenerator, prompts: list[Prompt], policy: PolicyRef) -> list[Completion]:
+    numbers = [
+        core.submit(prompt, SamplingParams(max_tokens=4, seed=place), policy)
+        for place, prompt in enumerate(prompts)
+    ]
+    answers = finish(core)
+    return [completion_of(answers[number]) for number in numbers]
+
+
+def test_rules_that_prompts_share_are_read_once_per_version(
+    make_core: Core, make_adapter: Adapter, base_policy: PolicyRef
+) -> None:
+    core, rng = make_core(), random.Random(0)
+    rules = [words(rng, 30, 30), words(rng, 40, 40)]
+    policy, model = make_adapter(1)
+    read = [0]
+    for version in (base_policy, policy):
+        for _ in range(4):
+            prompts = [rules[place % 2] + words(rng, 3, 9) for place in range(12)]
+            said = ask_all(core, prompts, version)
+            read.append(core.stats().read_tokens)
+            for each in said if version is policy else ():
+                assert list(each.logprobs) == pytest.approx(direct_logprobs(model, each), abs=1e-4)
+    whole_batches = [after - before for before, after in pairwise(read)]
+    assert min(whole_batches[0], whole_batches[4]) > 12 * 35  # learned from, and a new version
+    # Of shorter prompts as many tokens are read as of the longest in their batch.
+    assert max(*whole_batches[2:4], *whole_batches[5:]) <= 12 * 9
+
+
+def test_shared_beginnings_change_no_token_and_need_room(
+    make_core: Core, base_policy: PolicyRef
+) -> None:
+    rng = random.Random(1)
+    rules = words(rng, 30, 30)
+    batches = [[rules + words(rng, 1, 9) for _ in range(6)] for _ in range(3)]
+
+    def tokens(**options: int) -> tuple[list[Prompt], int]:
+        core = make_core(**options)
+        said = [each.token_ids for batch in batches for each in ask_all(core, batch, base_policy)]
+        return said, core.stats().cached_tokens
+
+    shared, cached = tokens()
+    assert cached >= 2 * 6 * (30 - 9)
+    assert tokens(kept_tokens=0) == tokens(kept_tokens=29) == (shared, 0)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_beginning_is_found_where_a_prompt_has_it(data: st.DataObject) -> None:
+    shared, key = SharedBeginnings(), PolicyKey("step-1", "step-1")
+    stems = data.draw(
+        st.lists(st.lists(st.integers(0, 2), min_size=10, max_size=40), min_size=1, max_size=12)
+    )
+    kept: dict[Prompt, int] = {}
+    for number, stem in enumerate(stems):
+        tails = data.draw(st.lists(st.lists(st.integers(0, 2), max_size=8), min_size=2, max_size=6))
+        prompts = [(*stem, *tail) for tail in tails]
+        shared.learn(prompts)
+        for place, length in shared.missing(key, prompts):
+            assert length >= LEAST_SHARED
+            kept[prompts[place][:length]] = number
+            shared.put(key, prompts[place][:length], row=())
+        for prompt in prompts:
+            _, length = shared.find(key, prompt)
+            assert length < max(len(prompt), 1)
+            assert length == 0 or prompt[:length] in kept
+    assert shared.tokens <= MOST_SHARED * 48
+    shared.drop_unless(lambda key: False)
+    assert shared.tokens == 0

@@ -187,6 +187,21 @@ def test_a_template_of_the_configuration_is_found_by_its_name(tokenizer, view):
     assert ids[0] == tokenizer.bos_token_id
 
 
+@pytest.mark.parametrize("name", ["TicTacToe", "SimpleTak", "ConnectFour"])
+def test_a_grid_shows_the_squares_from_the_side_of_the_player_to_move(name):
+    game = make_game(EnvSpec(id=f"{name}-v0-train"), 1)
+    first = game.view()
+    game.step(first.legal_actions[0])
+    view = game.view()
+    form = Template(user="{grid}")
+    before, after = (form.messages(each, "")[0]["content"].split() for each in (first, view))
+    assert before == [str(number) for number in range(view.grid.rows * view.grid.cols)]
+    [played] = [cell for cell, mark in enumerate(after) if mark != str(cell)]
+    assert after[played] == "O"
+    if name != "ConnectFour":
+        assert first.legal_actions[0] == f"[{played}]"
+
+
 def test_what_a_template_cannot_do_is_said(tokenizer, view):
     prompter = Prompter(tokenizer)
     with pytest.raises(ConfigError, match="did you mean qwen3-zs"):
@@ -197,6 +212,9 @@ def test_what_a_template_cannot_do_is_said(tokenizer, view):
         prompter.encode("default", view, "boxd")
     with pytest.raises(ConfigError, match="needs a game with a compact board"):
         prompter.encode("board", View(player_id=0, observation="Say something."))
+    squares = Prompter(tokenizer, {"squares": PromptConfig(user="{grid}")})
+    with pytest.raises(ConfigError, match="needs a game on a grid of squares"):
+        squares.encode("squares", View(player_id=0, observation="Say something.", board="a b"))
     without = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
     with pytest.raises(ConfigError, match="needs a chat template"):
         Prompter(without).encode("chat", view)

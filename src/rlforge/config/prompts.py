@@ -14,7 +14,7 @@ from rlforge.errors import nearest
 PLACEHOLDER = re.compile(r"\{(\{\w+\})\}|\{(\w+)\}")
 """A placeholder, ``{name}``, as group 2; ``{{name}}``, which stands for ``{name}``, as group 1."""
 
-PLACES = ("observation", "legal_actions", "request", "board")
+PLACES = ("observation", "legal_actions", "request", "board", "grid")
 """What a template can show: see ``PromptConfig``."""
 
 ROLES = ("system", "user", "assistant")
@@ -34,8 +34,9 @@ class PromptConfig(Group):
 
     The texts may hold ``{observation}`` (what the player sees; in later turns of a conversation
     what is new), ``{legal_actions}`` (a list; where the game has none, its paragraph is left out),
-    ``{request}`` (the form of answer that the action extraction reads) and ``{board}`` (the
-    compact state of games that have one). ``{{word}}`` stands for ``{word}``.
+    ``{request}`` (the form of answer that the action extraction reads), ``{board}`` (the compact
+    state of games that have one) and ``{grid}`` (the squares of placement games).
+    ``{{word}}`` stands for ``{word}``.
     """
 
     #: System message; empty: none.
@@ -64,8 +65,8 @@ class PromptConfig(Group):
                         f"{', '.join(f'{{{place}}}' for place in PLACES)}); write {{{{{name}}}}} "
                         "for the text itself",
                     )
-            if key != "system" and text and not {"observation", "board"} & {*names}:
-                yield key, "shows nothing of the game; add {observation} or {board}"
+            if key != "system" and text and not {"observation", "board", "grid"} & {*names}:
+                yield key, "shows nothing of the game; add {observation}, {board} or {grid}"
         if self.roles:
             yield from self._role_problems()
 

@@ -201,9 +201,10 @@ class EngineConfig(Group):
     #: Draw only tokens with at least this share of the likeliest one's probability; 0: all. As with
     #: ``top_p``, the learner's log-probs are over all tokens.
     min_p: Annotated[float, Range(0, 1, open=")")] = 0.0
-    #: Tokens whose keys and values are kept between the turns of conversations, at most; null: the
-    #: room that running sequences leave of ``max_parallel_seq`` times ``max_model_len``, 0: none.
-    #: Only for ``transformers``; vLLM has ``vllm.enable_prefix_caching``.
+    #: Tokens whose keys and values are kept between requests, at most: of the turns of
+    #: conversations, and of what many prompts begin with. null: the room that running sequences
+    #: leave of ``max_parallel_seq`` times ``max_model_len``, 0: none. Only for ``transformers``;
+    #: vLLM has ``vllm.enable_prefix_caching``.
     cache_tokens: Whole | None = None
     #: Seconds after which a request without answer counts as failed.
     request_timeout_s: Positive = 600.0

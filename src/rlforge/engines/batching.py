@@ -20,7 +20,7 @@ from rlforge.engines.base import Answer
 from rlforge.engines.cache import copy_row
 from rlforge.engines.core import StepGenerator
 from rlforge.engines.group import Generation, Group
-from rlforge.engines.kept import KeptRows
+from rlforge.engines.kept import KeptRows, SharedBeginnings
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.versions import PolicyKey
 from rlforge.errors import EngineError
@@ -38,8 +38,9 @@ class BatchLimits:
     up running answers. batch_prompt_tokens: padded tokens of the prompts of one pass.
     patience_steps: most steps to hold back requests while fewer than an eighth of the running
     number could begin, so that more prompts are read together; 0 admits requests at once.
-    kept_tokens: most tokens whose keys and values wait for a request that continues them. They
-    have the room that running rows leave of ``max_sequences`` times ``max_model_len``; None: all.
+    kept_tokens: most tokens whose keys and values wait for requests that continue them, or begin
+    alike. They have the room that running rows leave of ``max_sequences`` times
+    ``max_model_len``; None: all.
     """
 
     max_sequences: int
@@ -80,7 +81,8 @@ class BatchGenerator(StepGenerator[Generation]):
         self._pad_id = pad_id
         self._device = next(policies.base.parameters()).device
         self._groups: dict[PolicyKey, Group] = {}
-        self._kept, self._resident = KeptRows(), frozenset[PolicyKey]()
+        self._kept, self._shared = KeptRows(), SharedBeginnings()
+        self._resident = frozenset[PolicyKey]()
         self._stop_sets: dict[tuple[int, ...], frozenset[int]] = {}
         self._generated = 0
         # Consecutive steps in which requests were held back although there was room.
@@ -138,8 +140,12 @@ class BatchGenerator(StepGenerator[Generation]):
         if (resident := frozenset(self._policies.resident)) != self._resident:
             self._resident = resident
             self._kept.drop_unless(self._policies.is_resident)
+            self._shared.drop_unless(self._policies.is_resident)
         admitted = self._admit()
-        self._kept.shrink(self._room_to_keep(admitted))
+        room = self._room_to_keep(admitted)
+        self._kept.shrink(room)
+        if room < 0:
+            self._shared.clear()
         with torch.inference_mode():
             for group in self._groups.values():
                 answers += self._run(group.running, group.step)
@@ -150,6 +156,7 @@ class BatchGenerator(StepGenerator[Generation]):
                     self._limits.max_sequences,
                     narrow=self._narrow,
                     keep=self._keep,
+                    share=partial(self._share, key),
                 )
                 self._groups[key] = group
                 for batch in self._prompt_batches(generations):
@@ -161,7 +168,7 @@ class BatchGenerator(StepGenerator[Generation]):
 
     def sleep(self) -> None:
         """Moves all weights to the host; caches of running requests are already freed."""
-        self._kept.clear()
+        self._forget_rows()
         self._policies.move_to(torch.device("cpu"))
 
     def wake(self) -> None:
@@ -172,7 +179,7 @@ class BatchGenerator(StepGenerator[Generation]):
     def close(self) -> None:
         """Forgets models and caches."""
         self._groups = {}
-        self._kept.clear()
+        self._forget_rows()
 
     def _admit(self) -> dict[PolicyKey, list[Generation]]:
         """Takes waiting requests, oldest first, while there is room for them in this step."""
@@ -195,6 +202,9 @@ class BatchGenerator(StepGenerator[Generation]):
     def _recall(self, key: PolicyKey, generation: Generation) -> int:
         """Gives a request what is kept of its prompt; returns how many tokens it has to read."""
         generation.row, generation.known = self._kept.take(key, generation.prompt)
+        row, known = self._shared.find(key, generation.prompt)
+        if known > generation.known:
+            generation.row, generation.known = row, known
         return generation.unread
 
     def _prompt_batches(self, generations: list[Generation]) -> Iterator[list[Generation]]:
@@ -226,7 +236,22 @@ class BatchGenerator(StepGenerator[Generation]):
         room -= sum(group.size(joining.get(key, ())) for key, group in self._groups.items())
         for key in joining.keys() - self._groups.keys():
             room -= len(joining[key]) * max(len(g.prompt) for g in joining[key])
-        return room if limits.kept_tokens is None else min(room, limits.kept_tokens)
+        if limits.kept_tokens is not None:
+            room = min(room, limits.kept_tokens)
+        return room - self._shared.tokens
+
+    def _share(self, key: PolicyKey, joining: Sequence[Generation], cache: Cache) -> None:
+        """Keeps what the prompts of ``joining``, which were just read, have in common."""
+        prompts = [generation.prompt for generation in joining]
+        self._shared.learn(prompts)
+        for place, length in self._shared.missing(key, prompts):
+            room = self._room_to_keep({}) - length
+            if room < 0:
+                return
+            self._kept.shrink(room)
+            with suppress(torch.OutOfMemoryError):  # the next prompts are then read whole
+                row = copy_row(cache, place, len(prompts[place]), length)
+                self._shared.put(key, prompts[place][:length], row)
 
     def _keep(self, generation: Generation, cache: Cache, row: int) -> None:
         """Keeps what ``cache`` has of an answered request, if there is room for it."""
@@ -239,6 +264,10 @@ class BatchGenerator(StepGenerator[Generation]):
             key = PolicyKey.of(generation.policy)
             self._kept.put(key, tokens, copy_row(cache, row, len(tokens)))
 
+    def _forget_rows(self) -> None:
+        self._kept.clear()
+        self._shared.clear()
+
     def _run(
         self, generations: Sequence[Generation], forward: Callable[[], list[Generation]]
     ) -> list[Answer]:
@@ -250,7 +279,7 @@ class BatchGenerator(StepGenerator[Generation]):
                 raise
             # A caller that keeps the error must not keep keys, values and logits alive with it.
             traceback.clear_frames(error.__traceback__)
-            self._kept.clear()
+            self._forget_rows()
             for group in self._groups.values():
                 group.drop({g.id for g in generations})
             reason = f"generation failed: {type(error).__name__}: {error}"

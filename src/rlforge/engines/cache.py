@@ -135,13 +135,14 @@ def new_cache() -> Cache:
 
 
 #: Keys and values of one sequence, outside of a batch: per layer two of [heads, length, head_dim].
-Row = list[tuple[Tensor, Tensor]]
+Row = Sequence[tuple[Tensor, Tensor]]
 
 
-def copy_row(cache: Cache, row: int, length: int) -> Row:
-    """The last ``length`` positions of ``row``, in memory of their own."""
+def copy_row(cache: Cache, row: int, length: int, first: int | None = None) -> Row:
+    """The last ``length`` positions of ``row``, in memory of their own; the ``first`` of these."""
+    stop = None if first in (None, length) else first - length
     return [
-        (layer.keys[row, :, -length:].clone(), layer.values[row, :, -length:].clone())
+        (layer.keys[row, :, -length:stop].clone(), layer.values[row, :, -length:stop].clone())
         for layer in cache.layers
     ]
 
@@ -153,18 +154,25 @@ def cache_of(rows: Sequence[tuple[Row, int]], spare: int) -> Cache:
     """
     cache, width = new_cache(), max(length for _, length in rows)
     first = next(row for row, length in rows if length)
+    alike: dict[tuple[int, int], list[int]] = {}  # many rows may be the same shared one
+    for index, (row, length) in enumerate(rows):
+        alike.setdefault((id(row) if length else 0, length), []).append(index)
+    device = first[0][0].device
+    places = [
+        (rows[indexes[0]], torch.as_tensor(indexes, device=device)) for indexes in alike.values()
+    ]
     for number, shapes in enumerate(first):
         cache.layers.append(RowLayer())
         buffers = tuple(
             like.new_empty(len(rows), like.shape[0], width + spare, like.shape[2])
             for like in shapes
         )
-        for index, (row, length) in enumerate(rows):
+        for (row, length), indexes in places:
             for which, buffer in enumerate(buffers):
                 # Hidden positions are multiplied by weight zero and must be finite.
-                buffer[index, :, : width - length] = 0
+                buffer[indexes, :, : width - length] = 0
                 if length:
-                    buffer[index, :, width - length : width] = row[number][which][:, :length]
+                    buffer[indexes, :, width - length : width] = row[number][which][:, :length]
         cache.layers[number].begin(buffers[0], buffers[1], width)
     return cache
 

@@ -36,7 +36,7 @@ class Generation(EngineRequest):
     """
 
     stop: frozenset[int]
-    row: Row = field(default_factory=list)
+    row: Row = ()
     known: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -71,7 +71,8 @@ class Group:
     places, or until they are more than an eighth of it. max_rows: most sequences of the engine.
     narrow: the last layer computes only the last position of each prompt
     (``rlforge.models.last_layer``). keep: called with a generation that is over and asked to be
-    kept, its cache and its row there.
+    kept, its cache and its row there. share: called with generations whose prompts were just read,
+    and their cache.
     """
 
     def __init__(
@@ -82,9 +83,10 @@ class Group:
         *,
         narrow: bool,
         keep: Callable[[Generation, Cache, int], None],
+        share: Callable[[Sequence[Generation], Cache], None],
     ) -> None:
         self.model = model
-        self._keep = keep
+        self._keep, self._share = keep, share
         self._last_layer = LastLayer(model.get_decoder()) if narrow else None
         self._pad_id = pad_id
         self._max_rows = max_rows
@@ -125,8 +127,10 @@ class Group:
         elif any(g.limit > 1 or g.params.conversation is not None for g in joining):
             cache = new_cache()
         for generation in joining:
-            generation.row = []
+            generation.row = ()
         self._draw(joining, ids, [len(g.prompt) for g in joining], cache)
+        if cache is not None:
+            self._share(joining, cache)
         running = [i for i, g in enumerate(joining) if g.finish_reason is None]
         if running and cache is not None:
             self._join(joining, running, cache)

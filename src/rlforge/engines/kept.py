@@ -1,7 +1,7 @@
-"""Keys and values of answered requests, which the next turn of their conversation continues.
+"""Keys and values that later requests continue: of their conversation, or of what prompts share.
 
-The next prompt of a conversation begins with the last prompt and its answer. If their keys and
-values were kept, only the tokens after them are read.
+The next prompt of a conversation begins with the last prompt and its answer, and all prompts of a
+game with its rules. If keys and values of these were kept, only the tokens after them are read.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,6 +19,14 @@ from rlforge.engines.versions import PolicyKey
 #: Multiplier of the hash: odd, so that every token counts in all 64 bits (Steele and Vigna 2021,
 #: "Computationally easy, spectrally good multipliers").
 _FACTOR = 0xD1342543DE82EF95
+
+
+#: Fewest tokens that a shared beginning saves, and most beginnings that are kept.
+LEAST_SHARED, MOST_SHARED = 16, 8
+#: A beginning is kept where at least this share of a batch's prompts has it.
+_COMMON = 1 / 8
+
+_NOTHING: tuple[Row, int] = ((), 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -37,9 +46,9 @@ class KeptRows:
 
     Example: of a prompt of five tokens, the first three are known:
         >>> kept, step = KeptRows(), PolicyKey("step-1", "checkpoints/step-1")
-        >>> kept.put(step, (5, 6, 7), row=[])
+        >>> kept.put(step, (5, 6, 7), row=())
         >>> kept.take(step, (5, 6, 7, 8, 9)), kept.tokens
-        (([], 3), 0)
+        (((), 3), 0)
     """
 
     def __init__(self) -> None:
@@ -61,12 +70,12 @@ class KeptRows:
         self.tokens += len(tokens)
 
     def take(self, key: PolicyKey, prompt: tuple[int, ...]) -> tuple[Row, int]:
-        """The row of the longest beginning of ``prompt``, and its number of tokens; or [], 0.
+        """The row of the longest beginning of ``prompt``, and its number of tokens; or (), 0.
 
         At least one token of the prompt is left to read.
         """
         if not self._entries:
-            return [], 0
+            return _NOTHING
         hashes = self._hashes(key, prompt[:-1])
         for length in range(len(hashes), 0, -1):
             entry = self._entries.get(hashes[length - 1])
@@ -75,7 +84,7 @@ class KeptRows:
                 if not entry.copies:
                     self._drop(hashes[length - 1])
                 return entry.row, length
-        return [], 0
+        return _NOTHING
 
     def shrink(self, most: int) -> None:
         """Drops the oldest until they have at most ``most`` tokens."""
@@ -104,3 +113,102 @@ class KeptRows:
         seed = np.uint64(hash(key) % 2**64)
         hashes: list[int] = (np.add.accumulate(terms) ^ seed).tolist()
         return hashes
+
+
+class SharedBeginnings:
+    """Beginnings that many prompts have in common, with keys and values by policy version.
+
+    Those not used for longest make room for others.
+
+    Example: three prompts with the same rules of 20 tokens; the third request reads one token:
+        >>> shared, step = SharedBeginnings(), PolicyKey("step-1", "checkpoints/step-1")
+        >>> prompts = [(*range(20), 30 + number) for number in range(4)]
+        >>> shared.learn(prompts)
+        >>> [(place, length) for place, length in shared.missing(step, prompts[:2])]
+        [(0, 20)]
+        >>> shared.put(step, prompts[0][:20], row=())
+        >>> shared.find(step, prompts[2])
+        ((), 20)
+    """
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[tuple[int, ...], dict[PolicyKey, Row]] = OrderedDict()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose keys and values are kept, each version's counted."""
+        return sum(len(beginning) * len(rows) for beginning, rows in self._rows.items())
+
+    def find(self, key: PolicyKey, prompt: tuple[int, ...]) -> tuple[Row, int]:
+        """The row of the longest beginning of ``prompt``, and its number of tokens; or (), 0."""
+        if not self._rows:
+            return _NOTHING
+        known = [
+            beginning
+            for beginning, rows in self._rows.items()
+            if key in rows and _begins(prompt, beginning)
+        ]
+        if not known:
+            return _NOTHING
+        longest = max(known, key=len)
+        self._rows.move_to_end(longest)
+        return self._rows[longest][key], len(longest)
+
+    def learn(self, prompts: Sequence[tuple[int, ...]]) -> None:
+        """Note the beginning that saves most tokens in a batch of prompts, if one is common."""
+        long = sorted(
+            prompt
+            for prompt in prompts
+            if len(prompt) > LEAST_SHARED and len(prompt) - self._known(prompt) > LEAST_SHARED
+        )
+        candidates = {one[: _common(one, other)] for one, other in pairwise(long)}
+        saved: dict[tuple[int, ...], int] = {}
+        for beginning in candidates:
+            have = [prompt for prompt in long if _begins(prompt, beginning)]
+            gain = len(beginning) - self._known(have[0]) if have else 0
+            if gain >= LEAST_SHARED and len(have) >= max(2, _COMMON * len(prompts)):
+                saved[beginning] = gain * (len(have) - 1)
+        if saved:
+            self._rows[max(saved, key=lambda beginning: saved[beginning])] = {}
+            if len(self._rows) > MOST_SHARED:
+                self._rows.popitem(last=False)
+
+    def missing(self, key: PolicyKey, prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
+        """Beginnings without keys and values of ``key``: a prompt that has one, and its length."""
+        found = []
+        for beginning, rows in self._rows.items():
+            if key not in rows:
+                places = (i for i, prompt in enumerate(prompts) if _begins(prompt, beginning))
+                if (place := next(places, None)) is not None:
+                    found.append((place, len(beginning)))
+        return found
+
+    def put(self, key: PolicyKey, beginning: tuple[int, ...], row: Row) -> None:
+        """Keep the keys and values of a beginning that was missing."""
+        self._rows[beginning][key] = row
+
+    def drop_unless(self, resident: Callable[[PolicyKey], bool]) -> None:
+        """Drop keys and values of versions that are not resident any more."""
+        for rows in self._rows.values():
+            for key in [key for key in rows if not resident(key)]:
+                del rows[key]
+
+    def clear(self) -> None:
+        """Drop all keys and values."""
+        for rows in self._rows.values():
+            rows.clear()
+
+    def _known(self, prompt: tuple[int, ...]) -> int:
+        lengths = [len(beginning) for beginning in self._rows if _begins(prompt, beginning)]
+        return max(lengths, default=0)
+
+
+def _begins(prompt: tuple[int, ...], beginning: tuple[int, ...]) -> bool:
+    """Whether ``prompt`` has ``beginning`` and at least one token more."""
+    return len(prompt) > len(beginning) and prompt[: len(beginning)] == beginning
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many tokens both begin with."""
+    shorter = min(len(one), len(other))
+    return next((i for i in range(shorter) if one[i] != other[i]), shorter)

@@ -11,7 +11,9 @@ from rlforge.config.prompts import PLACEHOLDER, PromptConfig
 from rlforge.errors import ConfigError
 from rlforge.games.actions import Extractor
 from rlforge.games.base import View
+from rlforge.games.board import grid_text
 from rlforge.games.encoding import Encoder
+from rlforge.games.grids import Grid
 from rlforge.games.markup import (
     CHATML,
     GEMMA,
@@ -43,9 +45,9 @@ _ASKED = "{observation}\n\n{request}"
 class Template:
     """What a player is asked, and the markup of the conversation; None: the tokenizer's own.
 
-    The texts of messages hold ``{observation}``, ``{legal_actions}``, ``{request}`` and
-    ``{board}``, as in YAML (``prompts`` in docs/config.md); the request asks for the form in which
-    the action is read from the answer. later: the user message of later turns; empty takes
+    The texts of messages hold ``{observation}``, ``{legal_actions}``, ``{request}``, ``{board}``
+    and ``{grid}``, as in YAML (``prompts`` in docs/config.md); the request asks for the form in
+    which the action is read from the answer. later: the user message of later turns; empty takes
     ``user``. assistant: the opening of each answer. A subclass may write messages in another way.
 
     Example:
@@ -63,13 +65,20 @@ class Template:
     assistant: str = ""
     markup: Markup | None = PLAIN
 
-    @property
-    def needs_board(self) -> bool:
-        """Whether it can be used only in games with a compact board."""
-        return "{board}" in f"{self.system}{self.user}{self.later}"
+    def lacks(self, view: View) -> str | None:
+        """What the texts show and the game of ``view`` does not have; None: it has all.
+
+        Example:
+            >>> Template(user="{grid}").lacks(View(player_id=0, observation="Your card is a King."))
+            'grid of squares'
+        """
+        texts = f"{self.system}{self.user}{self.later}"
+        if "{board}" in texts and view.board is None:
+            return "compact board"
+        return "grid of squares" if "{grid}" in texts and view.grid is None else None
 
     def messages(self, view: View, request: str) -> list[Message]:
-        """The first messages; ConfigError where the game has no compact board to show."""
+        """The first messages; ConfigError where the game ``lacks`` what they show."""
         user = {"role": "user", "content": _filled(self.user, view, view.observation, request)}
         if not self.system:
             return [user]
@@ -129,7 +138,7 @@ class Prompter:
     ) -> None:
         self._tokenizer: Any = tokenizer
         self._templates = {name: _of_config(one) for name, one in (prompts or {}).items()}
-        self._boards: dict[tuple[str, str, str | None], tuple[str, tuple[int, ...]]] = {}
+        self._boards: dict[tuple[str, str, str | Grid | None], tuple[str, tuple[int, ...]]] = {}
 
     def template(self, name: str) -> Template:
         """The template called ``name``; ConfigError for an unknown one."""
@@ -142,8 +151,8 @@ class Prompter:
         """The first messages of a player.
 
         extraction: how the answer will be read (``rlforge.games.actions``), which the prompt
-        asks for. Raises ``ConfigError`` for unknown names, and for a template with ``{board}`` in
-        a game that has no compact board.
+        asks for. Raises ``ConfigError`` for unknown names, and for a template that shows what the
+        game does not have.
         """
         return self.template(template).messages(view, _request(extraction))
 
@@ -167,7 +176,7 @@ class Prompter:
         self, template: str, view: View, extraction: str = "boxed"
     ) -> tuple[str, tuple[int, ...]]:
         """The first prompt of a player and its token ids; errors of ``messages`` and ``render``."""
-        key = template, extraction, view.board
+        key = template, extraction, view.board or view.grid  # of the same position
         known = self._boards.get(key)
         if known is not None:
             return known
@@ -244,6 +253,14 @@ def _shown(place: str, view: View, observation: str, request: str) -> str:
                 "connect_four, kuhn_poker and leduc_poker; markets); use another template"
             )
         return view.board
+    if place == "grid":
+        if view.grid is None:
+            raise ConfigError(
+                "a prompt template with {grid} needs a game on a grid of squares (TicTacToe, "
+                "SimpleTak, ConnectFour; OpenSpiel's tic_tac_toe and connect_four); use another "
+                "template"
+            )
+        return grid_text(view.grid)
     if place == "legal_actions":
         return ", ".join(view.legal_actions or ())
     return request if place == "request" else observation.strip()

@@ -131,7 +131,7 @@ def _check_envs(composed: Composed[GamesConfig]) -> None:
 
 
 def _check_templates(composed: Composed[GamesConfig], key: str, spec: EnvSpec) -> None:
-    """Refuse templates that need what the game has not: a compact board, or single turns."""
+    """Refuse templates that need what the game has not: a board, or single turns."""
     prompter = Prompter(None, composed.config.prompts)
     for name in (spec.prompt_template, spec.api_prompt_template):
         template = prompter.template(name)
@@ -140,10 +140,10 @@ def _check_templates(composed: Composed[GamesConfig], key: str, spec: EnvSpec) -
                 "env.context",
                 f"prompt_template={name} writes one turn, and no conversation; use context=turn",
             )
-        if template.needs_board and make_game(spec, seed=0).view().board is None:
+        if lacking := template.lacks(make_game(spec, seed=0).view()):
             raise composed.error(
                 f"{key}.id",
-                f"has no compact board for prompt_template={name}, which shows it (as the tiny "
+                f"has no {lacking} for prompt_template={name}, which shows it (as the tiny "
                 "model's does); choose another game, or another model and template",
             )
 
