@@ -58,7 +58,7 @@ def start_engine(
         device="cpu" if config.hardware.device == "cpu" else "auto",
         threads=config.hardware.threads,
     )
-    hardware = resolve_hardware(here, detect(), 1)
+    hardware = resolve_hardware(here, detect(), num_engines=1, num_learners=0)
     resolve_model(config.model, say)
     check_playable(policies, config)
     return make_engine(config, device=hardware.device, threads=hardware.threads)
