@@ -53,6 +53,7 @@ def test_yaml_round_trips(name: str, tmp_path: Path) -> None:
         (["env.train=[{id: x, foo: 4}]"], r"env\.train\[\]\.foo .*no such key"),
         (["learner..x=1"], r"cannot read override 'learner\.\.x=1'"),
         (["learner.seed"], r"cannot read override 'learner\.seed'"),
+        (["data.answer=I play {action}."], r"own, 'data\.answer=\"I play \{action\}\.\"'"),
         ([""], "cannot read override ''"),
         (["="], "cannot read override '='"),
         (["seed=1,2"], r"seed=1,2 \(command line\): several values .* train -m, .* 'seed="),

@@ -314,7 +314,11 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
 
 
 def _unreadable(override: str) -> str:
-    return f"cannot read override {override!r}: write key=value, for example seed=1"
+    key, _, text = override.partition("=")
+    mend = "write key=value, for example seed=1"
+    if key and re.search(r"[^\w.+-]", text) and '"' not in text:
+        mend = f"such a text needs quotes of its own, '{key}=\"{text}\"'"
+    return f"cannot read override {override!r}: {mend}"
 
 
 def _check_overrides(overrides: Sequence[str], root: type[PolicyConfig]) -> None:
