@@ -160,6 +160,7 @@ def test_a_damaged_initial_adapter_names_its_file(parts, tmp_path):
         (LoraConfig(rank=4, alpha=16), r"model\.lora\.alpha 8 against 16"),
         (LoraConfig(rank=4, alpha=8, use_rslora=True), r"use_rslora False against True"),
         (LoraConfig(rank=4, alpha=8, target_modules=["q_proj"]), r"the model has no .*"),
+        (LoraConfig(rank=4, alpha=8, last_layers=1), r"the model has no .*layers\.0"),
     ],
 )
 def test_an_initial_adapter_that_does_not_fit_says_why(parts, tmp_path, lora, message):
@@ -181,23 +182,28 @@ def test_an_adapter_without_its_config_is_refused(parts, tmp_path):
 
 
 RSLORA = LoraConfig(rank=4, alpha=8, use_rslora=True)
+LAST = LoraConfig(rank=4, alpha=8, last_layers=1)
 
 
-def test_rank_stabilised_adapters_are_trained_saved_and_played_as_peft_computes_them(
-    parts, tmp_path
+@pytest.mark.parametrize(("lora", "scale"), [(RSLORA, 8 / 4**0.5), (LAST, 8 / 4)])
+def test_adapters_of_other_scale_or_some_layers_are_trained_saved_and_played_as_by_peft(
+    parts, tmp_path, lora, scale
 ):
-    model, learner = trained(parts, lora=RSLORA)
+    model, learner = trained(parts, lora=lora)
     learner.save(tmp_path)
     plain = PeftModel.from_pretrained(parts.model(), str(tmp_path))
     warm = parts.model()
-    parts.learner(warm, lora=RSLORA, initial_adapter=str(tmp_path))
+    parts.learner(warm, lora=lora, initial_adapter=str(tmp_path))
 
     assert torch.equal(logits(plain), logits(model))
     assert torch.equal(logits(warm), logits(model))
     played = load_policy(parts.model(), str(tmp_path), "saved")
     torch.testing.assert_close(logits(played), logits(model), atol=1e-5, rtol=1e-5)
-    scale = plain.base_model.model.model.layers[0].self_attn.q_proj.scaling["default"]
-    assert scale == 8 / 4**0.5
+    *others, last = plain.base_model.model.model.layers
+    assert last.self_attn.q_proj.scaling["default"] == scale
+    adapted = [hasattr(layer.self_attn.q_proj, "lora_A") for layer in others]
+    assert others
+    assert all(each == (lora is not LAST) for each in adapted)
 
 
 @pytest.mark.parametrize(
@@ -278,6 +284,8 @@ def test_unknown_target_modules_are_refused_with_the_known_ones() -> None:
         attach_lora(one_layer_llama(), lora, seed=0)
     with pytest.raises(ConfigError, match="no linear layers named nothing"):
         attach_lora(one_layer_llama(), LoraConfig(target_modules=[]), seed=0)
+    with pytest.raises(ConfigError, match=r"last_layers=2: the model has 1"):
+        attach_lora(one_layer_llama(), LoraConfig(last_layers=2), seed=0)
 
 
 def test_linear_layers_of_a_llama() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peft import LoraConfig as PeftLoraConfig
-from peft import get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -15,6 +13,7 @@ from transformers import (
 )
 
 from rlforge.config.schema import LoraConfig
+from rlforge.learner.weights import attach_lora
 from rlforge.models.shape import KNOWN, known_shape, shape_from_config
 
 #: As their publishers state them.
@@ -64,16 +63,21 @@ def test_a_shape_reads_back_from_its_own_config(shape):
 
 
 @pytest.mark.parametrize("shape", KNOWN, ids=lambda shape: shape.name)
-@pytest.mark.parametrize("targets", [["q_proj", "down_proj"], LoraConfig().target_modules])
-def test_adapters_have_the_parameters_that_peft_gives_them(shape, targets):
-    model = on_meta(as_config(shape))
+@pytest.mark.parametrize(
+    "lora",
+    [
+        LoraConfig(rank=16, target_modules=["q_proj", "down_proj"]),
+        LoraConfig(rank=16),
+        LoraConfig(rank=16, target_modules=["v_proj", "lm_head"], last_layers=3),
+    ],
+    ids=["two", "all", "last"],
+)
+def test_adapters_have_the_parameters_that_peft_gives_them(shape, lora):
     with torch.device("meta"):
-        adapted = get_peft_model(
-            model, PeftLoraConfig(r=16, target_modules=targets), low_cpu_mem_usage=True
-        )
+        adapted = attach_lora(on_meta(as_config(shape)), lora, seed=0)
     trainable = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
 
-    assert shape.adapter_parameters(LoraConfig(rank=16, target_modules=targets)) == trainable
+    assert shape.adapter_parameters(lora) == trainable
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,9 @@ def test_an_adapter_of_layers_that_the_model_does_not_have_is_found_before_it_is
     assert problem.state == "problem"
     assert "v_projj" in problem.detail
     check_fit(compose([*model, "model.lora.target_modules=[q_proj,lm_head]"]).config)
+    with pytest.raises(ConfigError, match=r"model\.lora\.last_layers=31: .* has 30 layers"):
+        check_fit(compose([*model, "model.lora.last_layers=31"]).config)
+    check_fit(compose([*model, "model.lora.last_layers=30"]).config)
     # Full weights have no adapter whose layers could be missing.
     full = ("learner.train=full", "model.lora.target_modules=[v_projj]")
     check_fit(compose([*model, *full]).config)

@@ -126,6 +126,14 @@ class LoraConfig(Group):
             "down_proj",
         ]
     )
+    #: Adapt only this many of the last decoder layers; null: all. The backward pass ends there:
+    #: with half of the layers an update takes about two thirds of the time. An output layer that is
+    #: named in ``target_modules`` is adapted in any case.
+    last_layers: Count | None = None
+
+    def adapted_layers(self, layers: int) -> int:
+        """How many of a model's decoder layers get an adapter."""
+        return layers if self.last_layers is None else min(self.last_layers, layers)
 
 
 @dataclass

@@ -35,7 +35,7 @@ def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
     """A PEFT model around ``model`` with one trainable adapter, which does not change it yet.
 
     B starts at zero and A from ``seed`` (Hu et al. 2021, "LoRA", section 4.1). Raises ConfigError
-    for target modules that the model does not have.
+    for target modules and layers that the model does not have.
     """
     name, layers = type(model).__name__, linear_layers(model)
     if (problem := unknown_targets(name, layers, lora.target_modules)) is not None:
@@ -46,6 +46,7 @@ def attach_lora(model: Any, lora: LoraConfig, seed: int) -> Any:
         lora_dropout=lora.dropout,
         use_rslora=lora.use_rslora,
         target_modules=list(lora.target_modules),
+        layers_to_transform=_numbers_of_layers(model, lora),
         task_type="CAUSAL_LM",
     )
     # PEFT draws A from the global generators, whose state is restored.
@@ -143,7 +144,18 @@ def _configured(peft_model: Any) -> LoraConfig:
         alpha=made.lora_alpha,
         use_rslora=made.use_rslora,
         target_modules=sorted(made.target_modules),
+        last_layers=made.layers_to_transform and len(made.layers_to_transform),
     )
+
+
+def _numbers_of_layers(model: Any, lora: LoraConfig) -> list[int] | None:
+    """The decoder layers that get an adapter, counted from 0; None: all."""
+    if lora.last_layers is None:
+        return None
+    layers = int(model.config.get_text_config().num_hidden_layers)
+    if lora.last_layers > layers:
+        raise ConfigError(f"model.lora.last_layers={lora.last_layers}: the model has {layers}")
+    return list(range(layers - lora.last_layers, layers))
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:

@@ -262,6 +262,8 @@ def _training(exported: Exported) -> Iterator[str]:
     if learner.train == "lora":
         layers = ", ".join(lora.target_modules)
         trained = f"LoRA of rank {lora.rank}, alpha {lora.alpha}, on {layers}"
+        if lora.last_layers is not None:
+            trained += f" of the last {lora.last_layers} layers"
     rows = [
         ("data", _learned(config)[1]),
         ("environments", ", ".join(_environments(config))),

@@ -85,7 +85,7 @@ class ModelShape:
         """Parameters of a LoRA adapter: r (inputs + outputs) per adapted layer (Hu et al. 2021)."""
         per_layer = sum(sum(self.linears.get(name, (0, 0))) for name in set(lora.target_modules))
         head = self.hidden + self.vocab if "lm_head" in lora.target_modules else 0
-        return lora.rank * (self.layers * per_layer + head)
+        return lora.rank * (lora.adapted_layers(self.layers) * per_layer + head)
 
 
 def shape_from_config(name: str, config: Mapping[str, Any]) -> ModelShape | None:

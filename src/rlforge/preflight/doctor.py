@@ -327,5 +327,7 @@ def _unknown_targets(config: PolicyConfig, located: Located) -> str | None:
     """What is wrong with the layers that an adapter names, where it is known."""
     if located.shape is None or config.learner.train != "lora":
         return None
-    shape, targets = located.shape, config.model.lora.target_modules
-    return unknown_targets(shape.name, [*shape.linears, "lm_head"], targets)
+    shape, lora = located.shape, config.model.lora
+    if lora.last_layers is not None and lora.last_layers > shape.layers:
+        return f"model.lora.last_layers={lora.last_layers}: {shape.name} has {shape.layers} layers"
+    return unknown_targets(shape.name, [*shape.linears, "lm_head"], lora.target_modules)

@@ -53,7 +53,7 @@ def version_bytes(job: EngineJob) -> int:
     if job.bf16:
         return job.versions * shape.adapter_parameters(lora) * 4
     changed = sum(i * o for name, (i, o) in shape.linears.items() if name in lora.target_modules)
-    return job.versions * shape.layers * changed * 4
+    return job.versions * lora.adapted_layers(shape.layers) * changed * 4
 
 
 def token_bytes(job: EngineJob) -> int:
