@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -350,6 +351,31 @@ def test_the_critic_starts_at_zero_and_learns_returns(parts):
 
     assert algorithm.critic[0] == [0.0, 0.0, 0.0]
     assert algorithm.critic[-1] == pytest.approx([0.5, -0.5, 0.0], abs=0.1)
+
+
+def test_before_several_steps_critic_and_logprobs_come_from_one_pass(parts):
+    head = {"weight": torch.linspace(-1, 1, 32)[None], "bias": torch.tensor([0.5])}
+    steps = [
+        *parts.random_steps(6),
+        parts.step(prompt_token_ids=(1, 2), token_ids=(), logprobs=()),  # estimated all the same
+        parts.step(prompt_token_ids=(), token_ids=(), logprobs=()),
+        parts.step(prompt_token_ids=tuple(range(1, 20))),  # too long to train on
+    ]
+    estimates, passes = [], []
+    for several, batch in itertools.product(({}, {"optimizer_steps": 2}), (steps, steps[:6])):
+        algorithm, model, scoring = parts.PolicyGradient(values=True), parts.model(), []
+        learner = parts.learner(
+            model, algorithm, initial_value_head=head, max_train_len=14, **several
+        )
+        model.get_decoder().register_forward_pre_hook(
+            lambda *_, scoring=scoring: scoring.append(not torch.is_grad_enabled())
+        )
+        learner.update(parts.batch(batch))
+        estimates += algorithm.critic
+        passes.append(sum(scoring))
+    assert estimates[2] == pytest.approx(estimates[0], abs=1e-5)
+    assert len({round(estimate, 4) for estimate in estimates[0]}) > 6
+    assert passes[1] == passes[3]
 
 
 def test_the_critic_may_start_from_given_weights(parts):

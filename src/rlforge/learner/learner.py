@@ -276,16 +276,19 @@ class Learner:
         rows, total = selection.rows, selection.tokens
         policy, algorithm = self._policy, self._algorithm
         policy.train(False)
-        with watch.phase("targets"):
-            values = policy.values(steps) if algorithm.needs_values else None
-            targets = algorithm.targets(steps, values)
         with watch.phase("scoring"):
-            proximal = torch.zeros(total, device=self._device)
-            if not self._single_step:
+            proximal, values = torch.zeros(total, device=self._device), None
+            if algorithm.needs_values and not self._single_step:
+                proximal, values = policy.logprobs_and_values(rows, total, steps)
+            elif algorithm.needs_values:
+                values = policy.values(steps)
+            elif not self._single_step:
                 proximal = policy.logprobs(rows, total)
             reference = None
             if algorithm.needs_reference:
                 reference = policy.reference_logprobs(rows, total)
+        with watch.phase("targets"):
+            targets = algorithm.targets(steps, values)
         policy.train()
         return UpdateInputs(
             behaviour=self._tensor([logp for turn in selection.turns for logp in turn.behaviour]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +187,23 @@ class Policy:
         return self._all_logprobs(self._scorer, rows, total)
 
     @torch.no_grad()
+    def logprobs_and_values(
+        self, rows: Sequence[Row], total: int, steps: Sequence[Step]
+    ) -> tuple[Tensor, list[float]]:
+        """``logprobs`` of ``rows``, and ``values`` of their ``steps``, from the same passes."""
+        logprobs = torch.zeros(total, device=self._device)
+        values = torch.zeros(len(steps), device=self._device)
+        for part in self.passes(rows):
+            scores = self._scorer.score(part.micro)
+            if part.counts:
+                assert scores.values is not None
+                logprobs[part.micro.flat] = scores.logprobs
+                values[part.micro.steps] = scores.values
+        have = {turn.step for row in rows for turn in row.turns}
+        values = self._ranks.sum_(values)
+        return self._ranks.sum_(logprobs), self._with_rest_of_values(values, steps, have)
+
+    @torch.no_grad()
     def reference_logprobs(self, rows: Sequence[Row], total: int) -> Tensor:
         """The same under the model before training."""
         if self._reference is not None:
@@ -201,19 +218,8 @@ class Policy:
 
         Of a prompt longer than ``max_train_len`` the last tokens are read.
         """
-        limit = self._config.max_train_len or 0
-        prompts = [
-            Row(step=index, prompt=step.prompt_token_ids[-limit:], answer=())
-            for index, step in enumerate(steps)
-            if step.prompt_token_ids
-        ]
-        rows = join_turns(prompts, steps)
-        values = torch.zeros(len(steps), device=self._device)
-        for part in self.passes(rows):
-            computed = self._scorer.values(part.micro)
-            if part.counts:
-                values[part.micro.steps] = computed
-        return self._ranks.sum_(values).tolist()
+        none = torch.zeros(len(steps), device=self._device)
+        return self._with_rest_of_values(none, steps, frozenset())
 
     def save(self, directory: Path | None) -> None:
         """Write adapter or full weights, and the critic if there is one.
@@ -257,6 +263,23 @@ class Policy:
         load_adapter(self._adapter, directory)
         if self.value_head is not None and (directory / VALUE_HEAD).exists():
             load_value_head(self.value_head, directory)
+
+    def _with_rest_of_values(
+        self, known: Tensor, steps: Sequence[Step], have: Collection[int]
+    ) -> list[float]:
+        """``known`` [len(steps)], and the estimates of steps that are not in ``have``."""
+        limit = self._config.max_train_len or 0
+        prompts = [
+            Row(step=index, prompt=step.prompt_token_ids[-limit:], answer=())
+            for index, step in enumerate(steps)
+            if step.prompt_token_ids and index not in have
+        ]
+        values = torch.zeros_like(known)
+        for part in self.passes(join_turns(prompts, steps)) if prompts else ():
+            computed = self._scorer.values(part.micro)
+            if part.counts:
+                values[part.micro.steps] = computed
+        return (known + self._ranks.sum_(values)).tolist()
 
     def _all_logprobs(self, scorer: Scorer, rows: Sequence[Row], total: int) -> Tensor:
         logprobs = torch.zeros(total, device=self._device)

@@ -6,8 +6,8 @@
 ``lr``               learning rate of the policy
 ``nonfinite_steps``  optimizer steps skipped because loss or gradient was not finite
 ``tokens``           answer tokens in the loss
-``seconds``          of the update; ``seconds_targets`` advantages and critic, ``seconds_scoring``
-                     log-probs before the update, ``seconds_gradient``, ``seconds_optimizer``
+``seconds``          of the update; ``seconds_scoring`` critic and log-probs before the update,
+                     ``seconds_targets`` advantages, ``seconds_gradient``, ``seconds_optimizer``
 ``tokens_per_s``     prompt and answer tokens trained per second of the whole update
 ``tflops``           10^12 operations of the model a second; ``mfu`` as a share of the card's peak,
                      where that is known
