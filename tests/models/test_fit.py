@@ -240,7 +240,6 @@ def test_training_refuses_an_initial_adapter_that_differs_and_names_the_key(
         ("lora_bias", True),
         ("modules_to_save", ["lm_head"]),
         ("layers_to_transform", 0),
-        ("layers_to_transform", [1]),
         ("exclude_modules", ["down_proj"]),
         ("layer_replication", [[0, 2], [1, 2]]),
         ("fan_in_fan_out", True),
@@ -257,6 +256,14 @@ def test_training_refuses_what_is_more_than_plain_lora_by_its_name(
     _describe(path, **{setting: value})
     message = re.escape(f"{path} has {setting}={value!r}, and the learner trains LoRA without")
     with pytest.raises(ConfigError, match=f"{message}.* merge_and_unload"):
+        check_initial_adapter(path, _training(model), "small")
+
+
+def test_training_refuses_an_adapter_of_other_layers_by_their_number(
+    model: ModelConfig, adapter: Callable[..., Path]
+) -> None:
+    path = adapter(layers_to_transform=[1])
+    with pytest.raises(ConfigError, match=r"model\.lora\.last_layers 1 against None"):
         check_initial_adapter(path, _training(model), "small")
 
 

@@ -90,7 +90,10 @@ def untrainable(described: Mapping[str, Any], lora: LoraConfig, base: str = "") 
 
     described: as ``read_adapter`` returns it. base: the base model; empty: not compared.
     """
-    kind, beyond = described["peft_type"], settings_beyond(described, ("layers_to_transform",))
+    layers = described.get("layers_to_transform")
+    of_last = isinstance(layers, list)  # as ``model.lora.last_layers`` makes them
+    kind = described["peft_type"]
+    beyond = settings_beyond(described, ("layers_to_transform",) if of_last else ())
     if kind != "LORA" or beyond:
         what = ", ".join(beyond) or f"peft_type={kind!r}"
         return f"has {what}, {_MERGE.format('the learner trains')}"
@@ -104,11 +107,7 @@ def untrainable(described: Mapping[str, Any], lora: LoraConfig, base: str = "") 
             sorted(targets) if isinstance(targets, list) else targets,
             sorted(lora.target_modules),
         ),
-        (
-            "model.lora.last_layers",
-            described.get("layers_to_transform") and len(described["layers_to_transform"]),
-            lora.last_layers,
-        ),
+        ("model.lora.last_layers", len(layers) if layers else None, lora.last_layers),
         ("base model", base and _last_part(str(theirs)), _last_part(base)),
     ]
     different = [
