@@ -72,7 +72,8 @@ def configured(model: Path, turns: int, games: int) -> RunConfig:
             f"model.name={model}",
             "model.prompt_template=default",
             "engine=transformers",
-            f"engine.max_parallel_seq={games}",
+            # Of the longest episodes some are kept while as many run.
+            f"engine.max_parallel_seq={2 * games}",
             f"engine.max_model_len={length}",
             f"engine.max_tokens={ANSWER}",
             "rewards=none",
