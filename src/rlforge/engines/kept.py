@@ -24,7 +24,7 @@ _FACTOR = 0xD1342543DE82EF95
 #: Fewest tokens that a shared beginning saves, and most beginnings that are kept.
 LEAST_SHARED, MOST_SHARED = 16, 8
 #: A beginning is kept where at least this share of a batch's prompts has it.
-_COMMON = 1 / 8
+_LEAST_SHARE = 1 / 8
 
 _NOTHING: tuple[Row, int] = ((), 0)
 
@@ -120,7 +120,7 @@ class SharedBeginnings:
 
     Those not used for longest make room for others.
 
-    Example: three prompts with the same rules of 20 tokens; the third request reads one token:
+    Example: prompts with the same rules of 20 tokens; once these are kept, others read one token:
         >>> shared, step = SharedBeginnings(), PolicyKey("step-1", "checkpoints/step-1")
         >>> prompts = [(*range(20), 30 + number) for number in range(4)]
         >>> shared.learn(prompts)
@@ -164,9 +164,11 @@ class SharedBeginnings:
         candidates = {one[: _common(one, other)] for one, other in pairwise(long)}
         saved: dict[tuple[int, ...], int] = {}
         for beginning in candidates:
+            if len(beginning) - self._known(beginning) < LEAST_SHARED:
+                continue  # most, once the rules are known: each prompt would be compared with each
             have = [prompt for prompt in long if _begins(prompt, beginning)]
             gain = len(beginning) - self._known(have[0]) if have else 0
-            if gain >= LEAST_SHARED and len(have) >= max(2, _COMMON * len(prompts)):
+            if gain >= LEAST_SHARED and len(have) >= max(2, _LEAST_SHARE * len(prompts)):
                 saved[beginning] = gain * (len(have) - 1)
         if saved:
             self._rows[max(saved, key=lambda beginning: saved[beginning])] = {}
