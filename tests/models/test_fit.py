@@ -254,7 +254,9 @@ def test_training_refuses_what_is_more_than_plain_lora_by_its_name(
 ) -> None:
     path = adapter()
     _describe(path, **{setting: value})
-    message = re.escape(f"{path} has {setting}={value!r}, and the learner trains LoRA without")
+    message = re.escape(
+        f"{path}: the adapter has {setting}={value!r}, and the learner trains LoRA without"
+    )
     with pytest.raises(ConfigError, match=f"{message}.* merge_and_unload"):
         check_initial_adapter(path, _training(model), "small")
 
@@ -318,7 +320,7 @@ def test_an_adapter_that_no_engine_computes_as_peft_does_is_refused_by_name(
 def test_training_refuses_a_missing_or_damaged_initial_adapter(
     model: ModelConfig, adapter: Callable[..., Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"no adapter in .*nowhere"):
+    with pytest.raises(ConfigError, match=r"learner\.initial_adapter=.*nowhere: no adapter there"):
         check_initial_adapter(tmp_path / "nowhere", _training(model), "small")
     path = adapter()
     (path / "adapter_config.json").write_text("{")

@@ -116,6 +116,7 @@ def test_other_models_have_no_value_head(local_model: ModelConfig) -> None:
     [
         (ModelConfig(kind="hf", name="org/absent"), "not on this machine.*model=tiny"),
         (ModelConfig(kind="hf", name="not an id!"), "no Hugging Face id"),
+        (ModelConfig(kind="hf", name="/nowhere/model"), "=/nowhere/model: there is no such"),
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_named(config: ModelConfig, message: str) -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
+from rlforge.models.products import linear
 from rlforge.system.limits import merging_lora_pays
 
 
@@ -162,7 +163,7 @@ def _merged_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     (name,) = layer.lora_A
     product = layer.lora_B[name].weight @ layer.lora_A[name].weight
     weight = torch.add(base.weight, product, alpha=layer.scaling[name])
-    return nn.functional.linear(x, weight, base.bias)
+    return linear(x, weight, base.bias)
 
 
 def _fused_forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

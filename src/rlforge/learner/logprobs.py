@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from rlforge.models.products import fast_products
 from rlforge.types import value
 
 
@@ -160,7 +161,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         entropies = torch.empty_like(logprobs) if entropy else logprobs.new_empty(0)
         ctx.head, ctx.entropy = head, entropy
         head = head.cast()
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(hidden.device.type, enabled=False), fast_products(head.weight):
             for part in _parts(token_ids, head.chunk):
                 logits = head.logits(hidden[part])
                 normalisers[part] = logits.logsumexp(-1)
@@ -182,7 +183,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(head.weight, dtype=torch.float32) if wants_weight else None
         grad_bias = normalisers.new_zeros(len(head.weight)) if wants_bias else None
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(hidden.device.type, enabled=False), fast_products(head.weight):
             for part in _parts(token_ids, head.chunk):
                 logits = head.logits(hidden[part])
                 slope = head.reading.cap_slope(logits)

@@ -29,6 +29,7 @@ from rlforge.learner.weights import (
     save_value_head,
 )
 from rlforge.models.files import VALUE_HEAD
+from rlforge.models.products import speed_up_linear_layers
 from rlforge.types import Step, value
 
 #: Mean tokens of a row from which packing pays without a variable-length kernel.
@@ -191,17 +192,10 @@ class Policy:
         self, rows: Sequence[Row], total: int, steps: Sequence[Step]
     ) -> tuple[Tensor, list[float]]:
         """``logprobs`` of ``rows``, and ``values`` of their ``steps``, from the same passes."""
-        logprobs = torch.zeros(total, device=self._device)
         values = torch.zeros(len(steps), device=self._device)
-        for part in self.passes(rows):
-            scores = self._scorer.score(part.micro)
-            if part.counts:
-                assert scores.values is not None
-                logprobs[part.micro.flat] = scores.logprobs
-                values[part.micro.steps] = scores.values
+        logprobs = self._all_logprobs(self._scorer, rows, total, values)
         have = {turn.step for row in rows for turn in row.turns}
-        values = self._ranks.sum_(values)
-        return self._ranks.sum_(logprobs), self._with_rest_of_values(values, steps, have)
+        return logprobs, self._with_rest_of_values(self._ranks.sum_(values), steps, have)
 
     @torch.no_grad()
     def reference_logprobs(self, rows: Sequence[Row], total: int) -> Tensor:
@@ -281,12 +275,18 @@ class Policy:
                 values[part.micro.steps] = computed
         return (known + self._ranks.sum_(values)).tolist()
 
-    def _all_logprobs(self, scorer: Scorer, rows: Sequence[Row], total: int) -> Tensor:
+    def _all_logprobs(
+        self, scorer: Scorer, rows: Sequence[Row], total: int, values: Tensor | None = None
+    ) -> Tensor:
+        """Log-probs [total] of all answer tokens; this rank's estimates go into ``values``."""
         logprobs = torch.zeros(total, device=self._device)
         for part in self.passes(rows):
             scores = scorer.score(part.micro)
             if part.counts:
                 logprobs[part.micro.flat] = scores.logprobs
+                if values is not None:
+                    assert scores.values is not None
+                    values[part.micro.steps] = scores.values
         return self._ranks.sum_(logprobs)
 
 
@@ -296,6 +296,7 @@ def _attach_adapter(spec: PolicySpec) -> Any:
     adapter = attach_lora(spec.model, spec.lora, spec.seed)
     merge_small_lora(adapter)
     fuse_lora_add(adapter)
+    speed_up_linear_layers(adapter)
     if dtype == torch.bfloat16:
         skip_input_casts(adapter)
     return adapter

@@ -239,9 +239,12 @@ def check_initial_adapter(path: Path, config: ModelConfig, base: str) -> None:
     """
     file = path / ADAPTER_CONFIG
     if not file.is_file():
-        raise ConfigError(f"no adapter in {path}: {ADAPTER_CONFIG} is missing")
+        raise ConfigError(
+            f"learner.initial_adapter={path}: no adapter there, {ADAPTER_CONFIG} is missing; name "
+            "a run of rlforge sft or train, or the folder of an adapter"
+        )
     if (problem := untrainable(read_adapter(path), config.lora, base)) is not None:
-        raise ConfigError(f"the adapter in {path} {problem}")
+        raise ConfigError(f"learner.initial_adapter={path}: the adapter {problem}")
 
 
 def check_model_fits(path: Path, config: ModelConfig, *, same_shapes: bool = False) -> None:

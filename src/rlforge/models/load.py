@@ -51,7 +51,23 @@ def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.inf
                 )
             raise ConfigError(f"model.name {config.name} is a directory without {MODEL_CONFIG}")
         return str(folder)
-    return config.name
+    return _hub_id(config.name)
+
+
+def _hub_id(name: str) -> str:
+    """``name`` if it can be the id of a model on the Hugging Face hub; ConfigError otherwise."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    if name.startswith(("/", "./", "../", "~")):
+        raise ConfigError(f"model.name={name}: there is no such directory")
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ConfigError(
+            f"model.name={name} is no directory and no Hugging Face id: {error}"
+        ) from error
+    return name
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
@@ -85,10 +101,14 @@ def load_base_model(config: ModelConfig, device: torch.device, dtype: torch.dtyp
     """
     from transformers import AutoModelForCausalLM
 
+    from rlforge.models.products import speed_up_linear_layers
+
     model = _load(config, AutoModelForCausalLM.from_pretrained, dtype=dtype)
     # Adapters record the name of their base, not the path of a copy in some cache.
     model.name_or_path = model.config._name_or_path = resolve_model(config)
-    return model.to(device).eval()
+    model.to(device).eval()
+    speed_up_linear_layers(model)
+    return model
 
 
 def load_model_config(config: ModelConfig) -> Any:
@@ -156,14 +176,10 @@ def _where(source: str) -> str:
     Raises ConfigError when there is no such copy.
     """
     from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
 
     if Path(source).is_dir() or hub_is_reachable():
         return source
-    try:
-        cached = try_to_load_from_cache(source, MODEL_CONFIG)
-    except HFValidationError as error:
-        raise ConfigError(f"model.name {source!r} is no Hugging Face id: {error}") from error
+    cached = try_to_load_from_cache(source, MODEL_CONFIG)
     if not isinstance(cached, str):
         raise ConfigError(
             f"model.name {source!r} is not on this machine, and the Hugging Face hub cannot be "
