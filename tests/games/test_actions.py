@@ -33,6 +33,8 @@ BRACKETED = ("[0]", "[1]")
         ("bracket", "[col 3] []", "[col 3]"),
         ("last_line", "I think.\n\n[7]\n  \n", "[7]"),
         ("last_line", "I think.\ncheck", "[check]"),
+        ("number", "Not 3: square 7.", "[7]"),
+        ("number", "[col 5]", "[5]"),
         ("raw", "  [7]\n", "[7]"),
         ("raw", "hello", "hello"),
     ],
@@ -55,6 +57,7 @@ def test_the_final_action_is_found(name, text, action):
         ("bracket", "[4"),
         ("bracket", "[ ]"),
         ("last_line", " \n "),
+        ("number", "the centre"),
         ("raw", " "),
     ],
 )
@@ -71,7 +74,7 @@ def test_brackets_are_added_unless_the_game_writes_actions_without():
     assert extract("last_line", "north", ("north", "south")).action == "north"
 
 
-@pytest.mark.parametrize("name", EXTRACTIONS.names())
+@pytest.mark.parametrize("name", [name for name in EXTRACTIONS.names() if name != "number"])
 @pytest.mark.parametrize(
     ("source", "env_id"),
     [
@@ -90,6 +93,14 @@ def test_an_action_is_written_as_it_is_read(name, source, env_id):
     assert legal
     assert [extractor.read(extractor.write(action)) for action in legal] == list(legal)
     assert [extract(name, extractor.write(a), legal).action for a in legal] == list(legal)
+
+
+@pytest.mark.parametrize("env_id", ["TicTacToe-v0-train", "SimpleTak-v0-train"])
+def test_a_number_stands_for_the_action_with_that_number(env_id):
+    legal = make_game(EnvSpec(id=env_id), 1).view().legal_actions
+    write = EXTRACTIONS.find("number").write
+    assert [write(action) for action in legal] == [str(cell) for cell in range(len(legal))]
+    assert [extract("number", write(a), legal).action for a in legal] == list(legal)
 
 
 @given(st.lists(st.sampled_from(["\\boxed{", "{", "}", "[4]", " ", "\\text{"]), max_size=30))
@@ -152,5 +163,5 @@ def test_a_text_without_the_format_counts_as_an_invalid_move(env_id):
 def test_an_unknown_extraction_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="did you mean boxed"):
         EXTRACTIONS.find("box")
-    with pytest.raises(ConfigError, match="there are boxed, bracket, last_line, raw"):
+    with pytest.raises(ConfigError, match="there are boxed, bracket, last_line, number, raw"):
         extract("xyz", "")

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -107,6 +108,7 @@ def test_the_answer_is_asked_for_in_the_way_it_is_read(tokenizer, view, template
     assert [name for name, text in asked.items() if r"\boxed{}" in text] == ["boxed"]
     assert "square brackets" in asked["bracket"]
     assert "last line" in asked["last_line"]
+    assert "number" in asked["number"]
 
 
 def test_the_board_template_is_the_board_alone(tokenizer, view):
@@ -194,7 +196,9 @@ def test_a_grid_shows_the_squares_from_the_side_of_the_player_to_move(name):
     game.step(first.legal_actions[0])
     view = game.view()
     form = Template(user="{grid}")
-    before, after = (form.messages(each, "")[0]["content"].split() for each in (first, view))
+    before, after = (
+        re.split(r"[|\n]", form.messages(each, "")[0]["content"]) for each in (first, view)
+    )
     assert before == [str(number) for number in range(view.grid.rows * view.grid.cols)]
     [played] = [cell for cell, mark in enumerate(after) if mark != str(cell)]
     assert after[played] == "O"

@@ -44,6 +44,10 @@ def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPa
         (["env.train=[]"], r"env\.train=\[\] .*at least 1 entry"),
         (["env.train.0.prompt_template=qwen"], r"prompt_template=qwen.*qwen3-zs"),
         (["env.train.0.action_extraction=boxd"], r"action_extraction=boxd.*boxed"),
+        (
+            ["env=kuhn", "env.train.0.action_extraction=number"],
+            r"env\.train\.0\.action_extraction=number.*cannot read the action \[check\]",
+        ),
         (["env.train=[{id: Nim-v0-train}]"], r"env\.train\.0\.id=Nim.*no compact board"),
         (["env.train.0.weight=0"], r"weight=0.*above 0"),
         (["pool=fixed", "pool.fixed_opponents=[random_leagl]"], r"did you mean random_legal"),

@@ -33,7 +33,7 @@ class Extractor:
     read: the action in a text, None without one. request: asks for answers of that form, at the
     end of prompts. feedback: for the player whose answer had no action. adds_brackets: whether
     brackets are added where a game writes actions in them and ``read`` returns none. write: an
-    action as an answer of this form has it, so that ``read(write(action))`` is the action.
+    action as an answer of this form has it, so that ``extract`` finds the action in it.
 
     Example:
         >>> shout = Extractor(
@@ -112,6 +112,12 @@ def _last_line(text: str) -> str | None:
     return lines[-1].strip() if lines else None
 
 
+def _number(text: str) -> str | None:
+    """The last whole number."""
+    found = re.findall(r"\d+", text)
+    return found[-1] if found else None
+
+
 def _raw(text: str) -> str | None:
     """The whole text, for players that answer with an action and nothing else."""
     return text.strip() or None
@@ -138,6 +144,12 @@ LAST_LINE = Extractor(
         "on the last line."
     ),
     feedback="Your last answer was empty.",
+)
+NUMBER = Extractor(
+    read=_number,
+    request="Think it through step by step, then end with the number of your final action.",
+    feedback="Your last answer had no number.",
+    write=lambda action: _number(action) or action,
 )
 RAW = Extractor(
     read=_raw,

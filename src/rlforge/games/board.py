@@ -61,20 +61,22 @@ def grid_text(grid: Grid) -> str:
     """A row of squares a line: X of the player to move, O of the opponent, a free square's number.
 
     For language models, whose tokenizers have a token for each, unlike for the compact board's
-    words. Numbers count row by row from 0, as in the actions of TicTacToe and SimpleTak.
+    words; bars keep letters of neighbours from becoming one token, so that a square is always at
+    the same place of the prompt. Numbers count row by row from 0, as in the actions of TicTacToe
+    and SimpleTak.
 
     Example:
         >>> print(grid_text(Grid(game="tictactoe", rows=3, cols=3, me=0b1, op=0b10000)))
-        X 1 2
-        3 O 5
-        6 7 8
+        X|1|2
+        3|O|5
+        6|7|8
     """
     cells = [
         "X" if grid.me >> cell & 1 else "O" if grid.op >> cell & 1 else str(cell)
         for cell in range(grid.rows * grid.cols)
     ]
     rows = (cells[at : at + grid.cols] for at in range(0, len(cells), grid.cols))
-    return "\n".join(" ".join(row) for row in rows)
+    return "\n".join("|".join(row) for row in rows)
 
 
 def hand_board(hand: Hand, legal_actions: Sequence[str]) -> str:

@@ -16,6 +16,8 @@ from rlforge.config.schema import (
 )
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, RunError
+from rlforge.games.actions import extract
+from rlforge.games.base import View
 from rlforge.games.originals import OneTurn
 from rlforge.games.players import check_player
 from rlforge.games.prompts import Prompter
@@ -127,11 +129,13 @@ def _check_envs(composed: Composed[GamesConfig]) -> None:
                 check_env(spec)
             except ConfigError as error:
                 raise composed.error(f"{key}.id", str(error)) from None
-            _check_templates(composed, key, spec)
+            view = make_game(spec, seed=0).view()
+            _check_templates(composed, key, spec, view)
+            _check_extraction(composed, key, spec, view)
 
 
-def _check_templates(composed: Composed[GamesConfig], key: str, spec: EnvSpec) -> None:
-    """Refuse templates that need what the game has not: a board, or single turns."""
+def _check_templates(composed: Composed[GamesConfig], key: str, spec: EnvSpec, view: View) -> None:
+    """Refuse templates that need what the game, seen first as ``view``, has not: a board, turns."""
     prompter = Prompter(None, composed.config.prompts)
     for name in (spec.prompt_template, spec.api_prompt_template):
         template = prompter.template(name)
@@ -140,11 +144,25 @@ def _check_templates(composed: Composed[GamesConfig], key: str, spec: EnvSpec) -
                 "env.context",
                 f"prompt_template={name} writes one turn, and no conversation; use context=turn",
             )
-        if lacking := template.lacks(make_game(spec, seed=0).view()):
+        if lacking := template.lacks(view):
             raise composed.error(
                 f"{key}.id",
                 f"has no {lacking} for prompt_template={name}, which shows it (as the tiny "
                 "model's does); choose another game, or another model and template",
+            )
+
+
+def _check_extraction(composed: Composed[GamesConfig], key: str, spec: EnvSpec, view: View) -> None:
+    """Refuse an extraction that finds a legal action of ``view`` in no answer."""
+    name, legal = spec.action_extraction, view.legal_actions
+    write = getattr(EXTRACTIONS.find(name), "write", str)
+    # An extraction that does not say how its answers are written cannot be tried.
+    for action in (legal or ()) if write is not str else ():
+        if extract(name, write(action), legal).action != action:
+            raise composed.error(
+                f"{key}.action_extraction",
+                f"action_extraction={name} cannot read the action {action} of {spec.id}; choose "
+                "another one",
             )
 
 
