@@ -310,7 +310,8 @@ def test_an_initial_adapter_of_another_kind_starts_nothing(
         "train", "+experiment=tictactoe_mirror", *model, "learner.initial_adapter=adapter"
     )
     assert answer.code == 2
-    assert "the adapter in adapter does not fit the configuration: model.lora.rank 4" in answer.err
+    assert "initial_adapter=adapter: the adapter does not fit the configuration" in answer.err
+    assert "model.lora.rank 4" in answer.err
     assert answer.err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
 

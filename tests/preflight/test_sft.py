@@ -45,7 +45,6 @@ def test_what_can_run_passes(lines: tuple[str, ...]) -> None:
         (("data.players=['openai:gpt-5']",), r"data\.players=.*OPENAI_API_KEY"),
         (("data=random_legal", "data.answer='{action} [x]'"), r"data\.answer=.*not read as \["),
         (("data=random_legal", "algorithm=ppo"), r"algorithm\.name=ppo.*algorithm=supervised"),
-        (("data=random_legal", "env.context=conversation"), r"env\.context=conv.*single turns"),
         (("data.run=nowhere",), r"data\.run=nowhere.*no run directory"),
         (("data.file=nowhere",), r"data\.file=nowhere.*no such file"),
         (("data=random_legal", "algorithm.kl.coef=0.1"), r"algorithm\.kl\.coef=0\.1"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,13 @@ import pytest
 from tests.chat_server import ChatHandler, completion, serving
 
 from rlforge.config.compose import to_yaml
-from rlforge.config.schema import EnvConfig, EnvEntry, ModelConfig, RunConfig
+from rlforge.config.schema import EngineConfig, EnvConfig, EnvEntry, ModelConfig, RunConfig
 from rlforge.config.sft import DataConfig, SftConfig
 from rlforge.errors import RunError
 from rlforge.games.actions import extract
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
+from rlforge.learner.batching import Row, join_turns
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout.demonstrations import demonstration_games, load_samples, make_samples
 from rlforge.tracking.game_files import GameWriter, read_games
@@ -104,6 +107,43 @@ async def test_answers_have_the_form_and_the_end_of_the_models_turn(
     assert step.logprobs == (0.0,) * len(step.token_ids)
 
 
+async def test_in_conversations_a_players_turns_continue_each_other_as_in_play(
+    chat_model: ModelConfig, tmp_path: Path
+) -> None:
+    talking = config(chat_model)
+    talking.env = dataclasses.replace(TICTACTOE, context="conversation")
+    talking.engine = EngineConfig(max_model_len=4096)
+    made = await samples(talking, tmp_path)
+    tokenizer = load_tokenizer(chat_model)
+    players: dict[tuple[str, int], list[Step]] = {}
+    for step in made:
+        players.setdefault((step.game_id, step.player_id), []).append(step)
+    assert len(players) == 2 * 12
+    for steps in players.values():
+        assert [step.turn_index for step in steps] == list(range(len(steps)))
+        for before, after in itertools.pairwise(steps):
+            known = (*before.prompt_token_ids, *before.token_ids)
+            assert after.prompt_token_ids[: len(known)] == known
+            news = tokenizer.decode(after.prompt_token_ids[len(known) :])
+            assert news.startswith("\n<|im_start|>user\n")
+            assert "Available Moves" in news
+            assert "Your goal" not in news  # the rules are said once
+    rows = [
+        Row(step=index, prompt=step.prompt_token_ids, answer=step.token_ids)
+        for index, step in enumerate(made)
+    ]
+    assert len(join_turns(rows, made)) == len(players)
+
+
+async def test_a_conversation_ends_with_an_answer_that_cannot_be_given(
+    tiny: ModelConfig, tmp_path: Path
+) -> None:
+    talking = config(tiny, answer="As [x] says, {action}")
+    talking.env = dataclasses.replace(TICTACTOE, context="conversation")
+    with pytest.raises(RunError, match=r"24 not read as their action"):
+        await make_samples(talking, tmp_path, lambda text: None)
+
+
 async def test_answers_that_the_model_cannot_give_are_left_out(
     chat_model: ModelConfig, tiny: ModelConfig, tmp_path: Path
 ) -> None:
@@ -131,6 +171,29 @@ async def test_only_the_asked_for_outcomes_and_players_are_learned_from(
     none = config(tiny, min_reward=1.5)
     with pytest.raises(RunError, match="by outcome"):
         await make_samples(none, tmp_path / "none", lambda text: None)
+
+
+async def test_only_the_last_turns_are_learned_from_where_so_asked(
+    chat_model: ModelConfig, tmp_path: Path
+) -> None:
+    def longest(steps: Iterable[Step]) -> dict[tuple[str, int], list[int]]:
+        turns: dict[tuple[str, int], list[int]] = {}
+        for step in steps:
+            turns.setdefault((step.game_id, step.player_id), []).append(step.turn_index)
+        return turns
+
+    for context in ("turn", "conversation"):
+        playing = config(chat_model)
+        playing.env = dataclasses.replace(TICTACTOE, context=context)
+        playing.engine = EngineConfig(max_model_len=4096)
+        every = await samples(playing, tmp_path / f"all-{context}")
+        playing.data = dataclasses.replace(playing.data, last_turns=2)
+        last = await samples(playing, tmp_path / f"last-{context}")
+        assert longest(last) == {key: turns[-2:] for key, turns in longest(every).items()}
+        prompts = {(s.game_id, s.player_id, s.turn_index): s.prompt_token_ids for s in every}
+        assert all(
+            prompts[s.game_id, s.player_id, s.turn_index] == s.prompt_token_ids for s in last
+        )
 
 
 def test_line_ups_are_equally_frequent_and_follow_from_the_seed(tiny: ModelConfig) -> None:
@@ -201,6 +264,11 @@ async def test_a_runs_own_answers_are_taken_token_by_token(
         if turn.player_id == 0 and place != 2
     }
     assert {(s.game_id, s.prompt_token_ids, s.token_ids) for s in made} == expected
+    ends = config(tiny, players=[], run=str(run), last_turns=1)
+    lengths = {r.spec.game_id: sum(turn.player_id == 0 for turn in r.turns) for r in records}
+    last = {s.game_id: s.turn_index for s in await samples(ends, tmp_path / "ends")}
+    assert last.items() <= {game: number - 1 for game, number in lengths.items()}.items()
+    assert len(last) >= len(records) - 1
     won = config(tiny, players=[], run=str(run), keep="wins")
     if any(record.rewards[0] > 0 for record in records):
         assert {s.raw_reward for s in await samples(won, tmp_path / "won")} == {1.0}

@@ -223,6 +223,11 @@ class EngineConfig(Group):
     #: Settings of vLLM.
     vllm: VllmConfig = field(default_factory=VllmConfig)
 
+    @property
+    def prompt_room(self) -> int:
+        """Tokens of the longest prompt that an answer of ``max_tokens`` can follow."""
+        return max(1, self.max_model_len - self.max_tokens)
+
     def sampling(
         self,
         stop_token_ids: Sequence[int],

@@ -41,6 +41,9 @@ class DataConfig(Group):
     keep: Literal["all", "wins", "wins_and_draws"] = "all"
     #: Least reward of the game for the player that answered; null: any.
     min_reward: float | None = None
+    #: Learn only so many last turns of each player in a game, which lead to its outcome most
+    #: directly; null: all.
+    last_turns: Count | None = None
     #: Use equal pairs of prompt and answer once.
     unique: bool = False
     #: Most samples to learn from, drawn at random; null: all.

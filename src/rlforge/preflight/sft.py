@@ -43,12 +43,6 @@ def check_sft(composed: Composed[SftConfig], *, keys: bool = True) -> None:
 
 def _check_players(composed: Composed[SftConfig], *, keys: bool) -> None:
     config, envs = composed.config, train_envs(composed.config)
-    if config.data.players and config.env.context != "turn":
-        raise composed.error(
-            "env.context",
-            "the answers of data.players are learned as single turns; use env.context=turn, or "
-            "learn from recorded conversations with data.run=RUN",
-        )
     check_opponents(composed, "data.players", config.data.players, envs, keys=keys)
     for name in config.data.players:
         if parse_opponent(name).kind == "checkpoint":

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rlforge.games.base import View
 from rlforge.games.markup import Message, Prompt
 from rlforge.games.prompts import Prompter
-from rlforge.types import Completion, value
+from rlforge.types import Completion, EnvSpec, value
 
 
 @value
@@ -102,6 +102,20 @@ class Conversation:
         rest = self._prompter.ids(prompt.after(end))
         closed = answer.finish_reason == "stop" and rest[:1] == answer.token_ids[-1:]
         return (*last.token_ids, *answer.token_ids, *(rest[1:] if closed else rest))
+
+
+def conversation_in(
+    env: EnvSpec, prompter: Prompter, template: str, extraction: str, room: int | None = None
+) -> Conversation | None:
+    """A seat's conversation in a game of ``env``; None where each turn is asked alone.
+
+    room: as of ``Conversation``, used where ``env`` drops the oldest turns.
+    """
+    if env.context == "turn":
+        return None
+    return Conversation(
+        prompter, template, extraction, room if env.overflow == "drop_oldest" else None
+    )
 
 
 def _without_older_half(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -12,8 +12,6 @@ from rlforge.config.plugins import EXTRACTIONS
 from rlforge.config.schema import ModelConfig
 from rlforge.config.sft import ACTION
 from rlforge.errors import ConfigError
-from rlforge.games.actions import extract
-from rlforge.games.base import View
 from rlforge.games.encoding import Encoder
 from rlforge.games.markup import Prompt, by_chat_template, chat_markup
 from rlforge.models.load import stop_token_ids
@@ -55,10 +53,10 @@ class AnswerEncoder:
         """The ids of a prompt; only its markup becomes control tokens."""
         return self._encoder.encode(prompt)
 
-    def action(self, ids: Sequence[int], extraction: str, view: View) -> str:
-        """The action that is read from an answer; empty where it holds none."""
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return extract(extraction, text, view.legal_actions).action
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of an answer, as an engine gives it."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return text
 
 
 def written(template: str, extraction: str, action: str) -> str:

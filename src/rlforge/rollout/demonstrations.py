@@ -25,6 +25,7 @@ from rlforge.games.prompts import Prompter
 from rlforge.league.names import parse_opponent
 from rlforge.models.load import load_tokenizer
 from rlforge.rollout.collector import Collector
+from rlforge.rollout.conversation import conversation_in
 from rlforge.rollout.datasets import AnswerEncoder, sample_files, samples_of_file, written
 from rlforge.rollout.episode import Answer
 from rlforge.rollout.lineup import train_envs
@@ -214,20 +215,39 @@ def _answers(
 ) -> Iterator[Step]:
     """The legal answers of imitated players, in the form that the run's model is asked for.
 
-    One whose tokens are not read as its action, as where a token ends it too early, is empty.
+    One whose tokens are not read as its action, as where a token ends it too early, is empty. A
+    conversation cannot go on from it, nor from an answer that is not legal: it ends there.
     """
     env, data = record.spec.env, config.data
-    turns: Counter[int] = Counter()
-    for turn, view in zip(record.turns, views, strict=True):
-        index, turns[turn.player_id] = turns[turn.player_id], turns[turn.player_id] + 1
-        player = record.spec.seats[turn.player_id].policy
-        if not _is_good(turn) or player.uid not in (data.imitate or data.players):
+    form = env.prompt_template, env.action_extraction
+    for seat in record.spec.seats:
+        if seat.policy.uid not in (data.imitate or data.players):
             continue
-        prompt, ids = prompter.encode(env.prompt_template, view, env.action_extraction)
-        text = said(turn, env, data.answer, view)
-        tokens = encoder.answer(text, after=prompt)
-        read = encoder.action(tokens, env.action_extraction, view) == turn.action
-        yield sample(record, turn, index, ids, tokens if read else ())
+        chat = conversation_in(env, prompter, *form, config.engine.prompt_room)
+        pairs = zip(record.turns, views, strict=True)
+        own = [(turn, view) for turn, view in pairs if turn.player_id == seat.player_id]
+        first = _first_learned(len(own), data)
+        for index, (turn, view) in enumerate(own):
+            if chat is None and (index < first or not _is_good(turn)):
+                continue
+            if not _is_good(turn):
+                break
+            question = None if chat is None else chat.ask(view)
+            prompt, ids = (
+                prompter.encode(form[0], view, form[1])
+                if question is None
+                else (question.prompt.text, question.token_ids)
+            )
+            tokens = encoder.answer(said(turn, env, data.answer, view), after=prompt)
+            text = encoder.text(tokens)
+            read = extract(form[1], text, view.legal_actions).action == turn.action
+            if index >= first:
+                yield sample(record, turn, index, ids, tokens if read else ())
+            if chat is None or question is None:
+                continue
+            if not read:
+                break
+            chat.add(question, Completion(text=text, token_ids=tokens, finish_reason="stop"))
 
 
 def said(turn: Turn, env: EnvSpec, template: str, view: View) -> str:
@@ -273,11 +293,14 @@ def _of_run(run: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[Ste
     for record in read_games(run):
         if record.error is not None:
             continue
+        numbers = Counter(turn.player_id for turn in record.turns)
         turns: Counter[int] = Counter()
         for turn in record.turns:
             index, turns[turn.player_id] = turns[turn.player_id], turns[turn.player_id] + 1
             answer = turn.completion
             if not answer.token_ids or not _is_good(turn) or answer.finish_reason != "stop":
+                continue
+            if index < _first_learned(numbers[turn.player_id], data):
                 continue
             if _counts(record, turn.player_id, data, left_out):
                 yield sample(record, turn, index, answer.prompt_token_ids, answer.token_ids)
@@ -289,6 +312,11 @@ def _of_run(run: Path, data: DataConfig, left_out: Counter[str]) -> Iterator[Ste
 def _is_good(turn: Turn) -> bool:
     """Whether it is an answer to learn: of the asked-for form, with a legal action."""
     return turn.legal and turn.well_formed
+
+
+def _first_learned(turns: int, data: DataConfig) -> int:
+    """The index of the first of a player's ``turns`` that is learned from."""
+    return 0 if data.last_turns is None else max(0, turns - data.last_turns)
 
 
 def _counts(record: GameRecord, player: int, data: DataConfig, left_out: Counter[str]) -> bool:

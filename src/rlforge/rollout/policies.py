@@ -13,7 +13,7 @@ from rlforge.games.base import View
 from rlforge.games.markup import Tokenizer
 from rlforge.games.players import Player, make_player
 from rlforge.games.prompts import Prompter
-from rlforge.rollout.conversation import Conversation
+from rlforge.rollout.conversation import Conversation, conversation_in
 from rlforge.rollout.episode import Answer
 from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, SamplingParams, Seat
 
@@ -40,21 +40,11 @@ class ModelPlayers:
     def at_seat(self, seat: Seat, env: EnvSpec, temperature: float) -> ModelSeat:
         """The model at a seat of one game of ``env``."""
         settings = self._settings
-        room = max(1, settings.max_model_len - settings.max_tokens)
-        chat = _conversation(self.prompter, seat, env, room)
+        template, extraction = seat.prompt_template, seat.action_extraction
+        chat = conversation_in(env, self.prompter, template, extraction, settings.prompt_room)
         number = None if chat is None else next(self._numbers)
         params = settings.sampling(self._stop, temperature=temperature, conversation=number)
         return ModelSeat(self.prompter, self._engine, params, seat, chat)
-
-
-def _conversation(
-    prompter: Prompter, seat: Seat, env: EnvSpec, room: int | None = None
-) -> Conversation | None:
-    """The conversation of ``seat``, where games of ``env`` are ones."""
-    if env.context == "turn":
-        return None
-    dropped = room if env.overflow == "drop_oldest" else None
-    return Conversation(prompter, seat.prompt_template, seat.action_extraction, dropped)
 
 
 class ModelSeat:
@@ -92,7 +82,8 @@ class ApiSeat:
 
     def __init__(self, prompter: Prompter, api: ApiPlayer, seat: Seat, env: EnvSpec) -> None:
         self._prompter, self._api, self._seat = prompter, api, seat
-        self._chat = _conversation(prompter, seat, env)
+        template, extraction = seat.prompt_template, seat.action_extraction
+        self._chat = conversation_in(env, prompter, template, extraction)
 
     async def answer(self, view: View) -> Completion:
         """Its answer; errors of ``Prompter.messages`` and ``ApiPlayer.chat``."""
