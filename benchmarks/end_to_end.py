@@ -1,26 +1,29 @@
 """Whole training against TRL's GRPO trainer and a plain loop: turns played and learned a second.
 
-    python benchmarks/end_to_end.py [--repeats N] [--peers PYTHON] [--turns N] [--layers L …]
+    python benchmarks/end_to_end.py [--model M] [--repeats N] [--peers PYTHON] [--layers L …]
 
-All train the tiny model at SimpleTak against itself: the same games and prompts (rlforge's, which
-are TextArena's), sampling, longest answer, LoRA layers and rank, float32, every turn learned from
-once. An update takes the same number of turns of finished games and makes one step of AdamW with
-the gradient of REINFORCE: the game's reward less the mean of the batch. The learning rate is low,
-so that the games stay those of the model that all begin with. Every run is a process of its own,
-and they take turns; the updates after the first few are timed. CPU seconds over all processes of a
-run are reported next to wall time, since on a shared machine Ray's processes give way to others and
-the peers' do not.
+All train the same model against itself: the tiny one at SimpleTak, or SmolLM2 at TicTacToe after
+some supervised fine-tuning on random play, since before it most games end with the first answer.
+The games and prompts are the same (rlforge's, which are TextArena's), sampling, longest answer,
+LoRA layers and rank, float32, every turn learned from once. An update takes the same number of
+turns of finished games and makes one step of AdamW with the gradient of REINFORCE: the game's
+reward less the mean of the batch. The learning rate is low, so that the games stay those of the
+model that all begin with. Every run is a process of its own, and they take turns; the updates after
+the first few are timed. CPU seconds over all processes of a run are reported next to wall time,
+since on a shared machine Ray's processes give way to others and the peers' do not.
 
-``--layers`` trains the same player made slower as well: layers that hand on what they get are laid
-on top of its two, as in collector.py, so that its games are the same and each token costs more.
+``--layers`` trains the same tiny player made slower as well: layers that hand on what they get are
+laid on top of its two, as in collector.py, so that its games are the same and each token costs
+more.
 
 What is not the same:
 
-- rlforge is ``rlforge train +experiment=simpletak_mirror`` with that algorithm: engine, learner,
-  collector, buffer, pool and tracker in processes of their own, playing and learning at the same
-  time, from turns one update old at most, with truncated importance weights. What it plays and then
-  drops as too old is not counted. It rates, saves and publishes every version, and writes games,
-  batches and metrics, as any run does; evaluations are left to the untimed start and end.
+- rlforge is ``rlforge train`` of the experiment with that algorithm: engine, learner, collector,
+  buffer, pool and tracker in processes of their own, playing and learning at the same time (SmolLM2
+  by turns: ``hardware.alternate``), from turns one update old at most, with truncated importance
+  weights. What it plays and then drops as too old is not counted. It rates, saves and publishes
+  every version, and writes games, batches and metrics, as any run does; evaluations are left to the
+  untimed start and end.
 - The plain loop and TRL play and learn by turns in one process. As many games as rlforge has
   workers are under way, a new one in the place of each that ends: an update learns from turns of
   finished games, whose first ones can be some updates old, and nothing corrects for that. They save
@@ -34,6 +37,7 @@ What is not the same:
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -54,19 +58,22 @@ from contenders import ABSENT
 from pipelines.work import Work
 
 from rlforge.config.compose import compose
-from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
+from rlforge.models.load import (
+    load_model_config,
+    load_tokenizer,
+    resolve_model,
+    stop_token_ids,
+)
 from rlforge.system.hardware import versions
 
 HERE = Path(__file__).parent
 RLFORGE = (sys.executable, "-c", "from rlforge.cli import main; main()")
 NAMES = {"rlforge": "rlforge", "plain_loop": "plain loop", "trl_grpo": "TRL GRPO"}
-TURNS, GAMES, UPDATES, WARM_UP = 1536, 192, 12, 4
 #: How many turns a peer may take at a time, as parts of an update.
 PARTS = (2, 8)
 #: Updates of a run that tries a setting; the first is not timed.
 TRIAL = 2
 OVERRIDES = (
-    "+experiment=simpletak_mirror",
     "algorithm=reinforce",
     "algorithm.loss_aggregation=constant",
     "rewards=none",
@@ -84,6 +91,26 @@ OVERRIDES = (
     "tracker.report=false",
     "tracker.progress=off",
 )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a model is trained, unless the command says otherwise.
+
+    warm_up: updates that are not timed, before the ``updates`` that are.
+    """
+
+    experiment: str
+    turns: int
+    games: int
+    updates: int
+    warm_up: int
+
+
+SETTINGS = {
+    "tiny": Setting("simpletak_mirror", turns=1536, games=192, updates=12, warm_up=4),
+    "smollm2_135m": Setting("smollm2_tictactoe", turns=256, games=64, updates=3, warm_up=1),
+}
 
 
 @dataclass(frozen=True)
@@ -115,15 +142,20 @@ def overrides_for(work: Work) -> list[str]:
 
 
 def make_work(more: Sequence[str], *, turns: int, games: int, updates: int) -> Work:
-    """What the configuration, with ``more`` overrides, means for those that do not read it."""
+    """What the configuration, with ``more`` overrides, means for those that do not read it.
+
+    more: the experiment among them.
+    """
     config = compose([*OVERRIDES, *more]).config
     [env] = config.env.train
+    depth = load_model_config(config.model).num_hidden_layers
     tokenizer = load_tokenizer(config.model)
     return Work(
         model=resolve_model(config.model),
         env_id=env.id,
         max_turns=env.max_turns,
         prompt_template=config.model.prompt_template,
+        prompts={name: dataclasses.asdict(prompt) for name, prompt in config.prompts.items()},
         action_extraction=config.model.action_extraction,
         stop_token_ids=stop_token_ids(config.model, tokenizer),
         pad_token_id=tokenizer.pad_token_id,
@@ -131,6 +163,7 @@ def make_work(more: Sequence[str], *, turns: int, games: int, updates: int) -> W
         rank=config.model.lora.rank,
         alpha=config.model.lora.alpha,
         target_modules=tuple(config.model.lora.target_modules),
+        layers=tuple(range(depth - (config.model.lora.last_layers or depth), depth)),
         learning_rate=config.learner.learning_rate,
         grad_clip=config.learner.grad_clip,
         seed=config.seed,
@@ -249,7 +282,7 @@ def _setting(work: Work) -> str:
 
 
 def measure(
-    work: Work, peers: str, repeats: int, more: Sequence[str] = (), warm_up: int = WARM_UP
+    work: Work, peers: str, repeats: int, more: Sequence[str], warm_up: int
 ) -> dict[str, dict[str, Any]]:
     """A row of figures for each that could run."""
     rates: dict[str, list[Rate]] = {"rlforge": []}
@@ -295,6 +328,33 @@ def check_versions(found: dict[str, dict[str, str]]) -> None:
         )
 
 
+def models(name: str, layers: Sequence[int], folder: Path) -> dict[str, Path]:
+    """The models to train, made in ``folder``, by what they are called in the results."""
+    if name != "tiny":
+        return {name: fine_tuned(SETTINGS[name].experiment, folder)}
+    source = resolve_model(compose(["model=tiny"]).config.model)
+    made = {str(depth): folder / str(depth) for depth in layers}
+    for depth, path in made.items():
+        deepen(source, int(depth), path)
+    return made
+
+
+def fine_tuned(experiment: str, folder: Path) -> Path:
+    """The model of ``experiment`` after an epoch over 1,500 answers of random legal play."""
+    run_dir, merged = folder / "sft", folder / "merged"
+    learned = ("data=random_legal", "data.games=300", "data.max_samples=1500", "data.epochs=1")
+    learner = ("learner.batch_size=32", "learner.learning_rate=5e-4")
+    commands = (
+        ("sft", f"+experiment={experiment}", *learned, *learner, f"run_dir={run_dir}"),
+        ("export", str(run_dir), str(merged), "--merge"),
+    )
+    for command in commands:
+        done = subprocess.run([*RLFORGE, *command], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise SystemExit(f"rlforge {command[0]} failed:\n{done.stderr[-2000:]}")
+    return merged
+
+
 def show(rows: dict[str, dict[str, Any]]) -> None:
     """A table."""
     print(f"{'':12}{'turns/s':>24}{'turns/CPU s':>24}   rlforge is faster")
@@ -315,43 +375,52 @@ def show(rows: dict[str, dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Whole training, and peers'.")
+    parser.add_argument("--model", choices=SETTINGS, default="tiny")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", default=sys.executable, metavar="PYTHON")
-    parser.add_argument("--turns", type=int, default=TURNS, help="in one update")
-    parser.add_argument("--games", type=int, default=GAMES, help="under way at a time")
-    parser.add_argument("--layers", type=int, nargs="+", default=[2])
-    parser.add_argument("--updates", type=int, default=UPDATES, help="that are timed, in each run")
+    parser.add_argument("--turns", type=int, help="in one update")
+    parser.add_argument("--games", type=int, help="under way at a time")
+    parser.add_argument("--layers", type=int, nargs="+", default=[2], help="of the tiny model")
+    parser.add_argument("--updates", type=int, help="that are timed, in each run")
     arguments = parser.parse_args()
+    given = {key: getattr(arguments, key) for key in ("turns", "games", "updates")}
+    setting = replace(
+        SETTINGS[arguments.model], **{key: n for key, n in given.items() if n is not None}
+    )
     if arguments.repeats < 2:
         parser.error("--repeats: a spread needs at least 2")
-    if arguments.updates < 1 or arguments.games < 1 or min(arguments.layers) < 2:
+    if setting.updates < 1 or setting.games < 1 or min(arguments.layers) < 2:
         parser.error("--updates and --games: at least 1; --layers: at least 2")
-    if arguments.turns < 1 or arguments.turns % max(PARTS):
-        parser.error(f"--turns {arguments.turns}: must be a multiple of {max(PARTS)}")
+    if setting.turns < 1 or setting.turns % max(PARTS):
+        parser.error(f"--turns {setting.turns}: must be a multiple of {max(PARTS)}")
     if shutil.which(arguments.peers) is None:
         parser.error(f"--peers {arguments.peers}: no such interpreter")
     results = {}
-    for layers in arguments.layers:
-        with tempfile.TemporaryDirectory() as folder:
-            deepen(resolve_model(compose(OVERRIDES).config.model), layers, Path(folder))
-            model = ["model.kind=hf", f"model.name={folder}"]
-            updates = WARM_UP + arguments.updates
-            work = make_work(model, turns=arguments.turns, games=arguments.games, updates=updates)
-            rows = measure(work, arguments.peers, arguments.repeats, model)
-        print(f"{layers} layers")
-        show(rows)
-        results[str(layers)] = {"contenders": rows}
-    record(
-        "end_to_end",
-        {
-            "experiment": "simpletak_mirror",
-            "turns_per_update": arguments.turns,
-            "updates_per_run": arguments.updates,
-            "concurrent_games": arguments.games,
-            "longest_answer_tokens": work.max_tokens,
-            "layers": results,
-        },
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        for name, path in models(arguments.model, arguments.layers, Path(folder)).items():
+            more = [f"+experiment={setting.experiment}", "model.kind=hf", f"model.name={path}"]
+            work = make_work(
+                more,
+                turns=setting.turns,
+                games=setting.games,
+                updates=setting.warm_up + setting.updates,
+            )
+            rows = measure(work, arguments.peers, arguments.repeats, more, setting.warm_up)
+            print(name if arguments.model == name else f"{name} layers")
+            show(rows)
+            results[name] = {"contenders": rows}
+    figures = {
+        "experiment": setting.experiment,
+        "turns_per_update": setting.turns,
+        "updates_per_run": setting.updates,
+        "concurrent_games": setting.games,
+        "longest_answer_tokens": work.max_tokens,
+    }
+    if arguments.model == "tiny":
+        record("end_to_end", figures | {"layers": results})
+    else:
+        name = f"end_to_end_{arguments.model}"
+        record(name, figures | results[arguments.model], script="end_to_end")
 
 
 if __name__ == "__main__":

@@ -123,6 +123,18 @@ FIGURES = (
         )
         for peer, name in (("trl_grpo", "TRL"), ("plain_loop", "transformers and PEFT in a loop"))
     ),
+    *(
+        Figure(
+            f"the same, SmolLM2 at TicTacToe, against {name}",
+            f"{floor} ×",
+            "end_to_end_smollm2_135m",
+            _speedup("rlforge", peer, "turns"),
+        )
+        for peer, name, floor in (
+            ("trl_grpo", "TRL", "2.5"),
+            ("plain_loop", "transformers and PEFT in a loop", "1.8"),
+        )
+    ),
     Figure(
         "peak memory of the loss against full logits",
         "at most 0.125",

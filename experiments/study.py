@@ -1,10 +1,12 @@
 """Runs an experiment over seeds and records what came out: table, curves, versions, command.
 
     python experiments/study.py simpletak_mirror --seeds 0 1 2 [--nash-conv] [KEY=VALUE ...]
+    python experiments/study.py smollm2_tictactoe --sft data=random_legal --sft data.keep=wins
 
-Every seed starts with an empty model cache, so that the wall time holds all that a newcomer waits
-for: making the tiny model, training, evaluating. Writes results.json, README.md and curves.svg to
-experiments/NAME/.
+With ``--sft`` training starts from the adapter of `rlforge sft` with these overrides. Every seed
+starts with an empty model cache, so that the wall time holds all that a newcomer waits for: making
+the tiny model or unpacking SmolLM2, fine-tuning, training, evaluating. Writes results.json,
+README.md and curves.svg to experiments/NAME/.
 """
 
 from __future__ import annotations
@@ -28,24 +30,42 @@ from nash_conv import policy_nash_conv
 from recording import ROOT, heading, write_study
 
 
-def run_seed(experiment: str, seed: int, overrides: list[str], folder: Path) -> dict[str, Any]:
-    """Train with one seed in a process of its own; what its run directory says, and wall time."""
-    run_dir = folder / f"seed-{seed}"
+def run_seed(
+    experiment: str, seed: int, overrides: list[str], warm: list[str], folder: Path
+) -> dict[str, Any]:
+    """Train with one seed; what its run directory says, and wall time.
+
+    warm: overrides of the supervised fine-tuning that comes first; empty: none.
+    """
+    run_dir, warm_dir = folder / f"seed-{seed}", folder / f"sft-{seed}"
     environment = os.environ | {"RLFORGE_CACHE": str(folder / f"cache-{seed}")}
-    command = ["rlforge", "train", f"+experiment={experiment}", f"seed={seed}", *overrides]
-    started = time.monotonic()
-    subprocess.run(
-        [str(Path(sys.executable).with_name("rlforge")), *command[1:], f"run_dir={run_dir}"],
-        check=True,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-    )
-    wall_s = time.monotonic() - started
+    common = [f"+experiment={experiment}", f"seed={seed}"]
+
+    def run(command: list[str], directory: Path, *more: str) -> float:
+        """Seconds that it takes."""
+        started = time.monotonic()
+        program = str(Path(sys.executable).with_name("rlforge"))
+        subprocess.run(
+            [program, *command, *more, f"run_dir={directory}"],
+            check=True,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+        )
+        return time.monotonic() - started
+
+    sft, train = ["sft", *common, *warm], ["train", *common, *overrides]
+    fine_tuned_s, start = 0.0, []
+    if warm:
+        fine_tuned_s, start = run(sft, warm_dir), [f"learner.initial_adapter={warm_dir}"]
+    wall_s = fine_tuned_s + run(train, run_dir, *start)
     lines = (run_dir / "evals.jsonl").read_text().splitlines()
     return {
         "seed": seed,
-        "command": shlex.join(command),
+        "commands": [
+            shlex.join(["rlforge", *command]) for command in ([sft, train] if warm else [train])
+        ],
         "wall_s": round(wall_s, 1),
+        "fine_tuned_s": round(fine_tuned_s, 1),
         "evals": [json.loads(line) for line in lines],
         "summary": json.loads((run_dir / "summary.json").read_text()),
         "learner": _learner_figures(run_dir),
@@ -61,6 +81,10 @@ def _learner_figures(run_dir: Path) -> dict[str, float]:
         "samples_seen": rows[-1]["samples_seen"],
         "logprob_gap_mean": max(gaps, default=float("nan")),
         "logprob_gap_max": max(most, default=float("nan")),
+        "illegal_answers": max(
+            (rows[-1][key] for key in rows[-1] if key.endswith("/invalid_rate")),
+            default=float("nan"),
+        ),
     }
 
 
@@ -84,15 +108,16 @@ def table(results: list[dict[str, Any]]) -> str:
     """One row per seed and opponent: before and after, with the wall time."""
     lines = [
         "| seed | opponent | games | before: win / draw / loss % | after: win / draw / loss % | "
-        "wall s |",
-        "|---|---|---|---|---|---|",
+        "illegal answers % | wall s |",
+        "|---|---|---|---|---|---|---|",
     ]
     for result in results:
         for opponent in opponents(results):
             first, last = edges(result["evals"], opponent)
             lines.append(
                 f"| {result['seed']} | {opponent} | {last['games']} | {shares(first)} | "
-                f"{shares(last)} | {result['wall_s']:.0f} |"
+                f"{shares(last)} | {100 * result['learner']['illegal_answers']:.1f} | "
+                f"{result['wall_s']:.0f} |"
             )
     return "\n".join(lines)
 
@@ -131,6 +156,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--nash-conv", action="store_true", help="exact NashConv (OpenSpiel games)")
     parser.add_argument("--runs", type=Path, help="where the run directories go")
+    parser.add_argument(
+        "--sft",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="fine-tune first, with these",
+    )
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
     runs = arguments.runs or ROOT / "runs" / "studies" / arguments.experiment
@@ -138,7 +170,9 @@ def main() -> None:
     command = shlex.join(["python", "experiments/study.py", *sys.argv[1:]])
     results: list[dict[str, Any]] = []
     for seed in arguments.seeds:
-        result = run_seed(arguments.experiment, seed, arguments.overrides, runs.absolute())
+        result = run_seed(
+            arguments.experiment, seed, arguments.overrides, arguments.sft, runs.absolute()
+        )
         if arguments.nash_conv:
             os.environ["RLFORGE_CACHE"] = str(runs.absolute() / f"cache-{seed}")
             result["nash_conv"] = policy_nash_conv(runs / f"seed-{seed}")
@@ -148,6 +182,16 @@ def main() -> None:
     print(table(results))
 
 
+def _of_which(results: list[dict[str, Any]]) -> str:
+    if not results[0]["fine_tuned_s"]:
+        return ""
+    median = statistics.median(result["fine_tuned_s"] for result in results)
+    return (
+        f"; of this {median:.0f} s for supervised fine-tuning (`{results[0]['commands'][0]}`), "
+        "which is over where the table begins"
+    )
+
+
 def page(name: str, record: dict[str, Any]) -> str:
     """The study as a page."""
     results = record["results"]
@@ -155,7 +199,8 @@ def page(name: str, record: dict[str, Any]) -> str:
     lines = [
         *heading(name, record),
         f"Median wall time {statistics.median(walls):.0f} s (from {min(walls):.0f} to "
-        f"{max(walls):.0f}), with the tiny model made again for every seed.",
+        f"{max(walls):.0f}), with the model made again for every seed{_of_which(results)}. Illegal "
+        "answers: of the last games against itself.",
         "",
         table(results),
         "",

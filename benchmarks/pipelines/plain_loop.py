@@ -26,6 +26,7 @@ def run(work: Work, updated: Callable[[], None]) -> SelfPlay:
         r=work.rank,
         lora_alpha=work.alpha,
         target_modules=list(work.target_modules),
+        layers_to_transform=list(work.layers),
         task_type="CAUSAL_LM",
     )
     model = get_peft_model(base, lora)

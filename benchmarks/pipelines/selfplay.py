@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlforge.config.prompts import PromptConfig
 from rlforge.games.actions import extract
 from rlforge.games.base import Game, View
 from rlforge.games.prompts import Prompter
@@ -39,7 +40,8 @@ class SelfPlay:
     def __init__(self, work: Work, tokenizer: Any) -> None:
         self._work, self._tokenizer = work, tokenizer
         self._env = EnvSpec(id=work.env_id, max_turns=work.max_turns)
-        self._prompter = Prompter(tokenizer)
+        prompts = {name: PromptConfig(**texts) for name, texts in work.prompts.items()}
+        self._prompter = Prompter(tokenizer, prompts)
         self._random = random.Random(work.seed)
         self._playing = [self._begin() for _ in range(work.games)]
         self._waiting: list[Turn] = []

@@ -93,6 +93,7 @@ def run(work: Work, updated: Callable[[], None]) -> SelfPlay:
             r=work.rank,
             lora_alpha=work.alpha,
             target_modules=list(work.target_modules),
+            layers_to_transform=list(work.layers),
             task_type="CAUSAL_LM",
         ),
         callbacks=[AfterEachStep(updated)],

@@ -6,13 +6,15 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """A model, the game it plays against itself, and how much is played and learned.
 
-    model: a directory. turns: in one update, of finished games. updates: until the run is over.
+    model: a directory. prompts: templates of the configuration. layers: numbers of those with an
+    adapter. turns: in one update, of finished games. updates: until the run is over.
     games: under way at a time. max_tokens: of one answer. threads: of torch. turns_at_a_time: in
     one forward and backward pass; gradients add up over the update, which has one optimizer step.
     The loss is -sum(advantage * log-prob) / (turns * max_tokens); the advantage is the game's own
@@ -23,6 +25,7 @@ class Work:
     env_id: str
     max_turns: int
     prompt_template: str
+    prompts: dict[str, Any]
     action_extraction: str
     stop_token_ids: tuple[int, ...]
     pad_token_id: int
@@ -30,6 +33,7 @@ class Work:
     rank: int
     alpha: int
     target_modules: tuple[str, ...]
+    layers: tuple[int, ...]
     learning_rate: float
     grad_clip: float
     seed: int

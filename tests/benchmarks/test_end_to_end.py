@@ -20,7 +20,8 @@ from rlforge.models.load import load_tokenizer
 @pytest.fixture
 def own_model(small_model: Path) -> list[str]:
     """Overrides that put the small model in the place of the tiny one."""
-    return ["model.kind=hf", f"model.name={small_model}", "model.lora.rank=4"]
+    model = ["model.kind=hf", f"model.name={small_model}", "model.lora.rank=4"]
+    return ["+experiment=simpletak_mirror", *model]
 
 
 @pytest.fixture
@@ -44,6 +45,7 @@ def test_peers_are_asked_for_what_rlforge_train_is_given(end_to_end, own_model, 
         config.learner.learning_rate,
         config.learner.grad_clip,
     )
+    assert work.layers == (0, 1)
     assert (work.rank, work.alpha) == (config.model.lora.rank, config.model.lora.alpha)
     assert config.algorithm.loss_aggregation == "constant"  # over turns times the longest answer
 
@@ -98,6 +100,14 @@ def test_the_loss_of_the_plain_loop_does_not_see_its_padding(small_model):
     loss = plain_loop.policy_loss(model, turns, 0.25, 0)
 
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_peers_adapt_the_layers_and_show_the_prompts_of_the_experiment(end_to_end, small_model):
+    model = [f"model.name={small_model}", "model.kind=hf", "model.lora.last_layers=1"]
+    more = ["+experiment=smollm2_tictactoe", *model]
+    work = end_to_end.make_work(more, turns=8, games=2, updates=1)
+    assert work.layers == (1,)
+    assert work.prompts["squares"]["user"] == "{grid}"
 
 
 @pytest.mark.slow
