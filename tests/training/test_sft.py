@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.continuous.in_process import use_actors_in_process
+from tests.live_run import RUN, rows, run, train_arguments
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import rlforge
@@ -117,6 +118,27 @@ def test_a_run_starts_from_the_newest_version_of_the_run_that_it_names(
     assert second.config.learner.initial_adapter == str(newest)
     # The same seed plays the same games, and holds out the same.
     assert second.summary["before"] == pytest.approx(adapted.summary["after"], rel=1e-4)
+
+
+def test_training_on_games_goes_on_from_the_newest_version(
+    adapted: rlforge.Run, small_model: Path
+) -> None:
+    done = run(
+        *train_arguments(small_model, "learner.total_updates=1", "learner.learning_rate=1e-9"),
+        f"model.lora.rank={adapted.config.model.lora.rank}",
+        f"learner.initial_adapter={adapted.path}",
+    )
+    assert done.returncode == 0, done.stderr
+    weights = Path("checkpoints", adapted.versions[-1], "adapter_model.safetensors")
+    start, end = (
+        load_file(adapted.path / weights),
+        load_file(RUN / "checkpoints/step-1" / weights.name),
+    )
+    assert start.keys() == end.keys()
+    assert all(torch.allclose(end[name], start[name], atol=1e-6) for name in start)
+    # The engine plays the first games with the adapter, too.
+    gaps = [row["logprob_gap_mean"] for row in rows("metrics.jsonl") if "logprob_gap_mean" in row]
+    assert 0 < max(gaps) < 1e-5
 
 
 def test_a_run_without_a_version_is_no_start(small_model: Path, tmp_path: Path) -> None:

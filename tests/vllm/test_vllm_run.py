@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import re
 import signal
+from collections import defaultdict
 from importlib.metadata import requires, version
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from packaging.requirements import Requirement
-from tests.live_run import actor_pids, rows, run, start, train_arguments, wait_for
+from safetensors.torch import load_file
+from tests.live_run import RUN, actor_pids, rows, run, start, train_arguments, wait_for
 
 from rlforge.config.schema import EngineConfig, HardwareConfig, RunConfig, VllmConfig
 from rlforge.engines.vllm_settings import LORA_RANKS, vllm_arguments
 from rlforge.models.tiny.create import create_tiny
 from rlforge.models.tiny.recipe import TINY
 from rlforge.system.checkpoint import list_checkpoints
+from rlforge.tracking.game_files import read_games
+from rlforge.types import Completion
 
 pytestmark = pytest.mark.vllm
 
@@ -70,6 +75,42 @@ def test_a_run_that_alternates_with_the_learner_trains_on_vllm(player: Path) -> 
     # Shares of the union of all work and of each one's add up only where nothing overlaps.
     together = shares["engine_share"] + shares["learner_share"] + shares["idle_share"]
     assert together == pytest.approx(1, abs=1e-6)
+
+
+def test_conversations_continue_token_by_token_and_are_learned_as_sampled(player: Path) -> None:
+    done = run(
+        *train_arguments(player, "engine.name=vllm", "learner.total_updates=2"),
+        "env.context=conversation",
+        "engine.max_tokens=6",
+        "engine.max_model_len=2048",
+        "model.prompt_template=default",
+        "model.action_extraction=raw",
+    )
+    assert done.returncode == 0, done.stderr
+    gaps = [row["logprob_gap_mean"] for row in rows("metrics.jsonl") if "logprob_gap_mean" in row]
+    assert 0 < max(gaps) < 1e-4
+    answers: dict[tuple[str, int], list[Completion]] = defaultdict(list)
+    for record in read_games(RUN):
+        for turn in record.turns:
+            if turn.completion.token_ids:
+                answers[record.spec.game_id, turn.player_id].append(turn.completion)
+    assert max(len(of_seat) for of_seat in answers.values()) > 1
+    for of_seat in answers.values():
+        for before, after in itertools.pairwise(of_seat):
+            known = (*before.prompt_token_ids, *before.token_ids)
+            assert after.prompt_token_ids[: len(known)] == known
+
+
+def test_an_adapter_of_the_last_layers_is_what_vllm_answers_with(player: Path) -> None:
+    done = run(
+        *train_arguments(player, "engine.name=vllm", "learner.learning_rate=0.01"),
+        "model.lora.last_layers=1",
+    )
+    assert done.returncode == 0, done.stderr
+    gaps = [row["logprob_gap_mean"] for row in rows("metrics.jsonl") if "logprob_gap_mean" in row]
+    assert 0 < max(gaps) < 1e-4
+    adapted = load_file(RUN / "checkpoints/step-3/adapter_model.safetensors")
+    assert {name.split(".layers.")[1].split(".")[0] for name in adapted} == {"1"}
 
 
 @pytest.mark.parametrize("alternate", [False, True])
