@@ -27,6 +27,7 @@ def gather(
     algorithm: Any = None,
     version: int = 0,
     max_length: int | None = None,
+    foreign: Sequence[str] = (),
     **settings: Any,
 ) -> WindowBatch:
     rules = WindowFilter(
@@ -34,6 +35,7 @@ def gather(
         algorithm=make_algorithm(algorithm or WindowGrpoConfig(kl=KlConfig(to="previous")), 16),
         version=version,
         max_length=max_length,
+        foreign=foreign,
     )
     rewards = rewards or [decision.reward or 0.0 for decision in decisions]
     return rules.build_window_batch(
@@ -195,6 +197,19 @@ def test_too_few_selected_decisions_train_nothing(make_decision: Make) -> None:
 def test_a_window_without_decisions_of_the_model_trains_nothing(make_decision: Make) -> None:
     found = gather([make_decision(tokens=None)], [0.9])
     assert found.reason == "no decision of the trained model is in it"
+
+
+def test_decisions_of_a_version_from_elsewhere_are_not_learned_from(make_decision: Make) -> None:
+    decisions = [make_decision(i, reward=i / 10, version=1 + i % 2) for i in range(4)]
+    found = gather(decisions, [0.9] * 4, foreign=["deploy-2"], version=2)
+    assert found.batch is not None
+    assert {step.policy_uid for step in found.batch.steps} == {"deploy-1"}
+    none = gather(decisions, [0.9] * 4, foreign=["deploy-1", "deploy-2"], version=2)
+    assert none.batch is None
+    assert none.reason.startswith(
+        "its decisions are of deploy-1, deploy-2, deployed from elsewhere"
+    )
+    assert "rlforge rollback" in none.reason
 
 
 def test_normalised_rewards_are_learned_and_raw_ones_kept(make_decision: Make) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import shutil
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,9 +14,13 @@ from typing import Any
 import pytest
 
 from rlforge.continuous.journal import Journal
+from rlforge.engines.registry import make_engine
+from rlforge.serving.records import Deployment, Probe
 from rlforge.serving.server import compose_service
+from rlforge.serving.service import DeploymentService
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
 from rlforge.trajectories.reader import StoreReader
+from rlforge.types import SamplingParams
 
 Run = Callable[..., int]
 
@@ -80,6 +86,54 @@ def test_a_run_killed_around_every_phase_ends_like_an_undisturbed_one(
         mine, other = (run / "checkpoints" / name for run in (run_dir, whole))
         weights = "adapter_model.safetensors"
         assert (mine / weights).read_bytes() == (other / weights).read_bytes()
+
+
+def policy_weights(run_dir: Path, name: str) -> bytes:
+    return (run_dir / "checkpoints" / name / "adapter_model.safetensors").read_bytes()
+
+
+def test_a_moved_run_goes_on_as_if_it_were_not(
+    run_continuous: Run, small: Sequence[str], whole: Path
+) -> None:
+    run_dir = Path("run").absolute()
+    killed = run_continuous(*small, f"run_dir={run_dir}", kill=(1, "done", "after"))
+    assert killed == -signal.SIGKILL
+    moved = run_dir.rename(run_dir.with_name("moved"))
+    assert run_continuous("--resume", moved) == 0, Path("log").read_text()
+    assert not run_dir.exists()
+    assert rows(moved, "windows.jsonl") == rows(whole, "windows.jsonl")
+    assert decisions(moved) == decisions(whole)
+    assert policy_weights(moved, "step-2") == policy_weights(whole, "step-2")
+
+
+async def deploy_elsewhere(run_dir: Path, adapter: Path) -> Deployment:
+    """Deploy ``adapter`` into the state of a run, as rlforge serve does."""
+    config = compose_service([str(run_dir)]).config
+    engine = make_engine(config, device="cpu", threads=1)
+    probe = Probe(prompt_token_ids=(5, 6), params=SamplingParams(max_tokens=1), extraction="raw")
+    service = await DeploymentService.open(
+        run_dir / "deployments", engine, config.deployment, config.model, [probe]
+    )
+    try:
+        return await service.deploy(adapter)
+    finally:
+        await service.close()
+        await engine.close()
+
+
+def test_learning_never_goes_on_from_an_adapter_that_was_deployed_from_elsewhere(
+    run_continuous: Run, small: Sequence[str], whole: Path
+) -> None:
+    run_dir = Path("run").absolute()
+    killed = run_continuous(*small, f"run_dir={run_dir}", kill=(1, "done", "after"))
+    assert killed == -signal.SIGKILL
+    # Another run's checkpoint of the same name.
+    other = shutil.copytree(whole / "checkpoints" / "step-2", Path("other/step-1").absolute())
+    assert asyncio.run(deploy_elsewhere(run_dir, other)).phase == "live"
+    assert run_continuous("--resume", run_dir) == 0, Path("log").read_text()
+    log = Path("log").read_text()
+    assert f"deploy-2 is not of this run ({other}): step-1 serves again" in log
+    assert policy_weights(run_dir, "step-2") == policy_weights(whole, "step-2")
 
 
 def test_the_phases_of_a_window_are_in_the_journal(whole: Path) -> None:

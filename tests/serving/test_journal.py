@@ -36,11 +36,43 @@ def test_a_deployment_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         journal.begin("base", strategy="replace")
         journal.begin("/runs/a", strategy="ab_test", updates=40, phase="validating")
         journal.advance(1, "checkpointing", checks=checks)
-        written = journal.advance(1, "swapping", path="/versions/deploy-1")
+        written = journal.advance(1, "swapping", path=str(tmp_path / "versions/deploy-1"))
     with _journal(tmp_path) as journal:
         assert journal.history()[1] == written
     assert read_history(tmp_path)[1] == written
     assert (written.uid, written.updates, written.checks) == ("deploy-1", 40, checks)
+
+
+def test_places_in_the_run_follow_it_where_it_is_moved(tmp_path: Path) -> None:
+    state = tmp_path / "run" / "deployments"
+    state.mkdir(parents=True)
+    with _journal(state) as journal:
+        journal.begin("base", strategy="replace")
+        own = journal.begin(str(tmp_path / "run/checkpoints/step-1"), strategy="replace")
+        journal.advance(1, "swapping", path=str(state / "versions" / "deploy-1"))
+        other = journal.begin(str(tmp_path / "run-2/checkpoints/step-1"), strategy="replace")
+        assert own.source == "checkpoints/step-1"
+        assert other.source == str(tmp_path / "run-2/checkpoints/step-1")
+    moved = (tmp_path / "run").rename(tmp_path / "moved") / "deployments"
+    with _journal(moved) as journal:
+        _, again, _ = journal.history()
+        assert again.path == str(moved / "versions" / "deploy-1")
+        assert again.source == "checkpoints/step-1"
+
+
+def test_absolute_places_of_older_releases_are_read_as_of_the_run(tmp_path: Path) -> None:
+    with _journal(tmp_path) as journal:
+        for name in ("/gone/run/checkpoints/step-1", "/gone/other/step-2"):
+            journal.begin(name, strategy="replace")
+        with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+            database.execute(
+                "UPDATE deployments SET path = '/gone/run/deployments/versions/version-' || number"
+            )
+            database.commit()
+        own, other = journal.history()
+    assert own.source == "checkpoints/step-1"
+    assert other.source == "/gone/other/step-2"
+    assert other.path == str(tmp_path / "versions" / "version-1")
 
 
 def test_going_back_takes_the_later_versions_off_the_stack(tmp_path: Path) -> None:

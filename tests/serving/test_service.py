@@ -9,6 +9,7 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -309,6 +310,48 @@ async def test_a_power_cut_in_any_phase_leaves_the_last_verified_version(
         assert (await _ask(service)).policy_uid == "deploy-1"
         assert service.history()[2].phase == "interrupted"
         assert (await service.deploy(make_adapter(3))).uid == "deploy-3"
+
+
+async def test_a_moved_or_copied_state_serves_its_own_copies(
+    opened: Opened, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    async with opened() as service:
+        await service.deploy(make_adapter(1))
+        await service.deploy(make_adapter(2))
+        expected = (await _ask(service)).token_ids
+    shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    moved = (tmp_path / "state").rename(tmp_path / "moved")
+    for folder in (tmp_path / "copy", moved):
+        async with opened(folder) as service:
+            assert service.current.uid == "deploy-2"
+            assert service.current.path == str(folder / "versions" / "deploy-2")
+            assert (await _ask(service)).token_ids == expected
+            assert (await service.rollback()).uid == "deploy-1"
+        shutil.rmtree(folder)
+
+
+async def test_the_base_model_takes_the_place_of_damaged_versions_only_if_asked_for(
+    opened: Opened, engine: Engine, config: ServingConfig, make_adapter: MakeAdapter, tmp_path: Path
+) -> None:
+    async with opened() as service:
+        await service.deploy(make_adapter(1))
+        shutil.rmtree(tmp_path / "state" / "versions" / "deploy-1")
+        for seed in range(2, 2 + config.engine.max_loras):  # the engine unloads the damaged one
+            other = PolicyRef(
+                uid=f"other-{seed}", kind="checkpoint", path_or_name=str(make_adapter(seed))
+            )
+            await engine.load(other)
+        with pytest.raises(PolicyLoadError, match=r"deploy-1.*fall_back_to_base=true"):
+            await _ask(service)
+        assert service.current.uid == "deploy-1"
+    with pytest.raises(DeploymentError, match=r"deploy-1 cannot be served.*fall_back_to_base"):
+        async with opened():
+            pass
+    async with opened(fall_back_to_base=True) as service:
+        assert service.current.uid == "deploy-0"
+        assert re.search(r"deploy-1 cannot be served: .*deploy-0 is served", service.fell_back)
+    async with opened() as service:
+        assert (service.current.uid, service.fell_back) == ("deploy-0", "")
 
 
 async def test_a_damaged_version_is_named_at_the_start_and_the_one_before_is_served(

@@ -75,6 +75,9 @@ class DeploymentConfig(Group):
     timeout_s: Positive = 600.0
     #: Previous versions kept on disk for a rollback.
     keep: Count = 5
+    #: Serve the base model where no trained version can be served any more, as when its files are
+    #: damaged; otherwise that is an error. A rollback that is asked for may always end there.
+    fall_back_to_base: bool = False
     #: Trials of ``strategy: ab_test``.
     ab: AbTestConfig = field(default_factory=AbTestConfig)
 

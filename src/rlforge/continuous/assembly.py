@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,9 @@ NOTHING_TO_DEPLOY = Deployed(success=None)
 class DeploymentsByStep:
     """The deployments of ``service``, each under the name of its checkpoint, ``step-N``.
 
-    The base model is ``step-0``, because version 0 equals it.
+    The base model is ``step-0``, because version 0 equals it. Adapters that were deployed from
+    elsewhere have no such name: learning never continues from them, and their decisions are not
+    learned from.
     """
 
     def __init__(self, service: DeploymentService) -> None:
@@ -90,23 +92,38 @@ class DeploymentsByStep:
         return self._service.trial is not None
 
     def serving(self) -> str:
-        """The version that serves; during a trial, the one that the trial compares with."""
-        return _step(self._service.current)
+        """The version that serves; during a trial, the one that the trial compares with.
+
+        While an adapter from elsewhere serves: the newest one of this run that served before it.
+        """
+        return next(step for step in map(_step, self._service.stack()) if step is not None)
+
+    def foreign(self) -> Mapping[str, str]:
+        """The deployments from elsewhere: where each came from, by ``Deployment.uid``."""
+        return {d.uid: d.source for d in self._service.history() if _step(d) is None}
 
     def needed(self) -> Collection[str]:
         """Versions from which learning may have to continue."""
-        return {_step(deployment) for deployment in self._service.served()}
+        return {self.serving(), *self._served()}
 
     async def deploy(self, checkpoint: Checkpoint) -> Deployed:
         """Deploy ``checkpoint``, unless it serves already."""
-        if checkpoint.uid in self.needed():
+        if checkpoint.uid in self._served():
             return Deployed(success=True)
         deployment = await self._service.deploy(checkpoint)
         return Deployed(success=deployment.succeeded, reason=deployment.reason)
 
+    def _served(self) -> set[str]:
+        steps = map(_step, self._service.served())
+        return {step for step in steps if step is not None}
 
-def _step(deployment: Deployment) -> str:
-    return step_name(0) if deployment.path is None else Path(deployment.source).name
+
+def _step(deployment: Deployment) -> str | None:
+    """The checkpoint of this run that was deployed; None for an adapter from elsewhere."""
+    if deployment.number == 0:
+        return step_name(0)
+    folder, _, name = deployment.source.rpartition("/")
+    return name if folder == "checkpoints" else None
 
 
 @value

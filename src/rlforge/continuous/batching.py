@@ -7,7 +7,7 @@ as well, for comparison.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rlforge.algorithms.base import Algorithm
 from rlforge.config.continuous import ContinuousSettings
@@ -72,13 +72,14 @@ class WindowFilter:
     """The rules by which decisions become a batch.
 
     version: of the policy that is about to be trained. max_length: most tokens of prompt and
-    answer; None: no bound.
+    answer; None: no bound. foreign: deployments whose decisions are not the model's own.
     """
 
     settings: ContinuousSettings
     algorithm: Algorithm
     version: int
     max_length: int | None
+    foreign: Collection[str] = ()
 
     def build_window_batch(self, batch_id: str, decisions: Sequence[Scored]) -> WindowBatch:
         """A batch of the model's selected decisions that are neither too old nor too long.
@@ -93,13 +94,17 @@ class WindowFilter:
             dropped[name] = len(among) - len(kept)
             return kept
 
-        ours = [one for one in decisions if is_ours(one.decision)]
+        ours = [
+            one
+            for one in decisions
+            if is_ours(one.decision) and one.completion.policy_uid not in self.foreign
+        ]
         chosen = keep("unselected", lambda one: self._punished(one) or self._selected(one), ours)
         fresh = keep("stale", self._fresh, chosen)
         steps = self._steps(batch_id, keep("too_long", self._fits, fresh))
         punished = sum(self._punished(one) for one in ours)
         selected = len(chosen) - punished
-        reason = self._obstacle(len(ours), selected, steps)
+        reason = self._obstacle(decisions, len(ours), selected, steps)
         versions = [step.policy_version for step in steps]
         batch = TrainBatch(
             steps=tuple(steps),
@@ -185,10 +190,18 @@ class WindowFilter:
             info={"decision_id": decision.id, "agent_id": decision.agent_id, "score": one.score},
         )
 
-    def _obstacle(self, ours: int, selected: int, steps: Sequence[Step]) -> str:
+    def _obstacle(
+        self, decisions: Sequence[Scored], ours: int, selected: int, steps: Sequence[Step]
+    ) -> str:
         """Why ``steps`` are not trained on; empty when they are."""
         settings = self.settings
         if not ours:
+            uids = {one.completion.policy_uid for one in decisions if is_ours(one.decision)}
+            if uids:
+                return (
+                    f"its decisions are of {', '.join(sorted(uids))}, deployed from elsewhere; "
+                    "rlforge rollback lets the run's own version act again"
+                )
             return "no decision of the trained model is in it"
         if selected < settings.min_selected:
             return (

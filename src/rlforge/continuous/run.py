@@ -98,15 +98,28 @@ class ContinuousRun:
         }
 
     async def _continue_from_deployment(self, parts: Assembly) -> None:
-        """Restore the version that serves; a new run serves ``learner.initial_adapter`` first."""
+        """Restore the version that serves; a new run serves ``learner.initial_adapter`` first.
+
+        An adapter that was deployed from elsewhere is replaced by the run's own version.
+        """
         learner, policy = parts.learning.learner, parts.policy
+        current = policy.service.current
+        if policy.service.fell_back:
+            self._context.note(policy.service.fell_back)
         start = await learner.begin()
         untouched = policy.deployments.serving() == step_name(0)
-        if untouched and self._config.learner.initial_adapter and not policy.service.current.path:
+        if untouched and self._config.learner.initial_adapter and not current.path:
             deployed = await policy.deployments.deploy(start)
             if not deployed.success:
                 raise RunError(f"learner.initial_adapter does not serve: {deployed.reason}")
-        await learner.restore(policy.deployments.serving())
+        own = await learner.restore(policy.deployments.serving())
+        if (source := policy.deployments.foreign().get(current.uid)) is not None:
+            self._context.note(
+                f"{current.uid} is not of this run ({source}): {own.uid} serves again"
+            )
+            deployed = await policy.deployments.deploy(own)
+            if not deployed.success:
+                raise RunError(f"{own.uid} does not serve: {deployed.reason}")
 
     async def _compare(self, when: str, policy: PolicySide) -> dict[str, Any]:
         """Measure what serves now and keep it in ``comparison.json``, unless it is there already.

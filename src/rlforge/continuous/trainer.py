@@ -140,6 +140,7 @@ class ContinuousTrainer:
             algorithm=learning.algorithm,
             version=learning.learner.version,
             max_length=self._config.learner.max_train_len,
+            foreign=frozenset(self._parts.policy.deployments.foreign()),
         )
         return rules.build_window_batch(
             window.id,

@@ -18,7 +18,7 @@ from typing import Any
 from rlforge.config.serving import DeploymentConfig
 from rlforge.errors import DeploymentError, RlforgeError
 from rlforge.serving.adapter import copy_files
-from rlforge.serving.journal import Journal
+from rlforge.serving.journal import VERSIONS, Journal
 from rlforge.serving.records import Deployment, Holdout, Phase, Probe
 from rlforge.serving.router import Live, Router, Trial
 from rlforge.serving.validation import Validator
@@ -26,9 +26,6 @@ from rlforge.system.checkpoint import prune, read_manifest, write_checkpoint
 from rlforge.types import Checkpoint, PolicyRef
 
 log = logging.getLogger(__name__)
-
-VERSIONS = "versions"
-"""Folder of the service's own copies of adapters."""
 
 FAILURES = (RlforgeError, OSError, TimeoutError)
 """Failures of disks, adapters and engines end a deployment; others are bugs and are raised."""
@@ -196,5 +193,5 @@ class Deployer:
             self._versions,
             new.uid,
             copy_files(Path(source.path or ""), files),
-            {"version": source.version, "source": source.path},
+            {"version": source.version, "source": new.source},
         )

@@ -1,8 +1,10 @@
 """The state of a service in SQLite: deployments, which of them are served, outcomes of trials.
 
-Every change is one transaction, on disk when the call returns (write-ahead log,
-``synchronous=FULL``). The table ``live`` is a stack: the top is served, the others were served
-before it. Only verified versions are pushed, so the top is always the last verified version.
+Places in the state's folder, and in the run that holds it, are stored relative to them, so that a
+run can be moved and copied with its state. Every change is one transaction, on disk when the call
+returns (write-ahead log, ``synchronous=FULL``). The table ``live`` is a stack: the top is served,
+the others were served before it. Only verified versions are pushed, so the top is always the last
+verified version.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from rlforge.system.files import atomic_path
 log = logging.getLogger(__name__)
 
 FILE = "state.sqlite"
+VERSIONS = "versions"
+"""Folder of the service's own copies of adapters."""
+
 BACKUP = "state.backup.sqlite"
 
 _SCHEMA = """
@@ -52,7 +57,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / FILE
+        self._folder, self._file = folder, folder / FILE
         self._lock = threading.Lock()
         self.database = _open(folder)
 
@@ -67,7 +72,7 @@ class Journal:
         phase: Phase = "verifying",
     ) -> Deployment:
         """Add a deployment; the first one has number 0."""
-        now = time.time()
+        now, source = time.time(), _within(source, self._folder.absolute().parent)
         with self._transaction() as database:
             (number,) = database.execute(
                 "SELECT COALESCE(MAX(number) + 1, 0) FROM deployments"
@@ -87,7 +92,11 @@ class Journal:
         checks: Sequence[Check] | None = None,
         reason: str | None = None,
     ) -> Deployment:
-        """Set the phase of a deployment, and those of the other facts that are given."""
+        """Set the phase of a deployment, and those of the other facts that are given.
+
+        path: of the service's copy, in ``VERSIONS``.
+        """
+        path = path and Path(path).name
         with self._transaction() as database:
             database.execute(
                 "UPDATE deployments SET phase = ?, changed_at = ?, path = COALESCE(?, path), "
@@ -156,7 +165,8 @@ class Journal:
 
     def _read(self, query: str, *values: int) -> list[Deployment]:
         with self._lock:
-            return [_deployment(row) for row in self.database.execute(query, values)]
+            rows = self.database.execute(query, values).fetchall()
+        return [_deployment(row, self._folder) for row in rows]
 
     # ------------------------------------------------------------ outcomes
 
@@ -226,7 +236,7 @@ def read_history(folder: Path) -> list[Deployment]:
         raise DeploymentError(
             f"{folder / FILE} cannot be read: {error}; rlforge serve restores its copy"
         ) from error
-    return [_deployment(row) for row in rows]
+    return [_deployment(row, folder) for row in rows]
 
 
 def _open(folder: Path) -> sqlite3.Connection:
@@ -287,11 +297,22 @@ def _checks_json(checks: Sequence[Check] | None) -> str | None:
     return json.dumps([[check.name, check.passed, check.detail] for check in checks])
 
 
-def _deployment(row: Any) -> Deployment:
+def _deployment(row: Any, folder: Path) -> Deployment:
     values = dict(row)
+    if values["path"]:
+        copy = Path(values["path"])
+        if copy.is_absolute():  # of an older release: RUN/deployments/versions/NAME
+            values["source"] = _within(values["source"], copy.parents[2])
+        values["path"] = str(folder / VERSIONS / copy.name)
     values["updates"] = values.pop("version")
     checks = tuple(
         Check(name=name, passed=passed, detail=detail)
         for name, passed, detail in json.loads(values.pop("checks"))
     )
     return Deployment(**values, checks=checks)
+
+
+def _within(place: str, root: Path) -> str:
+    """``place`` relative to ``root``, if it lies there."""
+    inside = Path(place).is_relative_to(root)
+    return Path(place).relative_to(root).as_posix() if inside else place

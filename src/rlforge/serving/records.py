@@ -43,8 +43,9 @@ class Deployment:
 
     number: place in the order of deployments; 0 is the base model. updates: learner updates behind
     the adapter (``Checkpoint.version``), which say nothing about the order. source: where the
-    adapter came from. path: the service's own copy; None for the base model, and before the copy
-    is made. created_at, changed_at: seconds since 1970 UTC. reason: why it is not served.
+    adapter came from, relative to the run that holds the service's state if it lies there. path:
+    the service's own copy; None for the base model, and before the copy is made. created_at,
+    changed_at: seconds since 1970 UTC. reason: why it is not served.
 
     Example:
         >>> deployment = Deployment(

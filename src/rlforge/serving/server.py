@@ -266,6 +266,8 @@ def http_over(
 
 async def _begin(service: DeploymentService, source: Path | None, say: Say) -> None:
     """Deploy ``source`` if nothing was ever served, then the staged adapters."""
+    if service.fell_back:
+        say(service.fell_back)
     past = service.history()[1:]
     if source is not None and all(d.phase in _NEVER_SERVED for d in past):
         say(f"deploying {source}")

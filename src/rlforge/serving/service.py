@@ -71,6 +71,8 @@ class DeploymentService:
             folder, self._router, self._journal, config, validator, probes[0], on_phase
         )
         self._changing = asyncio.Lock()
+        #: Why an older version is served than at the last start; empty where it is the same.
+        self.fell_back = ""
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @classmethod
@@ -87,6 +89,7 @@ class DeploymentService:
     ) -> Self:
         """Serve the last version served from ``folder``; in a new folder, the engine's base model.
 
+        Where that version's files are damaged, the newest former one is served (``fell_back``).
         model: which adapters must fit. probes: at least one. holdout: compares new versions with
         the current one where ``deploy`` is given none; None: no comparison. on_phase: called with
         the deployment after every change of a phase.
@@ -144,7 +147,8 @@ class DeploymentService:
 
         on_tokens: as in ``Engine.generate``. on_policy: called first, with the version that
         answers. A version whose files turn out to be damaged is rolled back and the one before it
-        answers, unless the caller names ``policy``. Raises EngineError as the engine does.
+        answers, unless the caller names ``policy``. Raises EngineError as the engine does, and
+        PolicyLoadError where no trained version is left (``deployment.fall_back_to_base``).
         """
 
         async def answer(chosen: PolicyRef) -> Completion:
@@ -158,10 +162,17 @@ class DeploymentService:
         try:
             return await answer(chosen)
         except PolicyLoadError as error:
-            await self._to_its_end(self._set_aside(chosen, str(error)))
+            try:
+                await self._to_its_end(self._set_aside(chosen, str(error)))
+            except DeploymentError as nothing:
+                raise PolicyLoadError(f"{error}; {nothing}") from error
         return await answer(self.route(user))
 
     # ------------------------------------------------------------ deployments
+
+    def stack(self) -> list[Deployment]:
+        """The version that is served, then the former ones that are kept, newest first."""
+        return self._journal.live()
 
     def history(self) -> list[Deployment]:
         """All deployments, oldest first."""
@@ -182,7 +193,8 @@ class DeploymentService:
     async def deploy_staged(self) -> list[Deployment]:
         """Deploy the adapters that were staged while no service ran, in that order."""
         staged = [d for d in self.history() if d.phase == "staged"]
-        return [await self._to_its_end(self._deploy(d.source, None, d)) for d in staged]
+        root = self._folder.parent
+        return [await self._to_its_end(self._deploy(root / d.source, None, d)) for d in staged]
 
     async def rollback(self, reason: str = "requested") -> Deployment:
         """End the trial under way, or else serve the version before the current one again.
@@ -258,13 +270,20 @@ class DeploymentService:
             updates=version_of(adapter),
         )
 
-    async def _go_back(self, leaving: Deployment, reason: str) -> Deployment:
-        """Serve the newest former version that loads; nothing where ``leaving`` is not served."""
+    async def _go_back(
+        self, leaving: Deployment, reason: str, *, to_base: bool = True
+    ) -> Deployment:
+        """Serve the newest former version that loads; nothing where ``leaving`` is not served.
+
+        to_base: whether the base model is one.
+        """
         async with self._changing:
             before = self._router.live
             if before.current.uid != leaving.uid:
                 return before.current
             for former in self._journal.live()[1:]:
+                if former.path is None and not to_base:
+                    raise DeploymentError(self._only_base())
                 if (problem := await self._deployer.problem_with(former)) is not None:
                     log.error("%s cannot be served: %s", former.uid, problem)
                     continue
@@ -306,7 +325,13 @@ class DeploymentService:
         if trial is not None and policy.uid == trial.deployment.uid:
             await self._conclude(trial, "roll_back", reason)
         elif policy.uid == self.current.uid:
-            await self._go_back(self.current, reason)
+            await self._go_back(self.current, reason, to_base=self._config.fall_back_to_base)
+
+    def _only_base(self) -> str:
+        return (
+            f"no trained version in {self._folder} can be served; put its files back, deploy "
+            "another one, or set deployment.fall_back_to_base=true to serve the base model"
+        )
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work`` in a task of its own, which goes on when the caller is cancelled."""
@@ -327,14 +352,17 @@ class DeploymentService:
             return
         reason = ""
         for deployment in stack:
+            if deployment.path is None and reason and not self._config.fall_back_to_base:
+                raise DeploymentError(f"{reason}: {self._only_base()}")
             problem = await self._deployer.problem_with(deployment)
             if problem is None:
                 break
             log.error("%s cannot be served: %s", deployment.uid, problem)
-            reason = reason or problem
+            reason = reason or f"{deployment.uid} cannot be served: {problem}"
         else:
             raise DeploymentError(f"no version in {self._folder} can be served: {reason}")
         if reason:
+            self.fell_back = f"{reason}; {deployment.uid} is served"
             deployment = await asyncio.to_thread(
                 self._journal.go_back_to, deployment.number, reason
             )
