@@ -143,7 +143,7 @@ def test_equal_rewards_train_and_deploy_nothing(make_config: Make, execute: Exec
     assert not Path("run/checkpoints/step-1").exists()
 
 
-def test_a_judge_that_answers_prose_leaves_decisions_unscored(
+def test_a_judge_that_cannot_answer_leaves_decisions_unscored_and_says_why(
     make_config: Make, execute: Execute
 ) -> None:
     judge = ["ruler=judge", "ruler.judge.model=engine", "ruler.judge.retries=0"]
@@ -152,6 +152,7 @@ def test_a_judge_that_answers_prose_leaves_decisions_unscored(
     assert row["scorer/unscored"] == 66.0
     assert (row["batch/unscored"], row["high_score_count"]) == (24, 0)
     assert "0 of the model's 24 decisions are selected" in row["reason"]
+    assert "24 have no score: prompt of 896 tokens is 833 too long" in row["reason"]
     scores = content("scores/2024-11-13-10.00.json")["scores"]
     assert len(scores) == 66
     assert all(entry["score"] is None for entry in scores.values())
@@ -186,7 +187,8 @@ async def test_during_a_trial_nothing_is_trained(make_config: Make, begun: Begun
         counted = assembly.policy.service.trial.test.arms
         assert sum(arm.count for arm in counted.values()) == 24
     first, second = rows()
-    assert first["deployment_success"] is True
+    assert (first["version"], first["deployment_success"]) == ("step-1", None)
+    assert first["reason"] == "deploy-1 is on trial"
     assert second["reason"].startswith("a version is on trial")
     assert (second["version"], second["deployment_success"]) == (None, None)
 

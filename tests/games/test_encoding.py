@@ -243,3 +243,14 @@ def test_what_an_opponent_says_does_not_end_the_turn():
     assert said in text
     starts = [token for token in ids if token == tokenizer.convert_tokens_to_ids("<|im_start|>")]
     assert len(starts) == 2  # the user's turn and the answer
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_half_an_emoji_is_text_like_any_other(name):
+    markup = Markup(user="{content}!", assistant="")
+    said, written = (
+        markup.render([{"role": "user", "content": f"hello {last} world"}], "")
+        for last in ("\ud83d", "?")
+    )
+    encoder = Encoder(TOKENIZERS[name])
+    assert encoder.encode(said) == encoder.encode(written)

@@ -1,5 +1,6 @@
 """The form of actions: what is accepted, and what an error says."""
 
+import json
 import re
 
 import pytest
@@ -26,6 +27,11 @@ def test_all_eight_documented_actions_are_known():
 def test_an_action_with_exactly_its_fields_passes(kind):
     action = {"type": kind, **GOOD[kind]}
     assert check_form(action) == action
+
+
+def test_half_an_emoji_becomes_text_that_can_be_written_down():
+    post = json.loads(r'{"type": "CREATE_POST", "content": "up \ud83d and \ud83d\ude00"}')
+    assert check_form(post)["content"] == "up ? and \N{GRINNING FACE}"
 
 
 @pytest.mark.parametrize("kind", GOOD)

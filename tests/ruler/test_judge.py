@@ -53,6 +53,8 @@ class Handler(ChatHandler):
             return self.send(401, {"error": {"message": f"bad key {KEY}"}})
         if mood == "too long":
             return self.send(400, {"error": {"message": "context length exceeded"}})
+        if mood == "reasoning" and "temperature" in asked:
+            return self.send(400, {"error": {"message": "'temperature' does not support 0.0"}})
         if mood == "plain" and form is not None:
             return self.send(400, {"error": {"message": "unknown field response_format"}})
         if mood == "objects" and form == "json_schema":
@@ -298,6 +300,26 @@ async def test_the_form_can_be_fixed(server: ChatServer, make_window: Make) -> N
     scores = await _score(config, make_window(0, each=2).decisions)
     assert set(scores.values) == {None}
     assert len(server.requests) == 1
+
+
+async def test_models_that_refuse_a_temperature_judge_by_default(
+    server: ChatServer, make_window: Make
+) -> None:
+    server.mood = "reasoning"
+    assert None not in (await _score(_config(server), make_window(0).decisions)).values
+    scores = await _score(_config(server, sampling_temperature=0.0), make_window(1).decisions)
+    assert set(scores.values) == {None}
+    assert "'temperature' does not support 0.0" in scores.unscored
+
+
+@pytest.mark.parametrize("mood", ["broken", "too long", "wrong key"])
+async def test_calls_without_an_answer_cost_no_tokens(
+    server: ChatServer, make_window: Make, mood: str
+) -> None:
+    server.mood = mood
+    scores = await _score(_config(server), make_window(0).decisions)
+    assert scores.metrics["judge_calls"] > 0
+    assert scores.metrics["judge_tokens"] == 0
 
 
 async def test_answers_are_cached_by_content(

@@ -162,6 +162,25 @@ def test_any_other_answer_is_unusable(text: str, problem: str) -> None:
         read(text, ["a", "b"])
 
 
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        (f"<think>{_answer(a=0.1, b=0.9)} no, reversed</think>{_answer(a=0.9, b=0.1)}", 0.9),
+        (f"Those ids are wrong: {_answer(x=0.1)}, so {_answer(a=0.7, b=0.1)}", 0.7),
+        (f"{_answer(a=0.6, b=0.1)} and now the form: {_answer(id=0.5)}", 0.6),
+        ("{so} " * 50 + _answer(a=0.8, b=0.1), 0.8),
+    ],
+)
+def test_the_last_whole_answer_counts_and_drafts_do_not(text: str, first: float) -> None:
+    assert read(text, ["a", "b"])["a"].score == first
+
+
+def test_an_answer_for_many_decisions_is_found_after_its_draft() -> None:
+    names = [f"id{number}" for number in range(90)]
+    draft, last = (_answer(**dict.fromkeys(names, score)) for score in (0.1, 0.9))
+    assert read(f"{draft} {last}", names)["id89"].score == 0.9
+
+
 def test_a_second_question_says_what_was_wrong() -> None:
     question = _ask(GROUP)
     system, user = question.again("no score for b")

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -279,6 +280,28 @@ async def test_malformed_oversized_and_foreign_requests_are_refused(
         assert answer.status_code == status, answer.text
         assert answer.json()["error"]["message"]
         assert (await served.http.get("/health")).status_code == 200
+
+
+async def test_a_body_that_is_no_json_says_where(serving: Serving) -> None:
+    async with serving() as served:
+        answer = await served.http.post(
+            "/v1/completions",
+            content=b'{"model": "small", }',
+            headers={"content-type": "application/json"},
+        )
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, None)
+        assert re.match(r"the body is no JSON: .+ at character 1\d", error["message"])
+
+
+async def test_a_prompt_with_half_an_emoji_is_answered(serving: Serving) -> None:
+    async with serving() as served:
+        answer = await served.http.post(
+            "/v1/completions",
+            content=rb'{"model": "small", "prompt": "\ud800 abc", "max_tokens": 2}',
+            headers={"content-type": "application/json"},
+        )
+        assert answer.status_code == 200, answer.text
 
 
 async def test_a_body_without_a_length_is_refused_once_it_is_too_large(

@@ -62,8 +62,9 @@ class JudgeConfig(Group):
     group_size: Annotated[int, Range(2)] = 12
     #: ``time``: neighbours in time, of all agents; ``agent``: decisions of one agent.
     group_by: Literal["time", "agent"] = "time"
-    #: Sampling temperature of the judge; null leaves the endpoint's own.
-    sampling_temperature: NotNegative | None = 0.0
+    #: Sampling temperature of the judge; null leaves the endpoint's own, since reasoning models
+    #: refuse any other (``engine`` is greedy then).
+    sampling_temperature: NotNegative | None = None
     #: Form of the answer: ``json_schema``, ``json_object``, ``text``, or ``auto``: the first of
     #: them that the endpoint accepts.
     structured: Literal["auto", "json_schema", "json_object", "text"] = "auto"

@@ -65,8 +65,8 @@ DEPLOYMENTS = "deployments"
 class Deployed:
     """The result of a deployment.
 
-    success: the version serves all users or some; None: there was none to deploy. reason: why it
-    does not serve.
+    success: the version serves all users; None: there was none to deploy, or it is on trial.
+    reason: why it does not serve.
     """
 
     success: bool | None
@@ -111,6 +111,8 @@ class DeploymentsByStep:
         if checkpoint.uid in self._served():
             return Deployed(success=True)
         deployment = await self._service.deploy(checkpoint)
+        if deployment.phase == "trial":
+            return Deployed(success=None, reason=f"{deployment.uid} is on trial")
         return Deployed(success=deployment.succeeded, reason=deployment.reason)
 
     def _served(self) -> set[str]:

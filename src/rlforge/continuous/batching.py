@@ -81,11 +81,13 @@ class WindowFilter:
     max_length: int | None
     foreign: Collection[str] = ()
 
-    def build_window_batch(self, batch_id: str, decisions: Sequence[Scored]) -> WindowBatch:
+    def build_window_batch(
+        self, batch_id: str, decisions: Sequence[Scored], why_unscored: str = ""
+    ) -> WindowBatch:
         """A batch of the model's selected decisions that are neither too old nor too long.
 
         decisions: in order of time. Those of one agent form one episode for a critic, and one
-        group for ``window_grpo``.
+        group for ``window_grpo``. why_unscored: what the scorer says of those without a score.
         """
         dropped: dict[str, int] = {}
 
@@ -105,6 +107,9 @@ class WindowFilter:
         punished = sum(self._punished(one) for one in ours)
         selected = len(chosen) - punished
         reason = self._obstacle(decisions, len(ours), selected, steps)
+        unscored = sum(one.score is None for one in ours)
+        if reason and unscored and why_unscored:
+            reason = f"{reason}; {unscored} have no score: {why_unscored}"
         versions = [step.policy_version for step in steps]
         batch = TrainBatch(
             steps=tuple(steps),
@@ -118,7 +123,7 @@ class WindowFilter:
             reason=reason,
             selected=selected,
             refused=punished,
-            unscored=sum(one.score is None for one in ours),
+            unscored=unscored,
             stale=dropped["stale"],
             too_long=dropped["too_long"],
         )

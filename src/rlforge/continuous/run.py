@@ -110,7 +110,7 @@ class ContinuousRun:
         untouched = policy.deployments.serving() == step_name(0)
         if untouched and self._config.learner.initial_adapter and not current.path:
             deployed = await policy.deployments.deploy(start)
-            if not deployed.success:
+            if deployed.success is False:
                 raise RunError(f"learner.initial_adapter does not serve: {deployed.reason}")
         own = await learner.restore(policy.deployments.serving())
         if (source := policy.deployments.foreign().get(current.uid)) is not None:
@@ -118,7 +118,7 @@ class ContinuousRun:
                 f"{current.uid} is not of this run ({source}): {own.uid} serves again"
             )
             deployed = await policy.deployments.deploy(own)
-            if not deployed.success:
+            if deployed.success is False:
                 raise RunError(f"{own.uid} does not serve: {deployed.reason}")
 
     async def _compare(self, when: str, policy: PolicySide) -> dict[str, Any]:

@@ -148,6 +148,7 @@ class ContinuousTrainer:
                 Scored(decision=decision, score=score, reward=reward)
                 for (decision, _, score), reward in zip(known, rewards, strict=True)
             ],
+            scores.unscored.removeprefix("unscored: "),
         )
 
     async def _train(self, work: Entry, gathered: WindowBatch) -> tuple[Entry, Trained | None]:

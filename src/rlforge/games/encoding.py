@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rlforge.games.markup import Prompt, Tokenizer
+from rlforge.system.values import writable
 
 
 class Encoder:
@@ -34,7 +35,11 @@ class Encoder:
         self._of_markup: dict[str, tuple[int, ...]] = {}
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """The prompt's ids; their control tokens are those of its markup."""
+        """The prompt's ids; their control tokens are those of its markup.
+
+        Lone surrogates, which no tokenizer takes, are replaced.
+        """
+        prompt = prompt._replace(text=writable(prompt.text))
         ids = self._ids(prompt.text)
         wanted = [token for piece in prompt.markup() for token in self._markup_tokens(piece)]
         if self._tokens(ids) == wanted:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rlforge.errors import RlforgeError, nearest
+from rlforge.system.values import writable
 
 Json = Mapping[str, Any]
 
@@ -36,6 +37,7 @@ FIELDS: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
 def check_form(action: Any) -> Json:
     """``action``, if it is an object of a known type with exactly the fields of that type.
 
+    Lone surrogates, which no tokenizer and no file takes, are replaced in its texts.
     Raises ``ActionError`` that says what is wrong and what would be right.
 
     Example:
@@ -59,7 +61,9 @@ def check_form(action: Any) -> Json:
         raise ActionError(f"{kind} wants {listed} besides its type: {', '.join(wrong)}")
     for name, wanted in fields.items():
         _check_field(str(kind), name, action[name], wanted)
-    return action
+    return {
+        name: writable(given) if isinstance(given, str) else given for name, given in action.items()
+    }
 
 
 def buy(market_id: str, outcome: str, amount: float) -> Json:

@@ -33,6 +33,14 @@ class DecisionScores:
     explanations: tuple[str, ...]
     metrics: Mapping[str, float]
 
+    @property
+    def unscored(self) -> str:
+        """What is said most often about decisions without a score; empty where all have one."""
+        said = [
+            why for score, why in zip(self.values, self.explanations, strict=True) if score is None
+        ]
+        return max(said, key=said.count, default="")
+
 
 class DecisionScorer(Protocol):
     """Scores the decisions of one window relative to each other.

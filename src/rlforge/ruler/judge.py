@@ -266,12 +266,11 @@ class JudgeScorer:
         while True:
             if budget.down is not None:
                 raise UnscoredError(f"the judge is down: {budget.down}")
-            asked = estimated_tokens(messages)
-            reserved = budget.reserve(asked)
+            reserved = budget.reserve(estimated_tokens(messages))
             try:
                 reply = await self._backend.answer(messages, question.schema)
             except ChatError as error:
-                budget.charge(reserved, asked)
+                budget.charge(reserved, 0)  # endpoints charge for answers only
                 if error.kind == "form":
                     continue  # with the next of three forms
                 problem, again = str(error), error.kind == "again"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Any
 
 from rlforge.config.ruler import JudgeConfig
@@ -81,7 +82,7 @@ def _compact(content: Any) -> str:
 
 _LETTERS = "bcdfghjkmnpqrstvwxz"
 
-#: Most positions in an answer at which the parser looks for a JSON object.
+#: Most braces in an answer that begin no JSON object.
 _MOST_BRACES = 100
 _TASK = """You compare decisions of agents in a market, and score each one.
 
@@ -164,10 +165,25 @@ def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int
 def read(text: str, ids: Sequence[str]) -> dict[str, JudgeVerdict]:
     """The verdict under each id. Raises UnusableAnswerError unless each is there once, in range.
 
-    Prose and code fences around the JSON object are ignored.
+    The last JSON object that is a whole answer counts: those before it are drafts. Prose, thoughts
+    and code fences around it are ignored.
     """
+    answers = [found["scores"] for found in _objects(text) if _is_answer(found)]
+    if not answers:
+        raise UnusableAnswerError('it holds no JSON object with a list under "scores"')
+    *drafts, last = answers
+    try:
+        return _verdicts(last, ids)
+    except UnusableAnswerError:
+        for draft in reversed(drafts):
+            with contextlib.suppress(UnusableAnswerError):
+                return _verdicts(draft, ids)
+        raise
+
+
+def _verdicts(entries: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> dict[str, JudgeVerdict]:
     verdicts: dict[str, JudgeVerdict] = {}
-    for entry in _entries(text):
+    for entry in entries:
         name, score = entry.get("id"), entry.get("score")
         if not isinstance(name, str) or name not in ids:
             raise UnusableAnswerError(f"there is no decision with the id {name!r}")
@@ -188,24 +204,23 @@ def asked_ids(schema: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(schema["properties"]["scores"]["items"]["properties"]["id"]["enum"])
 
 
-def _entries(text: str) -> list[Mapping[str, Any]]:
-    for found in _objects(text):
-        entries = found.get("scores")
-        if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
-            return entries
-    raise UnusableAnswerError('it holds no JSON object with a list under "scores"')
+def _is_answer(found: Mapping[str, Any]) -> bool:
+    entries = found.get("scores")
+    return isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
 
 
 def _objects(text: str) -> Iterator[Mapping[str, Any]]:
-    """The JSON objects in a text, from the left."""
+    """The JSON objects in a text, outermost ones only, from the left."""
     decoder = json.JSONDecoder()
-    braces = (place for place, letter in enumerate(text) if letter == "{")
-    for start in islice(braces, _MOST_BRACES):
+    start, wrong = text.find("{"), 0
+    while start >= 0 and wrong < _MOST_BRACES:
         try:
-            found, _ = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            continue  # a brace in prose
-        yield found
+            found, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):  # a brace in prose
+            end, wrong = start + 1, wrong + 1
+        else:
+            yield found
+        start = text.find("{", end)
 
 
 def _ids(texts: Iterable[str], seed: int) -> tuple[str, ...]:

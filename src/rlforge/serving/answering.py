@@ -14,6 +14,7 @@ from rlforge.errors import EngineError, RlforgeError
 from rlforge.serving.protocol import ChatRequest, CompletionRequest, Sampling
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
+from rlforge.system.values import writable
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
 #: The character that tokenizers put for bytes that are not, or not yet, a whole character.
@@ -343,4 +344,4 @@ class Answering:
         return self._encode(str(text))
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        return tuple(self._tokenizer.encode(writable(text), add_special_tokens=False))

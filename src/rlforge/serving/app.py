@@ -284,8 +284,13 @@ async def _explain(request: Request, error: Exception) -> Response:
     match error:
         case RequestValidationError():
             first = error.errors()[0]
-            param = ".".join(str(part) for part in first["loc"][1:]) or None
-            status, message = 400, f"{param or 'body'}: {first['msg']}"
+            place, status = [str(part) for part in first["loc"][1:]], 400
+            if first["type"] == "json_invalid":  # its place is a position in the body
+                why = first["ctx"]["error"]
+                message = f"the body is no JSON: {why} at character {place[0]}"
+            else:
+                param = ".".join(place) or None
+                message = f"{param or 'body'}: {first['msg']}"
         case BadRequestError():
             status, param, code = error.status, error.param, error.code
         case DeploymentError():

@@ -115,7 +115,8 @@ def window_line(row: Row, total: int | None) -> str:
     if row["version"] is not None:
         trained = int(row["batch/trained_decisions"])
         parts.append(f"{row['version']} trained on {trained}, loss {number(row['training_loss'])}")
-        parts.append("deployed" if row["deployment_success"] else f"refused: {row['reason']}")
+        refused = "refused: " if row["deployment_success"] is False else ""
+        parts.append(f"{refused}{row['reason']}" if row["reason"] else "deployed")
     else:
         parts.append(f"nothing trained: {row['reason']}")
     return ", ".join(parts)
