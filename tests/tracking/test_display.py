@@ -16,7 +16,7 @@ from rlforge.errors import RlforgeError
 from rlforge.tracking import display as display_module
 from rlforge.tracking.display import NOTES, Display, DisplayMode, collection_line, monitor
 from rlforge.tracking.files import create_run
-from rlforge.tracking.progress import Progress
+from rlforge.tracking.progress import EngineRow, Progress
 
 
 def console(**options: Any) -> Console:
@@ -310,6 +310,20 @@ def test_plain_shows_what_is_played_long_before_the_first_update(
     assert "update 1/10  loss" in lines[4]
     assert "collecting for update 2/10" in lines[5]
     assert written(out).isascii()
+
+
+def test_a_line_without_a_terminal_says_collecting_only_while_engines_work(
+    new_tracker: Any, tmp_path: Path
+) -> None:
+    progress = new_tracker(tmp_path).progress()
+    works = EngineRow(name="engine-0", queued=0, running=8, tok_s=30.0, tokens=900)
+    rests = dataclasses.replace(works, tok_s=0.0, running=0)
+    for engines, expected in (
+        ((works,), "collecting for update 1/10"),
+        ((rests,), "at update 1/10"),
+    ):
+        line = collection_line(dataclasses.replace(progress, engines=engines))
+        assert f"] {expected}  " in line
 
 
 def test_plain_of_fast_updates_has_no_further_lines(

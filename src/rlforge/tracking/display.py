@@ -223,6 +223,8 @@ def collection_line(progress: Progress) -> str:
     rate = sum(engine.tok_s for engine in progress.engines)
     running = sum(engine.running for engine in progress.engines)
     doing = f"collecting for update {progress.update + 1}/{progress.total_updates}"
+    if tokens and not rate and not running:  # the engines rest: the learner works
+        doing = doing.replace("collecting for", "at")
     if progress.update == progress.total_updates:
         doing = f"evaluating after update {progress.update}/{progress.total_updates}"
     parts = [
