@@ -2,14 +2,16 @@
 
     python experiments/nash_conv.py RUN_DIR
 
-The policy is read off the model: at each of the twelve information sets, the next-token
-probabilities of the legal actions, renormalised; what they leave over is the illegal mass.
+The policy is read off the model: at each of the twelve information sets, the probabilities of the
+answers that are a legal action, renormalised; what they leave over is the illegal mass.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ import torch
 
 from rlforge.config.compose import from_yaml
 from rlforge.config.schema import RunConfig
+from rlforge.config.sft import ACTION
 from rlforge.engines.policies import load_policy
 from rlforge.games.openspiel import information_sets, nash_conv
 from rlforge.games.prompts import Prompter
 from rlforge.local.policies import find_policy
 from rlforge.models.load import load_base_model, load_tokenizer
+from rlforge.rollout.datasets import AnswerEncoder, written
 from rlforge.rollout.lineup import train_envs
 
 GAME = "kuhn_poker"
@@ -29,32 +33,35 @@ GAME = "kuhn_poker"
 
 def tabular(model: Any, tokenizer: Any, config: RunConfig) -> tuple[dict[str, Any], float]:
     """Probabilities of the legal actions at every information set, and the mean illegal mass."""
-    prompter = Prompter(tokenizer, config.prompts)
-    template = train_envs(config)[0].prompt_template
+    prompter, encoder = Prompter(tokenizer, config.prompts), AnswerEncoder(config.model, tokenizer)
+    env = train_envs(config)[0]
     policy: dict[str, dict[str, float]] = {}
     illegal = []
     for text, _, view in information_sets(GAME):
-        _, ids = prompter.encode(template, view)
-        with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits[0, -1].double()
-        chances = torch.softmax(logits / config.engine.temperature, dim=-1)
+        _, prompt = prompter.encode(env.prompt_template, view, env.action_extraction)
         assert view.legal_actions is not None
-        masses = {
-            action: sum(float(chances[i]) for i in first_tokens(tokenizer, action))
-            for action in view.legal_actions
-        }
+        masses = {}
+        for action in view.legal_actions:
+            said = written(ACTION, env.action_extraction, action)
+            # With and without a space in front.
+            answers = {encoder.answer(said, after=before) for before in ("", ".")}
+            masses[action] = math.fsum(
+                probability(model, prompt, answer, config.engine.temperature) for answer in answers
+            )
         total = sum(masses.values())
         illegal.append(1.0 - total)
         policy[text] = {action: mass / total for action, mass in masses.items()}
     return policy, sum(illegal) / len(illegal)
 
 
-def first_tokens(tokenizer: Any, action: str) -> list[int]:
-    """Single tokens that say ``action``, with and without a space in front."""
-    spellings = (
-        tokenizer.encode(text, add_special_tokens=False) for text in (action, f" {action}")
-    )
-    return sorted({ids[0] for ids in spellings if len(ids) == 1})
+@torch.no_grad()
+def probability(
+    model: Any, prompt: Sequence[int], answer: Sequence[int], temperature: float
+) -> float:
+    """Of a whole answer, its end included."""
+    logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1].double()
+    logprobs = torch.log_softmax(logits / temperature, dim=-1)
+    return float(logprobs.gather(-1, torch.tensor(answer)[:, None]).sum().exp())
 
 
 def policy_nash_conv(run_dir: Path) -> dict[str, float]:

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from rlforge.config.compose import conf_dir
 from rlforge.config.continuous import (
+    ContinuousConfig,
     DecisionRewardConfig,
     StoreConfig,
     WindowConfig,
@@ -65,3 +66,24 @@ def test_every_key_is_explained(cls: Any) -> None:
 def test_values_that_cannot_be_are_named(config: Any, message: str) -> None:
     ((key, reason),) = config.problems()
     assert message in f"{key}={getattr(config, key)}: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "waited", "staleness"),
+    [
+        ({}, 2, 3),  # hours, and episodes of two
+        ({"completeness": 0.0}, 0, 1),
+        ({"clock": "simulated"}, 2, 3),
+        ({"clock": "simulated", "minutes": 240.0}, 0, 1),
+        ({"minutes": 240.0}, 1, 2),  # by the wall clock, episodes begin with the run
+        ({"grace_seconds": 0.0}, 0, 1),
+        ({"grace_seconds": 3601.0}, 2, 3),
+    ],
+)
+def test_decisions_may_be_as_old_as_the_wait_for_their_outcomes_makes_them(
+    settings: dict[str, Any], waited: int, staleness: int
+) -> None:
+    config = ContinuousConfig(window=WindowConfig(**settings))
+    assert (config.windows_waited, config.max_staleness) == (waited, staleness)
+    config.continuous.max_staleness = 7
+    assert config.max_staleness == 7

@@ -27,6 +27,7 @@ def gather(
     algorithm: Any = None,
     version: int = 0,
     max_length: int | None = None,
+    max_staleness: int = 1,
     foreign: Sequence[str] = (),
     **settings: Any,
 ) -> WindowBatch:
@@ -34,6 +35,7 @@ def gather(
         settings=ContinuousSettings(**{"min_selected": 1, **settings}),
         algorithm=make_algorithm(algorithm or WindowGrpoConfig(kl=KlConfig(to="previous")), 16),
         version=version,
+        max_staleness=max_staleness,
         max_length=max_length,
         foreign=foreign,
     )
@@ -182,7 +184,10 @@ def test_answers_that_are_no_action_are_always_learned_from(
 def test_only_old_decisions_train_nothing(make_decision: Make) -> None:
     decisions = [make_decision(i, reward=i / 10) for i in range(3)]
     found = gather(decisions, [0.9] * 3, version=9)
-    assert found.reason == "all 3 selected decisions are too old or too long"
+    assert found.reason == (
+        "no selected decision can be learned from: 3 are of more than "
+        "continuous.max_staleness=1 versions ago"
+    )
 
 
 def test_too_few_selected_decisions_train_nothing(make_decision: Make) -> None:

@@ -9,6 +9,7 @@ import os
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from rlforge.continuous.simulation import (
 )
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.models.load import load_tokenizer
+from rlforge.trajectories import grid
 from rlforge.trajectories.grid import WallClock
 from rlforge.trajectories.records import Decision, DecisionOutcome
 from rlforge.types import Completion
@@ -244,6 +246,54 @@ async def test_simulated_time_advances_by_ticks(
     assert population.state.world.ticks == 6
 
 
+async def test_a_window_is_settled_by_ticks_until_few_enough_outcomes_are_open(
+    populate: Callable[..., Population],
+) -> None:
+    population, window, stop = populate(Records()), "2024-11-13-10:00", asyncio.Event()
+    world = population.state.world
+    driver = SimulatedTimeDriver(population, lambda: world.minute * 60, stop)
+    await driver.advance_to(600.0)
+    still_open = population.unsettled(window)
+    assert still_open > 0
+    assert population.unsettled("2024-11-13-11:00") == 0
+    await driver.settle(window, still_open)
+    assert world.ticks == 2
+    await driver.settle(window, 0)
+    assert population.unsettled(window) == 0
+    assert 2 < world.ticks <= 6  # an episode
+    await driver.advance_to(world.minute * 60 + 300)
+    stop.set()
+    with pytest.raises(Stopped):
+        await driver.settle(window, 0)
+
+
+async def test_ticks_by_the_wall_clock_begin_at_multiples_of_their_length(
+    populate: Callable[..., Population], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a window of whole ticks holds equally many of them, whenever the run began."""
+    now, begun = 1000.0, []
+
+    async def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += min(seconds, 0.25)  # of each of those who wait
+        await asyncio.sleep(0)
+
+    async def slow_answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
+        nonlocal now
+        begun.append(now)
+        now += 0.5
+        return await hold_or_buy(agent_id, prompt, draw)
+
+    monkeypatch.setattr(grid, "asyncio", SimpleNamespace(sleep=pass_time))
+    driver = WallClockDriver(
+        populate(Records(), answer=slow_answer), WallClock(lambda: now), 30.0, asyncio.Event()
+    )
+    await driver.advance_to(1250.0)
+    await driver.close()
+    assert {moment // 30 * 30 for moment in begun} == set(range(1020, 1250, 30))
+    assert all(moment % 30 < 5 for moment in begun)
+
+
 async def test_by_the_wall_clock_ticks_go_on_between_waits(
     populate: Callable[..., Population], tmp_path: Path
 ) -> None:
@@ -294,6 +344,16 @@ def test_loading_a_state_refuses_foreign_classes(tmp_path: Path) -> None:
         load_simulation_state(tmp_path / "nowhere.pkl")
     path.write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(RunError, match="holds a dict"):
+        load_simulation_state(path)
+
+
+def test_a_state_of_another_release_is_refused(
+    populate: Callable[..., Population], tmp_path: Path
+) -> None:
+    state, path = populate(Records()).state, tmp_path / "state.pkl"
+    state.format += 1
+    save_simulation_state(state, path)
+    with pytest.raises(RunError, match="another release of rlforge"):
         load_simulation_state(path)
 
 

@@ -72,7 +72,8 @@ def test_the_default_is_the_documents_configuration() -> None:
         (["serve.state_dir=x"], r"serve\.state_dir=x .*keeps its versions"),
         (["learner.schedule=linear", "continuous.windows=null"], r"learner\.schedule=linear"),
         (["window.min_trajectories_per_agent=50"], r"a window has 12: window\.minutes=60"),
-        (["window.clock=simulated"], r"window\.grace_seconds=0.0 .*120 minutes.*\(7200\)"),
+        (["window.grace_seconds=60"], r"window\.grace_seconds=60.0 .*7200 seconds .*null"),
+        (["continuous.max_staleness=1"], r"max_staleness=1 .*2 windows, .*null"),
         (
             ["window.clock=simulated", "window.minutes=120", "continuous.start=2024-11-13-11:00"],
             r"continuous\.start=2024-11-13-11:00 .*no window of 120 minutes begins then",

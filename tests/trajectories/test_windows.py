@@ -119,6 +119,20 @@ def test_a_rolling_batch_that_is_too_small_says_so(store: TrajectoryStore) -> No
     )
 
 
+def test_a_window_may_be_read_with_as_many_open_outcomes_as_completeness_allows(
+    store: TrajectoryStore,
+) -> None:
+    decisions = len(Windows(store, WindowConfig()).get(TEN_ID).decisions)
+    for settings, expected in (
+        ({}, 0),
+        ({"completeness": 0.9}, decisions // 10),
+        ({"completeness": 0.0}, decisions),
+        ({"grace_seconds": 0.0}, None),
+        ({"mode": "rolling"}, None),
+    ):
+        assert Windows(store, WindowConfig(**settings)).may_stay_open(TEN_ID) == expected
+
+
 def test_windows_of_other_lengths(tmp_path: Path, make: Any) -> None:
     config = WindowConfig(minutes=2.5, min_agents=1, min_actions=1, min_trajectories_per_agent=1)
     with TrajectoryStore(tmp_path / "short") as store:

@@ -5,6 +5,7 @@ A continuous experiment composes ``conf/continuous.yaml`` instead of ``conf/conf
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -51,8 +52,9 @@ class WindowConfig(Group):
     clock: Literal["wall", "simulated"] = "wall"
     #: Minutes of one window; windows do not overlap and the first begins with 1970 UTC.
     minutes: Positive = 60.0
-    #: Seconds to wait for late decisions after a window's end.
-    grace_seconds: NotNegative = 0.0
+    #: Seconds to wait after a window's end for late decisions and outcomes; null: until the
+    #: outcomes that ``completeness`` asks for are known, an episode of the market at most.
+    grace_seconds: NotNegative | None = None
     #: Agents that a window needs, counting those that meet the next two keys.
     min_agents: Count = 3
     #: Decisions with an action other than NO_OP that an agent needs to count.
@@ -127,8 +129,9 @@ class ContinuousSettings(Group):
     train_on: Literal["reward", "score", "mix"] = "reward"
     #: w of ``mix``.
     score_weight: Share = 0.5
-    #: Most versions between the one that made a decision and the one that is trained on it.
-    max_staleness: Whole = 1
+    #: Most versions between the one that made a decision and the one that is trained on it; null:
+    #: 1, and as many more as windows may end while a window waits for its outcomes.
+    max_staleness: Whole | None = None
     #: Reward of an answer without an action that the market accepts; such answers are always
     #: selected. null: they count as decisions to do nothing.
     invalid_reward: float | None = -1.0
@@ -160,3 +163,30 @@ class ContinuousConfig(PolicyConfig):
     def total_updates(self) -> int | None:
         """One update per window."""
         return self.continuous.windows
+
+    @property
+    def episode_s(self) -> float:
+        """Seconds of an episode of the market, after which every outcome is known."""
+        return self.market.tick_minutes * self.market.episode_ticks * 60
+
+    @property
+    def windows_end_settled(self) -> bool:
+        """Whether all outcomes are known when a window ends: it lasts whole simulated episodes."""
+        episodes = self.window.minutes * 60 / self.episode_s
+        whole = round(episodes) >= 1 and abs(episodes - round(episodes)) < 1e-9
+        return whole and self.window.clock == "simulated"
+
+    @property
+    def windows_waited(self) -> int:
+        """How many windows may end while one waits for outcomes or late decisions."""
+        waited = self.window.grace_seconds
+        if waited is None:
+            nothing = self.windows_end_settled or self.window.completeness == 0
+            waited = 0.0 if nothing else self.episode_s
+        return math.ceil(waited / (self.window.minutes * 60))
+
+    @property
+    def max_staleness(self) -> int:
+        """``continuous.max_staleness``, or what follows from the windows waited."""
+        given = self.continuous.max_staleness
+        return 1 + self.windows_waited if given is None else given

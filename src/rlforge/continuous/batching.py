@@ -71,13 +71,15 @@ class WindowBatch:
 class WindowFilter:
     """The rules by which decisions become a batch.
 
-    version: of the policy that is about to be trained. max_length: most tokens of prompt and
+    version: of the policy that is about to be trained. max_staleness: most versions between it and
+    the one that made a decision. max_length: most tokens of prompt and
     answer; None: no bound. foreign: deployments whose decisions are not the model's own.
     """
 
     settings: ContinuousSettings
     algorithm: Algorithm
     version: int
+    max_staleness: int
     max_length: int | None
     foreign: Collection[str] = ()
 
@@ -106,7 +108,7 @@ class WindowFilter:
         steps = self._steps(batch_id, keep("too_long", self._fits, fresh))
         punished = sum(self._punished(one) for one in ours)
         selected = len(chosen) - punished
-        reason = self._obstacle(decisions, len(ours), selected, steps)
+        reason = self._obstacle(decisions, len(ours), selected, dropped, steps)
         unscored = sum(one.score is None for one in ours)
         if reason and unscored and why_unscored:
             reason = f"{reason}; {unscored} have no score: {why_unscored}"
@@ -145,7 +147,7 @@ class WindowFilter:
         return measure is not None and measure > settings.threshold
 
     def _fresh(self, one: Scored) -> bool:
-        return self.version - one.completion.policy_version <= self.settings.max_staleness
+        return self.version - one.completion.policy_version <= self.max_staleness
 
     def _fits(self, one: Scored) -> bool:
         length = len(one.completion.prompt_token_ids)
@@ -196,7 +198,12 @@ class WindowFilter:
         )
 
     def _obstacle(
-        self, decisions: Sequence[Scored], ours: int, selected: int, steps: Sequence[Step]
+        self,
+        decisions: Sequence[Scored],
+        ours: int,
+        selected: int,
+        dropped: Mapping[str, int],
+        steps: Sequence[Step],
     ) -> str:
         """Why ``steps`` are not trained on; empty when they are."""
         settings = self.settings
@@ -214,7 +221,18 @@ class WindowFilter:
                 f"continuous.min_selected is {settings.min_selected}"
             )
         if not steps:
-            return f"all {selected} selected decisions are too old or too long"
+            left_out = []
+            if dropped["stale"]:
+                left_out.append(
+                    f"{dropped['stale']} are of more than continuous.max_staleness="
+                    f"{self.max_staleness} versions ago"
+                )
+            if dropped["too_long"]:
+                left_out.append(
+                    f"{dropped['too_long']} have prompts of learner.max_train_len="
+                    f"{self.max_length} tokens or more"
+                )
+            return f"no selected decision can be learned from: {', '.join(left_out)}"
         if is_constant([step.reward for step in steps]):
             same = f"all {len(steps)} decisions have the same {settings.train_on}"
             return f"{same}: there is no gradient"

@@ -32,10 +32,14 @@ Answer = Callable[[str, tuple[int, ...], int], Awaitable[Completion]]
 
 @value
 class Open:
-    """A decision that is not settled yet. policy: uid of the version that took it; empty: none."""
+    """A decision of a window that is not settled yet.
+
+    policy: uid of the version that took it; empty: none.
+    """
 
     decision_id: str
     policy: str
+    window_id: str
 
 
 @value
@@ -72,6 +76,10 @@ class Labels:
     window_of: Callable[[float], str]
 
 
+FORMAT = 2
+"""Of the state on disk; raised with every change of its classes."""
+
+
 class SimulationState:
     """All state of a simulation between two ticks: market, traders, decisions not yet settled.
 
@@ -80,6 +88,7 @@ class SimulationState:
     """
 
     def __init__(self, market: MarketConfig, agents: int, seed: int) -> None:
+        self.format = FORMAT
         self.world = World(market, seed)
         self.agents = tuple(f"agent-{number}" for number in range(1, agents + 1))
         for agent_id in self.agents:
@@ -138,6 +147,10 @@ class Population:
     def is_repeating(self) -> bool:
         """Whether the next tick is on record already."""
         return any(self._id(agent_id) in self._recorded for agent_id in self.state.world.agent_ids)
+
+    def unsettled(self, window_id: str) -> int:
+        """How many decisions of a window are not settled yet."""
+        return sum(known.window_id == window_id for known in self.state.open.values())
 
     # ------------------------------------------------------------ deciding
 
@@ -202,12 +215,16 @@ class Population:
         completion: Completion | None = None,
     ) -> Decision:
         decision_id = self._id(receipt.agent_id)
-        policy = "" if completion is None else completion.policy_uid
-        self.state.open[receipt.ticket] = Open(decision_id=decision_id, policy=policy)
+        window_id = self._labels.window_of(now)
+        self.state.open[receipt.ticket] = Open(
+            decision_id=decision_id,
+            policy="" if completion is None else completion.policy_uid,
+            window_id=window_id,
+        )
         return Decision(
             id=decision_id,
             agent_id=receipt.agent_id,
-            window_id=self._labels.window_of(now),
+            window_id=window_id,
             state=state,
             action=action,
             timestamp=now,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlforge.continuous.population import Population, SimulationState
+from rlforge.continuous.population import FORMAT, Population, SimulationState
 from rlforge.errors import RunError
 from rlforge.system.files import atomic_write
 from rlforge.trajectories.grid import WallClock
@@ -28,6 +29,10 @@ class SimulationDriver(Protocol):
 
     async def advance_to(self, moment: float) -> None:
         """Return once the clock shows ``moment``. Raises ``Stopped`` when the run is to end."""
+        ...
+
+    async def settle(self, window_id: str, may_stay_open: int) -> None:
+        """Return once at most so many decisions of a window are not settled; else as above."""
         ...
 
     async def save(self, path: Path) -> None:
@@ -59,6 +64,12 @@ class SimulatedTimeDriver:
                 raise Stopped
             await self._population.tick()
 
+    async def settle(self, window_id: str, may_stay_open: int) -> None:
+        while self._population.unsettled(window_id) > may_stay_open:
+            if self._stop.is_set():
+                raise Stopped
+            await self._population.tick()
+
     async def save(self, path: Path) -> None:
         await asyncio.to_thread(save_simulation_state, self._population.state, path)
 
@@ -67,7 +78,9 @@ class SimulatedTimeDriver:
 
 
 class WallClockDriver:
-    """Runs a tick every ``tick_s`` seconds of the clock, also while the trainer trains.
+    """Runs a tick at every multiple of ``tick_s`` of the clock, also while the trainer trains.
+
+    So windows of whole multiples hold equally many ticks.
 
     Each decision names the version that made it, so the trainer knows which are of the version
     before an update.
@@ -101,6 +114,10 @@ class WallClockDriver:
         if self._stop.is_set():
             raise Stopped
 
+    async def settle(self, window_id: str, may_stay_open: int) -> None:
+        while self._population.unsettled(window_id) > may_stay_open:
+            await self.advance_to(self._next_tick())
+
     async def save(self, path: Path) -> None:
         async with self._between_ticks:
             await asyncio.to_thread(save_simulation_state, self._population.state, path)
@@ -114,13 +131,14 @@ class WallClockDriver:
         while self._population.is_repeating:
             async with self._between_ticks:
                 await self._population.tick()
-        due = self._clock.now()
         while True:
+            # Ticks missed because of a slow model or a suspended machine are skipped.
+            await self._clock.wait_until(self._next_tick())
             async with self._between_ticks:
                 await self._population.tick()
-            # Ticks missed because of a slow model or a suspended machine are skipped.
-            due = max(due + self._tick_s, self._clock.now())
-            await self._clock.wait_until(due)
+
+    def _next_tick(self) -> float:
+        return (math.floor(self._clock.now() / self._tick_s) + 1) * self._tick_s
 
 
 # ---------------------------------------------------------------- the state on disk
@@ -159,6 +177,8 @@ def load_simulation_state(path: Path) -> SimulationState:
         raise RunError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     if not isinstance(state, SimulationState):
         raise RunError(f"{path} holds a {type(state).__name__}, not a simulation's state")
+    if vars(state).get("format") != FORMAT:
+        raise RunError(f"{path} is of another release of rlforge, which alone can resume the run")
     return state
 
 

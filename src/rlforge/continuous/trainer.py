@@ -68,7 +68,7 @@ class ContinuousTrainer:
         journal, market = self._parts.journal, self._parts.market
         last = journal.last()
         if last is not None:  # a resumed market may not have reached its end
-            await market.driver.advance_to(market.windows.due_at(last.window_id))
+            await self._until_over(last.window_id)
         window_id = self._next_window(last)
         number = 1 if last is None else last.number + 1
         await market.driver.save(simulation_state_path(self._context.run_dir, number))
@@ -100,12 +100,20 @@ class ContinuousTrainer:
         A resumed process repeats the ticks on record from the state that the window starts from,
         also where the window is collected already: the next window goes on from its end.
         """
+        await self._until_over(work.window_id)
         market = self._parts.market
-        await market.driver.advance_to(market.windows.due_at(work.window_id))
         window = await asyncio.to_thread(market.windows.batch, work.window_id)
         if not work.reached("collected"):
             work = self._reach(work, "collected", trajectories=len(window.decisions))
         return work, window
+
+    async def _until_over(self, window_id: str) -> None:
+        """Run the market until a window is over and as many of its outcomes known as it needs."""
+        market = self._parts.market
+        await market.driver.advance_to(market.windows.due_at(window_id))
+        allowed = await asyncio.to_thread(market.windows.may_stay_open, window_id)
+        if allowed is not None:
+            await market.driver.settle(window_id, allowed)
 
     async def _score(
         self, work: Entry, window: TrainingWindow
@@ -137,6 +145,7 @@ class ContinuousTrainer:
         rewards = learning.reward.normalize([reward for _, reward, _ in known])
         rules = WindowFilter(
             settings=self._config.continuous,
+            max_staleness=self._config.max_staleness,
             algorithm=learning.algorithm,
             version=learning.learner.version,
             max_length=self._config.learner.max_train_len,

@@ -60,18 +60,24 @@ def _check_time(composed: Composed[ContinuousConfig], config: ContinuousConfig) 
         start = window_start(config.continuous.start)
     except RlforgeError as error:
         raise composed.error("continuous.start", str(error)) from None
-    if window.clock != "simulated":
-        return
-    if WindowGrid(window.minutes).id_of(start) != config.continuous.start:
+    if (
+        window.clock == "simulated"
+        and WindowGrid(window.minutes).id_of(start) != config.continuous.start
+    ):
         raise composed.error(
             "continuous.start", f"no window of {window.minutes:g} minutes begins then"
         )
-    episode = market.tick_minutes * market.episode_ticks
-    whole = abs(window.minutes / episode - round(window.minutes / episode)) < 1e-9
-    if window.completeness == 1 and not whole and window.grace_seconds < episode * 60:
+    grace = window.grace_seconds
+    short = grace is not None and not config.windows_end_settled and grace < config.episode_s
+    if short and window.completeness == 1 and window.mode == "windowed":
         raise composed.error(
             "window.grace_seconds",
-            f"decisions are settled by the end of their episode, {episode:g} minutes at most "
-            f"after they were made; wait for that ({episode * 60:g}), let windows last whole "
-            "episodes, or lower window.completeness",
+            f"outcomes are known at the end of an episode, {config.episode_s:g} seconds at most "
+            "after a decision; null waits as long as it takes",
+        )
+    if config.max_staleness < config.windows_waited and window.mode == "windowed":
+        raise composed.error(
+            "continuous.max_staleness",
+            f"{config.windows_waited} windows, each with a new version, may end while one waits "
+            "for its outcomes; null allows for that",
         )

@@ -57,7 +57,7 @@ def missing(
     """
     reasons = []
     if left_seconds > 0:
-        late = left_seconds <= config.grace_seconds
+        late = left_seconds <= (config.grace_seconds or 0.0)
         wait = "waits for late decisions" if late else "is open"
         reasons.append(f"it {wait} for another {duration(left_seconds)}")
     if not activity:
@@ -135,11 +135,22 @@ class Windows:
 
     def due(self, now: float) -> str:
         """The newest window that is over at ``now``, ``window.grace_seconds`` included."""
-        return self.grid.closed_by(now, self._config.grace_seconds)
+        return self.grid.closed_by(now, self._config.grace_seconds or 0.0)
 
     def due_at(self, window_id: str) -> float:
         """When a window is over, ``window.grace_seconds`` included."""
-        return self.grid.span(window_id)[1] + self._config.grace_seconds
+        return self.grid.span(window_id)[1] + (self._config.grace_seconds or 0.0)
+
+    def may_stay_open(self, window_id: str) -> int | None:
+        """How many decisions of a window need no outcome before it is read.
+
+        None where no outcome is waited for: with ``window.grace_seconds`` it is read after those,
+        and ``rolling`` batches take what is known.
+        """
+        if self._config.grace_seconds is not None or self._config.mode == "rolling":
+            return None
+        (window,) = self.summaries([window_id])
+        return math.floor((1 - self._config.completeness) * window.decisions + 1e-9)
 
     def get(self, window_id: str, now: float | None = None) -> TrainingWindow:
         """One window; without decisions it is empty and not ready."""
