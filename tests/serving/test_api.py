@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -20,14 +21,21 @@ import pytest
 from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, EngineDeadError
-from rlforge.serving.guard import TOKEN_VARIABLE, make_token, read_token
 from rlforge.serving.server import answer_requests, assembled, listen, url_of
 from rlforge.serving.service import DeploymentService
+from rlforge.serving.tokens import (
+    ADMIN_VARIABLE,
+    CLIENT_VARIABLE,
+    AnswerIds,
+    Tokens,
+    make_tokens,
+    read_admin_token,
+)
 from rlforge.types import PolicyRef, SamplingParams, value
 
 from .conftest import SETTINGS, MakeAdapter, until
 
-TOKEN = "a token for tests"
+TOKENS = Tokens(client="a token for clients", admin="a token for administrators")
 PROMPT = "tic tac toe [0]"
 
 
@@ -64,7 +72,7 @@ def serving(config: ServingConfig, engine: Engine, tmp_path: Path) -> Serving:
         async def stopped() -> None:
             await stop.wait()
 
-        async with assembled(config, tmp_path / "state", TOKEN, engine) as (service, app):
+        async with assembled(config, tmp_path / "state", TOKENS, engine) as (service, app):
             drain = config.serve.drain_s
             done = asyncio.create_task(
                 answer_requests(app, listener, drain_s=drain, failed=stopped())
@@ -73,7 +81,7 @@ def serving(config: ServingConfig, engine: Engine, tmp_path: Path) -> Serving:
             async with (
                 httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
                 openai.AsyncOpenAI(
-                    base_url=f"{url}/v1", api_key=TOKEN, max_retries=0, timeout=30
+                    base_url=f"{url}/v1", api_key=TOKENS.client, max_retries=0, timeout=30
                 ) as client,
             ):
                 yield Served(
@@ -85,7 +93,7 @@ def serving(config: ServingConfig, engine: Engine, tmp_path: Path) -> Serving:
     return start
 
 
-def _admin(token: str = TOKEN) -> dict[str, str]:
+def _admin(token: str = TOKENS.admin) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
@@ -337,10 +345,15 @@ async def test_a_body_that_does_not_arrive_in_time_is_a_408(serving: Serving) ->
         writer.close()
 
 
-async def test_beyond_loopback_every_request_needs_the_token(serving: Serving) -> None:
+async def test_beyond_loopback_every_request_needs_a_token(serving: Serving) -> None:
     async with serving(host="0.0.0.0") as served:
+        client = _admin(TOKENS.client)
+        refused = await served.http.get("/admin/deployments", headers=client)
+        assert refused.status_code == 401
+        assert "administrators" in refused.json()["error"]["message"]
+        assert (await served.http.get("/metrics", headers=client)).status_code == 200
         for path in ("/v1/models", "/metrics", "/admin/deployments"):
-            for headers in ({}, _admin("wrong"), {"authorization": TOKEN}):
+            for headers in ({}, _admin("wrong"), {"authorization": TOKENS.admin}):
                 answer = await served.http.get(path, headers=headers)
                 assert answer.status_code == 401
                 assert answer.headers["www-authenticate"] == "Bearer"
@@ -368,26 +381,45 @@ async def test_on_loopback_only_admin_calls_need_the_token_by_default(serving: S
         assert (await served.http.get("/v1/models")).status_code == 401
 
 
-def test_the_token_is_made_once_and_readable_by_its_owner_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "variable"), [("token", CLIENT_VARIABLE), ("admin_token", ADMIN_VARIABLE)]
+)
+def test_tokens_are_made_once_and_readable_by_their_owner_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, variable: str
 ) -> None:
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    for each in (CLIENT_VARIABLE, ADMIN_VARIABLE):
+        monkeypatch.delenv(each, raising=False)
     with pytest.raises(ConfigError, match="no token"):
-        read_token(tmp_path)
-    token = make_token(tmp_path)
-    assert len(token) >= 32
-    assert make_token(tmp_path) == read_token(tmp_path) == token
-    file = tmp_path / "token"
+        read_admin_token(tmp_path)
+    tokens = make_tokens(tmp_path)
+    assert min(len(tokens.client), len(tokens.admin)) >= 32
+    assert tokens.client != tokens.admin
+    assert make_tokens(tmp_path) == tokens
+    assert read_admin_token(tmp_path) == tokens.admin
+    file = tmp_path / name
     assert file.stat().st_mode & 0o777 == 0o600
     file.chmod(0o644)
     with pytest.raises(ConfigError, match=r"can be read by others.*chmod 600"):
-        make_token(tmp_path)
+        make_tokens(tmp_path)
     file.chmod(0o600)
     file.write_text("\n")
     with pytest.raises(ConfigError, match="is empty"):
-        read_token(tmp_path)
-    monkeypatch.setenv(TOKEN_VARIABLE, "from the environment")
-    assert make_token(tmp_path) == "from the environment"
+        make_tokens(tmp_path)
+    monkeypatch.setenv(variable, "from the environment")
+    assert "from the environment" in dataclasses.astuple(make_tokens(tmp_path))
+
+
+def test_ids_of_answers_are_those_of_their_service_only() -> None:
+    ours, other = AnswerIds("one"), AnswerIds("other")
+    made = [ours.new(kind, "deploy-7") for kind in ("chatcmpl", "cmpl") for _ in range(50)]
+    assert len(set(made)) == 100
+    assert {ours.deployment(one) for one in made} == {"deploy-7"}
+    assert {AnswerIds("one").deployment(one) for one in made} == {"deploy-7"}  # after a restart
+    assert {other.deployment(one) for one in made} == {None}
+    first = made[0]
+    for place in range(len(first)):  # no character can be changed
+        other_character = "0" if first[place] != "0" else "1"
+        assert ours.deployment(first[:place] + other_character + first[place + 1 :]) is None
 
 
 async def test_no_token_is_ever_logged(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
@@ -398,7 +430,7 @@ async def test_no_token_is_ever_logged(serving: Serving, caplog: pytest.LogCaptu
             await served.openai.models.list()
     assert "GET '/admin/deployments': 401" in caplog.text
     ours = [r for r in caplog.records if r.name.split(".")[0] in ("rlforge", "uvicorn")]
-    assert not any(TOKEN in r.getMessage() or "wrong secret" in r.getMessage() for r in ours)
+    assert not any(TOKENS.admin in r.getMessage() or "wrong secret" in r.getMessage() for r in ours)
 
 
 # ---------------------------------------------------------------- load, time-outs, shutdown
@@ -602,8 +634,11 @@ async def test_outcomes_of_answers_decide_a_trial(
                 assert answered.json()["counted"] == counted
             number += 1
         assert served.service.current.uid == "deploy-1"
-        bad = await served.http.post("/v1/outcomes", json={"id": "chatcmpl-12", "reward": 1})
-        assert bad.status_code == 400
+        made_up = answer.id[:-32] + "0" * 32
+        for name in ("chatcmpl-12", made_up, answer.id.replace("deploy-", "deploy-1")):
+            bad = await served.http.post("/v1/outcomes", json={"id": name, "reward": 1})
+            assert bad.status_code == 400
+            assert "is not the id of an answer" in bad.json()["error"]["message"]
         content = json.dumps({"id": answer.id, "reward": float("nan")})
         nan = await served.http.post(
             "/v1/outcomes", content=content, headers={"content-type": "application/json"}
@@ -620,4 +655,4 @@ def test_an_address_in_use_is_an_error_that_says_what_to_change() -> None:
             listen("127.0.0.1", port)
     with pytest.raises(ConfigError, match=r"serve\.host=no-such-host\.invalid"):
         listen("no-such-host.invalid", 0)
-    assert os.environ.get(TOKEN_VARIABLE) is None
+    assert os.environ.get(CLIENT_VARIABLE) is None

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from rlforge.config.serving import ServingConfig
-from rlforge.serving.guard import TOKEN_VARIABLE
+from rlforge.serving.tokens import ADMIN_VARIABLE
 
 from .conftest import MakeAdapter
 
@@ -109,7 +109,7 @@ def test_a_service_deploys_survives_sigkill_and_stops_at_sigterm(
     assert "FAIL files: " in refused.stdout
     assert "rlforge: deploy-2 is not served (rejected): files: " in refused.stderr
 
-    wrong = _run("rollback", **{TOKEN_VARIABLE: "wrong"})
+    wrong = _run("rollback", **{ADMIN_VARIABLE: "wrong"})
     assert (wrong.returncode, "refuses the token" in wrong.stderr) == (2, True)
     second = _run("serve", "model=tiny", "hardware=cpu")
     assert (second.returncode, "is in use by process" in second.stderr) == (1, True)
@@ -191,7 +191,7 @@ def test_an_address_without_a_service_is_an_error(
 ) -> None:
     from rlforge.cli import main
 
-    monkeypatch.setenv(TOKEN_VARIABLE, "anything")
+    monkeypatch.setenv(ADMIN_VARIABLE, "anything")
     monkeypatch.setattr(sys, "argv", ["rlforge", "rollback", "--url", "http://127.0.0.1:1"])
     with pytest.raises(SystemExit) as ending:
         main()

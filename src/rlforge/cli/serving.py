@@ -45,9 +45,10 @@ def serve(
 ) -> None:
     """Serve a policy at an OpenAI-compatible HTTP endpoint; new versions replace it without pause.
 
-    Listens on loopback unless [bold]serve.host[/bold] is set. Admin calls, and on other addresses
-    all requests, need a token: that of the environment variable RLFORGE_SERVE_TOKEN, or that of
-    the file [bold]token[/bold] in the state folder, which the first start creates.
+    Listens on loopback unless [bold]serve.host[/bold] is set. On other addresses all requests need
+    a token, that of the environment variable RLFORGE_SERVE_TOKEN or of the file [bold]token[/bold]
+    in the state folder; admin calls always need that of RLFORGE_ADMIN_TOKEN or
+    [bold]admin_token[/bold]. The first start creates the files.
 
     [bold]Examples[/bold]
 

@@ -21,8 +21,8 @@ from rlforge.continuous.journal import Journal
 from rlforge.continuous.performance import POLICY
 from rlforge.continuous.trainer import ContinuousTrainer
 from rlforge.errors import RunError
-from rlforge.serving.guard import make_token
 from rlforge.serving.server import answer_requests, found_at, http_over, listen, url_of
+from rlforge.serving.tokens import make_tokens
 from rlforge.system.checkpoint import step_name
 from rlforge.tracking.files import RunPaths, read_json, write_json
 from rlforge.tracking.formatting import number, percent
@@ -160,7 +160,7 @@ async def _served_over_http(
         yield
         return
     folder = run_dir / DEPLOYMENTS
-    app = http_over(policy.service, policy.engine, config, make_token(folder), policy.metrics)
+    app = http_over(policy.service, policy.engine, config, make_tokens(folder), policy.metrics)
     over = asyncio.Event()
 
     async def ended() -> None:

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import re
-import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -37,6 +35,7 @@ from rlforge.serving.protocol import (
 )
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
+from rlforge.serving.tokens import AnswerIds, Tokens
 from rlforge.types import PolicyRef
 
 log = logging.getLogger(__name__)
@@ -50,7 +49,6 @@ _EXPLAINED = (
     HTTPException,
     Exception,
 )
-_ANSWER_ID = re.compile(r"(?:chatcmpl|cmpl)-(deploy-\d+)-[0-9a-f]{24}")
 
 
 class Api:
@@ -62,11 +60,12 @@ class Api:
         engine: Engine,
         answering: Answering,
         config: ServeConfig,
+        ids: AnswerIds,
         metrics: Metrics,
         ready: Callable[[], bool],
     ) -> None:
         self._service, self._engine, self._answering = service, engine, answering
-        self._config, self._metrics, self._ready = config, metrics, ready
+        self._config, self._ids, self._metrics, self._ready = config, ids, metrics, ready
         self._under_way = 0
 
     # ------------------------------------------------------------ OpenAI
@@ -90,14 +89,14 @@ class Api:
 
     async def outcome(self, given: OutcomeRequest) -> Response:
         """``POST /v1/outcomes``: the reward of the answer ``id``, for the trial under way."""
-        answer = _ANSWER_ID.fullmatch(given.id)
-        if answer is None:
+        uid = self._ids.deployment(given.id)
+        if uid is None:
             raise BadRequestError(
                 f"{given.id!r} is not the id of an answer of this service", param="id"
             )
-        counted = await self._service.record_outcome(given.reward, uid=answer[1], key=given.id)
+        counted = await self._service.record_outcome(given.reward, uid=uid, key=given.id)
         self._metrics.outcomes.labels(str(counted).lower()).inc()
-        return JSONResponse({"id": given.id, "version": answer[1], "counted": counted})
+        return JSONResponse({"id": given.id, "version": uid, "counted": counted})
 
     # ------------------------------------------------------------ operation
 
@@ -159,7 +158,7 @@ class Api:
         pieces = None
         if asked.wants_logprobs() and end.completion is not None:
             pieces = self._answering.token_texts(end.completion)
-        envelope = _envelope(asked, end.policy)
+        envelope = self._envelope(asked, end.policy)
         answer = envelope.answer(end.text, end.finish_reason, end.completion, pieces)
         counts = usage(len(checked.prompt_token_ids), end.tokens)
         return JSONResponse(answer | {"usage": counts}, headers=_version_header(end.policy))
@@ -186,7 +185,7 @@ class Api:
             await pieces.aclose()
             raise
         self._metrics.first_token.observe(time.perf_counter() - started)
-        envelope = _envelope(asked, first.policy)
+        envelope = self._envelope(asked, first.policy)
         usage_wanted = asked.stream_options is not None and asked.stream_options.include_usage
         prompt = len(checked.prompt_token_ids) if usage_wanted else None
 
@@ -229,6 +228,16 @@ class Api:
         if prompt is not None:
             yield envelope.usage_piece(prompt, piece.tokens)
 
+    def _envelope(self, asked: Sampling, policy: PolicyRef) -> Envelope:
+        prefix = "chatcmpl" if asked.kind == "chat" else "cmpl"
+        return Envelope(
+            kind=asked.kind,
+            id=self._ids.new(prefix, policy.uid),
+            created=int(time.time()),
+            model=asked.model,
+            uid=policy.uid,
+        )
+
     def _count_tokens(self, end: End) -> None:
         trial = self._service.trial
         on_trial = trial is not None and trial.deployment.uid == end.policy.uid
@@ -251,13 +260,14 @@ def make_app(
     engine: Engine,
     answering: Answering,
     config: ServeConfig,
-    token: str,
+    tokens: Tokens,
     metrics: Metrics,
     *,
     ready: Callable[[], bool] = lambda: True,
 ) -> App:
     """The service as an ASGI application behind its guard."""
-    api = Api(service, engine, answering, config, metrics, ready)
+    ids = AnswerIds(tokens.admin)
+    api = Api(service, engine, answering, config, ids, metrics, ready)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for method, path, endpoint in (
         ("POST", "/v1/chat/completions", api.chat),
@@ -275,7 +285,7 @@ def make_app(
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
     for error in _EXPLAINED:
         app.add_exception_handler(error, _explain)
-    return Guard(app, config, token, metrics.count_request)
+    return Guard(app, config, tokens, metrics.count_request)
 
 
 async def _explain(request: Request, error: Exception) -> Response:
@@ -331,17 +341,6 @@ async def _unless_disconnected(request: Request, work: Awaitable[End]) -> End:
         for task in (answer, watch):
             task.cancel()
         await asyncio.gather(answer, watch, return_exceptions=True)
-
-
-def _envelope(asked: Sampling, policy: PolicyRef) -> Envelope:
-    prefix = "chatcmpl" if asked.kind == "chat" else "cmpl"
-    return Envelope(
-        kind=asked.kind,
-        id=f"{prefix}-{policy.uid}-{secrets.token_hex(12)}",
-        created=int(time.time()),
-        model=asked.model,
-        uid=policy.uid,
-    )
 
 
 def _version_header(policy: PolicyRef) -> dict[str, str]:

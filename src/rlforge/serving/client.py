@@ -14,9 +14,10 @@ import httpx
 
 from rlforge.errors import ConfigError, DeploymentError, RunError
 from rlforge.serving.adapter import checkpoint_of
-from rlforge.serving.guard import is_loopback, read_token
+from rlforge.serving.guard import is_loopback
 from rlforge.serving.journal import Journal
 from rlforge.serving.records import Deployment
+from rlforge.serving.tokens import read_admin_token
 from rlforge.system.locks import RunLock
 
 STATE_DIR = "deployments"
@@ -61,11 +62,11 @@ def running_at(state_dir: Path) -> str | None:
 
 
 class AdminClient:
-    """Admin calls to the service at ``url``, with the token of ``state_dir``."""
+    """Admin calls to the service at ``url``, with the administrators' token of ``state_dir``."""
 
     def __init__(self, url: str, state_dir: Path) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
-        self._token = read_token(state_dir)
+        self._token = read_admin_token(state_dir)
 
     def deploy(self, adapter: Path, checkpoint: str) -> dict[str, Any]:
         """Deploy, and return the deployment when it has ended."""

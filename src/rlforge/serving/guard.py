@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import ipaddress
 import json
 import logging
-import os
-import secrets
-import stat
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from rlforge.config.serving import ServeConfig
-from rlforge.errors import ConfigError
 from rlforge.serving.protocol import error_body
+from rlforge.serving.tokens import Tokens
 
-TOKEN_VARIABLE = "RLFORGE_SERVE_TOKEN"
-"""Environment variable with the token; it takes precedence over the file in the state folder."""
-
-_TOKEN_FILE = "token"
 _PUBLIC = ("/health", "/ready")
 _ADMIN = "/admin/"
 
@@ -44,56 +35,25 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def make_token(state_dir: Path) -> str:
-    """The service's token: from the environment, or from its file, which the first start creates.
-
-    Raises ConfigError for a file that other users can read, or that is empty.
-    """
-    if given := os.environ.get(TOKEN_VARIABLE, "").strip():
-        return given
-    file = state_dir / _TOKEN_FILE
-    try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return read_token(state_dir)
-    token = secrets.token_urlsafe(32)
-    with os.fdopen(descriptor, "w") as opened:
-        opened.write(f"{token}\n")
-    return token
-
-
-def read_token(state_dir: Path) -> str:
-    """The token that ``make_token`` made; ConfigError where it cannot be read."""
-    if given := os.environ.get(TOKEN_VARIABLE, "").strip():
-        return given
-    file = state_dir / _TOKEN_FILE
-    try:
-        mode, token = stat.S_IMODE(file.stat().st_mode), file.read_text().strip()
-    except OSError as error:
-        raise ConfigError(
-            f"no token: {file}: {error.strerror}; set {TOKEN_VARIABLE}, or start rlforge serve"
-        ) from error
-    if mode & 0o077:
-        raise ConfigError(f"{file} can be read by others (mode {mode:o}): chmod 600 {file}")
-    if not token:
-        raise ConfigError(f"{file} is empty; delete it, and rlforge serve makes a new one")
-    return token
-
-
 class Guard:
     """The outermost layer of the service: refuses unauthorised requests, and reads bodies.
 
-    Admin calls always need the token; all paths but health and readiness need it where the service
-    listens beyond loopback, or ``serve.require_token`` is set. On loopback the ``Host`` header must
-    name this machine, so that no web page can reach the service through a host name of its own (DNS
-    rebinding). Bodies are limited by ``serve.max_body_bytes`` and ``serve.body_timeout_s``.
-    count: called with path, status and seconds of every request, including refused ones.
+    Admin calls always need the administrators' token; all paths but health and readiness need a
+    token where the service listens beyond loopback, or ``serve.require_token`` is set. On loopback
+    the ``Host`` header must name this machine, so that no web page can reach the service through a
+    host name of its own (DNS rebinding). Bodies are limited by ``serve.max_body_bytes`` and
+    ``serve.body_timeout_s``. count: called with path, status and seconds of every request,
+    including refused ones.
     """
 
     def __init__(
-        self, app: App, config: ServeConfig, token: str, count: Callable[[str, int, float], None]
+        self,
+        app: App,
+        config: ServeConfig,
+        tokens: Tokens,
+        count: Callable[[str, int, float], None],
     ) -> None:
-        self._app, self._config, self._token = app, config, token.encode()
+        self._app, self._config, self._tokens = app, config, tokens
         self._count = count
         self._loopback = is_loopback(config.host)
 
@@ -138,15 +98,17 @@ class Guard:
         host = headers.get(b"host", b"").decode("latin-1")
         if self._loopback and not is_loopback(_hostname(host)):
             return 403, "forbidden_host", "this service answers to names of this machine only"
-        needs = path.startswith(_ADMIN) or (
+        admin = path.startswith(_ADMIN)
+        needs = admin or (
             path not in _PUBLIC and (self._config.require_token or not self._loopback)
         )
         if not needs:
             return None
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")
-        if kind.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._token):
+        if kind.lower() == b"bearer" and self._tokens.allow(given.strip(), admin=admin):
             return None
-        return 401, "invalid_api_key", "a token is needed: Authorization: Bearer TOKEN"
+        which = "the administrators' token" if admin else "a token"
+        return 401, "invalid_api_key", f"{which} is needed: Authorization: Bearer TOKEN"
 
     def _refuse_form(self, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()

@@ -29,10 +29,11 @@ from rlforge.errors import ConfigError, DeploymentError, RunError
 from rlforge.preflight.serving import check_service
 from rlforge.serving.adapter import find_source
 from rlforge.serving.client import ADDRESS_FILE, STATE_DIR
-from rlforge.serving.guard import App, is_loopback, make_token
+from rlforge.serving.guard import App, is_loopback
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
+from rlforge.serving.tokens import Tokens, make_tokens
 from rlforge.system.files import atomic_write
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import RunLock, claim_gpus
@@ -132,7 +133,7 @@ def serve(setup: ServiceSetup, say: Say) -> None:
     with claim_gpus(hardware, cards) as hardware:
         state_dir.mkdir(parents=True, exist_ok=True)
         with RunLock(state_dir):  # released at once: the service itself acquires it
-            token = make_token(state_dir)
+            tokens = make_tokens(state_dir)
             (state_dir / "config.yaml").write_text(to_yaml(config))
         with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
             # Imported late: Ray takes seconds, and the errors above should not wait for it.
@@ -142,14 +143,14 @@ def serve(setup: ServiceSetup, say: Say) -> None:
             resolve_model(config.model, say)
             with ray_started(hardware, graph.num_cpus):
                 setup = dataclasses.replace(setup, state_dir=state_dir)
-                asyncio.run(_serve(setup, graph, hardware, token, listener, say))
+                asyncio.run(_serve(setup, graph, hardware, tokens, listener, say))
 
 
 async def _serve(
     setup: ServiceSetup,
     graph: RunGraph,
     hardware: HardwareConfig,
-    token: str,
+    tokens: Tokens,
     listener: socket.socket,
     say: Say,
 ) -> None:
@@ -168,7 +169,7 @@ async def _serve(
     timeout_s = config.engine.request_timeout_s
     engine = RemoteEngine(actors.engines, "service", timeout_s=timeout_s, poll_s=REPORT_POLL_S)
     try:
-        async with assembled(config, state_dir, token, engine, ready=lambda: engine.ready) as (
+        async with assembled(config, state_dir, tokens, engine, ready=lambda: engine.ready) as (
             service,
             app,
         ):
@@ -194,7 +195,7 @@ async def _serve(
 async def assembled(
     config: ServingConfig,
     state_dir: Path,
-    token: str,
+    tokens: Tokens,
     engine: Engine,
     *,
     ready: Callable[[], bool] = lambda: True,
@@ -226,7 +227,7 @@ async def assembled(
         on_phase=count,
     )
     try:
-        yield service, http_over(service, engine, config, token, metrics, ready=ready)
+        yield service, http_over(service, engine, config, tokens, metrics, ready=ready)
     finally:
         await service.close()
 
@@ -235,7 +236,7 @@ def http_over(
     service: DeploymentService,
     engine: Engine,
     config: ServingConfig | ContinuousConfig,
-    token: str,
+    tokens: Tokens,
     metrics: Metrics,
     *,
     ready: Callable[[], bool] = lambda: True,
@@ -261,7 +262,7 @@ def http_over(
         ),
     )
     answering = Answering(service, tokenizer, limits, config.serve.model_name or config.name)
-    return make_app(service, engine, answering, config.serve, token, metrics, ready=ready)
+    return make_app(service, engine, answering, config.serve, tokens, metrics, ready=ready)
 
 
 async def _begin(service: DeploymentService, source: Path | None, say: Say) -> None:
