@@ -37,6 +37,12 @@ def write_study(
     (out / "README.md").write_text(page(name, record))
 
 
+def recorded(name: str) -> Results:
+    """The results on record; empty where there are none."""
+    file = ROOT / "experiments" / name / "results.json"
+    return json.loads(file.read_text())["results"] if file.is_file() else []
+
+
 def heading(name: str, record: dict[str, Any]) -> list[str]:
     """The first lines of a study's page: its name, command, day, machine and versions."""
     return [

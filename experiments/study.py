@@ -2,11 +2,12 @@
 
     python experiments/study.py simpletak_mirror --seeds 0 1 2 [--nash-conv] [KEY=VALUE ...]
     python experiments/study.py smollm2_tictactoe --sft data=random_legal --sft data.keep=wins
+    python experiments/study.py simpletak_mirror --seeds 3 4 --add
 
-With ``--sft`` training starts from the adapter of `rlforge sft` with these overrides. Every seed
-starts with an empty model cache, so that the wall time holds all that a newcomer waits for: making
-the tiny model or unpacking SmolLM2, fine-tuning, training, evaluating. Writes results.json,
-README.md and curves.svg to experiments/NAME/.
+With ``--add`` the seeds on record stay. With ``--sft`` training starts from the adapter of
+`rlforge sft` with these overrides. Every seed starts with an empty model cache, so that the wall
+time holds all that a newcomer waits for: making the tiny model or unpacking SmolLM2, fine-tuning,
+training, evaluating. Writes results.json, README.md and curves.svg to experiments/NAME/.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from nash_conv import policy_nash_conv
-from recording import ROOT, heading, write_study
+from recording import ROOT, heading, recorded, write_study
 
 
 def run_seed(
@@ -61,6 +62,7 @@ def run_seed(
     lines = (run_dir / "evals.jsonl").read_text().splitlines()
     return {
         "seed": seed,
+        "date": time.strftime("%Y-%m-%d"),
         "commands": [
             shlex.join(["rlforge", *command]) for command in ([sft, train] if warm else [train])
         ],
@@ -163,12 +165,16 @@ def main() -> None:
         metavar="KEY=VALUE",
         help="fine-tune first, with these",
     )
+    parser.add_argument("--add", action="store_true", help="keep the other seeds on record")
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
     runs = arguments.runs or ROOT / "runs" / "studies" / arguments.experiment
     runs.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["python", "experiments/study.py", *sys.argv[1:]])
-    results: list[dict[str, Any]] = []
+    kept = recorded(arguments.experiment) if arguments.add else []
+    if any("date" not in result for result in kept):
+        parser.error("--add: the record is of an older form; run all seeds again")
+    results = [result for result in kept if result["seed"] not in arguments.seeds]
     for seed in arguments.seeds:
         result = run_seed(
             arguments.experiment, seed, arguments.overrides, arguments.sft, runs.absolute()
@@ -176,7 +182,7 @@ def main() -> None:
         if arguments.nash_conv:
             os.environ["RLFORGE_CACHE"] = str(runs.absolute() / f"cache-{seed}")
             result["nash_conv"] = policy_nash_conv(runs / f"seed-{seed}")
-        results.append(result)
+        results = sorted([*results, result], key=lambda each: each["seed"])
         # After every seed, so that a study that is stopped keeps what it has.
         write_study(arguments.experiment, command, results, plot, page)
     print(table(results))
@@ -192,6 +198,15 @@ def _of_which(results: list[dict[str, Any]]) -> str:
     )
 
 
+def _days(results: list[dict[str, Any]]) -> str:
+    """Which seeds were run when, where not all were on one day."""
+    seeds: dict[str, list[str]] = {}
+    for result in results:
+        seeds.setdefault(result["date"], []).append(str(result["seed"]))
+    said = "; ".join(f"{', '.join(of_day)} on {day}" for day, of_day in sorted(seeds.items()))
+    return f" Seeds: {said}." if len(seeds) > 1 else ""
+
+
 def page(name: str, record: dict[str, Any]) -> str:
     """The study as a page."""
     results = record["results"]
@@ -200,7 +215,7 @@ def page(name: str, record: dict[str, Any]) -> str:
         *heading(name, record),
         f"Median wall time {statistics.median(walls):.0f} s (from {min(walls):.0f} to "
         f"{max(walls):.0f}), with the model made again for every seed{_of_which(results)}. Illegal "
-        "answers: of the last games against itself.",
+        f"answers: of the last games against itself.{_days(results)}",
         "",
         table(results),
         "",
