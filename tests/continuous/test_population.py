@@ -96,14 +96,16 @@ def populate(make_config: Make) -> Callable[..., Population]:
         *,
         answer: Answer = hold_or_buy,
         recorded: Mapping[str, Decision] | None = None,
+        now: Callable[[SimulationState], float] = lambda state: state.world.minute * 60,
+        window_of: Callable[[float], str] = lambda moment: "2024-11-13-10:00",
     ) -> Population:
         return Population(
             state or SimulationState(config.market, config.continuous.agents, 0),
             AgentModel(prompter=prompter, answer=answer, name="model", seed=0),
             Labels(
                 prefix="test",
-                now=lambda state: state.world.minute * 60,
-                window_of=lambda moment: "2024-11-13-10:00",
+                now=now,
+                window_of=window_of,
             ),
             lambda settled: -1.0 if settled.invalid else settled.pnl,
             records.add,
@@ -312,6 +314,37 @@ async def test_by_the_wall_clock_ticks_go_on_between_waits(
     stop.set()
     with pytest.raises(Stopped):
         await driver.advance_to(clock.now() + 3600)
+    await driver.close()
+
+
+async def test_by_the_wall_clock_a_window_is_settled_once_its_outcomes_are_on_record(
+    populate: Callable[..., Population],
+) -> None:
+    """A store that takes longer than a tick: what it has not written yet is not settled."""
+
+    class SlowRecords(Records):
+        async def add(self, tick: Tick) -> None:
+            await asyncio.sleep(0.05)
+            await super().add(tick)
+
+    records, clock = SlowRecords(), WallClock()
+    end = clock.now() + 0.3
+    population = populate(
+        records,
+        now=lambda state: clock.now(),
+        window_of=lambda moment: "first" if moment < end else "later",
+    )
+    driver = WallClockDriver(population, clock, 0.01, asyncio.Event())
+
+    def first() -> set[str]:
+        return {key for key, one in records.decisions.items() if one.window_id == "first"}
+
+    await driver.advance_to(end)
+    collected = first()
+    assert collected
+    await driver.settle("first", 0)
+    assert collected <= records.outcomes.keys()
+    assert first() == collected
     await driver.close()
 
 

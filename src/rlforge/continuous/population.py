@@ -131,7 +131,7 @@ class Population:
         settled = state.world.tick()
         state.states = {agent_id: state.world.state(agent_id) for agent_id in state.world.agent_ids}
         state.next_states |= {d.id: state.states[d.agent_id] for d in decisions}
-        closed = [state.open.pop(one.ticket) for one in settled]
+        closed = [state.open[one.ticket] for one in settled]
         await self._record(
             Tick(
                 decisions=tuple(d for d in decisions if d.id not in self._recorded),
@@ -142,6 +142,8 @@ class Population:
                 policies=tuple(known.policy for known in closed),
             )
         )
+        for one in settled:  # only now: ``unsettled`` counts outcomes that are not on record
+            del state.open[one.ticket]
 
     @property
     def is_repeating(self) -> bool:
@@ -149,7 +151,7 @@ class Population:
         return any(self._id(agent_id) in self._recorded for agent_id in self.state.world.agent_ids)
 
     def unsettled(self, window_id: str) -> int:
-        """How many decisions of a window are not settled yet."""
+        """How many decisions of a window have no outcome on record yet."""
         return sum(known.window_id == window_id for known in self.state.open.values())
 
     # ------------------------------------------------------------ deciding

@@ -28,11 +28,14 @@ class SimulationDriver(Protocol):
         ...
 
     async def advance_to(self, moment: float) -> None:
-        """Return once the clock shows ``moment``. Raises ``Stopped`` when the run is to end."""
+        """Return once the clock shows ``moment`` and all decisions before it are on record.
+
+        Raises ``Stopped`` when the run is to end.
+        """
         ...
 
     async def settle(self, window_id: str, may_stay_open: int) -> None:
-        """Return once at most so many decisions of a window are not settled; else as above."""
+        """Return once at most so many decisions of a window lack an outcome; else as above."""
         ...
 
     async def save(self, path: Path) -> None:
@@ -100,7 +103,7 @@ class WallClockDriver:
     async def advance_to(self, moment: float) -> None:
         if self._ticking is None:
             self._ticking = asyncio.create_task(self._run_ticks())
-        waiting = asyncio.create_task(self._clock.wait_until(moment))
+        waiting = asyncio.create_task(self._recorded_until(moment))
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait(
@@ -113,6 +116,12 @@ class WallClockDriver:
             self._ticking.result()  # it ends only by raising
         if self._stop.is_set():
             raise Stopped
+
+    async def _recorded_until(self, moment: float) -> None:
+        """Wait for a moment, and for a tick that began before it."""
+        await self._clock.wait_until(moment)
+        async with self._between_ticks:
+            return
 
     async def settle(self, window_id: str, may_stay_open: int) -> None:
         while self._population.unsettled(window_id) > may_stay_open:
