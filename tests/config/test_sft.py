@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from rlforge.config.compose import compose, to_yaml
+from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import compose_any, compose_run, kind_of_run, read_run
 from rlforge.config.schema import GamesConfig, RunConfig
 from rlforge.config.sft import DataConfig, SftConfig
@@ -57,8 +59,30 @@ def test_what_only_reinforcement_learning_has_is_refused() -> None:
     for line in ("buffer=step", "learner.total_updates=5"):
         with pytest.raises(ConfigError, match="a supervised run has no such key"):
             compose_run(["+experiment=tictactoe_mirror", line], None, SftConfig)
-    with pytest.raises(ConfigError, match="rlforge continuous"):
-        compose_run(["+experiment=market_ppo"], None, SftConfig)
+    with pytest.raises(ConfigError, match="a continuous run has no such key"):
+        compose_run(["+experiment=market_ppo", "buffer=step"], None, SftConfig)
+
+
+def test_an_experiment_of_a_continuous_run_gives_market_model_and_prompts() -> None:
+    lines = ["+experiment=smollm2_market", "data=value_trader", "market.predictions=2"]
+    composed = compose_run(lines, None, SftConfig)
+    theirs = compose(["+experiment=smollm2_market"], root=ContinuousConfig).config
+    config = composed.config
+    assert config.market == dataclasses.replace(theirs.market, predictions=2)
+    for group in ("model", "engine", "prompts", "hardware"):
+        assert getattr(config, group) == getattr(theirs, group)
+    assert (config.name, config.data.players) == ("smollm2_market_sft", ["value_trader"])
+    assert config.learner.batch_size == 64
+    assert type(compose_any(lines).config) is SftConfig
+    assert type(compose_any(["+experiment=smollm2_market"]).config) is ContinuousConfig
+
+
+def test_a_supervised_run_in_a_market_is_read_as_one(tmp_path: Path) -> None:
+    lines = ["+experiment=smollm2_market", "data=value_trader"]
+    config = compose_run(lines, None, SftConfig).config
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert kind_of_run(tmp_path) is SftConfig
+    assert read_run(tmp_path, SftConfig) == config
 
 
 def test_a_supervised_run_is_read_where_games_are_played(tmp_path: Path) -> None:

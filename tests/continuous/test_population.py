@@ -23,7 +23,6 @@ from rlforge.continuous.population import (
     SimulationState,
     Tick,
 )
-from rlforge.continuous.prompting import AgentPrompter
 from rlforge.continuous.simulation import (
     SimulatedTimeDriver,
     Stopped,
@@ -32,6 +31,7 @@ from rlforge.continuous.simulation import (
     save_simulation_state,
 )
 from rlforge.errors import EngineDeadError, EngineError, RunError
+from rlforge.games.trading import AgentPrompter
 from rlforge.models.load import load_tokenizer
 from rlforge.trajectories import grid
 from rlforge.trajectories.grid import WallClock
@@ -86,9 +86,7 @@ async def hold_or_buy(agent_id: str, prompt: tuple[int, ...], draw: int) -> Comp
 @pytest.fixture
 def populate(make_config: Make) -> Callable[..., Population]:
     config = make_config()
-    prompter = AgentPrompter(
-        config.market, load_tokenizer(config.model), template="board", extraction="bracket"
-    )
+    prompter = AgentPrompter(config, config.market, load_tokenizer(config.model))
 
     def make(
         records: Records,
@@ -388,17 +386,3 @@ def test_a_state_of_another_release_is_refused(
     save_simulation_state(state, path)
     with pytest.raises(RunError, match="another release of rlforge"):
         load_simulation_state(path)
-
-
-def test_the_default_template_asks_and_reads_prose(make_config: Make) -> None:
-    config = make_config()
-    state = SimulationState(config.market, 1, 0)
-    prompter = AgentPrompter(
-        config.market, load_tokenizer(config.model), template="default", extraction="raw"
-    )
-    question = prompter.ask(state.states["agent-1"])
-    assert "You trade on a market" in question.text
-    reading = prompter.read(question, 'I think so. {"type": "FOLLOW_USER", "userId": "wire"}')
-    assert reading.action == {"type": "FOLLOW_USER", "userId": "wire"}
-    assert prompter.read(question, "[hold]").action == {"type": "NO_OP"}
-    assert "no JSON action" in prompter.read(question, "let me think about that").problem

@@ -29,6 +29,9 @@ BRACKETED = ("[0]", "[1]")
         ("boxed", r"\boxed{1} or {\boxed{2}, \boxed{ {", "[2]"),
         ("boxed", r"\boxed{3 \boxed{\text{4}}", "[4]"),
         ("bracket", "not [1] but [2], yes", "[2]"),
+        ("json", 'First {"action": "[1]"}, no, {"action": "2"} {see above}', "[2]"),
+        ("json", 'I wait. ```json\n{"type": "NO_OP"}\n```', '{"type": "NO_OP"}'),
+        ("json", '{"action": "[1]", "sure": true}', '{"action": "[1]", "sure": true}'),
         ("bracket", " [check]", "[check]"),
         ("bracket", "[col 3] []", "[col 3]"),
         ("last_line", "I think.\n\n[7]\n  \n", "[7]"),
@@ -56,6 +59,9 @@ def test_the_final_action_is_found(name, text, action):
         ("bracket", "4"),
         ("bracket", "[4"),
         ("bracket", "[ ]"),
+        ("json", "[4]"),
+        ("json", '{"action": " "}'),
+        ("json", '{"action": "[4]"'),
         ("last_line", " \n "),
         ("number", "the centre"),
         ("raw", " "),
@@ -163,5 +169,5 @@ def test_a_text_without_the_format_counts_as_an_invalid_move(env_id):
 def test_an_unknown_extraction_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="did you mean boxed"):
         EXTRACTIONS.find("box")
-    with pytest.raises(ConfigError, match="there are boxed, bracket, last_line, number, raw"):
+    with pytest.raises(ConfigError, match="there are boxed, bracket, json, last_line, number, raw"):
         extract("xyz", "")

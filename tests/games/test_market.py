@@ -137,7 +137,9 @@ def test_a_running_game_has_no_result():
 
 
 def test_the_source_knows_its_ids_and_checks_them():
-    assert env_ids("market") == ["market", "market-crowd", "market-small", "market-tiny"]
+    assert env_ids("market") == [
+        *("market", "market-crowd", "market-prose", "market-small", "market-tiny")
+    ]
     for name in env_ids("market"):
         check_env(EnvSpec(id=name, source="market"))
     with pytest.raises(ConfigError, match="did you mean market"):
@@ -155,7 +157,9 @@ def test_traders_sit_at_markets_only():
 
 
 def test_the_presets_load_and_the_default_is_the_schema():
-    assert env_ids("market") == ["market", "market-crowd", "market-small", "market-tiny"]
+    assert env_ids("market") == [
+        *("market", "market-crowd", "market-prose", "market-small", "market-tiny")
+    ]
     assert load_market("market") == MarketConfig()
     assert load_market("market-small").tickers == ["ACME"]
     assert sum(load_market("market-crowd").traders.values()) == 100

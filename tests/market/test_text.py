@@ -1,8 +1,12 @@
 """Prose: the prompt, and the parsing of answers."""
 
+import functools
 import json
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlforge.config.market import MarketConfig
 from rlforge.market.text import describe, prompt, read
@@ -10,6 +14,7 @@ from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 
 
+@functools.cache
 def state_of(kind, ticks=10):
     world = World(MarketConfig(), 2)
     crowd = Crowd(world, 2)
@@ -25,7 +30,7 @@ def test_a_prompt_shows_every_part_of_the_state(kind):
     state = state_of(kind)
     text = prompt(state)
     for position in state["portfolio"]["positions"]:
-        assert f"- {position['id']}: " in text
+        assert f"{position['id']}: " in text
     for market in state["markets"]["predictions"]:
         assert f"- {market['id']}: {market['question']} YES ${market['yesPrice']:.2f}" in text
     for perpetual in state["markets"]["perpetuals"]:
@@ -36,7 +41,38 @@ def test_a_prompt_shows_every_part_of_the_state(kind):
         assert note["text"] in text
     for action in state["agent"]["recentActions"]:
         assert json.dumps(action) in text
-    assert f"{state['social']['unreadMessages']} unread" in text
+    assert f"{state['social']['unreadMessages']} posts are unread" in text
+    assert "Not shown" not in text
+
+
+def test_the_line_of_a_market_says_what_is_reported_and_held():
+    state = state_of("value")
+    lines = {line[2:].split(":")[0]: line for line in describe(state).splitlines()}
+    position = state["portfolio"]["positions"][0]
+    line = lines[position["marketId"]]
+    assert f"You hold {position['id']}: {position['shares']:.2f} {position['outcome']}" in line
+    post = next(post for post in state["social"]["feed"] if post["about"] == position["marketId"])
+    assert f"{post['userId']} {post['stance']}" in line.partition("News: ")[2]
+
+
+@given(most=st.integers(200, 5000), kind=st.sampled_from(["noise", "momentum", "value", "insider"]))
+def test_with_little_room_what_matters_least_is_left_out_and_counted(most, kind):
+    state = state_of(kind)
+    whole, text = describe(state), describe(state, most)
+    assert len(text) <= most
+    assert (text == whole) == (len(whole) <= most)
+    if "Not shown" not in text:  # all of it, briefly where that is needed
+        return
+    shown = {line[2:].split(":")[0] for line in text.splitlines() if line.startswith("- ")}
+    markets = [market["id"] for market in state["markets"]["predictions"]]
+    markets += [market["ticker"] for market in state["markets"]["perpetuals"]]
+    left_out = re.search(r"Not shown: (?:(\d+) markets?)?", text)
+    assert sum(name not in shown for name in markets) == int(left_out[1] or 0)
+    held = {p.get("marketId", p.get("ticker")) for p in state["portfolio"]["positions"]}
+    if not held <= shown:  # then nothing that matters less is there
+        assert shown <= held
+    if int(left_out[1] or 0):
+        assert "Feed" not in text
 
 
 def test_the_forms_in_the_prompt_are_read_as_actions():
@@ -63,6 +99,7 @@ def test_a_post_cannot_look_like_another_part_of_the_prompt():
         'Prices are low {see above}.\n```json\n{"type": "FOLLOW_USER", "userId": "wire"}\n```',
         'First {"type": "NO_OP"}, no: {"type": "FOLLOW_USER", "userId": "wire"}. Yes {"a": 1}.',
         '[{"type": "FOLLOW_USER", "userId": "wire"}]',
+        r'\boxed{\{"type": "FOLLOW_USER", "userId": "wire"\}}',
     ],
 )
 def test_the_last_action_in_an_answer_counts_and_prose_is_ignored(text):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from rlforge.config.compose import conf_dir, from_yaml, to_yaml
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.prompts import PromptConfig
 from rlforge.config.roots import compose_any, compose_run, read_run
 from rlforge.config.schema import RunConfig
 from rlforge.errors import ConfigError
@@ -54,6 +56,12 @@ def test_the_default_is_the_documents_configuration() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["model=tiny"], r"model\.kind=tiny .*words of markets.*model=tiny_market.*smollm2_135m"),
+        (
+            ["model=qwen3_1p7b_base"],
+            r"prompt_template=qwen3-zs .*a game for 2, and 29 agents trade.*use chat",
+        ),
+        (["engine.max_tokens=2048", "engine.max_model_len=4096"], r"max_tokens=2048 .*no room"),
         (["continuous.select_by=scores"], r"continuous\.select_by=scores .*did you mean score"),
         (["continuous.train_on=x"], r"continuous\.train_on=x .*reward, score, mix"),
         (["algorithm=dapo"], r"algorithm\.dynamic_sampling=True .*a window's decisions are given"),
@@ -142,3 +150,14 @@ def test_the_graph_puts_engine_and_learner_on_the_cards_there_are() -> None:
     assert graph.num_gpus == 2.0
     assert {edge.source for edge in graph.edges} <= {node.name for node in graph.nodes}
     assert build_graph(config, Machine(cpus=2, gpus=0)).node("learner").placement == "cpu"
+
+
+def test_a_template_that_shows_squares_is_refused() -> None:
+    composed = compose_run([], None, ContinuousConfig)
+    config = dataclasses.replace(
+        composed.config,
+        prompts={"squares": PromptConfig(user="{grid}")},
+        model=dataclasses.replace(composed.config.model, prompt_template="squares"),
+    )
+    with pytest.raises(ConfigError, match="squares shows a grid of squares, and markets have none"):
+        check_continuous(dataclasses.replace(composed, config=config))

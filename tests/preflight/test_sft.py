@@ -16,7 +16,7 @@ from rlforge.errors import ConfigError
 from rlforge.preflight.games import validate
 from rlforge.preflight.sft import check_sft
 
-TICTACTOE = "+experiment=tictactoe_mirror"
+TICTACTOE, MARKET = "+experiment=tictactoe_mirror", "+experiment=smollm2_market"
 
 
 def check(*lines: str) -> None:
@@ -29,6 +29,8 @@ def check(*lines: str) -> None:
         (TICTACTOE, "data=random_legal"),
         (TICTACTOE, "data.players=[minimax,random_legal]", "data.imitate=[minimax]"),
         ("data=random_legal", "model.action_extraction=boxed", "data.answer='So I play {action}.'"),
+        (MARKET, "data=value_trader"),
+        (MARKET, "data=value_trader", "model.action_extraction=boxed"),
     ],
 )
 def test_what_can_run_passes(lines: tuple[str, ...]) -> None:
@@ -48,6 +50,14 @@ def test_what_can_run_passes(lines: tuple[str, ...]) -> None:
         (("data.run=nowhere",), r"data\.run=nowhere.*no run directory"),
         (("data.file=nowhere",), r"data\.file=nowhere.*no such file"),
         (("data=random_legal", "algorithm.kl.coef=0.1"), r"algorithm\.kl\.coef=0\.1"),
+        ((MARKET, "data=random_legal"), r"random_legal does not trade in markets.*value_trader"),
+        ((MARKET, "data.players=[insider_trader]"), r"insider_trader does not trade"),
+        ((MARKET, "data=value_trader", "data.last_turns=1"), r"data\.last_turns=1.*no last turns"),
+        ((MARKET, "data=value_trader", "model=tiny"), r"model\.kind=tiny.*words of markets"),
+        (
+            (MARKET, "data=value_trader", "model.action_extraction=number"),
+            r"data\.answer=.*not read as .*action_extraction=json",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_key(

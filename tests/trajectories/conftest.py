@@ -39,7 +39,7 @@ class Make:
             "state": state(1000.0 - number),
             "action": {"type": "BUY_SHARES", "marketId": "m1", "outcome": "YES", "amount": 5.0},
             "timestamp": timestamp,
-            "metadata": Metadata(provider="scripted:value", reasoning="cheap", confidence=0.7),
+            "metadata": Metadata(provider="tiny_market", reasoning="cheap", confidence=0.7),
         }
         return Decision(**{**fields, **changes})
 

@@ -10,6 +10,7 @@ import pytest
 
 from rlforge.config.continuous import WindowConfig
 from rlforge.errors import RlforgeError
+from rlforge.trajectories.records import Metadata
 from rlforge.trajectories.store import TrajectoryStore
 from rlforge.trajectories.windows import Windows, activity_of, average_reward, counts, missing
 
@@ -41,7 +42,7 @@ def test_a_window_that_is_not_ready_says_why(store: TrajectoryStore) -> None:
     window = Windows(store, WindowConfig(avg_reward_threshold=0.6)).get(ELEVEN_ID)
     assert not window.ready
     assert window.reasons == (
-        "2 of 3 agents have 5 decisions and 5 actions",
+        "2 of 3 learning agents have 5 decisions and 5 actions",
         "average reward 0.5 is below 0.6",
     )
     empty = Windows(store, WindowConfig()).get("2024-11-13-12:00")
@@ -164,22 +165,46 @@ def test_the_default_minimum_is_ready(make: Any) -> None:
 
 
 def test_too_few_agents(make: Any) -> None:
-    assert reasons(window(make, agents=2)) == ("2 of 3 agents have 5 decisions and 5 actions",)
+    assert reasons(window(make, agents=2)) == (
+        "2 of 3 learning agents have 5 decisions and 5 actions",
+    )
     assert reasons(window(make, agents=2), min_agents=2) == ()
 
 
 def test_an_agent_with_few_decisions_does_not_count_and_does_no_harm(make: Any) -> None:
     few = [*window(make), make.whole(0, "late")]
     assert reasons(few) == ()
-    assert reasons(few, min_agents=4) == ("3 of 4 agents have 5 decisions and 5 actions",)
+    assert reasons(few, min_agents=4) == ("3 of 4 learning agents have 5 decisions and 5 actions",)
     assert reasons(few, min_agents=4, min_trajectories_per_agent=1, min_actions=1) == ()
+
+
+def test_scripted_traders_do_not_count_and_refused_answers_are_no_obstacle(
+    tmp_path: Path, make: Any
+) -> None:
+    scripted = Metadata(provider="scripted:insider")
+    crowd = [make.whole(i, f"insider-{a}", metadata=scripted) for a in range(3) for i in range(5)]
+    assert reasons(crowd, avg_reward_threshold=None) == (
+        "0 of 3 learning agents have 5 decisions and 5 actions",
+    )
+    refused = {"type": "BUY_SHARES", "problem": "no money is left"}
+    model = [make.whole(i, f"agent-{a}", reward=0.3125) for a in range(3) for i in range(5)]
+    model += [
+        make.whole(10 + i, f"agent-{a}", reward=-1.0, action=refused)
+        for a in range(3)
+        for i in range(9)
+    ]
+    poor = [make.whole(20 + i, "noise-1", metadata=scripted, reward=-0.875) for i in range(9)]
+    assert reasons([*model, *poor]) == ()
+    with TrajectoryStore(tmp_path / "store") as store:
+        store.append([*model, *poor])
+        assert store.activity() == activity_of([*model, *poor], model[0].window_id)
 
 
 def test_no_op_is_not_an_action(make: Any) -> None:
     idle = window(make, agents=2) + [
         make.whole(i, "idle", action={"type": "NO_OP"}) for i in range(9)
     ]
-    assert reasons(idle) == ("2 of 3 agents have 5 decisions and 5 actions",)
+    assert reasons(idle) == ("2 of 3 learning agents have 5 decisions and 5 actions",)
     assert reasons(idle, min_actions=0) == ()
 
 
@@ -209,7 +234,7 @@ def test_time_left_and_grace(make: Any) -> None:
 def test_every_reason_is_given(make: Any) -> None:
     assert reasons([make.whole(1, reward=0.1), make(2)], left=1) == (
         "it is open for another 0:01",
-        "0 of 3 agents have 5 decisions and 5 actions",
+        "0 of 3 learning agents have 5 decisions and 5 actions",
         "1 of 2 decisions have no known outcome",
         "average reward 0.1 is below 0.3",
     )

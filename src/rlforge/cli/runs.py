@@ -100,6 +100,8 @@ def sft(overrides: Overrides = None, resume: Resume = None, config_dir: ConfigDi
 
       rlforge sft model=smollm2_135m data.file=conversations.jsonl
 
+      rlforge sft +experiment=smollm2_market data=value_trader
+
       rlforge train +experiment=tictactoe_mirror learner.initial_adapter=SFT_RUN
     """
     from rlforge.config.sft import SftConfig

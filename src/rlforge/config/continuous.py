@@ -55,7 +55,8 @@ class WindowConfig(Group):
     #: Seconds to wait after a window's end for late decisions and outcomes; null: until the
     #: outcomes that ``completeness`` asks for are known, an episode of the market at most.
     grace_seconds: NotNegative | None = None
-    #: Agents that a window needs, counting those that meet the next two keys.
+    #: Learning agents that a window needs, counting those that meet the next two keys; scripted
+    #: traders do not count.
     min_agents: Count = 3
     #: Decisions with an action other than NO_OP that an agent needs to count.
     min_actions: Whole = 5
@@ -63,7 +64,7 @@ class WindowConfig(Group):
     min_trajectories_per_agent: Count = 5
     #: Share of a window's decisions whose outcome must be known.
     completeness: Share = 1.0
-    #: Least average reward of a window; null: any.
+    #: Least average reward of the learning agents' decisions, without refused ones; null: any.
     avg_reward_threshold: float | None = 0.3
     #: Decisions of a batch in mode ``rolling``.
     rolling_decisions: Count = 512
@@ -122,7 +123,7 @@ class ContinuousSettings(Group):
     select_by: Literal["score", "reward", "all"] = "score"
     #: Threshold of ``select_by``; scores range from 0 to 1.
     threshold: float = 0.5
-    #: Least number of selected decisions for an update; a window with fewer is not trained on.
+    #: Least number of decisions to learn from, selected or refused ones, for an update.
     min_selected: Count = 5
     #: Training reward of a decision: ``reward``, ``score``, or ``mix``: (1 - w) reward +
     #: w (2 score - 1). Invalid actions always get ``invalid_reward``.

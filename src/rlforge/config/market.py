@@ -100,6 +100,9 @@ class MarketConfig(Group):
     recent_actions: Count = 5
     #: Most characters in a post or comment.
     max_post_length: Count = 280
+    #: Most characters of a state in a prompt in prose: what matters least is left out. null: all,
+    #: and in a continuous run as much as fits the model's context.
+    prompt_chars: Annotated[int, Range(200)] | None = None
     #: Chance that an insider learns how a market ends or which way a ticker trends.
     tip_chance: Share = 0.8
     #: Number of scripted traders of each kind.

@@ -355,6 +355,7 @@ EXTRACTIONS = Kind(
         "games.actions",
         boxed="BOXED",
         bracket="BRACKET",
+        json="JSON",
         last_line="LAST_LINE",
         number="NUMBER",
         raw="RAW",

@@ -2,7 +2,7 @@
 
 It is the kind that has the groups and keys that the experiment names: ``override /market: default``
 or ``market: {…}`` only mean something to a continuous run. A supervised run takes the experiments
-of games, too: what it shares with them.
+of both others, too: what it shares with them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from rlforge.errors import ConfigError
 
 C = TypeVar("C", bound=PolicyConfig)
 
-RUNS: tuple[type[PolicyConfig], ...] = (RunConfig, SftConfig, ContinuousConfig)
+RUNS: tuple[type[PolicyConfig], ...] = (RunConfig, ContinuousConfig, SftConfig)
 """The kinds of runs; what may be of several is of the first."""
 
 _OWN = ("data", "learner", "algorithm")
-"""What a supervised run has of its own where an experiment of games gives the rest."""
+"""What a supervised run has of its own where an experiment of another kind gives the rest."""
 
 
 def compose_any(overrides: Sequence[str], config_dir: Path | None = None) -> Composed[Any]:
@@ -55,8 +55,8 @@ def compose_run(overrides: Sequence[str], config_dir: Path | None, root: type[C]
     line, named = _experiment(overrides, group_dirs(config_dir))
     if foreign := foreign_keys(named, root):
         other = _root_of(named)
-        if root is SftConfig and other is RunConfig:
-            composed: Composed[Any] = _with_games(overrides, config_dir)
+        if root is SftConfig and other is not root:
+            composed: Composed[Any] = _as_sft(overrides, config_dir, other)
             return composed
         if other is not root:
             raise ConfigError(
@@ -88,32 +88,39 @@ def kind_of_run(run_dir: Path) -> type[PolicyConfig]:
 def _root_of(named: Collection[str]) -> type[PolicyConfig]:
     """The kind of run that lacks the fewest of the keys, apart from those that it leaves out."""
     foreign = {root: set(foreign_keys(named, root)) for root in RUNS}
-    foreign[SftConfig] &= foreign[RunConfig]
+    foreign[SftConfig] &= foreign[RunConfig] & foreign[ContinuousConfig]
     return min(RUNS, key=lambda root: len(foreign[root]))
 
 
-def _with_games(overrides: Sequence[str], config_dir: Path | None) -> Composed[SftConfig]:
-    """A supervised run with what the experiment of a run that plays games says about the rest."""
+def _as_sft(
+    overrides: Sequence[str], config_dir: Path | None, base: type[PolicyConfig]
+) -> Composed[SftConfig]:
+    """A supervised run with what the experiment of a run of ``base`` says about the rest."""
+    fields = {field.name for field in dataclasses.fields(SftConfig)} - {"market"}
     parsed = parse_overrides(overrides)
-    own = [str(one.input_line) for one in parsed if key_of(one) != "experiment"]
-    shared = [
-        str(one.input_line) for one in parsed if key_of(one).split(".")[0] not in (*_OWN, "name")
+    keys = [key_of(one).split(".")[0] for one in parsed]
+    lines = [str(one.input_line) for one in parsed]
+    groups = base is RunConfig
+    own = [
+        line
+        for key, line in zip(keys, lines, strict=True)
+        if key != "experiment" and (groups or key in fields)
     ]
+    shared = [line for key, line in zip(keys, lines, strict=True) if key not in (*_OWN, "name")]
     compose(own, config_dir, root=SftConfig)  # says what is wrong with them
-    games = compose(shared, config_dir)
-    if not any(key_of(one) == "hardware" for one in parsed):
-        own.append(f"hardware={games.choices['hardware']}")  # may set keys of the learner
+    theirs = compose(shared, config_dir, root=base)
+    if "hardware" not in map(key_of, parsed):
+        own.append(f"hardware={theirs.choices['hardware']}")  # may set keys of the learner
     composed = compose(own, config_dir, root=SftConfig)
     taken = {field.name for field in dataclasses.fields(SftConfig)} - {*_OWN, "name"}
-    name = f"{games.config.name}_sft"
-    if any(key_of(one) == "name" for one in parsed):
-        name = composed.config.name
-    rest = {key: getattr(games.config, key) for key in taken}
+    taken &= {field.name for field in dataclasses.fields(base)}
+    name = composed.config.name if "name" in keys else f"{theirs.config.name}_sft"
+    rest = {key: getattr(theirs.config, key) for key in taken}
     return dataclasses.replace(
         composed,
         config=dataclasses.replace(composed.config, name=name, **rest),
         overrides=tuple(overrides),
-        choices=games.choices | {key: composed.choices[key] for key in _OWN},
+        choices=composed.choices | theirs.choices | {key: composed.choices[key] for key in _OWN},
     )
 
 

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from rlforge.config.market import MarketConfig
 from rlforge.config.rules import Count, Group, Positive, Problem, Range, Text
 from rlforge.config.schema import AlgorithmConfig, GamesConfig
 from rlforge.config.training import LearnerConfig, SupervisedConfig
+from rlforge.types import Outcome
 
 ACTION = "{action}"
 """Stands in ``data.answer`` for the action, in the form in which it is read."""
@@ -23,11 +25,11 @@ class DataConfig(Group):
     """The answers that are learned from (group ``data``): of players, of a run, or of a file."""
 
     #: Players of games in ``env.train``, which take turns at the seats: scripted ones,
-    #: ``openai:MODEL`` or ``openrouter:MODEL``.
+    #: ``openai:MODEL`` or ``openrouter:MODEL``. In a market: scripted traders.
     players: list[Text] = field(default_factory=list)
     #: Those of ``data.players`` that are learned from; empty: all.
     imitate: list[Text] = field(default_factory=list)
-    #: Games that ``data.players`` play.
+    #: Games that ``data.players`` play; in a market: episodes, each with eight of them.
     games: Count = 1000
     #: What scripted players say; ``{action}`` stands for the action in the form in which it is
     #: read.
@@ -37,9 +39,11 @@ class DataConfig(Group):
     #: Dataset with columns ``messages``, or ``prompt`` and ``completion``: a jsonl, parquet or csv
     #: file, or a folder as ``datasets`` saves it.
     file: Text | None = None
-    #: Games that count, by the outcome for the player that answered; files have no outcomes.
+    #: Games that count, by the outcome for the player that answered; in a market decisions, by
+    #: their profit. Files have no outcomes.
     keep: Literal["all", "wins", "wins_and_draws"] = "all"
-    #: Least reward of the game for the player that answered; null: any.
+    #: Least reward of the game, in a market of the decision, for the player that answered; null:
+    #: any.
     min_reward: float | None = None
     #: Learn only so many last turns of each player in a game, which lead to its outcome most
     #: directly; null: all.
@@ -52,6 +56,11 @@ class DataConfig(Group):
     validation: Annotated[float, Range(0, 1, open=")")] = 0.05
     #: Passes over the samples.
     epochs: Positive = 2.0
+
+    def counts(self, outcome: Outcome, reward: float) -> bool:
+        """Whether an answer with this outcome is one to learn from."""
+        good = {"all": ("win", "draw", "loss"), "wins": ("win",), "wins_and_draws": ("win", "draw")}
+        return outcome in good[self.keep] and (self.min_reward is None or reward >= self.min_reward)
 
     def clashes(self) -> Iterator[Problem]:
         if not (self.players or self.run or self.file):
@@ -86,6 +95,9 @@ class SftConfig(GamesConfig):
     about = "a supervised run"
 
     data: DataConfig = field(default_factory=DataConfig)
+    #: The market in which ``data.players`` trade, as agents of the experiment of a continuous run;
+    #: null: they play games.
+    market: MarketConfig | None = None
     algorithm: AlgorithmConfig = field(default_factory=SupervisedConfig)
     learner: SftLearnerConfig = field(default_factory=SftLearnerConfig)
 

@@ -28,9 +28,7 @@ from rlforge.continuous.population import (
     Population,
     SimulationState,
     Tick,
-    result_of,
 )
-from rlforge.continuous.prompting import AgentPrompter
 from rlforge.continuous.simulation import (
     SimulatedTimeDriver,
     SimulationDriver,
@@ -40,6 +38,7 @@ from rlforge.continuous.simulation import (
 )
 from rlforge.continuous.trials import MarketTrials, market_probes
 from rlforge.engines.base import Engine
+from rlforge.games.trading import AgentPrompter
 from rlforge.market.books import Settled
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.ruler.base import DecisionScorer
@@ -52,7 +51,7 @@ from rlforge.system.checkpoint import step_name
 from rlforge.training.lifecycle import RunContext
 from rlforge.trajectories.grid import WallClock, WindowGrid, window_start
 from rlforge.trajectories.records import Decision
-from rlforge.trajectories.reward import DecisionReward
+from rlforge.trajectories.reward import DecisionReward, result_of
 from rlforge.trajectories.store import TrajectoryStore, store_folder
 from rlforge.trajectories.windows import Windows
 from rlforge.types import Checkpoint, Completion, PolicyRef, SamplingParams, value
@@ -216,13 +215,7 @@ async def policy_side(context: RunContext) -> AsyncIterator[PolicySide]:
     config = continuous_config(context)
     tokenizer = load_tokenizer(config.model)
     params = config.engine.sampling(stop_token_ids(config.model, tokenizer))
-    prompter = AgentPrompter(
-        config.market,
-        tokenizer,
-        template=config.model.prompt_template,
-        extraction=config.model.action_extraction,
-        prompts=config.prompts,
-    )
+    prompter = AgentPrompter(config, config.market, tokenizer)
     engine = RemoteEngine(
         context.actors.engines,
         client="continuous",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rlforge.algorithms.base import Algorithm
 from rlforge.config.continuous import ContinuousSettings
-from rlforge.continuous.performance import is_ours, is_refused
+from rlforge.continuous.performance import is_ours
 from rlforge.rewards.sampling import is_constant
 from rlforge.trajectories.records import Decision
 from rlforge.types import Completion, Step, TrainBatch, value
@@ -108,7 +108,7 @@ class WindowFilter:
         steps = self._steps(batch_id, keep("too_long", self._fits, fresh))
         punished = sum(self._punished(one) for one in ours)
         selected = len(chosen) - punished
-        reason = self._obstacle(decisions, len(ours), selected, dropped, steps)
+        reason = self._obstacle(decisions, len(ours), len(chosen), dropped, steps)
         unscored = sum(one.score is None for one in ours)
         if reason and unscored and why_unscored:
             reason = f"{reason}; {unscored} have no score: {why_unscored}"
@@ -134,7 +134,7 @@ class WindowFilter:
 
     def _punished(self, one: Scored) -> bool:
         """Refused by the market: trained on with ``invalid_reward``, independent of its score."""
-        return self.settings.invalid_reward is not None and is_refused(one.decision)
+        return self.settings.invalid_reward is not None and one.decision.refused
 
     def _selected(self, one: Scored) -> bool:
         """Above the threshold; without a score only where scores are not used."""
@@ -201,7 +201,7 @@ class WindowFilter:
         self,
         decisions: Sequence[Scored],
         ours: int,
-        selected: int,
+        chosen: int,
         dropped: Mapping[str, int],
         steps: Sequence[Step],
     ) -> str:
@@ -215,9 +215,9 @@ class WindowFilter:
                     "rlforge rollback lets the run's own version act again"
                 )
             return "no decision of the trained model is in it"
-        if selected < settings.min_selected:
+        if chosen < settings.min_selected:
             return (
-                f"{selected} of the model's {ours} decisions are selected, and "
+                f"{chosen} of the model's {ours} decisions are selected, and "
                 f"continuous.min_selected is {settings.min_selected}"
             )
         if not steps:

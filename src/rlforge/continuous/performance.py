@@ -10,9 +10,6 @@ from typing import Any
 from rlforge.trajectories.records import Decision
 from rlforge.types import value
 
-PROBLEM = "problem"
-"""Key in an action that the market refused: the reason. An answer without action is a NO_OP."""
-
 POLICY = "policy"
 """The player that the trained model's decisions count for; scripted traders have their own name."""
 
@@ -45,7 +42,7 @@ def performance(decisions: Iterable[Decision]) -> Performance:
     return Performance(
         decisions=len(complete),
         trades=len(results),
-        refused=sum(is_refused(decision) for decision in complete),
+        refused=sum(decision.refused for decision in complete),
         win_rate=_mean([float(result.pnl > 0) for result in results]),
         avg_reward=_mean([d.reward for d in complete if d.reward is not None]),
         avg_pnl=_mean([result.pnl for result in results]),
@@ -55,11 +52,6 @@ def performance(decisions: Iterable[Decision]) -> Performance:
 def is_ours(decision: Decision) -> bool:
     """Whether the trained model took it, so that there are tokens to learn from."""
     return decision.completion is not None and bool(decision.completion.token_ids)
-
-
-def is_refused(decision: Decision) -> bool:
-    """Whether the answer named no action, or one that the market did not accept."""
-    return PROBLEM in decision.action
 
 
 def by_player(decisions: Sequence[Decision]) -> Mapping[str, Performance]:

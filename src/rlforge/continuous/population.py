@@ -14,14 +14,21 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from rlforge.config.market import MarketConfig
-from rlforge.continuous.performance import PROBLEM
-from rlforge.continuous.prompting import AgentPrompter, Question
 from rlforge.errors import EngineDeadError, EngineError, RunError
+from rlforge.games.trading import AgentPrompter, Question
 from rlforge.market.actions import NO_OP
 from rlforge.market.books import Receipt, Settled
 from rlforge.market.traders import Choice, Crowd
 from rlforge.market.world import World
-from rlforge.trajectories.records import Decision, DecisionOutcome, Json, Metadata, Result
+from rlforge.trajectories.records import (
+    PROBLEM,
+    SCRIPTED,
+    Decision,
+    DecisionOutcome,
+    Json,
+    Metadata,
+)
+from rlforge.trajectories.reward import result_of
 from rlforge.types import Completion, value
 
 log = logging.getLogger(__name__)
@@ -203,7 +210,7 @@ class Population:
         return [self._scripted(choice, now) for choice in self.state.crowd.act()]
 
     def _scripted(self, choice: Choice, now: float) -> Decision:
-        meta = Metadata(provider=f"scripted:{choice.kind}")
+        meta = Metadata(provider=f"{SCRIPTED}{choice.kind}")
         return self._decision(choice.receipt, choice.state, choice.action, now, meta)
 
     def _decision(
@@ -252,16 +259,6 @@ class Population:
         """Seed of an answer's draw, from 0 to 2⁶³ − 1: the same when the tick is repeated."""
         text = f"{self._model.seed}/{self.state.world.ticks}/{agent_id}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def result_of(settled: Settled) -> Result:
-    """The record of a settled decision."""
-    return Result(
-        pnl=settled.pnl,
-        investment=settled.investment,
-        hold_time_minutes=settled.hold_time_minutes,
-        win_rate=settled.win_rate,
-    )
 
 
 def _confidence(completion: Completion) -> float:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.performance import Performance, by_player, is_ours
 from rlforge.continuous.population import AgentModel, Labels, Population, SimulationState, Tick
-from rlforge.continuous.prompting import AgentPrompter
 from rlforge.engines.base import Generator
+from rlforge.games.trading import AgentPrompter
 from rlforge.market.books import Settled
 from rlforge.serving.records import PairedOutcomes, Probe
 from rlforge.trajectories.records import Decision

@@ -6,10 +6,12 @@ and plain TextArena ids show the whole text to the opponent.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 
 from rlforge.config.plugins import EXTRACTIONS
+from rlforge.system.values import json_objects
 from rlforge.types import value
 
 
@@ -59,7 +61,8 @@ class Extractor:
         action = self.read(text)
         if action is None:
             return Extraction(action="", well_formed=False, feedback=self.feedback)
-        if self.adds_brackets and "[" not in action and _wants_brackets(legal_actions):
+        plain = "[" not in action and not action.startswith("{")
+        if self.adds_brackets and plain and _wants_brackets(legal_actions):
             action = f"[{action}]"
         return Extraction(action=action, well_formed=True)
 
@@ -118,6 +121,21 @@ def _number(text: str) -> str | None:
     return found[-1] if found else None
 
 
+def _json(text: str) -> str | None:
+    """The last JSON object; of one with nothing but an ``action``, that."""
+    objects = [*json_objects(text)]
+    if not objects:
+        return None
+    last = objects[-1]
+    plain = last.get("action") if last.keys() == {"action"} else None
+    return plain.strip() or None if isinstance(plain, str) else json.dumps(last, ensure_ascii=False)
+
+
+def _as_json(action: str) -> str:
+    known = any(json_objects(action))
+    return action if known else json.dumps({"action": action}, ensure_ascii=False)
+
+
 def _raw(text: str) -> str | None:
     """The whole text, for players that answer with an action and nothing else."""
     return text.strip() or None
@@ -150,6 +168,15 @@ NUMBER = Extractor(
     request="Think it through step by step, then end with the number of your final action.",
     feedback="Your last answer had no number.",
     write=lambda action: _number(action) or action,
+)
+#: Actions that are JSON objects themselves, as those of markets, are written as they are.
+JSON = Extractor(
+    read=_json,
+    request=(
+        'End with your action as a JSON object. One that is no JSON is written {"action": "..."}.'
+    ),
+    feedback="Your last answer had no JSON object.",
+    write=_as_json,
 )
 RAW = Extractor(
     read=_raw,

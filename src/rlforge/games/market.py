@@ -114,7 +114,7 @@ class MarketGame(TurnGame):
         rounds = self._config.episode_ticks - self._world.ticks
         lines = [
             f"You are {self._names[self._player]}; {rounds} rounds are left.",
-            prompt(state),
+            prompt(state, self._config.prompt_chars),
             f"Instead of JSON you may answer with one of these words about {focus}: "
             f"{', '.join(legal)}. yes, no, long and short stake "
             f"{', '.join(f'{100 * share:g} %' for share in self._config.stakes)} of the starting "

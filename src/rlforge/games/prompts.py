@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -48,7 +49,8 @@ class Template:
     The texts of messages hold ``{observation}``, ``{legal_actions}``, ``{request}``, ``{board}``
     and ``{grid}``, as in YAML (``prompts`` in docs/config.md); the request asks for the form in
     which the action is read from the answer. later: the user message of later turns; empty takes
-    ``user``. assistant: the opening of each answer. A subclass may write messages in another way.
+    ``user``. assistant: the opening of each answer. players: how many the texts speak of; None:
+    any number. A subclass may write messages in another way.
 
     Example:
         >>> template = Template(user="Play poker.\\n\\n{observation}\\n\\n{request}")
@@ -64,6 +66,7 @@ class Template:
     system: str = ""
     assistant: str = ""
     markup: Markup | None = PLAIN
+    players: int | None = None
 
     def lacks(self, view: View) -> str | None:
         """What the texts show and the game of ``view`` does not have; None: it has all.
@@ -113,12 +116,12 @@ CHAT_ACTIONS = Template(
     markup=None,
 )
 BOARD = Template(user="{board}")
-QWEN3_ZS = Template(user=f"{_ZERO_SUM}\n\n{_ASKED}", later=_ASKED, markup=CHATML)
-QWEN3_SP = Template(user=f"{_SINGLE_PLAYER}\n\n{_ASKED}", later=_ASKED, markup=CHATML)
+QWEN3_ZS = Template(user=f"{_ZERO_SUM}\n\n{_ASKED}", later=_ASKED, markup=CHATML, players=2)
+QWEN3_SP = Template(user=f"{_SINGLE_PLAYER}\n\n{_ASKED}", later=_ASKED, markup=CHATML, players=1)
 #: Begins the block in which Qwen3 models reason before they answer.
-QWEN3_REASONING = Template(user=QWEN3_ZS.user, later=_ASKED, assistant="<think>\n", markup=CHATML)
-GEMMA3_ZS = Template(user=QWEN3_ZS.user, later=_ASKED, markup=GEMMA)
-LLAMA_INSTRUCT_ZS = Template(user=QWEN3_ZS.user, later=_ASKED, markup=LLAMA)
+QWEN3_REASONING = replace(QWEN3_ZS, assistant="<think>\n")
+GEMMA3_ZS = replace(QWEN3_ZS, markup=GEMMA)
+LLAMA_INSTRUCT_ZS = replace(QWEN3_ZS, markup=LLAMA)
 
 
 class Prompter:

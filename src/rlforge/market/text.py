@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import math
+from collections import Counter
 
 from rlforge.market.actions import ActionError, Json, check_form
+from rlforge.system.values import json_objects
 from rlforge.types import value
 
 _RULES = """\
@@ -14,8 +16,8 @@ answer turns out right and nothing otherwise. Perpetual futures gain or lose wit
 times their leverage; a position whose margin is nearly used up is liquidated. Trades cost a fee. \
 News accounts differ in how often they are right. Make as much profit as you can."""
 
-_ACTIONS = """\
-Answer with one action as a JSON object, of one of these forms:
+FORMS = """\
+An action is a JSON object of one of these forms:
 {"type": "BUY_SHARES", "marketId": "market-1", "outcome": "YES", "amount": 50}
 {"type": "SELL_SHARES", "positionId": "position-1", "shares": 10.5}
 {"type": "OPEN_POSITION", "ticker": "ACME", "side": "long", "size": 150, "leverage": 3}
@@ -26,6 +28,14 @@ Answer with one action as a JSON object, of one of these forms:
 {"type": "NO_OP"}
 outcome is YES or NO, side long or short; amount is dollars spent; size is dollars of exposure, \
 of which size / leverage is taken from the balance as margin."""
+
+#: Titles of the parts of a state, in the order in which they are shown.
+_TITLES = {
+    "market": "Markets",
+    "note": "Your memory",
+    "action": "Your last actions",
+    "post": "Feed, newest last",
+}
 
 
 @value
@@ -39,30 +49,64 @@ class ParsedAction:
     feedback: str = ""
 
 
-def prompt(state: Json) -> str:
-    """The rules, all of a ``GameState``, and the forms of an answer."""
-    return f"{_RULES}\n\n{describe(state)}\n\n{_ACTIONS}"
+def prompt(state: Json, most: int | None = None) -> str:
+    """Rules and forms of actions, with which all prompts begin, and a ``GameState``.
+
+    most: characters for the state, as of ``describe``.
+    """
+    return f"{_RULES}\n\n{FORMS}\n\n{describe(state, most)}"
 
 
-def describe(state: Json) -> str:
-    """A ``GameState`` in short lines, newest posts last."""
-    portfolio, markets, social, agent = (
-        state[part] for part in ("portfolio", "markets", "social", "agent")
-    )
-    lines = [
+def describe(state: Json, most: int | None = None) -> str:
+    """A ``GameState`` in short lines, in ``most`` characters; None: all of it.
+
+    The line of a market says what news accounts report on it and what the agent holds of it. With
+    little room it does so briefly, and what still does not fit is left out and counted. Room goes
+    to the agent's own positions, then to markets with news, notes, other markets, its last actions,
+    and posts; of these to the newest.
+    """
+    whole = _described(state, brief=False, most=None)
+    if most is None or len(whole) <= most:
+        return whole
+    return _described(state, brief=True, most=most)
+
+
+def _described(state: Json, *, brief: bool, most: int | None) -> str:
+    portfolio, social, agent = (state[part] for part in ("portfolio", "social", "agent"))
+    top = (
         f"Minute {agent['minute']:g}. Balance {_money(portfolio['balance'])}, "
-        f"lifetime profit {portfolio['lifetimePnL']:+.2f}.",
-        *_section("Your positions", map(_position, portfolio["positions"])),
-        *_section("Prediction markets", map(_prediction, markets["predictions"])),
-        *_section("Perpetual futures", map(_perpetual, markets["perpetuals"])),
-        *_section(
-            f"Feed, newest last, {social['unreadMessages']} unread", map(_post, social["feed"])
-        ),
-        f"You follow: {', '.join(agent['following']) or 'nobody'}.",
-        *_section("Your memory", (note["text"] for note in agent["memory"])),
-        *_section("Your last actions", map(json.dumps, agent["recentActions"])),
-    ]
-    return "\n".join(lines)
+        f"lifetime profit {portfolio['lifetimePnL']:+.2f}. "
+        f"You follow {', '.join(agent['following']) or 'no account'}. "
+        f"{social['unreadMessages']} posts are unread."
+    )
+    held, reported, other = _markets(state, brief=brief)
+    shown: dict[str, list[str]] = {kind: [] for kind in _TITLES}
+    left_out: Counter[str] = Counter()
+    # The line that counts what is left out takes room as well.
+    room = math.inf if most is None else most - len(top) - 80
+    for kind, lines in (
+        ("market", held),
+        ("market", reported),
+        ("note", [note["text"] for note in agent["memory"]][::-1]),
+        ("market", other),
+        ("action", list(map(json.dumps, agent["recentActions"]))[::-1]),
+        ("post", list(map(_post, social["feed"]))[::-1]),
+    ):
+        for line in lines:
+            needed = len(line) + 3 + (0 if shown[kind] else len(_TITLES[kind]) + 2)
+            room = room - needed if needed <= room else -1
+            if room < 0:  # nor is what matters less shown
+                left_out[kind] += 1
+            else:
+                shown[kind].append(line)
+    found = [top]
+    for kind, title in _TITLES.items():
+        lines = shown[kind] if kind == "market" else shown[kind][::-1]
+        found += [f"{title}:", *(f"- {line}" for line in lines)] if lines else []
+    if left_out:
+        counts = (f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in left_out.items())
+        found.append(f"(Not shown: {', '.join(counts)}.)")
+    return "\n".join(found)
 
 
 def read(text: str) -> ParsedAction:
@@ -74,7 +118,9 @@ def read(text: str) -> ParsedAction:
         >>> read('I would rather wait. {"type": "NO_OP"}').action
         {'type': 'NO_OP'}
     """
-    found = [item for item in _objects(text) if "type" in item]
+    # Models used to LaTeX escape braces inside of boxes.
+    objects = [*json_objects(text)] or [*json_objects(_unescaped(text))]
+    found = [item for item in objects if "type" in item]
     if not found:
         return ParsedAction(
             action=None,
@@ -86,53 +132,71 @@ def read(text: str) -> ParsedAction:
         return ParsedAction(action=None, feedback=f"Your action was not accepted: {error}.")
 
 
-def _objects(text: str) -> list[dict[str, Any]]:
-    """The JSON objects in a text, outermost ones only, in order."""
-    decoder = json.JSONDecoder()
-    found, start = [], text.find("{")
-    while start >= 0:
-        try:
-            item, end = decoder.raw_decode(text, start)
-        except (json.JSONDecodeError, RecursionError):
-            end = start + 1
-        else:
-            found.append(item)
-        start = text.find("{", end)
-    return found
+def _unescaped(text: str) -> str:
+    return text.replace("\\{", "{").replace("\\}", "}")
 
 
-def _section(title: str, lines: Any) -> list[str]:
-    listed = [f"- {line}" for line in lines]
-    return [f"{title}:", *listed] if listed else [f"{title}: none."]
+def _markets(state: Json, *, brief: bool) -> tuple[list[str], list[str], list[str]]:
+    """Lines of the markets that the agent holds something of, of others with news, and the rest."""
+    views: dict[str, dict[str, str]] = {}
+    for post in state["social"]["feed"]:
+        if post["stance"]:
+            views.setdefault(post["about"], {})[post["userId"]] = post["stance"]
+    own: dict[str, list[str]] = {}
+    for position in state["portfolio"]["positions"]:
+        name = position.get("marketId") or position["ticker"]
+        own.setdefault(name, []).append(_position(position, brief=brief))
+    markets = state["markets"]
+    lines = {market["id"]: _prediction(market, brief=brief) for market in markets["predictions"]}
+    lines |= {market["ticker"]: _perpetual(market, brief=brief) for market in markets["perpetuals"]}
+    held: list[str] = []
+    reported: list[str] = []
+    other: list[str] = []
+    # Of markets with news, those on which most accounts report come first.
+    for name in sorted(lines, key=lambda name: -len(views.get(name, {}))):
+        said = ", ".join(
+            f"{account} {view}" for account, view in sorted(views.get(name, {}).items())
+        )
+        news = f". News: {said}" if said else ""
+        holding = f". You hold {'; '.join(own[name])}" if name in own else ""
+        (held if name in own else reported if said else other).append(
+            f"{lines[name]}{news}{holding}"
+        )
+    return held, reported, other
 
 
-def _position(position: Json) -> str:
-    held = f"value {_money(position['value'])}, profit {position['pnl']:+.2f}"
+def _position(position: Json, *, brief: bool) -> str:
     if position["kind"] == "shares":
-        what = f"{position['shares']:.2f} {position['outcome']} shares of {position['marketId']}"
-        return f"{position['id']}: {what}, paid {_money(position['cost'])}, {held}"
-    return (
-        f"{position['id']}: {position['side']} {position['ticker']}, "
-        f"size {_money(position['size'])}, leverage {position['leverage']:g}, "
-        f"entry {_money(position['entryPrice'])}, "
-        f"liquidation at {_money(position['liquidationPrice'])}, {held}"
-    )
+        what = f"{position['id']}: {position['shares']:.2f} {position['outcome']}"
+        details = f" shares, paid {_money(position['cost'])}"
+    else:
+        what = f"{position['id']}: {position['side']} {_money(position['size'])}"
+        details = (
+            f" in size, leverage {position['leverage']:g}, entry {_money(position['entryPrice'])}, "
+            f"liquidation at {_money(position['liquidationPrice'])}"
+        )
+    worth = "" if brief else f"{details}, worth {_money(position['value'])}"
+    return f"{what}{worth}, profit {position['pnl']:+.2f}"
 
 
-def _prediction(market: Json) -> str:
-    return (
-        f"{market['id']}: {market['question']} YES {_money(market['yesPrice'])}, "
-        f"NO {_money(market['noPrice'])}, change {market['change']:+.2f}, "
-        f"{market['minutesLeft']:g} minutes left"
-    )
+def _prediction(market: Json, *, brief: bool) -> str:
+    prices = f"YES {_money(market['yesPrice'])}, NO {_money(market['noPrice'])}"
+    left = f"{market['minutesLeft']:g} minutes left"
+    if brief:
+        return f"{market['id']}: {prices}, {left}"
+    return f"{market['id']}: {market['question']} {prices}, change {market['change']:+.2f}, {left}"
 
 
-def _perpetual(market: Json) -> str:
-    return (
+def _perpetual(market: Json, *, brief: bool) -> str:
+    prices = (
         f"{market['ticker']}: mark {_money(market['markPrice'])}, "
-        f"index {_money(market['indexPrice'])}, change {100 * market['change']:+.1f} %, "
-        f"funding {100 * market['fundingRate']:+.2f} % in {market['minutesToFunding']:g} minutes, "
-        f"leverage up to {market['maxLeverage']:g}"
+        f"index {_money(market['indexPrice'])}, change {100 * market['change']:+.1f} %"
+    )
+    if brief:
+        return prices
+    return (
+        f"{prices}, funding {100 * market['fundingRate']:+.2f} % in "
+        f"{market['minutesToFunding']:g} minutes, leverage up to {market['maxLeverage']:g}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from rlforge.config.plugins import MODELS
 from rlforge.models.files import cache_dir, made_once, no_progress_bars
@@ -21,7 +22,8 @@ class MadeModel:
     """A model that code makes.
 
     cache_name: of its folder in the cache; a change makes it again. create: writes a Hugging Face
-    model with its tokenizer into an empty folder.
+    model with its tokenizer into an empty folder. reads: what it was made to play, from compact
+    boards; ``text``: anything.
 
     Example: a kind of model of your own, for ``model.kind=mine:COPY``:
         >>> def create(folder, progress):
@@ -32,6 +34,7 @@ class MadeModel:
 
     cache_name: str
     create: Callable[[Path, Progress], None]
+    reads: Literal["text", "games", "market"] = "text"
 
     @property
     def folder(self) -> Path:
@@ -62,10 +65,11 @@ def _create_tiny(own: recipe.TinyRecipe, folder: Path, progress: Progress) -> No
     create_tiny(folder, own, progress)
 
 
-def _tiny(kind: str, own: recipe.TinyRecipe) -> MadeModel:
-    return MadeModel(cache_name=f"{kind}-{own.digest()}", create=partial(_create_tiny, own))
+def _tiny(kind: str, own: recipe.TinyRecipe, reads: Literal["games", "market"]) -> MadeModel:
+    name, create = f"{kind}-{own.digest()}", partial(_create_tiny, own)
+    return MadeModel(cache_name=name, create=create, reads=reads)
 
 
-TINY = _tiny("tiny", recipe.TINY)
-TINY_MARKET = _tiny("tiny_market", recipe.TINY_MARKET)
+TINY = _tiny("tiny", recipe.TINY, "games")
+TINY_MARKET = _tiny("tiny_market", recipe.TINY_MARKET, "market")
 SMOLLM2_135M = MadeModel(cache_name=CACHE_NAME, create=create_smollm2)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from rlforge.config.compose import Composed
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.plugins import SCORERS
-from rlforge.config.schema import GrpoConfig
+from rlforge.config.schema import GrpoConfig, PolicyConfig
 from rlforge.errors import RlforgeError
+from rlforge.games.base import View
+from rlforge.games.prompts import Prompter
+from rlforge.games.trading import longest_prompt
 from rlforge.preflight.policy import (
     check_learns_from_rewards,
     check_machine,
     check_name,
     check_policy,
+    check_reads,
 )
 from rlforge.ruler.registry import check_judge
 from rlforge.trajectories.grid import WindowGrid, window_start
@@ -25,6 +29,7 @@ def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True)
     config = composed.config
     check_policy(composed)
     check_learns_from_rewards(composed)
+    check_agents(composed, config.continuous.agents + sum(config.market.traders.values()))
     check_name(composed, "ruler.scoring_method", config.ruler.scoring_method, SCORERS)
     _check_time(composed, config)
     if config.serve.state_dir is not None:
@@ -44,6 +49,33 @@ def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True)
     if keys:
         check_judge(config.ruler)
         check_machine(config)
+
+
+def check_agents(composed: Composed[PolicyConfig], agents: int) -> None:
+    """Refuse models that cannot be asked about markets, and prompts about other games.
+
+    agents: how many trade in the market.
+    """
+    check_reads(composed, "model.kind", "market", "markets")
+    config = composed.config
+    name = config.model.prompt_template
+    template = Prompter(None, config.prompts).template(name)
+    if template.players is not None:
+        raise composed.error(
+            "model.prompt_template",
+            f"{name} speaks of a game for {template.players}, and {agents} agents trade in this "
+            "market; use chat, or a template of your own (prompts)",
+        )
+    if longest_prompt(config) < 1:
+        raise composed.error(
+            "engine.max_tokens",
+            "leaves no room for a prompt in learner.max_train_len="
+            f"{config.learner.max_train_len}, of which both are learned from; lower it",
+        )
+    if lacking := template.lacks(View(player_id=0, observation="", board="")):
+        raise composed.error(
+            "model.prompt_template", f"{name} shows a {lacking}; markets have none"
+        )
 
 
 def _check_time(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:

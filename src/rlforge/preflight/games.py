@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from rlforge.config.compose import Composed
 from rlforge.config.plugins import EXTRACTIONS, MODES, SOURCES
@@ -30,6 +31,7 @@ from rlforge.preflight.policy import (
     check_name,
     check_policy,
     check_prompt,
+    check_reads,
     check_temperature,
 )
 from rlforge.rewards.pipeline import RewardPipeline
@@ -129,6 +131,8 @@ def _check_envs(composed: Composed[GamesConfig]) -> None:
                 check_env(spec)
             except ConfigError as error:
                 raise composed.error(f"{key}.id", str(error)) from None
+            subject: Literal["games", "market"] = "market" if entry.source == "market" else "games"
+            check_reads(composed, f"{key}.id", subject, spec.id)
             view = make_game(spec, seed=0).view()
             _check_templates(composed, key, spec, view)
             _check_extraction(composed, key, spec, view)

@@ -6,12 +6,15 @@ knows, rules across groups, and what this machine must have.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from rlforge.config.compose import Composed
 from rlforge.config.plugins import ALGORITHMS, ENGINES, EXTRACTIONS, MODELS, PROMPTS, Kind
 from rlforge.config.schema import PolicyConfig
 from rlforge.config.training import ALGORITHM_CONFIGS
 from rlforge.engines.vllm_settings import check_installed, lora_rank
 from rlforge.errors import ConfigError
+from rlforge.models.made import made_model
 from rlforge.system.hardware import detect
 from rlforge.tracking.sinks import check_sinks, further_sinks
 
@@ -55,6 +58,25 @@ def check_prompt(composed: Composed[PolicyConfig], key: str, name: str) -> None:
     if name not in own and (problem := PROMPTS.problem(name)) is not None:
         others = f"; the key prompts has {', '.join(own)}" if own else ""
         raise composed.error(key, f"{problem}{others}")
+
+
+def check_reads(
+    composed: Composed[PolicyConfig], key: str, subject: Literal["games", "market"], what: str
+) -> None:
+    """Raise ConfigError for a model that was made for something else than ``what``.
+
+    key: that chose ``what``, a game or a market. subject: which of both it is.
+    """
+    kind = composed.config.model.kind
+    made = made_model(kind)
+    if made is None or made.reads in ("text", subject):
+        return
+    own = {"games": "tiny", "market": "tiny_market"}[subject]
+    raise composed.error(
+        key,
+        f"the model {kind} does not know the words of {what}, and would learn nothing; use "
+        f"model={own}, or a language model such as model=smollm2_135m",
+    )
 
 
 def check_temperature(composed: Composed[PolicyConfig], key: str, given: float | None) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from rlforge.config.compose import Composed, from_yaml
+from rlforge.config.market import MarketConfig
 from rlforge.config.plugins import ALGORITHMS
 from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.games.actions import extract
 from rlforge.games.registry import make_game
 from rlforge.league.names import parse_opponent
+from rlforge.market.actions import NO_OP
+from rlforge.preflight.continuous import check_agents
 from rlforge.preflight.games import check_lineup, check_opponents
 from rlforge.preflight.policy import check_machine, check_policy
 from rlforge.rollout.datasets import check_file, written
 from rlforge.rollout.lineup import train_envs
+from rlforge.rollout.traders import KINDS, TRADERS
 from rlforge.tracking.files import RunPaths, open_run
 
 
@@ -25,11 +30,14 @@ def check_sft(composed: Composed[SftConfig], *, keys: bool = True) -> None:
     """
     config = composed.config
     check_policy(composed)
-    check_lineup(composed, keys=False)  # opponents are met in later evaluations only
+    if config.market is None:
+        check_lineup(composed, keys=False)  # opponents are met in later evaluations only
+        _check_players(composed, keys=keys)
+    else:
+        _check_traders(composed, config.market)
     name = config.algorithm.name
     if ALGORITHMS.has_own(name) and name != "supervised":
         raise composed.error("algorithm.name", "learns from rewards; use algorithm=supervised")
-    _check_players(composed, keys=keys)
     if config.data.run is not None:
         _check_run(composed, Path(config.data.run))
     if config.data.file is not None:
@@ -61,6 +69,26 @@ def _check_players(composed: Composed[SftConfig], *, keys: bool) -> None:
                 f"{text!r} is not read as {action} by action_extraction={env.action_extraction} "
                 f"of {env.id}",
             )
+
+
+def _check_traders(composed: Composed[SftConfig], market: MarketConfig) -> None:
+    """Whether ``data.players`` are traders, and their actions can be written and read."""
+    data, extraction = composed.config.data, composed.config.model.action_extraction
+    check_agents(composed, TRADERS + sum(market.traders.values()))
+    for name in data.players:
+        if name not in KINDS:
+            raise composed.error(
+                "data.players", f"{name} does not trade in markets; there are {', '.join(KINDS)}"
+            )
+    if data.last_turns is not None:
+        raise composed.error("data.last_turns", "is for games; a market has no last turns")
+    text, action = written(data.answer, extraction, json.dumps(NO_OP)), json.dumps(NO_OP)
+    if extract(extraction, text).action != action:
+        raise composed.error(
+            "data.answer",
+            f"{text!r} is not read as {action} by model.action_extraction={extraction}; use "
+            "action_extraction=json",
+        )
 
 
 def _check_run(composed: Composed[SftConfig], run: Path) -> None:

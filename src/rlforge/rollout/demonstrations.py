@@ -31,6 +31,7 @@ from rlforge.rollout.episode import Answer
 from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import derive_seed, line_up
+from rlforge.rollout.traders import trader_samples
 from rlforge.tracking.files import RunPaths
 from rlforge.tracking.game_files import GameWriter, read_games
 from rlforge.types import (
@@ -45,9 +46,6 @@ from rlforge.types import (
     Turn,
     value,
 )
-
-_GOOD = {"all": ("win", "draw", "loss"), "wins": ("win",), "wins_and_draws": ("win", "draw")}
-"""The outcomes that ``data.keep`` keeps."""
 
 SAY_EVERY_S = 15.0
 """Seconds between reports of how far the games are."""
@@ -79,7 +77,10 @@ async def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
     encoder = AnswerEncoder(config.model, tokenizer)
     left_out: Counter[str] = Counter()
     steps: list[Step] = []
-    if data.players:
+    if data.players and config.market is not None:
+        say(f"{', '.join(data.players)} trade for {data.games:,} episodes")
+        steps += trader_samples(config, config.market, encoder, left_out)
+    elif data.players:
         steps += await _of_players(config, run_dir, encoder, left_out, say)
     if data.run is not None:
         steps += _of_run(Path(data.run), data, left_out)
@@ -321,11 +322,9 @@ def _first_learned(turns: int, data: DataConfig) -> int:
 
 def _counts(record: GameRecord, player: int, data: DataConfig, left_out: Counter[str]) -> bool:
     """Whether the game's outcome for ``player`` is one to learn from."""
-    fits = record.spec.env.outcome(record.rewards, player) in _GOOD[data.keep]
-    if fits and (data.min_reward is None or record.rewards[player] >= data.min_reward):
-        return True
-    left_out["by outcome"] += 1
-    return False
+    counts = data.counts(record.spec.env.outcome(record.rewards, player), record.rewards[player])
+    left_out["by outcome"] += not counts
+    return counts
 
 
 def _has_answer(step: Step, left_out: Counter[str]) -> bool:

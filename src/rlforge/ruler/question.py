@@ -6,13 +6,14 @@ import contextlib
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from rlforge.config.ruler import JudgeConfig
 from rlforge.games.markup import Message
 from rlforge.ruler.features import WITH_OUTCOME
+from rlforge.system.values import json_objects
 from rlforge.trajectories.records import Decision
 from rlforge.types import value
 
@@ -82,8 +83,6 @@ def _compact(content: Any) -> str:
 
 _LETTERS = "bcdfghjkmnpqrstvwxz"
 
-#: Most braces in an answer that begin no JSON object.
-_MOST_BRACES = 100
 _TASK = """You compare decisions of agents in a market, and score each one.
 
 {rubric}
@@ -168,7 +167,7 @@ def read(text: str, ids: Sequence[str]) -> dict[str, JudgeVerdict]:
     The last JSON object that is a whole answer counts: those before it are drafts. Prose, thoughts
     and code fences around it are ignored.
     """
-    answers = [found["scores"] for found in _objects(text) if _is_answer(found)]
+    answers = [found["scores"] for found in json_objects(text) if _is_answer(found)]
     if not answers:
         raise UnusableAnswerError('it holds no JSON object with a list under "scores"')
     *drafts, last = answers
@@ -207,20 +206,6 @@ def asked_ids(schema: Mapping[str, Any]) -> tuple[str, ...]:
 def _is_answer(found: Mapping[str, Any]) -> bool:
     entries = found.get("scores")
     return isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
-
-
-def _objects(text: str) -> Iterator[Mapping[str, Any]]:
-    """The JSON objects in a text, outermost ones only, from the left."""
-    decoder = json.JSONDecoder()
-    start, wrong = text.find("{"), 0
-    while start >= 0 and wrong < _MOST_BRACES:
-        try:
-            found, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):  # a brace in prose
-            end, wrong = start + 1, wrong + 1
-        else:
-            yield found
-        start = text.find("{", end)
 
 
 def _ids(texts: Iterable[str], seed: int) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -235,3 +235,26 @@ def _kind(hint: Any) -> tuple[str, Any]:
     if dataclasses.is_dataclass(hint):
         return "value", hint
     raise TypeError(f"fields of type {hint} cannot be stored")
+
+
+#: Most braces in a text that begin no JSON object.
+_MOST_BRACES = 100
+
+
+def json_objects(text: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects in a text, outermost ones only, from the left; other text is ignored.
+
+    Example:
+        >>> list(json_objects('First {"a": 1}, then {see above} {"b": {"c": 2}}.'))
+        [{'a': 1}, {'b': {'c': 2}}]
+    """
+    decoder = json.JSONDecoder()
+    start, wrong = text.find("{"), 0
+    while start >= 0 and wrong < _MOST_BRACES:
+        try:
+            found, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):  # a brace in prose
+            end, wrong = start + 1, wrong + 1
+        else:
+            yield found
+        start = text.find("{", end)

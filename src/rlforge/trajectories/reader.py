@@ -17,7 +17,7 @@ from rlforge.system.values import Codec
 from rlforge.trajectories.columns import SCHEMAS, to_decisions
 from rlforge.trajectories.grid import window_start
 from rlforge.trajectories.layout import DataFile, StoreLayout
-from rlforge.trajectories.records import AgentActivity, Decision
+from rlforge.trajectories.records import PROBLEM, SCRIPTED, AgentActivity, Decision
 from rlforge.trajectories.wal import SegmentContent, read_segment
 from rlforge.types import value
 
@@ -37,10 +37,12 @@ _ROWS = """
 """
 _ACTIVITY = f"""
     SELECT windowId, agentId, count(*) AS decisions,
+        bool_and(starts_with(metadata.provider, '{SCRIPTED}')) AS scripted,
         count(*) FILTER (coalesce(json_extract_string(action, '$.type'), '') <> 'NO_OP') AS actions,
-        count(*) FILTER (complete) AS complete, count(reward) AS rewarded,
-        coalesce(sum(reward), 0) AS rewardSum, max(timestamp) AS newest
-    FROM ({_ROWS}) GROUP BY windowId, agentId ORDER BY windowId, agentId
+        count(*) FILTER (complete) AS complete, count(reward) FILTER (accepted) AS rewarded,
+        coalesce(sum(reward) FILTER (accepted), 0) AS rewardSum, max(timestamp) AS newest
+    FROM (SELECT *, NOT json_exists(action, '$.{PROBLEM}') AS accepted FROM ({_ROWS}))
+    GROUP BY windowId, agentId ORDER BY windowId, agentId
 """
 _ACTIVITIES = Codec(AgentActivity, camel_case=True)
 

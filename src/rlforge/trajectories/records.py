@@ -15,6 +15,13 @@ Json = Mapping[str, Any]
 """A JSON object."""
 
 
+SCRIPTED = "scripted:"
+"""Begins the provider of decisions of scripted traders."""
+
+PROBLEM = "problem"
+"""Key in an action that the market refused: the reason. An answer without action is a NO_OP."""
+
+
 @value
 class Metadata:
     """How a decision was made.
@@ -26,6 +33,11 @@ class Metadata:
     provider: str
     reasoning: str = ""
     confidence: float = 1.0
+
+    @property
+    def scripted(self) -> bool:
+        """Whether a scripted trader decided, which learns nothing."""
+        return self.provider.startswith(SCRIPTED)
 
 
 @value
@@ -81,6 +93,11 @@ class Decision:
         """Whether the outcome is known."""
         return self.reward is not None and self.next_state is not None
 
+    @property
+    def refused(self) -> bool:
+        """Whether the answer named no action, or one that the market did not accept."""
+        return PROBLEM in self.action
+
 
 @value
 class DecisionOutcome:
@@ -123,12 +140,14 @@ class TrainingWindow:
 class AgentActivity:
     """Counts of one agent's decisions in one window.
 
-    actions: decisions with an action other than NO_OP. complete: those whose outcome is known.
-    rewarded, reward_sum: number and sum of known rewards. newest: latest timestamp.
+    scripted: it is a scripted trader. actions: decisions with an action other than NO_OP. complete:
+    those whose outcome is known. rewarded, reward_sum: number and sum of the known rewards of
+    actions that were not refused. newest: latest timestamp.
     """
 
     window_id: str
     agent_id: str
+    scripted: bool
     decisions: int
     actions: int
     complete: int

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from rlforge.config.continuous import DecisionRewardConfig
 from rlforge.errors import RlforgeError
+from rlforge.market.books import Settled
 from rlforge.trajectories.records import Decision, Result
 from rlforge.types import value
 
@@ -105,6 +106,16 @@ class DecisionReward:
             agent: discounted_return(rewards[agent], self._config.gamma)
             for agent in sorted(rewards)
         }
+
+
+def result_of(settled: Settled) -> Result:
+    """The record of a settled decision."""
+    return Result(
+        pnl=settled.pnl,
+        investment=settled.investment,
+        hold_time_minutes=settled.hold_time_minutes,
+        win_rate=settled.win_rate,
+    )
 
 
 def discounted_return(rewards: Sequence[float], gamma: float) -> float:

@@ -24,11 +24,12 @@ def activity_of(decisions: Iterable[Decision], window_id: str) -> list[AgentActi
         AgentActivity(
             window_id=window_id,
             agent_id=agent,
+            scripted=all(decision.metadata.scripted for decision in own),
             decisions=len(own),
             actions=sum(decision.action.get("type") != "NO_OP" for decision in own),
             complete=sum(decision.complete for decision in own),
-            rewarded=sum(decision.reward is not None for decision in own),
-            reward_sum=math.fsum(d.reward for d in own if d.reward is not None),
+            rewarded=sum(d.reward is not None and not d.refused for d in own),
+            reward_sum=math.fsum(d.reward for d in own if d.reward is not None and not d.refused),
             newest=max(decision.timestamp for decision in own),
         )
         for agent, own in sorted(by_agent.items())
@@ -36,16 +37,19 @@ def activity_of(decisions: Iterable[Decision], window_id: str) -> list[AgentActi
 
 
 def counts(agent: AgentActivity, config: WindowConfig) -> bool:
-    """Whether an agent has enough decisions and actions to count among ``window.min_agents``."""
-    return (
-        agent.decisions >= config.min_trajectories_per_agent and agent.actions >= config.min_actions
-    )
+    """Whether an agent that learns decided and acted enough to be one of ``window.min_agents``."""
+    decided = agent.decisions >= config.min_trajectories_per_agent
+    return not agent.scripted and decided and agent.actions >= config.min_actions
 
 
 def average_reward(activity: Sequence[AgentActivity]) -> float:
-    """The average over all decisions with a reward; 0 if none has one."""
-    rewarded = sum(agent.rewarded for agent in activity)
-    return math.fsum(agent.reward_sum for agent in activity) / rewarded if rewarded else 0.0
+    """The average over the learning agents' rewarded and accepted decisions; 0 without any.
+
+    Refused answers are learned from in any case, and must not keep a model from it.
+    """
+    learning = [agent for agent in activity if not agent.scripted]
+    rewarded = sum(agent.rewarded for agent in learning)
+    return math.fsum(agent.reward_sum for agent in learning) / rewarded if rewarded else 0.0
 
 
 def missing(
@@ -65,7 +69,7 @@ def missing(
     enough = sum(counts(agent, config) for agent in activity)
     if enough < config.min_agents:
         reasons.append(
-            f"{enough} of {config.min_agents} agents have "
+            f"{enough} of {config.min_agents} learning agents have "
             f"{config.min_trajectories_per_agent} decisions and {config.min_actions} actions"
         )
     decisions = sum(agent.decisions for agent in activity)
