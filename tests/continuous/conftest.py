@@ -45,6 +45,7 @@ SMALL = (
     "learner.epochs=2",
     "continuous.windows=2",
     "continuous.agents=4",
+    "continuous.control_agents=0",
     "continuous.threshold=0.3",
     "continuous.compare_episodes=1",
     "continuous.start=2024-11-13-10:00",

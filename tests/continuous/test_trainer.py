@@ -20,6 +20,7 @@ from rlforge.continuous.trials import MarketTrials
 from rlforge.serving.records import PairedOutcomes
 from rlforge.training import lifecycle
 from rlforge.trajectories.records import Decision
+from rlforge.trajectories.store import TrajectoryStore
 
 Make = Callable[..., ContinuousConfig]
 
@@ -118,7 +119,7 @@ def test_a_window_that_is_not_ready_trains_nothing_and_the_run_goes_on(
     execute(make_config("window.min_agents=12", "continuous.compare_episodes=0"))
     for row in rows():
         assert "it is not ready" in row["reason"]
-        assert "12 agents" in row["reason"]
+        assert "12 learning agents" in row["reason"]
         assert (row["training_loss"], row["deployment_success"]) == (None, None)
         assert row["version"] is None
     assert rows("metrics.jsonl") == []
@@ -130,7 +131,7 @@ def test_a_window_of_one_agent_is_not_ready(make_config: Make, execute: Execute)
     execute(make_config(traders, "continuous.agents=1", "continuous.windows=1"))
     (row,) = rows()
     assert row["agents"] == 1
-    assert "of 3 agents" in row["reason"]
+    assert "of 3 learning agents" in row["reason"]
 
 
 def test_equal_rewards_train_and_deploy_nothing(make_config: Make, execute: Execute) -> None:
@@ -151,7 +152,7 @@ def test_a_judge_that_cannot_answer_leaves_decisions_unscored_and_says_why(
     (row,) = rows()
     assert row["scorer/unscored"] == 66.0
     assert (row["batch/unscored"], row["high_score_count"]) == (24, 0)
-    assert "0 of the model's 24 decisions are selected" in row["reason"]
+    assert "1 of the model's 24 decisions are selected" in row["reason"]
     assert "24 have no score: prompt of 896 tokens is 833 too long" in row["reason"]
     scores = content("scores/2024-11-13-10.00.json")["scores"]
     assert len(scores) == 66
@@ -256,6 +257,55 @@ async def test_an_interrupted_run_ends_cleanly_between_phases(
         entry = assembly.journal.current()
     assert entry is not None
     assert (entry.number, entry.phase) == (1, "scored")
+
+
+def test_control_agents_keep_the_first_version_and_are_not_learned_from(
+    make_config: Make, execute: Execute
+) -> None:
+    execute(make_config("continuous.control_agents=3", "learner.learning_rate=0.05"))
+    for row in rows():
+        assert row["players"]["control"]["decisions"] == 18
+        assert row["players"]["policy"]["decisions"] == 24
+        assert row["reward_difference_low"] < row["reward_difference"]
+        assert row["reward_difference"] < row["reward_difference_high"]
+    with TrajectoryStore(RUN_DIR / "store") as store:
+        decisions = list(store.decisions())
+    control = [d for d in decisions if d.metadata.provider == "control"]
+    learned = [d for d in decisions if d.completion and d.metadata.learns]
+    assert {d.completion.policy_uid for d in control if d.completion} == {"base"}
+    assert len({d.completion.policy_uid for d in learned if d.completion}) == 2
+    assert all(row["agents"] == 14 for row in rows())
+
+
+def test_with_an_initial_adapter_that_is_the_control(
+    make_config: Make, execute: Execute, tmp_path: Path
+) -> None:
+    execute(make_config("continuous.windows=1"))
+    adapter = RUN_DIR.rename(tmp_path / "first") / "checkpoints" / "step-1"
+    execute(
+        make_config(
+            "continuous.windows=1",
+            "continuous.control_agents=2",
+            f"learner.initial_adapter={adapter}",
+        )
+    )
+    with TrajectoryStore(RUN_DIR / "store") as store:
+        decisions = list(store.decisions())
+    uids = {
+        d.completion.policy_uid
+        for d in decisions
+        if d.completion and d.metadata.provider == "control"
+    }
+    assert uids == {"control"}
+    learned = {d.completion.policy_uid for d in decisions if d.completion and d.metadata.learns}
+    assert learned == {"deploy-1"}
+    # Equal prompts and draws of one tick give equal answers, by both versions: they have the same weights.
+    by_prompt: dict[tuple[int, ...], list[float]] = {}
+    for d in decisions:
+        if d.completion:
+            asked = (*d.completion.prompt_token_ids, -1, *d.completion.token_ids)
+            by_prompt.setdefault(asked, []).append(sum(d.completion.logprobs))
+    assert all(max(found) - min(found) < 1e-4 for found in by_prompt.values())
 
 
 def test_windows_by_the_wall_clock(make_config: Make, execute: Execute) -> None:

@@ -24,6 +24,9 @@ def row(number: int, version: str | None = None) -> dict[str, Any]:
         "trajectories": 66,
         "policy_reward": 0.5,
         "win_rate": 0.75,
+        "reward_difference": 0.2,
+        "reward_difference_low": -0.1,
+        "reward_difference_high": 0.5,
         "training_loss": 0.25 if version else None,
         "deployment_success": True if version else None,
         "reason": "" if version else "it is not ready",
@@ -82,8 +85,12 @@ def test_resuming_writes_the_files_again_from_the_windows_that_are_done() -> Non
     ],
 )
 def test_a_window_in_one_line(version: str | None, end: str) -> None:
-    start = "window 1/3 2024-11-13-11:00: 66 decisions, policy reward 0.500, wins 75.0%, "
-    assert window_line(row(1, version), 3) == start + end
+    start = "window 1/3 2024-11-13-11:00: 66 decisions, policy reward 0.500"
+    control = " (+0.200 to the control, -0.100 to +0.500)"
+    found = row(1, version)
+    assert window_line(found, 3) == f"{start}{control}, wins 75.0%, {end}"
+    found["reward_difference"] = None
+    assert window_line(found, 3) == f"{start}, wins 75.0%, {end}"
 
 
 def test_the_plain_display_prints_each_window_once() -> None:

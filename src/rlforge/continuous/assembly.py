@@ -50,7 +50,7 @@ from rlforge.serving.service import DeploymentService
 from rlforge.system.checkpoint import step_name
 from rlforge.training.lifecycle import RunContext
 from rlforge.trajectories.grid import WallClock, WindowGrid, window_start
-from rlforge.trajectories.records import Decision
+from rlforge.trajectories.records import CONTROL, Decision
 from rlforge.trajectories.reward import DecisionReward, result_of
 from rlforge.trajectories.store import TrajectoryStore, store_folder
 from rlforge.trajectories.windows import Windows
@@ -107,7 +107,8 @@ class DeploymentsByStep:
 
     async def deploy(self, checkpoint: Checkpoint) -> Deployed:
         """Deploy ``checkpoint``, unless it serves already."""
-        if checkpoint.uid in self._served():
+        # Deployment 0 is the base model, which ``learner.initial_adapter`` differs from.
+        if any(d.number and _step(d) == checkpoint.uid for d in self._service.served()):
             return Deployed(success=True)
         deployment = await self._service.deploy(checkpoint)
         if deployment.phase == "trial":
@@ -267,14 +268,17 @@ async def market_side(
         return begin + state.world.minute * 60 if simulated else clock.now()
 
     if last is None:
-        state = SimulationState(config.market, config.continuous.agents, config.seed)
+        settings = config.continuous
+        state = SimulationState(
+            config.market, settings.agents, config.seed, settings.control_agents
+        )
     else:
         state = load_simulation_state(simulation_state_path(context.run_dir, last.number))
     store = TrajectoryStore(store_folder(config.store, context.run_dir), config.store)
     with contextlib.closing(store):
         population = Population(
             state,
-            _agent_model(config, policy),
+            _agent_model(config, policy, context.run_dir),
             Labels(
                 prefix=f"{config.name}-{config.seed}",
                 now=now,
@@ -296,11 +300,20 @@ async def market_side(
             await driver.close()
 
 
-def _agent_model(config: ContinuousConfig, policy: PolicySide) -> AgentModel:
-    """The model behind the agents: the deployment that serves them at each tick."""
+def _agent_model(config: ContinuousConfig, policy: PolicySide, run_dir: Path) -> AgentModel:
+    """The model behind the agents: the deployment that serves them at each tick.
+
+    Control agents are answered by version 0: the base model, or ``learner.initial_adapter``.
+    """
+    first = PolicyRef(uid="base", kind="checkpoint")
+    if config.learner.initial_adapter is not None:
+        path = str(run_dir / "checkpoints" / step_name(0))
+        first = PolicyRef(uid=CONTROL, kind="checkpoint", path_or_name=path)
 
     async def answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
         seeded = dataclasses.replace(policy.params, seed=draw)
+        if agent_id.startswith(f"{CONTROL}-"):
+            return await policy.engine.generate(prompt, seeded, first)
         return await policy.service.generate(prompt, seeded, user=agent_id)
 
     name = config.model.name or config.model.kind

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rlforge.trajectories.records import Decision
+from rlforge.trajectories.records import CONTROL, Decision
 from rlforge.types import value
 
 POLICY = "policy"
@@ -51,7 +51,8 @@ def performance(decisions: Iterable[Decision]) -> Performance:
 
 def is_ours(decision: Decision) -> bool:
     """Whether the trained model took it, so that there are tokens to learn from."""
-    return decision.completion is not None and bool(decision.completion.token_ids)
+    known = decision.completion is not None and bool(decision.completion.token_ids)
+    return known and decision.metadata.learns
 
 
 def by_player(decisions: Sequence[Decision]) -> Mapping[str, Performance]:
@@ -62,6 +63,40 @@ def by_player(decisions: Sequence[Decision]) -> Mapping[str, Performance]:
         groups.setdefault(name, []).append(decision)
     order = sorted(groups, key=lambda name: (name != POLICY, name))
     return {name: performance(groups[name]) for name in order}
+
+
+@value
+class Difference:
+    """How much more reward the policy gets than the control, with its interval of confidence."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def difference_to_control(
+    decisions: Iterable[Decision], confidence: float = 0.95
+) -> Difference | None:
+    """The difference of the agents' mean rewards; None with fewer than two agents on a side.
+
+    An agent counts once, since its decisions are not independent of each other; the interval is
+    that of Welch's t-test (Welch 1947).
+    """
+    from scipy.stats import ttest_ind
+
+    rewards: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
+    for decision in decisions:
+        control = decision.metadata.provider == CONTROL
+        if decision.reward is not None and (control or is_ours(decision)):
+            rewards[control].setdefault(decision.agent_id, []).append(decision.reward)
+    ours, theirs = ([_mean(own) for own in of_agent.values()] for of_agent in rewards)
+    if min(len(ours), len(theirs)) < 2:
+        return None
+    interval = ttest_ind(ours, theirs, equal_var=False).confidence_interval(confidence)
+    mean = _mean(ours) - _mean(theirs)
+    if math.isnan(interval.low):  # all agents of each side have the same mean
+        return Difference(mean=mean, low=mean, high=mean)
+    return Difference(mean=mean, low=float(interval.low), high=float(interval.high))
 
 
 def _mean(numbers: Sequence[float]) -> float:

@@ -21,6 +21,7 @@ from rlforge.market.books import Receipt, Settled
 from rlforge.market.traders import Choice, Crowd
 from rlforge.market.world import World
 from rlforge.trajectories.records import (
+    CONTROL,
     PROBLEM,
     SCRIPTED,
     Decision,
@@ -41,7 +42,7 @@ Answer = Callable[[str, tuple[int, ...], int], Awaitable[Completion]]
 class Open:
     """A decision of a window that is not settled yet.
 
-    policy: uid of the version that took it; empty: none.
+    policy: uid of the version that took it; empty: none, or one that is not judged.
     """
 
     decision_id: str
@@ -53,7 +54,7 @@ class Open:
 class Tick:
     """The new decisions of a tick, and the outcomes of decisions that it settled.
 
-    policies: per outcome, uid of the version that took the decision; empty for scripted traders.
+    policies: per outcome, ``Open.policy`` of the decision.
     """
 
     decisions: tuple[Decision, ...]
@@ -65,7 +66,8 @@ class Tick:
 class AgentModel:
     """The model behind the agents: how it is prompted and asked.
 
-    name: the ``provider`` of its decisions. seed: of its draws.
+    answer: of the newest version, or to a control agent of the version that never learns. name: the
+    ``provider`` of its decisions. seed: of its draws.
     """
 
     prompter: AgentPrompter
@@ -83,21 +85,26 @@ class Labels:
     window_of: Callable[[float], str]
 
 
-FORMAT = 2
+FORMAT = 3
 """Of the state on disk; raised with every change of its classes."""
 
 
 class SimulationState:
     """All state of a simulation between two ticks: market, traders, decisions not yet settled.
 
-    states: what each agent sees now. open: by the market's ticket. next_states: by id of a
+    agents: of the model; ``control``: those among them that are asked of the version that never
+    learns. states: what each agent sees now. open: by the market's ticket. next_states: by id of a
     decision, the state that followed it.
     """
 
-    def __init__(self, market: MarketConfig, agents: int, seed: int) -> None:
+    def __init__(
+        self, market: MarketConfig, agents: int, seed: int, control_agents: int = 0
+    ) -> None:
         self.format = FORMAT
         self.world = World(market, seed)
-        self.agents = tuple(f"agent-{number}" for number in range(1, agents + 1))
+        self.control = tuple(f"{CONTROL}-{number}" for number in range(1, control_agents + 1))
+        learning = tuple(f"agent-{number}" for number in range(1, agents + 1))
+        self.agents = learning + self.control
         for agent_id in self.agents:
             self.world.join(agent_id)
         self.crowd = Crowd(self.world, seed)
@@ -192,7 +199,8 @@ class Population:
     def _carry_out(
         self, agent_id: str, question: Question, answer: Completion | EngineError, now: float
     ) -> Decision:
-        world, provider = self.state.world, self._model.name
+        world = self.state.world
+        provider = CONTROL if agent_id in self.state.control else self._model.name
         if isinstance(answer, EngineError):
             receipt = world.decide(agent_id, NO_OP)
             meta = Metadata(provider=provider, reasoning=str(answer), confidence=0.0)
@@ -227,7 +235,7 @@ class Population:
         window_id = self._labels.window_of(now)
         self.state.open[receipt.ticket] = Open(
             decision_id=decision_id,
-            policy="" if completion is None else completion.policy_uid,
+            policy="" if completion is None or not metadata.learns else completion.policy_uid,
             window_id=window_id,
         )
         return Decision(

@@ -25,13 +25,13 @@ from rlforge.continuous.assembly import (
 from rlforge.continuous.batching import Scored, WindowBatch, WindowFilter
 from rlforge.continuous.journal import Entry
 from rlforge.continuous.learner import Trained
-from rlforge.continuous.performance import POLICY, by_player
+from rlforge.continuous.performance import POLICY, by_player, difference_to_control
 from rlforge.continuous.simulation import Stopped, simulation_state_path
 from rlforge.errors import CheckpointError, RunError
 from rlforge.ruler.base import DecisionScores
 from rlforge.system.values import json_ready
 from rlforge.training.lifecycle import RunContext
-from rlforge.trajectories.records import Decision, TrainingWindow
+from rlforge.trajectories.records import CONTROL, Decision, TrainingWindow
 from rlforge.trajectories.reward import DecisionReward, mean_parts
 
 log = logging.getLogger(__name__)
@@ -263,6 +263,7 @@ def _window_row(
     metrics = trained.metrics if trained else {}
     players = by_player(window.decisions)
     policy = players.get(POLICY)
+    gain = difference_to_control(window.decisions)
     row: dict[str, Any] = json_ready(
         {
             "window_id": window.id,
@@ -280,6 +281,10 @@ def _window_row(
             "win_rate": policy.win_rate if policy else None,
             "policy_reward": policy.avg_reward if policy else None,
             "avg_pnl": policy.avg_pnl if policy else None,
+            "control_reward": players[CONTROL].avg_reward if CONTROL in players else None,
+            "reward_difference": gain and gain.mean,
+            "reward_difference_low": gain and gain.low,
+            "reward_difference_high": gain and gain.high,
             "players": {name: one.to_json() for name, one in players.items()},
             **{f"batch/{name}": n for name, n in gathered.items() if name != "selected"},
             **{f"reward/{name}": number for name, number in rewards.items()},

@@ -17,7 +17,7 @@ from rlforge.system.values import Codec
 from rlforge.trajectories.columns import SCHEMAS, to_decisions
 from rlforge.trajectories.grid import window_start
 from rlforge.trajectories.layout import DataFile, StoreLayout
-from rlforge.trajectories.records import PROBLEM, SCRIPTED, AgentActivity, Decision
+from rlforge.trajectories.records import CONTROL, PROBLEM, SCRIPTED, AgentActivity, Decision
 from rlforge.trajectories.wal import SegmentContent, read_segment
 from rlforge.types import value
 
@@ -37,7 +37,7 @@ _ROWS = """
 """
 _ACTIVITY = f"""
     SELECT windowId, agentId, count(*) AS decisions,
-        bool_and(starts_with(metadata.provider, '{SCRIPTED}')) AS scripted,
+        bool_or(NOT regexp_matches(metadata.provider, '^({SCRIPTED}|{CONTROL})')) AS learns,
         count(*) FILTER (coalesce(json_extract_string(action, '$.type'), '') <> 'NO_OP') AS actions,
         count(*) FILTER (complete) AS complete, count(reward) FILTER (accepted) AS rewarded,
         coalesce(sum(reward) FILTER (accepted), 0) AS rewardSum, max(timestamp) AS newest

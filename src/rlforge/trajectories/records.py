@@ -15,8 +15,8 @@ Json = Mapping[str, Any]
 """A JSON object."""
 
 
-SCRIPTED = "scripted:"
-"""Begins the provider of decisions of scripted traders."""
+SCRIPTED, CONTROL = "scripted:", "control"
+"""Begin the providers of decisions of scripted traders, and of the version that never learns."""
 
 PROBLEM = "problem"
 """Key in an action that the market refused: the reason. An answer without action is a NO_OP."""
@@ -26,8 +26,8 @@ PROBLEM = "problem"
 class Metadata:
     """How a decision was made.
 
-    provider: ``scripted:NAME``, a model's name, or ``human``. reasoning: in the agent's words.
-    confidence: 0 to 1, as the agent said or from its probabilities.
+    provider: ``scripted:NAME``, ``control``, a model's name, or ``human``. reasoning: in the
+    agent's words. confidence: 0 to 1, as the agent said or from its probabilities.
     """
 
     provider: str
@@ -35,9 +35,9 @@ class Metadata:
     confidence: float = 1.0
 
     @property
-    def scripted(self) -> bool:
-        """Whether a scripted trader decided, which learns nothing."""
-        return self.provider.startswith(SCRIPTED)
+    def learns(self) -> bool:
+        """Whether who decided may learn from it; scripted traders and the control do not."""
+        return not self.provider.startswith((SCRIPTED, CONTROL))
 
 
 @value
@@ -140,14 +140,14 @@ class TrainingWindow:
 class AgentActivity:
     """Counts of one agent's decisions in one window.
 
-    scripted: it is a scripted trader. actions: decisions with an action other than NO_OP. complete:
+    learns: see ``Metadata``. actions: decisions with an action other than NO_OP. complete:
     those whose outcome is known. rewarded, reward_sum: number and sum of the known rewards of
     actions that were not refused. newest: latest timestamp.
     """
 
     window_id: str
     agent_id: str
-    scripted: bool
+    learns: bool
     decisions: int
     actions: int
     complete: int

@@ -24,7 +24,7 @@ def activity_of(decisions: Iterable[Decision], window_id: str) -> list[AgentActi
         AgentActivity(
             window_id=window_id,
             agent_id=agent,
-            scripted=all(decision.metadata.scripted for decision in own),
+            learns=any(decision.metadata.learns for decision in own),
             decisions=len(own),
             actions=sum(decision.action.get("type") != "NO_OP" for decision in own),
             complete=sum(decision.complete for decision in own),
@@ -39,7 +39,7 @@ def activity_of(decisions: Iterable[Decision], window_id: str) -> list[AgentActi
 def counts(agent: AgentActivity, config: WindowConfig) -> bool:
     """Whether an agent that learns decided and acted enough to be one of ``window.min_agents``."""
     decided = agent.decisions >= config.min_trajectories_per_agent
-    return not agent.scripted and decided and agent.actions >= config.min_actions
+    return agent.learns and decided and agent.actions >= config.min_actions
 
 
 def average_reward(activity: Sequence[AgentActivity]) -> float:
@@ -47,7 +47,7 @@ def average_reward(activity: Sequence[AgentActivity]) -> float:
 
     Refused answers are learned from in any case, and must not keep a model from it.
     """
-    learning = [agent for agent in activity if not agent.scripted]
+    learning = [agent for agent in activity if agent.learns]
     rewarded = sum(agent.rewarded for agent in learning)
     return math.fsum(agent.reward_sum for agent in learning) / rewarded if rewarded else 0.0
 

@@ -72,7 +72,7 @@ def _change(first: float | None, last: float | None, key: str) -> Html | str:
 def results(run: RunData) -> list[Chart]:
     """Each figure over the windows: a line for the policy and for each kind of trader."""
     players = dict.fromkeys(player for row in run.windows for player in row["players"])
-    drawn = []
+    drawn = [_to_control(run.windows)]
     for key, (label, _) in _FIGURES.items():
         lines = [
             _series(run.windows, player, _of_player(run.windows, player, key), index)
@@ -83,11 +83,25 @@ def results(run: RunData) -> list[Chart]:
     return drawn
 
 
+def _to_control(rows: Sequence[Row]) -> Chart:
+    """How much more reward the policy gets than the version that never learns."""
+    known = [row for row in rows if row.get("reward_difference") is not None]
+    series = Series(
+        name="policy − control, 95 % interval",
+        xs=[row["window"] for row in known],
+        ys=[row["reward_difference"] for row in known],
+        low=[row["reward_difference_low"] for row in known],
+        high=[row["reward_difference_high"] for row in known],
+    )
+    return Chart(title="reward above the control", series=[series], x_name="window")
+
+
 def learning_curves(run: RunData) -> Html | None:
     """One chart per figure."""
     return section(
         "Learning curves",
-        "Decisions of each window, made by the versions that served at that time.",
+        "Decisions of each window, made by the versions that served at that time. The control is "
+        "the version that the run began with; it trades in the same markets and never learns.",
         charts(figure(chart) for chart in results(run)),
     )
 
