@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from tests.chat_server import ChatHandler, ChatServer, completion, serving
 
 from rlforge.config.ruler import JudgeConfig, RulerConfig
 from rlforge.ruler.agreement import agent_means
-from rlforge.ruler.base import DecisionScores
+from rlforge.ruler.base import NOT_JUDGED, DecisionScores
 from rlforge.ruler.judge import AnswerCache, divide
 from rlforge.ruler.question import JudgeQuestion, JudgeVerdict
 from rlforge.ruler.registry import make_scorer
-from rlforge.trajectories.records import Decision, TrainingWindow
+from rlforge.trajectories.records import Decision, Metadata, TrainingWindow
 
 Make = Callable[..., TrainingWindow]
 KEY = "sk-very-secret-0001"
@@ -510,3 +511,22 @@ def test_a_cache_whose_folder_cannot_be_made_is_not_used(
     cache.put("m", _question(), VERDICTS)
     assert cache.failed
     assert "cannot be used" in caplog.text
+
+
+async def test_only_decisions_that_may_be_learned_from_are_judged(
+    server: ChatServer, make_window: Make
+) -> None:
+    model = Metadata(provider="tiny")
+    decisions = [
+        replace(one, metadata=model) if one.agent_id in ("expert", "noise") else one
+        for one in make_window(0).decisions
+    ]
+    scores = await _score(_config(server), decisions)
+    learning = [one for one in decisions if one.metadata.learns]
+    judged = [score for score in scores.values if score is not None]
+    assert judged == pytest.approx(_expected(learning))
+    assert scores.metrics["judge_tokens"] == 5_000
+    assert (scores.metrics["scored"], scores.metrics["unscored"]) == (len(learning), 0)
+    assert scores.unscored == ""
+    for one, score, why in zip(decisions, scores.values, scores.explanations, strict=True):
+        assert one.metadata.learns or (score, why) == (None, NOT_JUDGED)

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from rlforge.config.market import MarketConfig
 from rlforge.config.ruler import JudgeConfig
-from rlforge.ruler.question import UnusableAnswerError, ask, read
+from rlforge.market.text import describe
+from rlforge.market.world import World
+from rlforge.ruler.question import UnusableAnswerError, ask, read, situation
 from rlforge.trajectories.records import Decision, Metadata, Result, TrainingWindow
 
 Make = Callable[..., TrainingWindow]
@@ -192,3 +195,13 @@ def test_a_second_question_says_what_was_wrong() -> None:
 def test_the_market_s_decisions_can_be_asked_about(make_window: Make) -> None:
     question = _ask(make_window(0, each=3).decisions)
     assert len(question.ids) == 12
+
+
+def test_a_market_is_shown_in_prose_whatever_words_its_model_reads() -> None:
+    world = World(MarketConfig(), 0)
+    world.join("agent")
+    state = world.state("agent")
+    decision = _decision(0, state=state, observation="market bet p5 move_up left1 a_yes go")
+    text = situation(decision)
+    assert text == describe(state)
+    assert "market bet" not in text

@@ -16,11 +16,15 @@ log = logging.getLogger(__name__)
 _SAME = 1e-9
 
 
+NOT_JUDGED = "not judged: it is not learned from"
+"""The explanation of decisions that no score was asked for."""
+
+
 @value
 class DecisionScores:
     """Scores of decisions, in their order.
 
-    values: 0 to 1, or None if the scorer failed: that decision is kept unscored.
+    values: 0 to 1, or None if the scorer failed, or was not asked about that decision.
     explanations: one per decision; empty strings if the scorer gives none.
     metrics: e.g. ``pairs``, ``judge_calls``, ``unscored``.
 
@@ -37,7 +41,9 @@ class DecisionScores:
     def unscored(self) -> str:
         """What is said most often about decisions without a score; empty where all have one."""
         said = [
-            why for score, why in zip(self.values, self.explanations, strict=True) if score is None
+            why
+            for score, why in zip(self.values, self.explanations, strict=True)
+            if score is None and why != NOT_JUDGED
         ]
         return max(said, key=said.count, default="")
 

@@ -18,6 +18,7 @@ from rlforge.engines.openai import ChatError
 from rlforge.errors import RlforgeError
 from rlforge.ruler.agreement import agreement, pooled
 from rlforge.ruler.base import (
+    NOT_JUDGED,
     DecisionScores,
     finished,
     finite_rewards,
@@ -188,7 +189,22 @@ class JudgeScorer:
             self._cache = AnswerCache(folder / "judge.sqlite" if folder else None)
 
     async def score(self, decisions: Sequence[Decision]) -> DecisionScores:
-        """See ``DecisionScorer``."""
+        """See ``DecisionScorer``. Only decisions that may be learned from are judged, if there are
+        any: scripted traders' and the control's have no score, and count nowhere.
+        """
+        places = [i for i, one in enumerate(decisions) if one.metadata.learns]
+        if len(places) in (0, len(decisions)):
+            return await self._score(decisions)
+        found = await self._score([decisions[i] for i in places])
+        values: list[float | None] = [None] * len(decisions)
+        explanations = [NOT_JUDGED] * len(decisions)
+        for place, score, why in zip(places, found.values, found.explanations, strict=True):
+            values[place], explanations[place] = score, why
+        return DecisionScores(
+            values=tuple(values), explanations=tuple(explanations), metrics=found.metrics
+        )
+
+    async def _score(self, decisions: Sequence[Decision]) -> DecisionScores:
         if reason := nothing_to_compare(decisions, self._config.min_agents):
             return undecided(decisions, reason)
         budget = JudgeBudget(self._config.judge)

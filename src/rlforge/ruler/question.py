@@ -12,6 +12,7 @@ from typing import Any
 
 from rlforge.config.ruler import JudgeConfig
 from rlforge.games.markup import Message
+from rlforge.market.text import describe
 from rlforge.ruler.features import WITH_OUTCOME
 from rlforge.system.values import json_objects
 from rlforge.trajectories.records import Decision
@@ -23,7 +24,9 @@ _CUT = "\n[…]\n"
 
 
 def situation(decision: Decision) -> str:
-    """What the agent knew: the prompt of its model, or the state, one fact a line."""
+    """What the agent knew: the market in prose, the prompt of its model, or one fact a line."""
+    with contextlib.suppress(KeyError):  # of the state of something else than a market
+        return describe(decision.state)
     if decision.observation:
         return decision.observation.strip()
     state = decision.state
