@@ -52,9 +52,9 @@ class Records:
     async def add(self, tick: Tick) -> None:
         assert not self.decisions.keys() & {decision.id for decision in tick.decisions}
         self.decisions.update({decision.id: decision for decision in tick.decisions})
-        for outcome, policy in zip(tick.outcomes, tick.policies, strict=True):
+        for outcome, closed in zip(tick.outcomes, tick.closed, strict=True):
             self.outcomes[outcome.decision_id] = outcome
-            self.policies[outcome.decision_id] = policy
+            self.policies[outcome.decision_id] = closed.policy
 
     def completed(self) -> dict[str, Decision]:
         """All decisions, with their outcomes where they are known."""

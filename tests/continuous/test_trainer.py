@@ -299,7 +299,7 @@ def test_with_an_initial_adapter_that_is_the_control(
     assert uids == {"control"}
     learned = {d.completion.policy_uid for d in decisions if d.completion and d.metadata.learns}
     assert learned == {"deploy-1"}
-    # Equal prompts and draws of one tick give equal answers, by both versions: they have the same weights.
+    # The same weights: an answer has the same probability by both.
     by_prompt: dict[tuple[int, ...], list[float]] = {}
     for d in decisions:
         if d.completion:

@@ -413,13 +413,18 @@ def test_ids_of_answers_are_those_of_their_service_only() -> None:
     ours, other = AnswerIds("one"), AnswerIds("other")
     made = [ours.new(kind, "deploy-7") for kind in ("chatcmpl", "cmpl") for _ in range(50)]
     assert len(set(made)) == 100
-    assert {ours.deployment(one) for one in made} == {"deploy-7"}
-    assert {AnswerIds("one").deployment(one) for one in made} == {"deploy-7"}  # after a restart
-    assert {other.deployment(one) for one in made} == {None}
+    assert len({ours.read(one) for one in made}) == 100  # each of another, unknown user
+    users = [AnswerIds("one").read(ours.new("cmpl", "deploy-7", user)) for user in "aab"]
+    assert users[0] == users[1] != users[2]
+    again = AnswerIds("one").read(made[0])  # after a restart
+    assert again == ours.read(made[0])
+    assert again is not None
+    assert again[0] == "deploy-7"
+    assert {other.read(one) for one in made} == {None}
     first = made[0]
     for place in range(len(first)):  # no character can be changed
         other_character = "0" if first[place] != "0" else "1"
-        assert ours.deployment(first[:place] + other_character + first[place + 1 :]) is None
+        assert ours.read(first[:place] + other_character + first[place + 1 :]) is None
 
 
 async def test_no_token_is_ever_logged(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from rlforge.errors import DeploymentError
 from rlforge.serving.journal import BACKUP, FILE, Journal, read_history
-from rlforge.serving.records import Check
+from rlforge.serving.records import Check, TrialOutcome
 
 
 @contextlib.contextmanager
@@ -113,14 +113,30 @@ def test_a_deployment_left_under_way_is_marked_as_interrupted(tmp_path: Path, ph
 
 
 def test_an_outcome_counts_once(tmp_path: Path) -> None:
+    first = TrialOutcome(arm="new", reward=1.0, cluster="agent-1/3", stage="3")
+    second = TrialOutcome(arm="current", reward=0.5)
     with _journal(tmp_path) as journal:
         _promoted(journal, 1)
-        assert journal.add_outcome(0, "new", 1.0, "answer-1")
-        assert not journal.add_outcome(0, "new", 1.0, "answer-1")
-        assert journal.add_outcome(0, "current", 0.5, None)
-        assert journal.add_outcome(0, "current", 0.5, None)
+        assert journal.add_outcome(0, first, "answer-1")
+        assert not journal.add_outcome(0, first, "answer-1")
+        assert journal.add_outcome(0, second, None)
+        assert journal.add_outcome(0, second, None)
     with _journal(tmp_path) as journal:
-        assert journal.outcomes(0) == [("new", 1.0), ("current", 0.5), ("current", 0.5)]
+        assert journal.outcomes(0) == [first, second, second]
+
+
+def test_a_state_without_clusters_and_stages_can_go_on(tmp_path: Path) -> None:
+    """As releases before 0.2 wrote it."""
+    with _journal(tmp_path) as journal:
+        _promoted(journal, 1)
+    database = sqlite3.connect(tmp_path / FILE)
+    for column in ("cluster", "stage"):
+        database.execute(f"ALTER TABLE outcomes DROP COLUMN {column}")
+    database.execute("INSERT INTO outcomes (trial, arm, reward, at) VALUES (0, 'new', 0.5, 0)")
+    database.commit()
+    database.close()
+    with _journal(tmp_path) as journal:
+        assert journal.outcomes(0) == [TrialOutcome(arm="new", reward=0.5)]
 
 
 @pytest.mark.parametrize("damage", ["overwritten", "truncated", "emptied"])

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rlforge.serving.records import PairedOutcomes
-from rlforge.serving.statistics import MixtureSprt, Moments, compare, mixture_p_value
+from rlforge.serving import statistics
+from rlforge.serving.records import Arm, PairedOutcomes
+from rlforge.serving.statistics import MixtureSprt, compare, mixture_p_value
 
 # ---------------------------------------------------------------- non-inferiority
 
@@ -112,26 +113,83 @@ def test_the_p_value_is_one_over_the_averaged_likelihood_ratio(
     assert mixture_p_value(difference, variance, effect) == expected
 
 
-@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=50))
-def test_moments_are_mean_and_variance_of_the_mean(numbers: list[float]) -> None:
-    moments = Moments()
-    for number in numbers:
-        moments.add(number)
-    assert moments.mean == pytest.approx(np.mean(numbers), abs=1e-9, rel=1e-9)
-    expected = np.var(numbers, ddof=1) / len(numbers)
-    assert moments.variance_of_mean == pytest.approx(expected, abs=1e-6, rel=1e-6)
-
-
 def _verdict(draw: np.random.Generator, new: float, outcomes: int, share: float) -> str | None:
     """The verdict of a trial with rewards of 0 or 1; the current version wins half its games."""
     test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=50)
     chances = {"current": 0.5, "new": new}
-    for on_new, luck in zip(draw.uniform(size=outcomes), draw.uniform(size=outcomes), strict=True):
+    lucks = zip(draw.uniform(size=outcomes), draw.uniform(size=outcomes), strict=True)
+    for number, (on_new, luck) in enumerate(lucks):
         arm = "new" if on_new < share else "current"
-        test.add(arm, float(luck < chances[arm]))  # type: ignore[arg-type]
+        test.add(arm, float(luck < chances[arm]), stage=str(number // 50))  # type: ignore[arg-type]
         if test.verdict is not None:
             return test.verdict
     return None
+
+
+def test_the_difference_is_that_within_stages_whatever_the_level_and_the_share() -> None:
+    test, draw = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=10), np.random.default_rng(2)
+    for stage, (level, share) in enumerate([(0.0, 0.2), (5.0, 0.5), (-3.0, 0.8)]):
+        for user in range(100):
+            arm: Arm = "new" if user < 100 * share else "current"
+            reward = level + 0.25 * (arm == "new") + draw.normal(0, 1e-3)
+            test.add(arm, reward, stage=str(stage), cluster=f"{user}/{stage}")
+    test.look()
+    assert test.difference == pytest.approx(0.25, abs=1e-3)
+
+
+def test_the_variance_is_that_of_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One stage, g clusters of equal size a side: that of the difference of cluster means."""
+    seen: list[float] = []
+
+    def noted(difference: float, variance: float, effect: float) -> float:
+        seen.append(variance)
+        return mixture_p_value(difference, variance, effect)
+
+    monkeypatch.setattr(statistics, "mixture_p_value", noted)
+    draw = np.random.default_rng(3)
+    test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=10)
+    means: dict[Arm, list[float]] = {"current": [], "new": []}
+    for arm, clusters in (("current", 40), ("new", 25)):
+        for cluster in range(clusters):
+            rewards = draw.normal(draw.normal(0, 0.2), 0.4, size=6)
+            means[arm].append(rewards.mean())  # type: ignore[index]
+            for reward in rewards:
+                test.add(arm, reward, stage="1", cluster=f"{arm}{cluster}")  # type: ignore[arg-type]
+    test.look()
+    # Each side's variance of the mean of its g clusters is sum (m - mean)^2 / (g - 1) / g.
+    plain = sum(np.var(own, ddof=1) / len(own) for own in means.values())
+    influences = np.concatenate(
+        [
+            (np.array(own) - np.mean(own)) / math.sqrt(len(own) * (len(own) - 1))
+            for own in means.values()
+        ]
+    )
+    effective = (influences**2).sum() ** 2 / (influences**4).sum()
+    assert seen[-1] == pytest.approx(plain * effective / (effective - 2))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_equal_versions_are_told_apart_rarely_by_dependent_drifting_outcomes(
+    persistent: bool,
+) -> None:
+    """Agents alike within themselves, levels that drift, and a share that grows."""
+    false = 0
+    for seed in range(60):
+        draw = np.random.default_rng(seed)
+        test = MixtureSprt(alpha=0.05, effect=0.03, min_outcomes=50)
+        places, own = draw.uniform(size=24), draw.normal(0, 0.08, size=24)
+        for episode in range(20):
+            level, share = draw.normal(0, 0.12), min(0.5, 0.1 + 0.05 * episode)
+            own = own if persistent else draw.normal(0, 0.08, size=24)
+            rewards = level + own + draw.normal(0, 0.35, size=(12, 24))
+            for row in rewards:
+                for agent, reward in enumerate(row):
+                    arm: Arm = "new" if places[agent] < share else "current"
+                    cluster = str(agent) if persistent else f"{agent}/{episode}"
+                    test.add(arm, float(reward), stage=str(episode), cluster=cluster)
+        test.look()
+        false += test.verdict is not None
+    assert false <= 4  # 3 expected at most; the test is conservative
 
 
 @pytest.mark.parametrize("share", [0.5, 0.1])
@@ -150,21 +208,22 @@ def test_a_difference_is_found_with_its_sign(new: float, verdict: str) -> None:
     assert found.count(verdict) >= 48
 
 
-def test_outcomes_without_spread_decide_at_once_when_they_differ() -> None:
+def test_outcomes_without_spread_decide_when_they_differ() -> None:
     test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=3)
     for _ in range(3):
-        test.add("current", 0.0)
-        assert test.verdict is None
-        test.add("new", 1.0)
+        test.add("current", 0.0, stage="1")
+        test.add("new", 1.0, stage="1")
+    assert test.verdict is None  # the stage goes on
+    test.look()
     assert test.verdict == "new_is_better"
     same = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=3)
-    for _ in range(100):
-        same.add("current", 1.0)
-        same.add("new", 1.0)
+    for number in range(100):
+        same.add("current", 1.0, stage=str(number // 10))
+        same.add("new", 1.0, stage=str(number // 10))
     assert same.verdict is None
     assert same.p_value == 1.0
 
 
 def test_a_reward_must_be_finite() -> None:
     with pytest.raises(ValueError, match="finite"):
-        MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=1).add("new", math.nan)
+        MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=1).add("new", math.nan, stage="1")

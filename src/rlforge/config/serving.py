@@ -36,11 +36,11 @@ class AbTestConfig(Group):
     #: Probability of a verdict where there is no difference, over all looks at the data.
     alpha: Probability = 0.05
     #: Difference of mean rewards for which the test is most powerful (sd of the normal mixture).
-    effect: Positive = 0.1
+    effect: Positive = 0.03
     #: Outcomes of each version before the test may give a verdict.
     min_outcomes: Count = 50
     #: Outcomes of the new version after which an undecided test ends.
-    max_outcomes: Count = 2000
+    max_outcomes: Count = 20000
     #: After an undecided test ``keep`` the current version or ``promote`` the new one.
     undecided: Literal["keep", "promote"] = "keep"
 

@@ -328,9 +328,15 @@ def _recorder(store: TrajectoryStore, service: DeploymentService) -> Callable[[T
             await asyncio.to_thread(store.append, tick.decisions)
         if tick.outcomes:
             await asyncio.to_thread(store.complete, tick.outcomes)
-        for uid, outcome in zip(tick.policies, tick.outcomes, strict=True):
-            if uid:
-                await service.record_outcome(outcome.reward, uid=uid, key=outcome.decision_id)
+        for known, outcome in zip(tick.closed, tick.outcomes, strict=True):
+            if known.policy:
+                await service.record_outcome(
+                    outcome.reward,
+                    uid=known.policy,
+                    key=known.decision_id,
+                    cluster=f"{known.agent_id}/{known.episode}",
+                    stage=str(known.episode),
+                )
 
     return record
 

@@ -42,24 +42,27 @@ Answer = Callable[[str, tuple[int, ...], int], Awaitable[Completion]]
 class Open:
     """A decision of a window that is not settled yet.
 
-    policy: uid of the version that took it; empty: none, or one that is not judged.
+    policy: uid of the version that took it; empty: none, or one that is not judged. episode: of the
+    market, from 0.
     """
 
     decision_id: str
+    agent_id: str
     policy: str
     window_id: str
+    episode: int
 
 
 @value
 class Tick:
     """The new decisions of a tick, and the outcomes of decisions that it settled.
 
-    policies: per outcome, ``Open.policy`` of the decision.
+    closed: the decision of each outcome.
     """
 
     decisions: tuple[Decision, ...]
     outcomes: tuple[DecisionOutcome, ...]
-    policies: tuple[str, ...]
+    closed: tuple[Open, ...]
 
 
 @value
@@ -153,7 +156,7 @@ class Population:
                     self._outcome(known.decision_id, one)
                     for known, one in zip(closed, settled, strict=True)
                 ),
-                policies=tuple(known.policy for known in closed),
+                closed=tuple(closed),
             )
         )
         for one in settled:  # only now: ``unsettled`` counts outcomes that are not on record
@@ -235,8 +238,10 @@ class Population:
         window_id = self._labels.window_of(now)
         self.state.open[receipt.ticket] = Open(
             decision_id=decision_id,
+            agent_id=receipt.agent_id,
             policy="" if completion is None or not metadata.learns else completion.policy_uid,
             window_id=window_id,
+            episode=self.state.world.ticks // self.state.world.config.episode_ticks,
         )
         return Decision(
             id=decision_id,

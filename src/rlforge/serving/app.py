@@ -89,12 +89,15 @@ class Api:
 
     async def outcome(self, given: OutcomeRequest) -> Response:
         """``POST /v1/outcomes``: the reward of the answer ``id``, for the trial under way."""
-        uid = self._ids.deployment(given.id)
-        if uid is None:
+        known = self._ids.read(given.id)
+        if known is None:
             raise BadRequestError(
                 f"{given.id!r} is not the id of an answer of this service", param="id"
             )
-        counted = await self._service.record_outcome(given.reward, uid=uid, key=given.id)
+        uid, user = known
+        counted = await self._service.record_outcome(
+            given.reward, uid=uid, key=given.id, cluster=user
+        )
         self._metrics.outcomes.labels(str(counted).lower()).inc()
         return JSONResponse({"id": given.id, "version": uid, "counted": counted})
 
@@ -232,7 +235,7 @@ class Api:
         prefix = "chatcmpl" if asked.kind == "chat" else "cmpl"
         return Envelope(
             kind=asked.kind,
-            id=self._ids.new(prefix, policy.uid),
+            id=self._ids.new(prefix, policy.uid, asked.user),
             created=int(time.time()),
             model=asked.model,
             uid=policy.uid,

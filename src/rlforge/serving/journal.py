@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.errors import DeploymentError
-from rlforge.serving.records import UNDER_WAY, Check, Deployment, Phase
-from rlforge.serving.statistics import Arm
+from rlforge.serving.records import UNDER_WAY, Check, Deployment, Phase, TrialOutcome
 from rlforge.system.files import atomic_path
 
 log = logging.getLogger(__name__)
@@ -41,7 +40,8 @@ CREATE TABLE IF NOT EXISTS live (
     place INTEGER PRIMARY KEY AUTOINCREMENT, number INTEGER NOT NULL REFERENCES deployments);
 CREATE TABLE IF NOT EXISTS outcomes (
     place INTEGER PRIMARY KEY AUTOINCREMENT, trial INTEGER NOT NULL REFERENCES deployments,
-    arm TEXT NOT NULL, reward REAL NOT NULL, key TEXT UNIQUE, at REAL NOT NULL);
+    arm TEXT NOT NULL, reward REAL NOT NULL, key TEXT UNIQUE, at REAL NOT NULL,
+    cluster TEXT, stage TEXT);
 """
 
 
@@ -170,23 +170,27 @@ class Journal:
 
     # ------------------------------------------------------------ outcomes
 
-    def add_outcome(self, trial: int, arm: Arm, reward: float, key: str | None) -> bool:
+    def add_outcome(self, trial: int, outcome: TrialOutcome, key: str | None) -> bool:
         """Add an outcome; False where one with this ``key`` exists."""
         with self._transaction() as database:
             added = database.execute(
-                "INSERT INTO outcomes (trial, arm, reward, key, at) VALUES (?, ?, ?, ?, ?) "
-                "ON CONFLICT (key) DO NOTHING",
-                (trial, arm, reward, key, time.time()),
+                "INSERT INTO outcomes (trial, arm, reward, key, at, cluster, stage) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
+                (
+                    *(trial, outcome.arm, outcome.reward, key, time.time()),
+                    *(outcome.cluster, outcome.stage),
+                ),
             )
             return added.rowcount == 1
 
-    def outcomes(self, trial: int) -> list[tuple[Arm, float]]:
+    def outcomes(self, trial: int) -> list[TrialOutcome]:
         """Outcomes of a trial in order of their arrival."""
         with self._lock:
             rows = self.database.execute(
-                "SELECT arm, reward FROM outcomes WHERE trial = ? ORDER BY place", (trial,)
+                "SELECT arm, reward, cluster, stage FROM outcomes WHERE trial = ? ORDER BY place",
+                (trial,),
             ).fetchall()
-        return [(row["arm"], row["reward"]) for row in rows]
+        return [TrialOutcome(**row) for row in rows]
 
     # ------------------------------------------------------------ the file
 
@@ -273,6 +277,10 @@ def _checked(file: Path) -> sqlite3.Connection:
         if state != "ok":
             raise sqlite3.DatabaseError(state)
         database.executescript(_SCHEMA)
+        known = {column["name"] for column in database.execute("PRAGMA table_info(outcomes)")}
+        for name in ("cluster", "stage"):
+            if name not in known:  # a file of an older release
+                database.execute(f"ALTER TABLE outcomes ADD COLUMN {name} TEXT")
     except sqlite3.Error:
         database.close()
         raise

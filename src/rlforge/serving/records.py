@@ -28,6 +28,24 @@ Phase = Literal[
 UNDER_WAY: tuple[Phase, ...] = ("validating", "checkpointing", "swapping", "verifying")
 
 
+Arm = Literal["current", "new"]
+"""The versions that a trial compares."""
+
+
+@value
+class TrialOutcome:
+    """The reward of an answer during a trial, of one of its versions.
+
+    cluster: outcomes with the same one may depend on each other. stage: the stretch of time in
+    which it is compared with others. See ``rlforge.serving.statistics.MixtureSprt``.
+    """
+
+    arm: Arm
+    reward: float
+    cluster: str | None = None
+    stage: str | None = None
+
+
 @value
 class Check:
     """One check of a new version and its result."""

@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 
 from rlforge.config.serving import AbTestConfig
 from rlforge.engines.base import Engine, OnTokens
-from rlforge.serving.records import Deployment
-from rlforge.serving.statistics import Arm, MixtureSprt
+from rlforge.serving.records import Arm, Deployment
+from rlforge.serving.statistics import MixtureSprt
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
 
@@ -36,7 +36,7 @@ class Trial:
         >>> trial.share, trial.arm("agent-1"), trial.arm("agent-2")
         (0.1, 'current', 'current')
         >>> for reward in (0.3, 0.7):
-        ...     trial.test.add("new", reward)
+        ...     trial.add("new", reward)
         >>> trial.share, trial.arm("agent-1"), trial.arm("agent-2")
         (0.5, 'current', 'new')
     """
@@ -59,6 +59,19 @@ class Trial:
         name = secrets.token_hex(8) if user is None else user
         return "new" if place(name, self.deployment.uid) < self.share else "current"
 
+    def add(
+        self, arm: Arm, reward: float, *, cluster: str | None = None, stage: str | None = None
+    ) -> None:
+        """Include an outcome; see ``MixtureSprt``.
+
+        stage: None takes stretches of ``min_outcomes`` outcomes.
+        """
+        if stage is None:
+            stage = str(self.test.outcomes // self._config.min_outcomes)
+        self.test.add(arm, reward, cluster=cluster, stage=stage)
+        if self.test.arms["new"].count >= self._config.max_outcomes:
+            self.test.look()
+
     @property
     def ending(self) -> str | None:
         """``promote`` or ``roll_back`` once the test or ``max_outcomes`` has decided."""
@@ -72,7 +85,8 @@ class Trial:
         current, new = self.test.arms["current"], self.test.arms["new"]
         return (
             f"mean reward {new.mean:.3f} of {new.count} outcomes against {current.mean:.3f} of "
-            f"{current.count} (p {self.test.p_value:.3g}, alpha {self._config.alpha:g})"
+            f"{current.count}, {self.test.difference:+.3f} within stages (p "
+            f"{self.test.p_value:.3g}, alpha {self._config.alpha:g})"
         )
 
 

@@ -26,9 +26,8 @@ from rlforge.errors import DeploymentError, PolicyLoadError
 from rlforge.serving.adapter import checkpoint_of, version_of
 from rlforge.serving.deployer import FAILURES, Deployer
 from rlforge.serving.journal import Journal
-from rlforge.serving.records import Check, Deployment, Holdout, Probe
+from rlforge.serving.records import Arm, Check, Deployment, Holdout, Probe, TrialOutcome
 from rlforge.serving.router import Live, Router, Trial
-from rlforge.serving.statistics import Arm
 from rlforge.serving.validation import Validator
 from rlforge.system.locks import RunLock
 from rlforge.types import Checkpoint, Completion, PolicyRef, SamplingParams
@@ -207,11 +206,21 @@ class DeploymentService:
             return self.current
         return await self._to_its_end(self._go_back(self.current, reason))
 
-    async def record_outcome(self, reward: float, *, uid: str, key: str | None = None) -> bool:
+    async def record_outcome(
+        self,
+        reward: float,
+        *,
+        uid: str,
+        key: str | None = None,
+        cluster: str | None = None,
+        stage: str | None = None,
+    ) -> bool:
         """Count the reward of an answer of version ``uid`` in the trial under way.
 
-        key: names the answer, so that it counts once. Returns whether it counted: only outcomes of
-        the two versions of a trial do. The outcome that decides a trial also ends it.
+        key: names the answer, so that it counts once. cluster: outcomes with the same one may
+        depend on each other, as those of a user do. stage: names the stretch of time, in which
+        versions are compared; None: counted by outcomes. Returns whether it counted: only outcomes
+        of the two versions of a trial do. The outcome that decides a trial also ends it.
         Raises ValueError for a reward that is not finite.
         """
         if not math.isfinite(reward):
@@ -221,10 +230,10 @@ class DeploymentService:
             return False
         arm: Arm = "new" if uid == trial.deployment.uid else "current"
         number = trial.deployment.number
-        added = await asyncio.to_thread(self._journal.add_outcome, number, arm, reward, key)
-        if not added:
+        outcome = TrialOutcome(arm=arm, reward=reward, cluster=cluster, stage=stage)
+        if not await asyncio.to_thread(self._journal.add_outcome, number, outcome, key):
             return False
-        trial.test.add(arm, reward)
+        trial.add(arm, reward, cluster=cluster, stage=stage)
         if (ending := trial.ending) is not None:
             await self._to_its_end(self._conclude(trial, ending, str(trial)))
         return True
@@ -385,6 +394,6 @@ class DeploymentService:
                 await self._deployer.advance(tried.number, "rolled_back", reason=problem)
                 continue
             trial = Trial(tried, self._config.ab)
-            for arm, reward in self._journal.outcomes(tried.number):
-                trial.test.add(arm, reward)
+            for one in self._journal.outcomes(tried.number):
+                trial.add(one.arm, one.reward, cluster=one.cluster, stage=one.stage)
             self._router.live = dataclasses.replace(self._router.live, trial=trial)

@@ -1,21 +1,21 @@
 """The two tests that decide about a new version, both of mean rewards.
 
 ``compare``, before it is served: is it not worse than the current version by more than a margin?
-``MixtureSprt``, during a trial: which of two versions is better? Valid after every outcome.
+``MixtureSprt``, during a trial: which of two versions is better? Valid at every look.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from rlforge.serving.records import PairedOutcomes
+from rlforge.serving.records import Arm, PairedOutcomes
 from rlforge.types import value
 
-Arm = Literal["current", "new"]
 Verdict = Literal["new_is_better", "new_is_worse"]
 
 
@@ -89,72 +89,127 @@ def compare(outcomes: PairedOutcomes, *, margin: float, alpha: float, test: str)
     )
 
 
+#: Effective clusters below which their variance cannot be estimated.
+_FEWEST_CLUSTERS = 10
+
+
 @dataclass(slots=True)
-class Moments:
-    """Number, mean and sum of squared deviations of a stream of numbers (Welford 1962)."""
+class Sum:
+    """Number and sum of outcomes."""
 
     count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
+    total: float = 0.0
 
     def add(self, number: float) -> None:
         """Include ``number``."""
         self.count += 1
-        delta = number - self.mean
-        self.mean += delta / self.count
-        self.squares += delta * (number - self.mean)
+        self.total += number
 
     @property
-    def variance_of_mean(self) -> float:
-        """Estimated variance of ``mean``; needs two numbers."""
-        return self.squares / (self.count - 1) / self.count
+    def mean(self) -> float:
+        """Not a number without an outcome."""
+        return self.total / self.count if self.count else math.nan
 
 
 class MixtureSprt:
     """A two-sided mixture sequential probability ratio test of equal mean rewards.
 
-    The likelihood ratio of the difference of means d, whose sampling variance is v, is averaged
-    over differences drawn from N(0, effect²) (Robbins 1970; Johari et al. 2022, "Always valid
-    inference", equation 8, with v for V/n so that the arms may have different sizes):
+    Versions are compared within stages, stretches of time in which rewards have one level: the
+    difference d is the mean of the stages' differences of means, weighted by n_new n_current / n,
+    so neither a level that drifts nor a share that grows moves it. Outcomes of one cluster, such as
+    those of a user in an episode, may depend on each other: the variance v of d is the sum of the
+    squared influences of clusters (Liang and Zeger 1986), each part scaled by sqrt(g / (g - 1)) for
+    the g clusters of its stage and version, and by f / (f - 2) for f = (sum u^2)^2 / sum u^4
+    effective clusters of influences u. Stages with one cluster of a version do not count.
+
+    The likelihood ratio of d is averaged over differences drawn from N(0, effect^2) (Robbins 1970;
+    Johari et al. 2022, "Always valid inference", equation 8):
 
         ratio = sqrt(v / (v + effect²)) exp(effect² d² / (2 v (v + effect²)))
 
-    Without a difference its running maximum exceeds 1/alpha with probability at most alpha, so
-    ``p_value`` is valid after every outcome. v is estimated, which makes the bound approximate;
-    ``min_outcomes`` of each arm keep the error small. Outcomes must be independent, and the
-    assignment of users to arms may depend on the number of outcomes but not on their values.
+    Without a difference its running maximum exceeds 1/alpha with probability at most alpha, up to
+    the estimate of v: ``benchmarks/trials.py`` measures how often. It is looked at when a stage
+    ends, from ``min_outcomes`` of each version and ten effective clusters on.
 
     Example:
         >>> test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=20)
-        >>> for index in range(50):
-        ...     test.add("current", float(index % 2 == 0))
-        ...     test.add("new", float(index % 10 != 0))
-        >>> test.verdict, round(test.difference, 2), round(test.p_value, 3)
-        ('new_is_better', 0.4, 0.002)
+        >>> for index in range(100):
+        ...     stage = str(index // 50)
+        ...     test.add("current", float(index % 2 == 0), stage=stage)
+        ...     test.add("new", float(index % 10 != 0), stage=stage)
+        >>> test.look()
+        >>> test.verdict, round(test.difference, 2)
+        ('new_is_better', 0.4)
     """
 
     def __init__(self, *, alpha: float, effect: float, min_outcomes: int) -> None:
         self._alpha, self._effect, self._min_outcomes = alpha, effect, min_outcomes
-        self.arms: dict[Arm, Moments] = {"current": Moments(), "new": Moments()}
+        self._stages: dict[str, dict[Arm, dict[str, Sum]]] = {}
+        self._stage: str | None = None
+        self.arms: dict[Arm, Sum] = {"current": Sum(), "new": Sum()}
+        self.difference = math.nan
         self.p_value = 1.0
         self.verdict: Verdict | None = None
 
     @property
-    def difference(self) -> float:
-        """Mean reward of the new version minus that of the current one."""
-        return self.arms["new"].mean - self.arms["current"].mean
+    def outcomes(self) -> int:
+        """Outcomes of both versions."""
+        return sum(arm.count for arm in self.arms.values())
 
-    def add(self, arm: Arm, reward: float) -> None:
-        """Include an outcome; the first verdict is final. Raises ValueError unless it is finite."""
+    def add(self, arm: Arm, reward: float, *, stage: str, cluster: str | None = None) -> None:
+        """Include an outcome; the first one of another stage is also a ``look`` at those before.
+
+        cluster: outcomes with the same one may depend on each other; None: this one on no other.
+        Raises ValueError unless the reward is finite.
+        """
         if not math.isfinite(reward):
             raise ValueError(f"a reward must be a finite number, not {reward}")
+        if stage != self._stage:
+            self.look()
+            self._stage = stage
         self.arms[arm].add(reward)
-        if min(m.count for m in self.arms.values()) < max(2, self._min_outcomes):
+        name = f"\0{self.outcomes}" if cluster is None else cluster
+        cells = self._stages.setdefault(stage, {"current": {}, "new": {}})
+        cells[arm].setdefault(name, Sum()).add(reward)
+
+    def look(self) -> None:
+        """Update difference, p-value and verdict; the first verdict is final."""
+        if min(arm.count for arm in self.arms.values()) < max(1, self._min_outcomes):
             return
-        variance = sum(moments.variance_of_mean for moments in self.arms.values())
+        weight, weighted = 0.0, 0.0
+        influences: dict[str, float] = {}
+        for cells in self._stages.values():
+            if min(map(len, cells.values())) < 2:
+                continue
+            new, current = (_total(cells[arm]) for arm in ("new", "current"))
+            share = new.count * current.count / (new.count + current.count)
+            weight += share
+            weighted += share * (new.mean - current.mean)
+            for sign, side, whole in ((1, cells["new"], new), (-1, cells["current"], current)):
+                scale = sign * share / whole.count * math.sqrt(len(side) / (len(side) - 1))
+                for name, own in side.items():
+                    moved = scale * (own.total - own.count * whole.mean)
+                    influences[name] = influences.get(name, 0.0) + moved
+        squares = math.fsum(moved**2 for moved in influences.values())
+        if weight == 0.0:
+            return
+        self.difference = weighted / weight
+        fourth = math.fsum(moved**4 for moved in influences.values())
+        effective = squares**2 / fourth if fourth else math.inf
+        if effective < _FEWEST_CLUSTERS:
+            return
+        inflated = squares * (effective / (effective - 2) if fourth else 1.0)
+        variance = inflated / weight**2
         self.p_value = min(self.p_value, mixture_p_value(self.difference, variance, self._effect))
         if self.verdict is None and self.p_value <= self._alpha:
             self.verdict = "new_is_better" if self.difference > 0 else "new_is_worse"
+
+
+def _total(cells: Mapping[str, Sum]) -> Sum:
+    return Sum(
+        count=sum(one.count for one in cells.values()),
+        total=math.fsum(one.total for one in cells.values()),
+    )
 
 
 def mixture_p_value(difference: float, variance: float, effect: float) -> float:

@@ -82,32 +82,38 @@ def _read(file: Path, variable: str) -> str:
 class AnswerIds:
     """Makes ids of answers, and recognises its own, so that no client can make one up.
 
-    An id names the deployment that answered, and holds a signature. Services with the same
-    ``secret`` recognise each other's.
+    An id names the deployment that answered, stands for the user without giving the name away, and
+    holds a signature. Services with the same ``secret`` recognise each other's.
 
     Example:
         >>> ids = AnswerIds("secret")
-        >>> made = ids.new("chatcmpl", "deploy-3")
-        >>> ids.deployment(made)
-        'deploy-3'
-        >>> ids.deployment(made.replace("deploy-3", "deploy-4")) is None
+        >>> made = ids.new("chatcmpl", "deploy-3", "ann")
+        >>> deployment, user = ids.read(made)
+        >>> deployment, user == ids.read(ids.new("cmpl", "deploy-4", "ann"))[1]
+        ('deploy-3', True)
+        >>> ids.read(made.replace("deploy-3", "deploy-4")) is None
         True
     """
 
     def __init__(self, secret: str) -> None:
         self._key = hashlib.sha256(f"answer ids\0{secret}".encode()).digest()
 
-    def new(self, kind: str, uid: str) -> str:
+    def new(self, kind: str, uid: str, user: str | None = None) -> str:
         """The id of an answer of kind ``chatcmpl`` or ``cmpl`` by the deployment ``uid``."""
-        begun = f"{kind}-{uid}-{secrets.token_hex(8)}"
+        known = secrets.token_hex(8) if user is None else self._signature(f"user {user}")
+        begun = f"{kind}-{uid}-{known}{secrets.token_hex(8)}"
         return begun + self._signature(begun)
 
-    def deployment(self, given: str) -> str | None:
-        """The deployment of the answer ``given``; None where no answer has that id."""
-        found = re.fullmatch(r"((?:chatcmpl|cmpl)-(deploy-\d+)-[0-9a-f]{16})([0-9a-f]{16})", given)
-        if found is None or not hmac.compare_digest(found[3], self._signature(found[1])):
+    def read(self, given: str) -> tuple[str, str] | None:
+        """Deployment of the answer ``given``, and 16 digits that are equal for answers to one user.
+
+        None where no answer has that id.
+        """
+        form = r"((?:chatcmpl|cmpl)-(deploy-\d+)-([0-9a-f]{16})[0-9a-f]{16})([0-9a-f]{16})"
+        found = re.fullmatch(form, given)
+        if found is None or not hmac.compare_digest(found[4], self._signature(found[1])):
             return None
-        return found[2]
+        return found[2], found[3]
 
     def _signature(self, begun: str) -> str:
         return hmac.new(self._key, begun.encode(), hashlib.sha256).hexdigest()[:16]
