@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from rlforge.trajectories.store import TrajectoryStore
 from .conftest import Make
 
 Rlforge = Callable[..., tuple[int, str, str]]
-COMMANDS = ("list", "show", "export", "import")
+COMMANDS = ("list", "show", "decisions", "export", "import")
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_the_list_says_why_a_window_is_not_ready(windows: Rlforge, run_dir: Path
         words = " ".join(out.split())
         assert (code, err) == (0, "")
         assert "2024-11-13-10:00 3 15 100% 0.5 yes" in words
-        assert "2024-11-13-11:00 2 2 50% 0.1 no: 0 of 3 agents have 5" in words
+        assert "2024-11-13-11:00 2 2 50% 0.1 no: 0 of 3 learning agents have 5" in words
         assert "outcome" in words
         assert "it is open for" in words
 
@@ -89,7 +90,7 @@ def test_one_window_with_its_agents(windows: Rlforge, run_dir: Path) -> None:
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "2024-11-13-11:00 UTC, 60 minutes" in lines
     assert "not ready:" in lines
-    assert "- 0 of 3 agents have 5 decisions and 5 actions" in lines
+    assert "- 0 of 3 learning agents have 5 decisions and 5 actions" in lines
     assert "- 1 of 2 decisions have no known outcome" in lines
     assert "- average reward 0.1 is below 0.3" in lines
     assert "agent-0 1 1 1 0.1 no" in lines
@@ -98,6 +99,45 @@ def test_one_window_with_its_agents(windows: Rlforge, run_dir: Path) -> None:
     assert "\nready\n" in out
     _, out, _ = windows("show", run_dir, "2024-11-13-12:00")
     assert "[red]agent" in out
+
+
+def test_decisions_with_what_was_seen_said_done_and_scored(
+    windows: Rlforge, tmp_path: Path
+) -> None:
+    make, run = Make(), tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("store: {}\nwindow: {clock: simulated}\n")
+    scripted = Metadata(provider="scripted:noise", reasoning="")
+    refused = {"type": "NO_OP", "problem": "Your answer held no JSON action."}
+    with TrajectoryStore(run / "store") as store:
+        store.append([make.whole(n, f"agent-{n % 2}", reward=n / 10) for n in range(4)])
+        store.append([make.whole(5, reward=-1.0, action=refused, observation="What now? " * 99)])
+        store.append([make.whole(6, "noise-1", metadata=scripted, reward=0.9, completion=None)])
+    scores = {"agent-0-000005": {"score": 0.125, "explanation": "It said [nothing]."}}
+    (run / "scores").mkdir()
+    (run / "scores" / "2024-11-13-10.00.json").write_text(
+        json.dumps({"window_id": "2024-11-13-10:00", "metrics": {}, "scores": scores})
+    )
+    for where in (run, run / "store"):
+        code, out, err = windows("decisions", where, "2024-11-13-10:00", "--worst", "--last", "2")
+        assert (code, err) == (0, "")
+        words = " ".join(out.split())
+        assert "2024-11-13 10:05:00 agent-0, tiny_market, step-3" in words
+        assert "refused Your answer held no JSON action." in words
+        assert "reward -1, profit +1.50 on 5.00" in words
+        assert "score 0.125 It said [nothing]." in words
+        assert "answer cheap" in words
+        assert words.count("What now?") < 50
+        assert words.endswith("2 of 5 decisions")
+        assert words.index("reward -1") < words.index("reward 0")
+        assert "noise-1" not in words
+    _, out, _ = windows("decisions", run, "2024-11-13-10:00", "--worst", "--full")
+    assert " ".join(out.split()).count("What now?") == 99 + 4
+    _, out, _ = windows("decisions", run, "2024-11-13-10:00", "--agent", "noise-1")
+    assert "noise-1, scripted:noise" in out
+    code, _, err = windows("decisions", run, "2024-11-13-10:00", "--agent", "agent-7")
+    assert code == 2
+    assert "no agent agent-7 decided in 2024-11-13-10:00; did you mean agent-" in err
 
 
 def test_each_mistake_has_one_error_message(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +18,7 @@ from rlforge.errors import ConfigError, RlforgeError, nearest
 if TYPE_CHECKING:
     from rlforge.config.continuous import ContinuousConfig, WindowConfig
     from rlforge.trajectories.reader import StoreReader
+    from rlforge.trajectories.records import Decision
     from rlforge.trajectories.windows import WindowSummary
 
 app = typer.Typer(
@@ -27,11 +30,16 @@ app = typer.Typer(
 
       rlforge windows show RUN 2024-11-13-10:00
 
+      rlforge windows decisions RUN 2024-11-13-10:00 --worst
+
       rlforge windows export RUN market-data
     """,
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
+
+#: Characters of each part of a decision that are shown without ``--full``.
+_SHOWN = 400
 
 StoreOrRun = Annotated[
     Path,
@@ -83,6 +91,54 @@ def show(
     console = Console()
     console.print(Text(_headline(window, config), overflow="fold"))
     console.print(_agents_table(window, config))
+
+
+@app.command()
+def decisions(
+    where: StoreOrRun,
+    window_id: Annotated[
+        str, typer.Argument(metavar="WINDOW_ID", help="Its id, such as 2024-11-13-10:00.")
+    ],
+    agent: Annotated[
+        str | None, typer.Option(metavar="AGENT", help="Only this agent's, such as agent-1.")
+    ] = None,
+    worst: Annotated[
+        bool, typer.Option("--worst", help="Those with the lowest reward first.")
+    ] = False,
+    last: Annotated[int, typer.Option(metavar="N", help="At most N.", min=1)] = 10,
+    full: Annotated[bool, typer.Option("--full", help="Whole prompts and answers.")] = False,
+) -> None:
+    """Show decisions of a window: what an agent saw, said and did, its reward and its score.
+
+    Without [bold]--agent[/bold] those of the model, the newest ones; where it took none, of all.
+
+    [bold]Examples[/bold]
+
+      rlforge windows decisions RUN 2024-11-13-10:00 --worst
+
+      rlforge windows decisions RUN 2024-11-13-10:00 --agent agent-1 --full
+    """
+    reader, _ = _opened(where)
+    _check_ids([window_id], reader)
+    found = reader.decisions(window_id=window_id)
+    agents = sorted({one.agent_id for one in found})
+    if agent is not None and agent not in agents:
+        raise ConfigError(
+            f"no agent {agent} decided in {window_id}{nearest(agent, agents)}; there are "
+            f"{', '.join(agents)}"
+        )
+    wanted = [one for one in found if agent in (None, one.agent_id)]
+    if agent is None:
+        wanted = [one for one in wanted if one.completion and one.metadata.learns] or wanted
+    chosen = wanted[-last:]
+    if worst:
+        known = [one for one in wanted if one.reward is not None]
+        chosen = sorted(known, key=lambda one: one.reward or 0.0)[:last]
+    scores = _scores(where, window_id)
+    console = Console()
+    for one in chosen:
+        console.print(_decision_table(one, scores.get(one.id, {}), full=full))
+    typer.echo(f"{len(chosen):,} of {len(wanted):,} decisions")
 
 
 @app.command("export")
@@ -227,6 +283,57 @@ def _list_table(windows: list[WindowSummary]) -> Table:
             if window.ready
             else Text(f"no: {'; '.join(window.reasons)}"),
         )
+    return table
+
+
+def _scores(where: Path, window_id: str) -> Mapping[str, Mapping[str, Any]]:
+    """Score and explanation of each decision, where the store belongs to a run that scored them."""
+    from rlforge.tracking.files import RunPaths, read_json
+
+    for run in (where, where.absolute().parent):
+        if content := read_json(RunPaths(root=run).scores(window_id)):
+            scores: Mapping[str, Mapping[str, Any]] = content["scores"]
+            return scores
+    return {}
+
+
+def _decision_table(decision: Decision, scored: Mapping[str, Any], *, full: bool) -> Table:
+    """One decision, a line for each part."""
+    from rlforge.ruler.question import situation
+    from rlforge.tracking.formatting import number
+    from rlforge.trajectories.records import PROBLEM
+
+    def text(content: str, most: int) -> Text:
+        lines = content.strip()
+        cut = full or len(lines) <= most
+        return Text(lines if cut else f"{lines[: most - 1].rstrip()}…", overflow="fold")
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    version = decision.completion.policy_uid if decision.completion else ""
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(decision.timestamp))
+    parts = (decision.agent_id, decision.metadata.provider, version)
+    table.add_row(moment, Text(", ".join(part for part in parts if part), style="bold"))
+    action = {key: part for key, part in decision.action.items() if key != PROBLEM}
+    table.add_row("action", Text(json.dumps(action, ensure_ascii=False), overflow="fold"))
+    if decision.refused:
+        table.add_row("refused", text(str(decision.action[PROBLEM]), _SHOWN))
+    reward = number(decision.reward, 3)
+    if decision.result is not None and decision.result.investment:
+        result = decision.result
+        reward += f", profit {result.pnl:+.2f} on {result.investment:.2f}"
+    table.add_row("reward", reward)
+    if scored:
+        why = f" {scored['explanation']}" if scored.get("explanation") else ""
+        table.add_row("score", text(f"{number(scored.get('score'), 3)}{why}", _SHOWN))
+    if full and decision.observation:
+        table.add_row("prompt", Text(decision.observation, overflow="fold"))
+    else:
+        table.add_row("saw", text(situation(decision), _SHOWN))
+    if decision.metadata.reasoning:
+        table.add_row("answer", text(decision.metadata.reasoning, _SHOWN))
+    table.add_row("", "")
     return table
 
 

@@ -197,7 +197,7 @@ async def assembled(context: RunContext, stop: asyncio.Event) -> AsyncIterator[A
             market=market,
             learning=learning,
             journal=journal,
-            scores=ScoreFiles(run_dir / "scores"),
+            scores=ScoreFiles(run_dir),
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlforge.errors import RunError
 from rlforge.ruler.base import DecisionScores
-from rlforge.tracking.files import read_json, write_json
+from rlforge.tracking.files import RunPaths, read_json, write_json
 from rlforge.trajectories.records import TrainingWindow
 from rlforge.types import value
 
@@ -134,14 +134,15 @@ class Journal:
 
 
 class ScoreFiles:
-    """Scores on disk: ``scores/WINDOW.json`` in the run directory, with ``.`` for ``:``."""
+    """Scores on disk, a file per window in the run directory."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, run_dir: Path) -> None:
+        self._paths = RunPaths(root=run_dir)
 
     def write(self, window: TrainingWindow, scores: DecisionScores) -> None:
         """Store the scores of the decisions of ``window``, which are in the same order."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._paths.scores(window.id)
+        path.parent.mkdir(parents=True, exist_ok=True)
         rows = zip(window.decisions, scores.values, scores.explanations, strict=True)
         content = {
             "window_id": window.id,
@@ -151,14 +152,14 @@ class ScoreFiles:
                 for decision, score, explanation in rows
             },
         }
-        write_json(self._path(window.id), content)
+        write_json(path, content)
 
     def read(self, window: TrainingWindow) -> DecisionScores:
         """Scores of the decisions of ``window``; None for those added after it was scored.
 
         Raises RunError when the file is missing.
         """
-        path = self._path(window.id)
+        path = self._paths.scores(window.id)
         content = read_json(path)
         if not content:
             raise RunError(f"{path} is missing: restore it to go on with this window")
@@ -168,9 +169,6 @@ class ScoreFiles:
             explanations=tuple(entry.get("explanation", "") for entry in found),
             metrics=content["metrics"],
         )
-
-    def _path(self, window_id: str) -> Path:
-        return self._folder / f"{window_id.replace(':', '.')}.json"
 
 
 def check_windows_left(run_dir: Path, windows: int | None) -> None:

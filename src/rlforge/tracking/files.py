@@ -82,6 +82,10 @@ class RunPaths:
     #: Curves and tables, one HTML file.
     report = RunFile("report.html")
 
+    def scores(self, window_id: str) -> Path:
+        """Score and explanation of each decision of a window of a continuous run, JSON."""
+        return self.root / "scores" / f"{window_id.replace(':', '.')}.json"
+
     def is_run(self) -> bool:
         """Whether one of the files is there that only runs write."""
         marks = (self.config, self.progress, self.summary, self.metrics)
