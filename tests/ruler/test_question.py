@@ -129,6 +129,10 @@ def test_verdicts_are_matched_by_id() -> None:
     assert (found["b"].score, found["b"].explanation) == (1.0, "about b")
 
 
+def test_a_score_may_be_written_as_text() -> None:
+    assert read(_answer(a="0.42"), ["a"])["a"].score == 0.42
+
+
 @pytest.mark.parametrize("form", ["{}", "```json\n{}\n```", "Well {{so}}, here it is: {} Bye."])
 def test_words_around_the_object_do_not_matter(form: str) -> None:
     text = form.replace("{}", _answer(a=0.5)).replace("{{so}}", "{so}")
@@ -152,7 +156,8 @@ def test_words_around_the_object_do_not_matter(form: str) -> None:
         (_answer(a=0.5, b=1.2), r"the score of b is 1\.2"),
         (_answer(a=0.5, b=-0.1), r"the score of b is -0\.1"),
         (_answer(a=0.5, b=float("nan")), "the score of b is nan"),
-        (_answer(a=0.5, b="0.5"), "the score of b is '0.5'"),
+        (_answer(a=0.5, b="high"), "the score of b is 'high'"),
+        (_answer(a=0.5, b="7.5"), r"the score of b is 7\.5"),
         (_answer(a=0.5, b=True), "the score of b is True"),
         (_answer(a=0.5, b=None), "the score of b is None"),
         ('{"scores": [{"id": "a", "score": 0}, {"id": "a", "score": 1}]}', "a is scored twice"),

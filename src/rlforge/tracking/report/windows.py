@@ -19,6 +19,10 @@ _FIGURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
 }
 
 
+#: Changes below this are rounding, neither better nor worse.
+_NOTHING = 1e-6
+
+
 def head(run: RunData) -> Html:
     """Name, status, and the figures of the whole run."""
     last = run.windows[-1] if run.windows else {}
@@ -66,6 +70,8 @@ def _change(first: float | None, last: float | None, key: str) -> Html | str:
     if first is None or last is None:
         return number(None)
     change = last - first
+    if abs(change) < _NOTHING:
+        change = 0.0
     return changed(change, f"{points(change)} pts" if key == "win_rate" else f"{change:+.3g}")
 
 

@@ -1,0 +1,57 @@
+"""The report of a continuous run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlforge.tracking.report import windows
+from rlforge.tracking.report.data import RunData, load_run
+
+
+def figures(reward: float) -> dict[str, float]:
+    return {"win_rate": 0.5, "avg_reward": reward, "avg_pnl": 1.0}
+
+
+def row(number: int, difference: float | None) -> dict[str, Any]:
+    bounds = (None, None) if difference is None else (difference - 0.1, difference + 0.1)
+    return {
+        "window": number,
+        "players": {"policy": figures(0.3), "control": figures(0.2)},
+        "reward_difference": difference,
+        "reward_difference_low": bounds[0],
+        "reward_difference_high": bounds[1],
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunData:
+    compared = {
+        when: {"players": {"policy": figures(reward), "scripted:noise": figures(same)}}
+        for when, reward, same in (("before", 0.3, 0.1), ("after", 0.5, 0.1 - 5.49e-8))
+    }
+    (tmp_path / "config.yaml").write_text("name: test\n")
+    (tmp_path / "comparison.json").write_text(json.dumps(compared))
+    rows = [row(1, 0.05), row(2, None), row(3, 0.25)]
+    (tmp_path / "windows.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+    return load_run(tmp_path)
+
+
+def test_a_change_by_rounding_is_neither_good_nor_bad(run: RunData) -> None:
+    html = str(windows.before_and_after(run))
+    assert '<b class="good">+0.2</b>' in html
+    assert 'class="bad"' not in html
+
+
+def test_the_first_chart_is_the_difference_to_the_control_with_its_interval(run: RunData) -> None:
+    first, *others = windows.results(run)
+    (line,) = first.series
+    assert (list(line.xs), list(line.ys)) == ([1, 3], [0.05, 0.25])
+    assert line.low is not None
+    assert line.high is not None
+    assert list(line.low) == pytest.approx([-0.05, 0.15])
+    assert list(line.high) == pytest.approx([0.15, 0.35])
+    assert [series.name for series in others[0].series] == ["policy", "control"]
