@@ -23,6 +23,7 @@ from rlforge import launch
 from rlforge.cli import main
 from rlforge.config.compose import Composed, compose
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.market import MarketConfig
 from rlforge.config.rules import Group, Length, Pattern, Range, hints, parts
 from rlforge.config.schema import ModelConfig, PoolConfig, RunConfig
 from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServingConfig
@@ -124,6 +125,8 @@ def refusal(command: str, algorithm: str, key: str, value: Any) -> str | None:
     base = composed(command, algorithm)
     config = owner = copy.deepcopy(base.config)
     *groups, name = key.split(".")
+    if command == "sft" and groups[:1] == ["market"]:
+        config.market = MarketConfig()  # as of an experiment of a continuous run
     for group in groups:
         owner = owner[int(group)] if isinstance(owner, list) else getattr(owner, group)
     setattr(owner, name, value)

@@ -159,5 +159,5 @@ def test_a_template_that_shows_squares_is_refused() -> None:
         prompts={"squares": PromptConfig(user="{grid}")},
         model=dataclasses.replace(composed.config.model, prompt_template="squares"),
     )
-    with pytest.raises(ConfigError, match="squares shows a grid of squares, and markets have none"):
+    with pytest.raises(ConfigError, match="squares shows a grid of squares; markets have none"):
         check_continuous(dataclasses.replace(composed, config=config))
