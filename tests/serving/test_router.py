@@ -37,7 +37,7 @@ def test_a_user_changes_to_the_new_version_once_and_never_back(user: str) -> Non
     arms = []
     for _ in range(40):
         arms.append(trial.arm(user))
-        trial.test.add("new", 0.0)
+        trial.add("new", 0.0)
     assert arms == sorted(arms)  # "current" comes before "new"
     expected = ["new" if place(user, NEW.uid) < share else "current" for share in (0.2, 0.5, 0.9)]
     assert [arms[0], arms[10], arms[20]] == expected
@@ -46,10 +46,10 @@ def test_a_user_changes_to_the_new_version_once_and_never_back(user: str) -> Non
 def test_the_share_grows_with_outcomes_of_the_new_version_only() -> None:
     trial = _trial(shares=[0.1, 0.5], step_outcomes=5, min_outcomes=1000)
     for _ in range(100):
-        trial.test.add("current", 0.0)
+        trial.add("current", 0.0)
     assert trial.share == 0.1
     for _ in range(5):
-        trial.test.add("new", 0.0)
+        trial.add("new", 0.0)
     assert trial.share == 0.5
 
 
@@ -64,5 +64,5 @@ def test_an_undecided_trial_ends_as_configured() -> None:
         trial = _trial(max_outcomes=4, min_outcomes=1000, undecided=undecided)
         for index in range(4):
             assert trial.ending is None
-            trial.test.add("new", index % 2)
+            trial.add("new", index % 2)
         assert trial.ending == ending

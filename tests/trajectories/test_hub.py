@@ -50,7 +50,7 @@ def test_datasets_loads_and_filters_an_export(
     first = dataset["train"][0]
     assert first["timestamp"] == datetime.fromtimestamp(decisions[0].timestamp, UTC)
     assert first["metadata"] == {
-        "provider": "scripted:value",
+        "provider": "tiny_market",
         "reasoning": "cheap",
         "confidence": 0.7,
     }
