@@ -2,11 +2,11 @@
 
     python benchmarks/trials.py [--trials 1000] [--processes 2]
 
-Agents of a market decide once a tick; a share of them, which grows as in `deployment=ab_test`, gets
-the new version. A reward is the sum of a level that drifts from episode to episode, of what an agent
-has in common with itself (within an episode, or for ever), and of luck; its standard deviation
-without drift is 0.35, that of rewards in the market. ``gain``: what the new version adds. A trial
-ends as `deployment.ab` says.
+Agents of a market decide once a tick; a share of them, which grows as in `deployment=ab_test`,
+gets the new version. A reward is the sum of a level that drifts from episode to episode, of what
+an agent has in common with itself (within an episode, or for ever), and of luck; its standard
+deviation without drift is 0.35, that of rewards in the market. ``gain``: what the new version
+adds. A trial ends as `deployment.ab` says.
 """
 
 from __future__ import annotations
