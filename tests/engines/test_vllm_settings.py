@@ -80,6 +80,15 @@ def test_vllm_settings_are_passed_on() -> None:
     assert arguments["max_num_batched_tokens"] == 512
 
 
+def test_on_a_cpu_a_step_computes_whole_prompts() -> None:
+    small = EngineConfig(max_model_len=2048, vllm=VllmConfig(max_num_batched_tokens=512))
+    arguments = _arguments(small, device="cpu")
+    assert arguments["enable_chunked_prefill"] is False
+    assert arguments["max_num_batched_tokens"] == 2048
+    assert "max_num_batched_tokens" not in _arguments(device="cpu")
+    assert "enable_chunked_prefill" not in _arguments(small)
+
+
 def test_null_leaves_the_choice_to_vllm() -> None:
     arguments = _arguments()
     assert arguments["enforce_eager"] is False

@@ -63,6 +63,19 @@ async def test_logprobs_are_those_of_the_learner(
             assert logprob_gap(asked[index % 3][1], answer, 1.0) > 1e-2
 
 
+async def test_more_prompt_tokens_than_a_step_computes_are_answered_by_their_seeds(
+    engine: Any, base: Any, base_policy: PolicyRef
+) -> None:
+    prompts = [[(index * place + index) % 50 for place in range(500)] for index in range(16)]
+    answers = await asyncio.gather(
+        *(
+            engine.generate(prompt, SamplingParams(max_tokens=4, seed=index), base_policy)
+            for index, prompt in enumerate(prompts)
+        )
+    )
+    assert max(logprob_gap(base, answer) for answer in answers) < 1e-4
+
+
 async def test_versions_in_flight_together_answer_with_their_own_weights_and_cache(
     engine: Any, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

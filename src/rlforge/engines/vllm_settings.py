@@ -132,8 +132,14 @@ def vllm_arguments(
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
-    if engine.vllm.max_num_batched_tokens is not None:
-        arguments["max_num_batched_tokens"] = engine.vllm.max_num_batched_tokens
+    batched = engine.vllm.max_num_batched_tokens
+    if device == "cpu":
+        # After a part of a prompt, vLLM turns back the random generator of a request with a seed,
+        # which those of the CPU refuse. There, a step computes whole prompts.
+        arguments["enable_chunked_prefill"] = False
+        batched = None if batched is None else max(batched, arguments["max_model_len"])
+    if batched is not None:
+        arguments["max_num_batched_tokens"] = batched
     cache_gb = engine.vllm.kv_cache_gb
     if device == "cuda":
         if gpus > 1:
