@@ -36,12 +36,8 @@ def test_every_key_is_explained(cls: Any) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (StoreConfig(segment_mb=0), "segment_mb=0: must be above 0"),
-        (StoreConfig(merge_files=1), "merge_files=1: must be 2 or more"),
-        (
-            StoreConfig(compression="zst"),
-            "compression=zst: no such choice; did you mean zstd",
-        ),
+        (StoreConfig(open_mb=0), "open_mb=0: must be above 0"),
+        (StoreConfig(keep_windows=0), "keep_windows=0: must be 1 or more"),
         (WindowConfig(mode="roll"), "mode=roll: no such choice; did you mean rolling"),
         (WindowConfig(clock="sundial"), "there are wall, simulated"),
         (WindowConfig(minutes=0), "minutes=0: must be above 0"),

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from rlforge.errors import RlforgeError
 from rlforge.trajectories.columns import (
     DECISIONS,
-    OUTCOMES,
     decision_row,
     outcome_row,
     to_decisions,
@@ -85,7 +84,13 @@ def test_rows_have_the_documented_column_names(make: Any) -> None:
     assert row["complete"] is True
     assert decision_row(make(1))["complete"] is False
     assert list(row) == DECISIONS.names
-    assert list(outcome_row(make.outcome(make(1)), "a", "w")) == OUTCOMES.names
+    assert list(outcome_row(make.outcome(make(1)))) == [
+        "id",
+        "reward",
+        "nextState",
+        "result",
+        "agentStats",
+    ]
 
 
 def test_states_may_hold_numpy_scalars_and_mappings(make: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from rlforge.trajectories.store import TrajectoryStore
 from .conftest import Make
 
 Rlforge = Callable[..., tuple[int, str, str]]
-COMMANDS = ("list", "show", "decisions", "export", "import")
+COMMANDS = ("list", "show", "decisions", "export", "import", "upgrade")
 
 
 @pytest.fixture
@@ -203,9 +204,23 @@ def test_bad_rows_are_named(windows: Rlforge, tmp_path: Path, run_dir: Path) -> 
 
 
 def test_damage_is_named(windows: Rlforge, run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (file,) = (run_dir / "store" / "windows" / "2024-11-13-10.00").iterdir()
+    (file,) = (run_dir / "store" / "windows").glob("2024-11-13-10.00-*")
     file.write_bytes(b"")
     code, out, _ = windows("list", run_dir)
     assert code == 0
     assert f"{file.name} is damaged" in caplog.text
     assert "it has no decisions" in " ".join(out.split())
+
+
+def test_an_old_store_is_rewritten_once(
+    windows: Rlforge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(Path(__file__).parent / "data" / "store_v1", "store")
+    code, _, err = windows("list", "store")
+    assert (code, "rlforge windows upgrade store" in " ".join(err.split())) == (1, True)
+    assert windows("upgrade", "store")[1] == "store: 3 windows, rewritten from version 1\n"
+    assert windows("upgrade", "store")[1] == "store: 3 windows, as it should be\n"
+    assert windows("list", "store")[0] == 0
+    code, _, err = windows("upgrade", tmp_path)
+    assert (code, "is no trajectory store: it has no store.json" in err) == (1, True)

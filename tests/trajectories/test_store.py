@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import errno
 import json
 import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,13 +25,15 @@ from hypothesis import strategies as st
 
 from rlforge.config.continuous import StoreConfig
 from rlforge.errors import RlforgeError, RunError, StoreError
+from rlforge.trajectories.open_windows import OpenWindows
 from rlforge.trajectories.reader import StoreReader
+from rlforge.trajectories.records import Decision
 from rlforge.trajectories.store import TrajectoryStore, store_folder
 
 from .conftest import Make
 
-#: So small that every append fills a segment.
-TINY = StoreConfig(segment_mb=1e-6, merge_files=3)
+#: So small that only the window written last stays open.
+TINY = StoreConfig(open_mb=1e-6)
 
 
 def all_ids(reader: StoreReader) -> list[str]:
@@ -44,7 +50,7 @@ def test_another_reader_sees_decisions_at_once(tmp_path: Path, make: Any) -> Non
         assert store.append(decisions[3:]) == 2
         assert reader.decisions() == store.decisions() == decisions
     assert reader.decisions() == decisions
-    assert not list((tmp_path / "store" / "log").iterdir())
+    assert len(parquets(tmp_path / "store")) == 1
 
 
 def test_an_outcome_completes_its_decision_in_any_file_or_log(tmp_path: Path, make: Any) -> None:
@@ -75,6 +81,14 @@ def test_repeated_decisions_and_outcomes_are_skipped(tmp_path: Path, make: Any) 
         assert store.complete([make.outcome(d, reward=0.9) for d in decisions]) == 2
         assert store.append([]) == store.complete([]) == 0
         assert [d.reward for d in store.decisions()] == [0.1, 0.9, 0.9]
+
+
+def test_a_name_that_cannot_be_written_is_found_again(tmp_path: Path, make: Any) -> None:
+    decision = make(1, id="half \ud83d of a sign")
+    with TrajectoryStore(tmp_path) as store:
+        store.append([decision])
+        assert store.complete([make.outcome(decision)]) == 1
+        assert store.decisions()[0].complete
 
 
 def test_the_outcome_of_an_unknown_decision_is_refused(tmp_path: Path, make: Any) -> None:
@@ -108,7 +122,7 @@ def test_queries_by_window_and_agent(tmp_path: Path, make: Any) -> None:
         make.whole(0, d.agent_id, id=f"{i}", timestamp=d.timestamp, window_id=d.window_id)
         for i, d in enumerate(decisions)
     ]
-    with TrajectoryStore(tmp_path, StoreConfig(segment_mb=0.005)) as store:
+    with TrajectoryStore(tmp_path, StoreConfig(open_mb=0.002)) as store:
         for decision in decisions:
             store.append([decision])
         ids = ["2024-11-13-10:00", "2024-11-13-11:00", "2024-11-13-12:00"]
@@ -189,12 +203,12 @@ actions = st.lists(
 
 
 @settings(max_examples=12)
-@given(actions, st.sampled_from([1e-6, 0.01, 32.0]))
+@given(actions, st.sampled_from([1e-6, 0.001, 32.0]))
 def test_any_sequence_of_calls_ends_as_with_a_plain_dictionary(
-    tmp_path_factory: pytest.TempPathFactory, history: list[Any], segment_mb: float
+    tmp_path_factory: pytest.TempPathFactory, history: list[Any], open_mb: float
 ) -> None:
     root, make = tmp_path_factory.mktemp("store"), Make()
-    config = StoreConfig(segment_mb=segment_mb, merge_files=2)
+    config = StoreConfig(open_mb=open_mb)
     store = TrajectoryStore(root, config)
     expected: dict[int, float | None] = {}
     for step, (what, numbers) in enumerate(history):
@@ -216,7 +230,7 @@ def test_any_sequence_of_calls_ends_as_with_a_plain_dictionary(
 
 
 def test_many_threads_append_and_complete_concurrently(tmp_path: Path, make: Any) -> None:
-    with TrajectoryStore(tmp_path, StoreConfig(segment_mb=0.02)) as store:
+    with TrajectoryStore(tmp_path, StoreConfig(open_mb=0.01)) as store:
 
         def live(agent: int) -> None:
             for number in range(10):
@@ -240,7 +254,7 @@ from rlforge.trajectories.store import TrajectoryStore
 from tests.trajectories.conftest import Make
 make = Make()
 first = int(sys.argv[2])
-store = TrajectoryStore(sys.argv[1], StoreConfig(segment_mb=0.01, merge_files=3))
+store = TrajectoryStore(sys.argv[1], StoreConfig(open_mb=0.005))
 print("open", flush=True)
 for number in range(first, first + 100000):
     decision = make(number * 5)
@@ -282,30 +296,28 @@ def test_a_kill_at_any_moment_loses_no_acknowledged_row(tmp_path: Path, make: An
         assert store.damaged == []
 
 
-def test_interrupted_between_any_two_files_nothing_is_lost_or_doubled(
+def test_interrupted_between_any_two_steps_nothing_is_lost_or_doubled(
     tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every rename and every deletion of a compaction with a merge is, in turn, its last."""
-
-    def build(root: Path) -> list[str]:
-        with TrajectoryStore(root, StoreConfig(merge_files=100)) as store:
-            for number in range(3):
-                store.append([make(number), make(number + 60)])
-                store.complete([make.outcome(make(number))])
-                store.compact()
-        store = TrajectoryStore(root, StoreConfig(merge_files=2))
-        store.append([make(3), make(63)])
-        store.complete([make.outcome(make(60))])
-        return all_ids(store)
+    """Windows are opened again and closed; every step on disk is, in turn, the last one."""
 
     class Killed(BaseException):
         pass
 
-    expected = build(tmp_path / "built")
+    def calls(store: TrajectoryStore) -> Iterator[None]:
+        store.append([make(3), make(63), make(123)])
+        yield
+        store.complete([make.outcome(make(n)) for n in (60, 61, 3)])
+        yield
+        store.compact()
+
+    with TrajectoryStore(tmp_path / "built") as store:
+        store.append([make(n) for n in (0, 1, 60, 61)])
+    minutes = [{0, 1, 60, 61}, {0, 1, 3, 60, 61, 63, 123}]
     for last in range(60):
-        root = tmp_path / str(last)
+        root, after = tmp_path / str(last), tmp_path / f"{last}-after"
         shutil.copytree(tmp_path / "built", root)
-        left = [last]
+        left, returned, ended = [last], 0, False
 
         def counted(do: Any, left: list[int] = left) -> Any:
             def step(*arguments: Any, **options: Any) -> Any:
@@ -316,24 +328,35 @@ def test_interrupted_between_any_two_files_nothing_is_lost_or_doubled(
 
             return step
 
-        store = None
-        try:
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "replace", counted(os.replace))
-                patch.setattr(Path, "rename", counted(Path.rename))
-                patch.setattr(Path, "unlink", counted(Path.unlink))
-                store = TrajectoryStore(root, StoreConfig(merge_files=2))
-        except Killed:
-            pass
-        found = StoreReader(root).decisions()
-        assert [d.id for d in found] == expected, last
-        assert sum(d.complete for d in found) == 4, last
-        if store is not None:
+        store = TrajectoryStore(root)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", counted(os.replace))
+            patch.setattr(Path, "unlink", counted(Path.unlink))
+            for name in ("insert", "complete", "delete"):
+                patch.setattr(OpenWindows, name, counted(getattr(OpenWindows, name)))
+            try:
+                for _ in calls(store):
+                    returned += 1
+                ended = True
+            except Killed:
+                pass
+        shutil.copytree(root, after)  # what a killed process leaves
+        store.close()
+        for reader in (StoreReader(after), TrajectoryStore(after)):
+            found = reader.decisions()
+            assert {make(n).id for n in minutes[returned > 0]} <= {d.id for d in found}, last
+            assert len({d.id for d in found}) == len(found), last
+            complete = {d.id for d in found if d.complete}
+            assert complete == {make(n).id for n in (60, 61, 3) if returned > 1} or (
+                returned == 1 and complete == {make(n).id for n in (60, 61, 3)}
+            ), last
+            reader.close()
+        assert len(parquets(after)) == len(StoreReader(after).window_ids()), last
+        if ended:
             break
     else:
         raise AssertionError("never came to an end")
-    assert last > 10
-    assert len(list((root / "windows").rglob("*.parquet"))) == 4
+    assert last > 8
 
 
 def test_one_process_writes_at_a_time_and_many_read(tmp_path: Path, make: Any) -> None:
@@ -348,13 +371,16 @@ def test_one_process_writes_at_a_time_and_many_read(tmp_path: Path, make: Any) -
         assert store.count() == 1
 
 
-def test_a_reader_may_read_while_its_files_are_merged(tmp_path: Path, make: Any) -> None:
-    with TrajectoryStore(tmp_path, StoreConfig(segment_mb=1e-6, merge_files=2)) as store:
+def test_a_reader_may_read_while_windows_are_closed_and_opened_again(
+    tmp_path: Path, make: Any
+) -> None:
+    with TrajectoryStore(tmp_path, TINY) as store:
         reader = StoreReader(tmp_path)
         with ThreadPoolExecutor(1) as threads:
             writing = threads.submit(
                 lambda: [
-                    store.append([make.whole(n, timestamp=1731492000.0 + n)]) for n in range(30)
+                    store.append([make.whole(n, timestamp=1731492000.0 + 3600 * (n % 2) + n)])
+                    for n in range(30)
                 ]
             )
             seen = [0]
@@ -394,6 +420,7 @@ def test_a_damaged_file_is_named_once_and_the_rest_is_served(
     with TrajectoryStore(tmp_path, TINY) as store:
         store.append([make.whole(62)])
         assert store.count() == 3
+    assert StoreReader(tmp_path).count() == 3
     assert bad.exists()
 
 
@@ -412,23 +439,19 @@ def test_a_file_damaged_after_its_check_is_found_when_a_query_fails(
     assert reader.damaged == [bad]
 
 
-def test_the_readable_rows_of_a_damaged_log_are_kept_and_the_log_is_set_aside(
-    tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = TrajectoryStore(tmp_path)
-    for number in range(5):
-        store.append([make.whole(number)])
-    (segment,) = (tmp_path / "log").iterdir()
-    data = bytearray(segment.read_bytes())
-    data[len(data) // 2] ^= 1
-    segment.write_bytes(data)
-    reader = StoreReader(tmp_path)
-    assert reader.count() == 4
-    assert reader.damaged == [segment]
-    assert "bytes are damaged; the rest is served" in caplog.text
-    store.close()
-    assert StoreReader(tmp_path).count() == 4
-    assert [path.suffix for path in (tmp_path / "log").iterdir()] == [".damaged"]
+def test_a_damaged_database_is_named_with_the_mend(tmp_path: Path, make: Any) -> None:
+    root = tmp_path / "store"
+    with TrajectoryStore(root) as store:
+        store.append([make.whole(1)])
+    (root / "open.sqlite").write_bytes(b"no database" * 1000)
+    message = r"open.sqlite is damaged \(file is not a database\); move it away to use the other"
+    with pytest.raises(StoreError, match=message):
+        StoreReader(root).decisions()
+    with pytest.raises(StoreError, match=message):
+        TrajectoryStore(root)
+    (root / "open.sqlite").unlink()
+    with TrajectoryStore(root) as store:
+        assert store.count() == 1
 
 
 def full(*_: object, **__: object) -> Any:
@@ -438,38 +461,49 @@ def full(*_: object, **__: object) -> Any:
 def test_a_full_disk_is_one_clear_error_and_nothing_is_half_written(
     tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    connections = []
+
+    def connect(*arguments: Any, **options: Any) -> Any:
+        connections.append(connected(*arguments, **options))
+        return connections[-1]
+
+    connected = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", connect)
     with TrajectoryStore(tmp_path) as store:
+        writer = connections[0]
+        assert writer.execute("PRAGMA synchronous").fetchone() == (2,)  # every commit is synced
         store.append([make(1)])
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", full)
-            message = rf"no space on disk for {tmp_path}: [\d.]+ \w+ free; free some; .* is kept"
-            with pytest.raises(StoreError, match=message):
-                store.append([make(2)])
-            with pytest.raises(StoreError, match=message):
-                store.complete([make.outcome(make(1))])
-            assert all_ids(store) == ["agent-0-000001"]
+        writer.execute("PRAGMA max_page_count = 1")  # no page more than there are
+        message = rf"no space on disk for {tmp_path}: [\d.]+ \w+ free; free some; .* is kept"
+        with pytest.raises(StoreError, match=message):
+            store.append([make(n) for n in range(1, 100)])
+        outcome = dataclasses.replace(
+            make.outcome(make(1)), next_state={"noise": random.Random(0).randbytes(9000).hex()}
+        )
+        with pytest.raises(StoreError, match=message):
+            store.complete([outcome])
+        assert all_ids(store) == ["agent-0-000001"]
+        writer.execute("PRAGMA max_page_count = 100000")
         assert store.append([make(2)]) == 1
-        assert store.complete([make.outcome(make(1))]) == 1
+        assert store.complete([outcome]) == 1
     assert [d.complete for d in StoreReader(tmp_path).decisions()] == [True, False]
 
 
-def test_a_disk_too_full_to_compact_still_appends_and_reads(
+def test_a_disk_too_full_to_close_windows_still_appends_and_reads(
     tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = TrajectoryStore(tmp_path, TINY)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
         assert store.append([make(1)]) == 1
-        assert store.append([make(2)]) == 1
-        assert "the log cannot be compacted now" in caplog.text
-        assert all_ids(StoreReader(tmp_path)) == ["agent-0-000001", "agent-0-000002"]
+        assert store.append([make(61)]) == 1
+        assert "no window can be closed now" in caplog.text
+        assert all_ids(StoreReader(tmp_path)) == ["agent-0-000001", "agent-0-000061"]
         with pytest.raises(StoreError, match="no space on disk"):
             store.compact()
-    assert len(list((tmp_path / "log").iterdir())) == 2
     assert not parquets(tmp_path)
     store.close()
-    assert not list((tmp_path / "log").iterdir())
-    assert StoreReader(tmp_path).count() == 2
+    assert len(parquets(tmp_path)) == StoreReader(tmp_path).count() == 2
 
 
 def test_files_of_an_earlier_version_lack_columns_and_are_read(tmp_path: Path, make: Any) -> None:
@@ -477,20 +511,18 @@ def test_files_of_an_earlier_version_lack_columns_and_are_read(tmp_path: Path, m
 
     import pyarrow.parquet as pq
 
-    from rlforge.trajectories.layout import file_name
-
     with TrajectoryStore(tmp_path) as store:
         store.append([make.whole(1)])
     (file,) = parquets(tmp_path)
     pq.write_table(pq.ParquetFile(file).read().drop(["completion", "observation"]), file)
-    file.rename(file.with_name(file_name("decisions", 1, 1, zlib.crc32(file.read_bytes()))))
-    with TrajectoryStore(tmp_path, TINY) as store:
+    file.rename(file.with_name(f"2024-11-13-10.00-{zlib.crc32(file.read_bytes()):08x}.parquet"))
+    assert StoreReader(tmp_path).decisions()[0].completion is None
+    with TrajectoryStore(tmp_path) as store:
         store.append([make.whole(2)])
-        store.append([make.whole(3)])
-        one, two, three = store.decisions()
+        one, two = store.decisions()
     assert (one.completion, one.observation) == (None, "")
     assert one.state == make.whole(1).state
-    assert [two, three] == [make.whole(2), make.whole(3)]
+    assert two == make.whole(2)
     assert len(parquets(tmp_path)) == 1
 
 
@@ -507,44 +539,128 @@ def test_a_folder_that_is_no_store_of_this_version_is_refused(tmp_path: Path) ->
         TrajectoryStore(tmp_path / "other" / "notes.txt")
     TrajectoryStore(tmp_path / "new").close()
     about = tmp_path / "new" / "store.json"
-    for version, mend in ((2, "update rlforge"), (0, "export it with the older one")):
-        about.write_text(json.dumps({"schema_version": version}))
-        with pytest.raises(StoreError, match=rf"has version {version} .*reads version 1; {mend}"):
-            TrajectoryStore(tmp_path / "new")
+    about.write_text(json.dumps({"schema_version": 3}))
+    for kind in (StoreReader, TrajectoryStore):
+        with pytest.raises(StoreError, match=r"has version 3 .*reads version 2; update rlforge"):
+            kind(tmp_path / "new")
     about.write_text("{")
     with pytest.raises(StoreError, match=r"store.json is damaged"):
         StoreReader(tmp_path / "new")
 
 
 def test_a_store_whose_creation_was_interrupted_is_created_again(tmp_path: Path, make: Any) -> None:
-    (tmp_path / "log").mkdir()
+    (tmp_path / "windows").mkdir()
     with TrajectoryStore(tmp_path) as store:
         assert store.append([make(1)]) == 1
 
 
-def test_settings_are_used(tmp_path: Path, make: Any) -> None:
-    import pyarrow.parquet as pq
-
-    for compression, codec in (("snappy", "SNAPPY"), ("zstd", "ZSTD"), ("none", "UNCOMPRESSED")):
-        with TrajectoryStore(tmp_path / compression, StoreConfig(compression=compression)) as store:
-            store.append([make(1)])
-        (file,) = parquets(tmp_path / compression)
-        assert pq.ParquetFile(file).metadata.row_group(0).column(3).compression == codec
+def test_a_store_lies_in_the_run_or_where_its_path_says(tmp_path: Path) -> None:
     assert store_folder(StoreConfig(), tmp_path / "run") == tmp_path / "run" / "store"
     assert store_folder(StoreConfig(path="there"), tmp_path / "run") == Path("there")
 
 
-def test_small_files_are_merged_once_there_are_enough(tmp_path: Path, make: Any) -> None:
-    with TrajectoryStore(tmp_path, StoreConfig(merge_files=4)) as store:
-        found = []
-        for number in range(7):
-            store.append([make(number)])
-            store.complete([make.outcome(make(number))])
-            store.compact()
-            assert store.count() == number + 1
-            found.append(sorted(path.name[:-17] for path in parquets(tmp_path)))
-        assert all(d.complete for d in store.decisions())
-    ones = [f"{kind}-{n:08d}-{n:08d}" for kind in ("decisions", "outcomes") for n in (1, 2, 3)]
-    assert found[2] == ones
-    assert found[3] == ["decisions-00000001-00000004", "outcomes-00000001-00000004"]
-    assert found[6] == ["decisions-00000001-00000007", "outcomes-00000001-00000007"]
+def test_the_windows_written_last_stay_open_within_their_size(tmp_path: Path, make: Any) -> None:
+    with TrajectoryStore(tmp_path, StoreConfig(open_mb=0.002)) as store:
+        for minute in (0, 60, 120, 180, 61):
+            store.append([make(minute)])
+        assert [path.name[:13] for path in parquets(tmp_path)] == ["2024-11-13-10"]
+        assert store.count() == 5
+    assert len(parquets(tmp_path)) == 4
+
+
+def test_windows_beyond_those_to_keep_are_deleted(tmp_path: Path, make: Any) -> None:
+    with TrajectoryStore(tmp_path, StoreConfig(keep_windows=2)) as store:
+        for hour in range(5):
+            store.append([make(hour * 60), make(hour * 60 + 1)])
+            assert store.window_ids() == [
+                make.grid.id_of(make((hour - n) * 60).timestamp) for n in (1, 0) if hour >= n
+            ]
+        with pytest.raises(StoreError, match="no decision 'agent-0-000000'"):
+            store.complete([make.outcome(make(0))])
+        assert store.append([make(0)]) == 1  # is older than what is kept
+        assert len(store.window_ids()) == 2
+    assert len(parquets(tmp_path)) == 2
+
+
+OLD = Path(__file__).parent / "data" / "store_v1"
+
+
+def test_a_store_of_the_first_version_is_rewritten(tmp_path: Path, make: Any) -> None:
+    """Its last writer was killed, and a file is there twice, as after an interrupted merge."""
+    root = tmp_path / "store"
+    shutil.copytree(OLD, root)
+    file = next((root / "windows" / "2024-11-13-11.00").glob("decisions-*"))
+    shutil.copy(file, file.with_name(f"decisions-00000009-00000009-{file.stem[-8:]}.parquet"))
+    with next((root / "log").iterdir()).open("ab") as segment:
+        segment.write(b"\xf5RLF unfinished")
+    with pytest.raises(StoreError, match=r"version 1 .*; rewrite it with: rlforge windows upgrade"):
+        StoreReader(root)
+    TrajectoryStore(root).close()
+    other = "agent-1"
+    expected = [
+        *(make.whole(n) for n in range(3)),
+        complete(make, make(3)),
+        make(4),
+        complete(make, make(60, other)),
+        complete(make, make(61, other)),
+        make(62, other),
+        make(124),
+    ]
+    assert StoreReader(root).decisions() == expected
+    assert sorted(path.name for path in root.iterdir()) == [
+        "open.sqlite",
+        "run.lock",
+        "store.json",
+        "windows",
+    ]
+    assert [path.suffix for path in (root / "windows").iterdir()] == [".parquet"] * 3
+
+
+def complete(make: Any, decision: Decision) -> Decision:
+    outcome = make.outcome(decision)
+    return dataclasses.replace(
+        decision, reward=outcome.reward, next_state=outcome.next_state, result=outcome.result
+    )
+
+
+def test_a_damaged_file_of_an_old_store_stays_where_it_is(
+    tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(OLD, root)
+    bad = next((root / "windows" / "2024-11-13-10.00").glob("decisions-*"))
+    bad.write_bytes(bad.read_bytes()[:-10])
+    TrajectoryStore(root).close()
+    assert f"{bad} is damaged and stays where it is" in caplog.text
+    assert bad.exists()
+    assert [d.id for d in StoreReader(root).decisions()] == [
+        make(n, agent).id for agent, n in (("agent-0", 4), *(("agent-1", m) for m in (60, 61, 62)))
+    ] + [make(124).id]
+
+
+def test_an_interrupted_upgrade_begins_again(
+    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for last in range(30):
+        root, left = tmp_path / str(last), [last]
+        shutil.copytree(OLD, root)
+
+        def counted(do: Any, left: list[int] = left) -> Any:
+            def step(*arguments: Any, **options: Any) -> Any:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise KeyboardInterrupt
+                return do(*arguments, **options)
+
+            return step
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", counted(os.replace))
+            patch.setattr(Path, "unlink", counted(Path.unlink))
+            with contextlib.suppress(KeyboardInterrupt):
+                TrajectoryStore(root).close()
+        with TrajectoryStore(root) as store:
+            assert len(store.decisions()) == 9, last
+        if left[0] >= 0:
+            return
+    raise AssertionError("never came to an end")

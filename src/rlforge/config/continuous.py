@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
 from rlforge.config.market import MarketConfig
 from rlforge.config.ruler import RulerConfig
@@ -19,7 +19,6 @@ from rlforge.config.rules import (
     NotNegative,
     Positive,
     Problem,
-    Range,
     Share,
     Text,
     Whole,
@@ -34,12 +33,11 @@ class StoreConfig(Group):
 
     #: Folder of the store; null: ``store`` in the run directory.
     path: Text | None = None
-    #: MiB of the write-ahead log at which its decisions move into parquet files.
-    segment_mb: Positive = 32.0
-    #: Small files of one window that are merged into one.
-    merge_files: Annotated[int, Range(2)] = 8
-    #: Compression of the parquet files.
-    compression: Literal["zstd", "snappy", "none"] = "zstd"
+    #: MiB of windows that are being written; beyond it the least recently written one is closed:
+    #: its decisions move from the database into a parquet file.
+    open_mb: Positive = 32.0
+    #: Newest windows that are kept; older ones are deleted. Null: all.
+    keep_windows: Count | None = None
 
 
 @dataclass

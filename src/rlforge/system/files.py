@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +78,8 @@ def says_full_disk(error: BaseException | None) -> bool:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
         if os.strerror(errno.ENOSPC) in str(error):
+            return True
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             return True
         error = error.__cause__ or error.__context__
     return False

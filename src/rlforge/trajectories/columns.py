@@ -45,13 +45,8 @@ DECISIONS = pa.schema(
     ]
 )
 
-#: One row per outcome that became known after its decision was written.
-OUTCOMES = pa.schema(
-    [DECISIONS.field(name) for name in ("id", "agentId", "windowId", "reward", "nextState")]
-    + [DECISIONS.field(name) for name in ("result", "agentStats")]
-)
-
-SCHEMAS = {"decisions": DECISIONS, "outcomes": OUTCOMES}
+#: Columns with long texts, which counts of decisions do not need.
+TEXTS = ("state", "nextState", "observation", "completion")
 
 
 def decision_row(decision: Decision) -> dict[str, Any]:
@@ -85,13 +80,11 @@ def decision_row(decision: Decision) -> dict[str, Any]:
     }
 
 
-def outcome_row(outcome: DecisionOutcome, agent_id: str, window_id: str) -> dict[str, Any]:
-    """``outcome`` as a row of ``OUTCOMES``; raises as ``decision_row`` does."""
+def outcome_row(outcome: DecisionOutcome) -> dict[str, Any]:
+    """The columns of its decision that ``outcome`` knows; raises as ``decision_row`` does."""
     who = f"outcome of decision {outcome.decision_id!r}"
     return {
         "id": writable(outcome.decision_id),
-        "agentId": agent_id,
-        "windowId": window_id,
         "reward": _finite(who, "reward", outcome.reward),
         "nextState": _json(who, "next_state", outcome.next_state),
         **_result_columns(who, outcome.result),

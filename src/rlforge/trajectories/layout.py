@@ -1,14 +1,13 @@
 """The files of a store.
 
-    store.json                                the version of the layout
-    run.lock                                  held by the writer
-    log/NUMBER.log                            segments of new decisions (``wal``)
-    windows/WINDOW/KIND-FIRST-LAST-CRC.parquet
+    store.json                       the version of the layout
+    run.lock                         held by the writer
+    open.sqlite                      decisions of the windows that are being written
+    windows/WINDOW-CRC.parquet       the decisions of a closed window
 
-FIRST and LAST are the numbers of the segments whose rows of that window and kind the file holds, so
-the name of a merged file says which others it replaces, and a segment that was moved into parquet
-but not deleted yet is not read twice. CRC is the file's CRC-32, by which damage is found. There is
-no other index, and each file appears whole, by a rename.
+A window lies in ``open.sqlite`` or in a file; where an interruption left both, the former counts.
+CRC is the file's CRC-32, by which damage is found. There is no other index, and each file appears
+whole, by a rename.
 """
 
 from __future__ import annotations
@@ -21,40 +20,38 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from rlforge.errors import StoreError
-from rlforge.system.files import readable_size, says_full_disk
+from rlforge.system.files import atomic_path, readable_size, says_full_disk
+from rlforge.trajectories.columns import DECISIONS
 from rlforge.types import value
 
-#: Version of the layout and of the columns. A store of a later version is refused; columns that an
-#: earlier one lacks take their defaults as they are read.
-SCHEMA_VERSION = 1
+#: Version of the layout and of the columns. Columns that an older file lacks take their defaults.
+SCHEMA_VERSION = 2
 ABOUT = "store.json"
-_FILE = re.compile(
-    r"(?P<kind>decisions|outcomes)-(?P<first>\d{8})-(?P<last>\d{8})-(?P<crc>[0-9a-f]{8})\.parquet"
-)
-_LOG = re.compile(r"\d{8}\.log")
-_WINDOW = re.compile(r"\d{4}-\d\d-\d\d-\d\d\.\d\d(\.\d\d)?")
+_FILE = re.compile(r"(?P<window>\d{4}(-\d\d){3}(\.\d\d){1,2})-(?P<crc>[0-9a-f]{8})\.parquet")
 _CHUNK = 1 << 20
+#: Rows of a group, which a reader of one agent skips or decodes whole. Files sorted by agent with
+#: groups of 512 take it half the time that those of 2,048 do, and 4 % more room.
+GROUP_ROWS = 512
+#: Columns with repeated values; the others are long texts that differ.
+_DICTIONARY = ["agentId", "windowId", "metadata.provider", "completion.policyUid"]
 
 
 @value
-class DataFile:
-    """A parquet file: rows of one ``kind`` and window from segments ``first`` to ``last``."""
+class WindowFile:
+    """The parquet file of a closed window."""
 
     path: Path
-    kind: str
-    first: int
-    last: int
+    window_id: str
     crc: int
-
-    def covers(self, segment: int) -> bool:
-        """Whether the rows of that segment are in it."""
-        return self.first <= segment <= self.last
 
     def damage(self) -> str | None:
         """Read the file and say what is wrong with it; None: nothing.
 
-        Raises FileNotFoundError when a merge has replaced it meanwhile.
+        Raises FileNotFoundError when the writer has opened the window again meanwhile.
         """
         crc = size = 0
         with self.path.open("rb") as stream:
@@ -66,11 +63,6 @@ class DataFile:
         return f"its {readable_size(size)} are not what was written"
 
 
-def file_name(kind: str, first: int, last: int, crc: int) -> str:
-    """The name of a ``DataFile``."""
-    return f"{kind}-{first:08d}-{last:08d}-{crc:08x}.parquet"
-
-
 @value
 class StoreLayout:
     """The paths of the store in folder ``root``."""
@@ -78,91 +70,69 @@ class StoreLayout:
     root: Path
 
     @property
-    def log(self) -> Path:
-        """Folder of the segments."""
-        return self.root / "log"
+    def open_windows(self) -> Path:
+        """The database of the windows that are being written."""
+        return self.root / "open.sqlite"
 
     @property
     def windows(self) -> Path:
-        """Folder of the windows."""
+        """Folder of the closed windows."""
         return self.root / "windows"
 
-    def folder(self, window_id: str) -> Path:
-        """Folder of one window; without the colons that some systems refuse."""
-        return self.windows / window_id.replace(":", ".")
-
-    def segment(self, number: int) -> Path:
-        """The log segment of that number."""
-        return self.log / f"{number:08d}.log"
-
-    def segments(self) -> list[int]:
-        """Numbers of the existing segments, in order."""
-        if not self.log.is_dir():
+    def files(self) -> list[WindowFile]:
+        """The files of closed windows, in order of time."""
+        try:
+            names = sorted(path.name for path in self.windows.iterdir())
+        except FileNotFoundError:
             return []
-        return sorted(int(path.stem) for path in self.log.iterdir() if _LOG.fullmatch(path.name))
-
-    def window_ids(self) -> list[str]:
-        """Windows that have a folder, in order of time."""
-        if not self.windows.is_dir():
-            return []
-        names = (path.name for path in self.windows.iterdir() if _WINDOW.fullmatch(path.name))
-        return sorted(name.replace(".", ":") for name in names)
-
-    def files(self, window_id: str) -> list[DataFile]:
-        """The parquet files of a window that no other replaces, oldest segments first."""
-        return live(self.all_files(window_id))
-
-    def all_files(self, window_id: str) -> list[DataFile]:
-        """The parquet files of a window, those that a merge has replaced included."""
-        folder = self.folder(window_id)
-        matches = ((path, _FILE.fullmatch(path.name)) for path in _listed(folder))
+        matches = (match for name in names if (match := _FILE.fullmatch(name)))
         return [
-            DataFile(
-                path=path,
-                kind=match["kind"],
-                first=int(match["first"]),
-                last=int(match["last"]),
+            WindowFile(
+                path=self.windows / match[0],
+                window_id=match["window"].replace(".", ":"),
                 crc=int(match["crc"], 16),
             )
-            for path, match in matches
-            if match is not None
+            for match in matches
         ]
 
-    def check(self) -> None:
-        """Raise StoreError unless ``root`` is a store that this rlforge reads."""
+    def version(self) -> int:
+        """The version of the layout. Raises StoreError unless ``root`` is a store."""
         file = self.root / ABOUT
         try:
-            version = int(json.loads(file.read_text(encoding="utf-8"))["schema_version"])
+            return int(json.loads(file.read_text(encoding="utf-8"))["schema_version"])
         except FileNotFoundError:
             if not self.root.exists():
                 raise StoreError(f"no trajectory store {self.root}") from None
             raise StoreError(f"{self.root} is no trajectory store: it has no {ABOUT}") from None
         except (ValueError, KeyError, TypeError, NotADirectoryError) as error:
             raise StoreError(f"{file} is damaged: {error}") from error
-        if version != SCHEMA_VERSION:
-            mend = "update rlforge" if version > SCHEMA_VERSION else "export it with the older one"
+
+    def check(self) -> None:
+        """Raise StoreError unless ``root`` is a store that this rlforge reads."""
+        if (version := self.version()) != SCHEMA_VERSION:
+            upgrade = f"rewrite it with: rlforge windows upgrade {self.root}"
+            mend = "update rlforge" if version > SCHEMA_VERSION else upgrade
             raise StoreError(
                 f"{self.root} has version {version} of the store's layout and this rlforge reads "
                 f"version {SCHEMA_VERSION}; {mend}"
             )
 
 
-def live(files: Iterable[DataFile]) -> list[DataFile]:
-    """Those of ``files`` that no other one of the same kind covers, in order of segments."""
-    kept: list[DataFile] = []
-    newest: dict[str, int] = {}
-    for file in sorted(files, key=lambda file: (file.kind, file.first, -file.last)):
-        if file.last > newest.get(file.kind, -1):
-            kept.append(file)
-            newest[file.kind] = file.last
-    return kept
+def write_window(layout: StoreLayout, window_id: str, tables: Iterable[pa.Table]) -> None:
+    """Write the file of a closed window, on disk when this returns.
 
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except FileNotFoundError:
-        return []
+    tables: its rows in order of agent and time, ``GROUP_ROWS`` at a time.
+    """
+    sink = pa.BufferOutputStream()
+    options = {"compression": "zstd", "use_dictionary": _DICTIONARY}
+    with pq.ParquetWriter(sink, DECISIONS, **options) as writer:
+        for table in tables:
+            writer.write_table(table, GROUP_ROWS)
+    content = sink.getvalue()
+    # Without colons, which some systems refuse in names.
+    name = f"{window_id.replace(':', '.')}-{zlib.crc32(content):08x}.parquet"
+    with atomic_path(layout.windows / name, durable=True) as work:
+        work.write_bytes(content)
 
 
 @contextlib.contextmanager

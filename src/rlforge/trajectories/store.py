@@ -1,130 +1,38 @@
 """The trajectory store: every decision on disk before ``append`` returns.
 
-Decisions and outcomes are appended to a log and synced; full segments of the log move into parquet
-files by window (``layout``, ``compaction``). A process that is killed loses no row whose ``append``
-has returned, and the next writer continues where it stopped.
+Windows that are being written lie in a database (``open_windows``); the least recently written
+ones move into parquet files, one per window (``layout``). A process that is killed loses no row
+whose ``append`` has returned, and the next writer continues where it stopped.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Self
+
+import pyarrow.parquet as pq
 
 from rlforge.config.continuous import StoreConfig
 from rlforge.errors import StoreError
 from rlforge.system.files import sync
 from rlforge.system.locks import RunLock
 from rlforge.tracking.files import write_json
-from rlforge.trajectories.columns import decision_row, outcome_row
-from rlforge.trajectories.compaction import clean, compact_segment, merge_small
-from rlforge.trajectories.layout import ABOUT, SCHEMA_VERSION, StoreLayout, full_disk_explained
+from rlforge.trajectories.columns import DECISIONS, decision_row, outcome_row
+from rlforge.trajectories.layout import (
+    ABOUT,
+    GROUP_ROWS,
+    SCHEMA_VERSION,
+    StoreLayout,
+    full_disk_explained,
+    write_window,
+)
+from rlforge.trajectories.open_windows import OpenWindows
 from rlforge.trajectories.reader import StoreReader
 from rlforge.trajectories.records import Decision, DecisionOutcome
-from rlforge.trajectories.wal import GroupCommit, SegmentWriter, rows_frame
-
-#: Ids kept in memory. Beyond that, ids of the least recently written windows are read again.
-_MOST_IDS = 1_000_000
-_MOST_WINDOWS = 64
-
-_Row = Mapping[str, Any]
-#: Agent and window of a decision.
-_Place = tuple[str, str]
-
-
-class WindowIds:
-    """The ids in each window that is being written."""
-
-    def __init__(self, reader: StoreReader) -> None:
-        self._reader = reader
-        self._by_window: OrderedDict[str, set[str]] = OrderedDict()
-
-    def of(self, window_id: str) -> set[str]:
-        """The ids of the decisions in a window."""
-        if window_id not in self._by_window:
-            index = self._reader.index(window_id)
-            self._by_window[window_id] = {row["id"] for row in index}
-        self._by_window.move_to_end(window_id)
-        return self._by_window[window_id]
-
-    def add(self, rows: Iterable[_Row]) -> None:
-        """Add rows that are being written; ``of`` was called for their windows."""
-        for row in rows:
-            self._by_window[row["windowId"]].add(row["id"])
-        while len(self._by_window) > _MOST_WINDOWS or (
-            len(self._by_window) > 1 and sum(map(len, self._by_window.values())) > _MOST_IDS
-        ):
-            self._by_window.popitem(last=False)
-
-    def remove(self, rows: Iterable[_Row]) -> None:
-        """Remove rows that could not be written."""
-        for row in rows:
-            self._by_window.get(row["windowId"], set()).discard(row["id"])
-
-
-class OpenDecisions:
-    """Decisions whose outcome is not known yet, with their agent and window."""
-
-    def __init__(self, reader: StoreReader) -> None:
-        self._reader = reader
-        self._places: OrderedDict[str, _Place] = OrderedDict()
-        self._taken: set[str] = set()
-
-    def add(self, rows: Iterable[_Row]) -> None:
-        """Add decisions that are being written; complete ones are skipped."""
-        for row in rows:
-            if not row["complete"]:
-                self._places[row["id"]] = row["agentId"], row["windowId"]
-        while len(self._places) > _MOST_IDS:
-            self._places.popitem(last=False)
-
-    def remove(self, rows: Iterable[_Row]) -> None:
-        """Remove rows that could not be written."""
-        for row in rows:
-            self._places.pop(row["id"], None)
-
-    def take(self, ids: Collection[str]) -> dict[str, _Place]:
-        """Those of ``ids`` that are open, to be completed: ``done`` or ``give_back`` must follow.
-
-        Raises StoreError, and takes none, if one is not in the store.
-        """
-        sought = {one for one in ids if one not in self._places and one not in self._taken}
-        complete = self._search(sought) if sought else set()
-        taken = {
-            one: self._places[one] for one in ids if one not in complete and one not in self._taken
-        }
-        for one in taken:
-            del self._places[one]
-        self._taken |= taken.keys()
-        return taken
-
-    def done(self, taken: Mapping[str, _Place]) -> None:
-        """Their outcomes were written."""
-        self._taken -= taken.keys()
-
-    def give_back(self, taken: Mapping[str, _Place]) -> None:
-        """Their outcomes could not be written."""
-        self._taken -= taken.keys()
-        self._places.update(taken)
-
-    def _search(self, sought: set[str]) -> set[str]:
-        """Look for ids on disk, newest windows first; returns those that are complete."""
-        left, complete = set(sought), set()
-        for window_id in reversed(self._reader.window_ids()):
-            index = self._reader.index(window_id)
-            # The other open decisions of the window are likely to be completed next.
-            self.add(row for row in index if row["id"] not in self._taken)
-            complete |= {row["id"] for row in index if row["complete"] and row["id"] in left}
-            left -= {row["id"] for row in index}
-            if not left:
-                return complete
-        raise StoreError(
-            f"no decision {min(left)!r} in {self._reader.layout.root}; its outcome cannot be kept"
-        )
-
+from rlforge.trajectories.upgrade import upgrade
 
 log = logging.getLogger(__name__)
 
@@ -137,9 +45,10 @@ def store_folder(config: StoreConfig, run_dir: Path) -> Path:
 class TrajectoryStore(StoreReader):
     """The store in the folder ``root``, created if missing, open for reading and writing.
 
-    One process writes at a time; its threads may append concurrently and share the syncs of the
-    disk (from an event loop: ``asyncio.to_thread``). Raises RunError naming the process that
-    writes to it already, StoreError as ``StoreReader`` does, ConfigError for invalid settings.
+    One process writes at a time; its threads may append concurrently (from an event loop:
+    ``asyncio.to_thread``). A store of an earlier version is rewritten. Raises RunError naming the
+    process that writes to it already, StoreError as ``StoreReader`` does, ConfigError for invalid
+    settings.
 
     Example:
         >>> import tempfile
@@ -161,28 +70,24 @@ class TrajectoryStore(StoreReader):
     """
 
     def __init__(self, root: Path | str, config: StoreConfig | None = None) -> None:
-        config = config or StoreConfig()
-        self._config = config
+        self._config = config or StoreConfig()
+        self._closed = False
+        self._lock = threading.RLock()
         root = Path(root)
+        self._writer_lock = RunLock(root)
         with full_disk_explained(root):
             _prepare(root)
-        super().__init__(root)
-        self._writer_lock = RunLock(root)
-        self._writer_lock.acquire()
-        self._closed = False
-        self._segment: SegmentWriter | None = None
-        self._commit = GroupCommit(self._write)
-        self._state = threading.Lock()
-        self._ids = WindowIds(self)
-        self._open = OpenDecisions(self)
-        try:
-            with full_disk_explained(root):
-                clean(self.layout)
-                self._next = _next_number(self.layout)
-                self._compact_closed()
-        except BaseException:
-            self._writer_lock.release()
-            raise
+            self._writer_lock.acquire()
+            try:
+                upgrade(root)
+                super().__init__(root)
+                self._open = OpenWindows(self.layout.open_windows)
+                for file in self.layout.files():
+                    if file.window_id in self._open.sizes and self.is_sound(file):
+                        file.path.unlink()  # the writer was interrupted while it moved the window
+            except BaseException:
+                self._writer_lock.release()
+                raise
 
     def append(self, decisions: Sequence[Decision]) -> int:
         """Write decisions; they are on disk when this returns.
@@ -191,31 +96,21 @@ class TrajectoryStore(StoreReader):
         a caller that was interrupted may repeat the call. Raises RlforgeError, and writes none of
         them, if one cannot be stored or the disk is full.
         """
-        rows = {decision.id: decision_row(decision) for decision in decisions}
-        with self._state:
-            for window_id in {row["windowId"] for row in rows.values()}:
-                known = self._ids.of(window_id)
-                rows = {
-                    decision_id: row
-                    for decision_id, row in rows.items()
-                    if row["windowId"] != window_id or decision_id not in known
-                }
+        rows = [decision_row(decision) for decision in decisions]
+        with self._lock, full_disk_explained(self.layout.root):
+            for window_id in {row["windowId"] for row in rows} - self._open.sizes.keys():
+                known = set(self._column(window_id, "id"))
+                rows = [r for r in rows if r["windowId"] != window_id or r["id"] not in known]
+                if known and any(row["windowId"] == window_id for row in rows):
+                    self._reopen(window_id)
             if not rows:
                 return 0
-            fresh = list(rows.values())
-            frame = rows_frame("decisions", fresh)
-            self._ids.add(fresh)
-            self._open.add(fresh)
-            # Queued under the lock, so that no outcome precedes its decision in the log.
-            ticket = self._commit.enter(frame)
-        try:
-            self._commit.wait(ticket)
-        except BaseException:
-            with self._state:
-                self._ids.remove(fresh)
-                self._open.remove(fresh)
-            raise
-        return len(fresh)
+            known_windows = len(self._open.sizes)
+            new = self._open.insert(rows)
+            if len(self._open.sizes) > known_windows:
+                self._delete_old()
+            self._close_some()
+        return new
 
     def complete(self, outcomes: Sequence[DecisionOutcome]) -> int:
         """Write the outcomes of decisions written before; they are on disk when this returns.
@@ -223,30 +118,20 @@ class TrajectoryStore(StoreReader):
         Returns how many were new: the outcome of a complete decision is skipped. Raises as
         ``append`` does, and StoreError if a decision is not in the store.
         """
-        by_id = {outcome.decision_id: outcome for outcome in outcomes}
-        with self._state:
-            taken = self._open.take(by_id)
-            if not taken:
-                return 0
-        try:
-            rows = [
-                outcome_row(by_id[decision_id], agent_id, window_id)
-                for decision_id, (agent_id, window_id) in taken.items()
-            ]
-            self._commit.wait(self._commit.enter(rows_frame("outcomes", rows)))
-        except BaseException:
-            with self._state:
-                self._open.give_back(taken)
-            raise
-        with self._state:
-            self._open.done(taken)
-        return len(rows)
+        rows = {row["id"]: row for row in map(outcome_row, outcomes)}
+        with self._lock, full_disk_explained(self.layout.root):
+            places = self._places(rows)
+            fresh = {place: rows[place[1]] for place, complete in places.items() if not complete}
+            if fresh:
+                self._open.complete(fresh)
+                self._close_some()
+        return len(fresh)
 
     def compact(self) -> None:
-        """Move all rows of the log into parquet files. Raises StoreError on a full disk."""
-        with self._commit.paused(), full_disk_explained(self.layout.root):
-            self._close_segment()
-            self._compact_closed()
+        """Move all open windows into parquet files. Raises StoreError on a full disk."""
+        with self._lock, full_disk_explained(self.layout.root):
+            for window_id in list(self._open.sizes):
+                self._close_window(window_id)
 
     def close(self) -> None:
         """Compact, and let another process write. A second call does nothing."""
@@ -256,6 +141,7 @@ class TrajectoryStore(StoreReader):
         try:
             self.compact()
         finally:
+            self._open.close()
             self._writer_lock.release()
             super().close()
 
@@ -265,57 +151,80 @@ class TrajectoryStore(StoreReader):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write(self, frames: Sequence[bytes]) -> None:
-        """Append to the log; ``GroupCommit`` lets one thread at a time in here."""
-        with full_disk_explained(self.layout.root):
-            if self._segment is None:
-                self._segment = SegmentWriter(self.layout.segment(self._next))
-                self._next += 1
+    def _places(self, ids: Collection[str]) -> dict[tuple[str, str], bool]:
+        """Window and id of each decision, open from now on, and whether it is complete."""
+        found = {one: (window_id, done) for window_id, one, done in self._open.find(ids)}
+        left = set(ids) - found.keys()
+        for file in reversed(self.layout.files() if left else []):
+            if file.window_id in self._open.sizes or not left:
+                continue
+            done = self._column(file.window_id, "complete")
+            known = dict(zip(self._column(file.window_id, "id"), done, strict=True))
+            found |= {one: (file.window_id, known[one]) for one in left & known.keys()}
+            if any(not known[one] for one in left & known.keys()):
+                self._reopen(file.window_id)
+            left -= known.keys()
+        if left:
+            raise StoreError(
+                f"no decision {min(left)!r} in {self.layout.root}; its outcome cannot be kept"
+            )
+        return {(window_id, one): bool(done) for one, (window_id, done) in found.items()}
+
+    def _column(self, window_id: str, name: str) -> list[Any]:
+        """A column of a closed window; empty where there is none."""
+        files = [f for f in self.layout.files() if f.window_id == window_id and self.is_sound(f)]
+        tables = [pq.read_table(file.path, columns=[name]) for file in files]
+        return [value for table in tables for value in table[name].to_pylist()]
+
+    def _reopen(self, window_id: str) -> None:
+        """Move a closed window back into the database."""
+        rows = [dict.fromkeys(DECISIONS.names) | row for row in self.rows((window_id,)).to_pylist()]
+        self._open.insert(rows)
+        for file in self.layout.files():
+            if file.window_id == window_id and self.is_sound(file):
+                file.path.unlink()
+
+    def _delete_old(self) -> None:
+        """Delete windows beyond the newest ``store.keep_windows``."""
+        keep = self._config.keep_windows
+        for window_id in [] if keep is None else self.window_ids()[:-keep]:
+            if window_id in self._open.sizes:
+                self._open.delete(window_id)
+            for file in self.layout.files():
+                if file.window_id == window_id:
+                    file.path.unlink()
+
+    def _close_some(self) -> None:
+        """Close the windows written least recently while the open ones are too large."""
+        sizes = self._open.sizes
+        while len(sizes) > 1 and sum(sizes.values()) > self._config.open_mb * 2**20:
             try:
-                self._segment.write(frames)
-            except OSError:
-                # After a failed sync the content of the file is unknown: continue in another one.
-                self._close_segment()
-                raise
-        if self._segment.size >= self._config.segment_mb * 2**20:
-            self._close_segment()
-            try:
-                self._compact_closed()
+                self._close_window(next(iter(sizes)))
             except OSError as error:
-                # The rows are safe in the log and are read from there: try again later.
-                log.warning("%s: the log cannot be compacted now: %s", self.layout.root, error)
+                # The rows are safe in the database and are read from there: try again later.
+                log.warning("%s: no window can be closed now: %s", self.layout.root, error)
+                return
 
-    def _close_segment(self) -> None:
-        if self._segment is not None:
-            self._segment.close()
-            self._segment = None
-
-    def _compact_closed(self) -> None:
-        compression, least = self._config.compression, self._config.merge_files
-        for number in self.layout.segments():
-            for window_id in compact_segment(self.layout, number, compression):
-                merge_small(self.layout, window_id, least, compression)
+    def _close_window(self, window_id: str) -> None:
+        """Move an open window into a file."""
+        write_window(self.layout, window_id, self._open.tables(window_id, GROUP_ROWS))
+        self._open.delete(window_id)
 
 
 def _prepare(root: Path) -> None:
     """Make the folders of a new store; an existing store is left as it is."""
     layout = StoreLayout(root=root)
-    if root.exists() and (not root.is_dir() or (root / ABOUT).exists() or _strangers(root)):
+    if root.exists() and (not root.is_dir() or (root / ABOUT).exists() or _strangers(layout)):
+        layout.version()  # refuses another folder before a lock is left in it
         return
-    layout.log.mkdir(parents=True, exist_ok=True)
-    layout.windows.mkdir(exist_ok=True)
+    layout.windows.mkdir(parents=True, exist_ok=True)
     write_json(root / ABOUT, {"schema_version": SCHEMA_VERSION})
     for path in (root / ABOUT, root, root.parent):
         sync(path)
 
 
-def _strangers(root: Path) -> list[Path]:
+def _strangers(layout: StoreLayout) -> list[Path]:
     """Files that a store without ``store.json`` cannot have: ``root`` is another folder."""
-    own = ("log", "windows", RunLock.FILE)
-    return [path for path in root.iterdir() if path.name not in own and path.suffix != ".tmp"]
-
-
-def _next_number(layout: StoreLayout) -> int:
-    files = (file for window_id in layout.window_ids() for file in layout.all_files(window_id))
-    used = [*layout.segments(), *(file.last for file in files)]
-    return max(used, default=0) + 1
+    own = (layout.windows.name, RunLock.FILE)
+    paths = layout.root.iterdir()
+    return [path for path in paths if path.name not in own and path.suffix != ".tmp"]

@@ -1,0 +1,132 @@
+"""Stores of layout version 1, rewritten.
+
+There, a window was a folder with files ``KIND-FIRST-LAST-CRC.parquet`` of decisions and of
+outcomes, and what was being written lay in segments of a log. Rows may occur twice, in a segment
+and a file, or in a file and one that it was merged into.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlforge.system.files import sync
+from rlforge.tracking.files import write_json
+from rlforge.trajectories.columns import DECISIONS
+from rlforge.trajectories.layout import ABOUT, SCHEMA_VERSION, StoreLayout, write_window
+
+log = logging.getLogger(__name__)
+
+_FOLDER = re.compile(r"\d{4}(-\d\d){3}(\.\d\d){1,2}")
+_FILE = re.compile(r"(decisions|outcomes)-\d{8}-\d{8}-([0-9a-f]{8})\.parquet")
+_MAGIC = b"\xf5RLF"
+#: Magic, kind, length of the payload, CRC-32 of kind and payload; little-endian.
+_HEAD = struct.Struct("<4sBII")
+#: Kinds of frames with rows, and how much less the kind of the frame with their schema is.
+_ROWS = {3: "decisions", 4: "outcomes"}
+_TO_SCHEMA = 2
+
+_Rows = dict[str, dict[str, dict[str, Any]]]
+"""Rows of a window by kind and id."""
+
+
+def upgrade(root: Path) -> bool:
+    """Rewrite the store in ``root`` if it has version 1; returns whether it had.
+
+    Damaged files are named in a warning and left where they are. After an interruption, the next
+    call begins again.
+    """
+    layout = StoreLayout(root=root)
+    old = layout.version() == 1
+    if old:
+        log.info("%s has version 1 of the store's layout and is rewritten", root)
+        for file in layout.files():  # of an interrupted call
+            file.path.unlink()
+        rest = _read_log(root / "log")
+        folders = [path for path in layout.windows.iterdir() if _FOLDER.fullmatch(path.name)]
+        for folder in sorted(folders):
+            window_id = folder.name.replace(".", ":")
+            _add_files(folder, rows := rest.pop(window_id, {}))
+            _write(layout, window_id, rows)
+        for window_id, rows in rest.items():
+            _write(layout, window_id, rows)
+        write_json(root / ABOUT, {"schema_version": SCHEMA_VERSION})
+        sync(root / ABOUT)
+        sync(root)
+    _delete_old(layout)
+    return old
+
+
+def _write(layout: StoreLayout, window_id: str, rows: _Rows) -> None:
+    outcomes = rows.get("outcomes", {})
+    decisions = [
+        {**row, **(outcomes[one] | {"complete": True} if one in outcomes else {})}
+        for one, row in rows.get("decisions", {}).items()
+    ]
+    if decisions:
+        decisions.sort(key=lambda row: (row["agentId"], row["timestamp"], row["id"]))
+        write_window(layout, window_id, [pa.Table.from_pylist(decisions, schema=DECISIONS)])
+
+
+def _add_files(folder: Path, rows: _Rows) -> None:
+    for path in sorted(folder.iterdir()):
+        if match := _FILE.fullmatch(path.name):
+            if zlib.crc32(path.read_bytes()) != int(match[2], 16):
+                log.warning("%s is damaged and stays where it is", path)
+                continue
+            _add(rows, match[1], pq.ParquetFile(path).read())
+
+
+def _add(rows: _Rows, kind: str, table: pa.Table | pa.RecordBatch) -> None:
+    rows.setdefault(kind, {}).update({row["id"]: row for row in table.to_pylist()})
+
+
+def _read_log(folder: Path) -> dict[str, _Rows]:
+    """The rows of all segments, by window."""
+    windows: dict[str, _Rows] = {}
+    for path in sorted(folder.glob("*.log")) if folder.is_dir() else []:
+        schemas: dict[int, pa.Schema] = {}
+        for kind, payload in _frames(path.read_bytes()):
+            if kind not in _ROWS:
+                schemas[kind] = pa.ipc.read_schema(pa.py_buffer(payload))
+                continue
+            schema = schemas[kind - _TO_SCHEMA]
+            batch = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
+            for row in batch.to_pylist():
+                of_kind = windows.setdefault(row["windowId"], {}).setdefault(_ROWS[kind], {})
+                of_kind[row["id"]] = row
+    return windows
+
+
+def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Kind and payload of each frame that is whole, in order."""
+    place = 0
+    while (place := data.find(_MAGIC, place)) >= 0 and place + _HEAD.size <= len(data):
+        _, kind, length, crc = _HEAD.unpack_from(data, place)
+        payload = data[place + _HEAD.size : place + _HEAD.size + length]
+        if len(payload) == length and zlib.crc32(payload, kind) == crc:
+            yield kind, payload
+            place += _HEAD.size + length
+        else:
+            place += 1
+
+
+def _delete_old(layout: StoreLayout) -> None:
+    """Delete what the old layout held; damaged files stay."""
+    shutil.rmtree(layout.root / "log", ignore_errors=True)
+    for folder in [path for path in layout.windows.iterdir() if _FOLDER.fullmatch(path.name)]:
+        for path in folder.iterdir():
+            match = _FILE.fullmatch(path.name)
+            if match is None or zlib.crc32(path.read_bytes()) == int(match[2], 16):
+                path.unlink()
+        if not any(folder.iterdir()):
+            folder.rmdir()
