@@ -452,6 +452,12 @@ def test_a_damaged_database_is_named_with_the_mend(tmp_path: Path, make: Any) ->
     (root / "open.sqlite").unlink()
     with TrajectoryStore(root) as store:
         assert store.count() == 1
+        with contextlib.closing(sqlite3.connect(root / "open.sqlite")) as other:
+            other.execute("DROP TABLE decisions")
+        with pytest.raises(StoreError, match=r"open.sqlite cannot be used: no such table"):
+            store.append([make.whole(2)])
+        with pytest.raises(StoreError, match=r"open.sqlite cannot be used: no such table"):
+            StoreReader(root).count()
 
 
 def full(*_: object, **__: object) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from rlforge.errors import StoreError
+from rlforge.system.files import says_full_disk
 from rlforge.trajectories.columns import DECISIONS, TEXTS
 
 _SCHEMA = """
@@ -37,13 +38,13 @@ class OpenWindows:
     """The database ``file``, created if missing, for one process that writes.
 
     A call that writes is on disk when it returns, and is undone after an error. Raises StoreError
-    for a damaged file; ``sqlite3.OperationalError`` as SQLite does for a full disk.
+    for a file that is damaged or cannot be used; ``sqlite3.OperationalError`` for a full disk.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._lock = threading.RLock()
-        with _damage_explained(file):
+        with _errors_explained(file):
             self._database = sqlite3.connect(
                 file, isolation_level=None, check_same_thread=False, timeout=10
             )
@@ -121,7 +122,7 @@ class OpenWindows:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, _damage_explained(self._file):
+        with self._lock, _errors_explained(self._file):
             try:
                 self._database.execute("BEGIN IMMEDIATE")
                 yield self._database
@@ -137,7 +138,7 @@ def read_open_windows(
     """The open windows, and decisions in those of ``window_ids`` (None: all) and of an agent.
 
     texts: whether ``columns.TEXTS`` are read too; otherwise they are null. May be called while
-    another process writes. Raises StoreError for a damaged file.
+    another process writes. Raises StoreError for a file that is damaged or cannot be used.
     """
     if not file.is_file():
         return set(), DECISIONS.empty_table()
@@ -148,7 +149,7 @@ def read_open_windows(
     if agent_id is not None:
         query += " AND agentId = ?"
         given.append(agent_id)
-    with _damage_explained(file):
+    with _errors_explained(file):
         connection = sqlite3.connect(
             f"{file.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=10
         )
@@ -197,11 +198,14 @@ def _text(compressed: bytes) -> str:
 
 
 @contextlib.contextmanager
-def _damage_explained(file: Path) -> Iterator[None]:
+def _errors_explained(file: Path) -> Iterator[None]:
+    """StoreError for what SQLite raises, but for a full disk, which the store explains."""
     try:
         yield
-    except sqlite3.OperationalError:  # locked, no permission, a full disk
-        raise
+    except sqlite3.OperationalError as error:
+        if says_full_disk(error):
+            raise
+        raise StoreError(f"{file} cannot be used: {error}") from error
     except sqlite3.DatabaseError as error:
         raise StoreError(
             f"{file} is damaged ({error}); move it away to use the other windows, or try "
