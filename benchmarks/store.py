@@ -4,8 +4,9 @@
 
 Decisions bear a state and a next state of some 2 kB each, as the market's do, made outside the
 timed parts. ``append`` returns once its decisions are synced to disk; moving them into parquet
-files is part of its time. A query ends with the decisions as Python objects, states parsed; for
-``cold`` ones the reader is new and checks the files that it opens, for ``warm`` ones it is not.
+files is part of its time. Datasets are those of ``rlforge windows export`` and ``import``. A query
+ends with the decisions as Python objects, states parsed; for ``cold`` ones the reader is new and
+checks the files that it opens, for ``warm`` ones it is not.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from common import record, seconds, shown, spread
 
 from rlforge.config.continuous import WindowConfig
 from rlforge.trajectories.columns import decision_row
+from rlforge.trajectories.dataset import export_dataset, import_dataset
 from rlforge.trajectories.grid import WindowGrid
 from rlforge.trajectories.reader import StoreReader
 from rlforge.trajectories.records import Decision, DecisionOutcome, Metadata, Result
@@ -151,6 +153,22 @@ def measure_append() -> dict[str, dict[str, float]]:
     return {name: spread(values, "per_s") for name, values in rates.items()}
 
 
+def measure_dataset() -> dict[str, dict[str, float]]:
+    """Decisions a second out of a store as a dataset, and of that into a new store."""
+    rates: dict[str, list[float]] = {"export": [], "import": []}
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, TrajectoryStore(f"{folder}/s") as s:
+        for first in range(0, APPENDED, 1000):
+            s.append(make_decisions(first, 1000))
+        s.compact()
+        for number in range(REPEATS):
+            dataset = Path(folder, f"dataset-{number}")
+            rates["export"].append(APPENDED / seconds(lambda d=dataset: export_dataset(s, d)))
+            with TrajectoryStore(f"{folder}/copy-{number}") as copy:
+                taken = seconds(lambda d=dataset, c=copy: import_dataset(d, c))
+            rates["import"].append(APPENDED / taken)
+    return {name: spread(values, "per_s") for name, values in rates.items()}
+
+
 def build(root: Path, count: int) -> dict[str, float]:
     """A store of ``count`` decisions in batches of 1,000; the time to make them is left out."""
     taken = []
@@ -215,6 +233,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     row = decision_row(make_decisions(0, 1)[0])
     appended = measure_append()
     show("decisions appended per second", appended, "per_s", 0)
+    moved = measure_dataset()
+    show("decisions per second as a dataset", moved, "per_s", 0)
     folder = chosen.folder or Path(tempfile.mkdtemp(dir=Path.cwd()))
     try:
         built = build(folder / "store", chosen.decisions)
@@ -233,6 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "agents": AGENTS,
             "appended_per_run": APPENDED,
             "append": appended,
+            "dataset": moved,
             "large_store": built,
             "queries": queries,
         },

@@ -6,14 +6,8 @@ import contextlib
 import dataclasses
 import io
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -424,96 +418,3 @@ def test_a_failing_export_leaves_nothing_behind(
     with pytest.raises(RlforgeError, match="failed: this tokenizer is unknown; without --gguf"):
         rlforge.load_run(run_dir).export(tmp_path / "out", merge=True, gguf=True)
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
-
-
-# ---------------------------------------------------------------- the hub
-
-
-class Hub(BaseHTTPRequestHandler):
-    """The part of the hub's API that a push uses; it refuses tokens but ``good``."""
-
-    def do_GET(self) -> None:
-        self.reply({"name": "me", "type": "user"})
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        hub: Any = self.server
-        url = f"http://127.0.0.1:{hub.server_port}/me/mine"
-        if self.path == "/api/repos/create":
-            hub.created.append(json.loads(body))
-            self.reply({"url": url, "name": "me/mine"})
-        elif "/preupload/" in self.path:
-            files = [file["path"] for file in json.loads(body)["files"]]
-            modes = {"uploadMode": "regular", "shouldIgnore": False}
-            self.reply({"files": [{"path": file, **modes} for file in files]})
-        elif "/commit/" in self.path:
-            hub.commits.append([json.loads(line) for line in body.splitlines()])
-            self.reply(
-                {
-                    "commitUrl": f"{url}/commit/1",
-                    "commitOid": "1",
-                }
-            )
-        else:
-            self.reply({"errors": [], "warnings": []})
-
-    def reply(self, content: Any) -> None:
-        allowed = self.headers["Authorization"] == "Bearer good"
-        data = json.dumps(content if allowed else {"error": "Invalid token"}).encode()
-        self.send_response(200 if allowed else 401)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *message: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def hub() -> Iterator[Any]:
-    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.created, server.commits = [], []
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-PUSH = """
-import os, sys
-from pathlib import Path
-from rlforge.errors import RlforgeError
-from rlforge.local.export import check_push, push_folder
-os.environ["HF_TOKEN"] = "bad"
-try:
-    check_push("me/mine")
-except RlforgeError as error:
-    print(error)
-os.environ["HF_TOKEN"] = "good"
-check_push("me/mine")
-push_folder(Path(sys.argv[1]), "me/mine", "step-2 of demo", public=False, say=print)
-"""
-
-
-def test_a_push_checks_the_token_and_fills_a_private_repository(hub: Any, merged: Path) -> None:
-    endpoint = f"http://127.0.0.1:{hub.server_port}"
-    done = subprocess.run(
-        [sys.executable, "-c", PUSH, str(merged)],
-        env=os.environ | {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    refused, *_, said = done.stdout.splitlines()
-    assert refused.startswith(f"--push: no access to {endpoint}: Invalid user token")
-    assert said == f"pushed to {endpoint}/me/mine"
-    [created] = hub.created
-    made = (created["organization"], created["name"], created["visibility"])
-    assert made == ("me", "mine", "private")
-    [[header, *files]] = hub.commits
-    assert header["value"]["summary"] == "step-2 of demo"
-    assert {file["value"]["path"] for file in files} == {path.name for path in merged.iterdir()}

@@ -149,23 +149,46 @@ def export_windows(
         list[str] | None,
         typer.Option(metavar="WINDOW_ID", help="Repeatable: only these. Default: all."),
     ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ORG/NAME",
+            help="Also upload to this dataset of the Hugging Face hub, private if it is new.",
+        ),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Make a new dataset of --push public.")
+    ] = False,
 ) -> None:
     """Write decisions as a dataset that [bold]datasets.load_dataset(FOLDER)[/bold] reads.
+
+    Those of a run come with their scores and explanations, and the metrics of its windows.
 
     [bold]Examples[/bold]
 
       rlforge windows export RUN market-data
 
       rlforge windows export RUN market-data --window 2024-11-13-10:00
+
+      rlforge windows export RUN market-data --push ORG/NAME
     """
-    from rlforge.trajectories.hub import export_dataset
+    from rlforge.system.hub import check_push, push_folder
+    from rlforge.trajectories.dataset import export_dataset
 
     reader, _ = _opened(where)
     _check_ids(window or [], reader)
     if folder.exists():
         raise ConfigError(f"{folder} exists already; name a folder that does not")
-    rows = export_dataset(reader, folder, window or None)
+    if push is not None:
+        check_push(push)
+    rows = export_dataset(reader, folder, window or None, _run_of(where))
     typer.echo(f"{rows:,} decisions", err=True)
+    if push is not None:
+
+        def say(text: str) -> None:
+            typer.echo(text, err=True)
+
+        push_folder(folder, push, f"{rows:,} decisions", public=public, say=say, kind="dataset")
     typer.echo(str(folder))
 
 
@@ -187,7 +210,7 @@ def import_windows(
 
       rlforge windows import market-data stores/market
     """
-    from rlforge.trajectories.hub import import_dataset
+    from rlforge.trajectories.dataset import import_dataset
     from rlforge.trajectories.store import TrajectoryStore
 
     if not folder.is_dir():
@@ -306,15 +329,20 @@ def _list_table(windows: list[WindowSummary]) -> Table:
     return table
 
 
+def _run_of(where: Path) -> Path | None:
+    """The run at or above ``where``."""
+    runs = (where, where.absolute().parent)
+    return next((run for run in runs if (run / "config.yaml").is_file()), None)
+
+
 def _scores(where: Path, window_id: str) -> Mapping[str, Mapping[str, Any]]:
     """Score and explanation of each decision, where the store belongs to a run that scored them."""
     from rlforge.tracking.files import RunPaths, read_json
 
-    for run in (where, where.absolute().parent):
-        if content := read_json(RunPaths(root=run).scores(window_id)):
-            scores: Mapping[str, Mapping[str, Any]] = content["scores"]
-            return scores
-    return {}
+    run = _run_of(where)
+    content = None if run is None else read_json(RunPaths(root=run).scores(window_id))
+    scores: Mapping[str, Mapping[str, Any]] = (content or {}).get("scores", {})
+    return scores
 
 
 def _decision_table(decision: Decision, scored: Mapping[str, Any], *, full: bool) -> Table:

@@ -25,6 +25,7 @@ from rlforge.models.fit import kind_of_weights, read_adapter
 from rlforge.models.made import made_model
 from rlforge.system.checkpoint import LATEST
 from rlforge.system.files import atomic_path, atomic_write, says_full_disk
+from rlforge.system.hub import check_push, push_folder
 from rlforge.tracking.report.data import load_run
 from rlforge.tracking.report.picture import picture
 from rlforge.types import PolicyRef
@@ -298,57 +299,3 @@ def _convert(converter: str, work: Path, name: str) -> None:
         said = (done.stderr or done.stdout).strip().splitlines()[-3:]
         reason = " ".join(said) or f"exit code {done.returncode}"
         raise RlforgeError(f"{converter} failed: {reason}; without --gguf the export works")
-
-
-# ---------------------------------------------------------------- the hub
-
-
-def check_push(repo: str) -> None:
-    """Refuse a push that cannot work: a bad name, no token, one that the hub does not accept."""
-    from huggingface_hub import HfApi, constants, get_token
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as error:
-        raise ConfigError(f"--push {repo}: {error}") from error
-    if "/" not in repo:
-        raise ConfigError(f"--push {repo}: write ORG/NAME, or USER/NAME")
-    if get_token() is None:
-        raise ConfigError(
-            "--push needs a token of the Hugging Face hub: set HF_TOKEN, or run hf auth login"
-        )
-    if constants.HF_HUB_OFFLINE:
-        raise ConfigError("--push: HF_HUB_OFFLINE is set; unset it, or push the folder later")
-    with _hub_errors_explained(f"--push: no access to {constants.ENDPOINT}"):
-        HfApi().whoami()
-
-
-def push_folder(
-    folder: Path, repo: str, message: str, *, public: bool, say: Callable[[str], None]
-) -> None:
-    """Upload a folder to a repository of the hub, made if there is none; message: of the commit.
-
-    Raises RlforgeError where the hub cannot be reached or refuses; the folder stays.
-    """
-    from huggingface_hub import HfApi
-
-    hub = HfApi()
-    later = f"the export is complete in {folder}; push it later with: hf upload {repo} {folder}"
-    with _hub_errors_explained(f"{repo} was not pushed", f"; {later}"):
-        hub.create_repo(repo, private=not public, exist_ok=True)
-        say(f"uploading to {repo}")
-        hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
-    say(f"pushed to {hub.endpoint}/{repo}")
-
-
-@contextlib.contextmanager
-def _hub_errors_explained(what: str, mend: str = "") -> Iterator[None]:
-    import httpx
-
-    try:
-        yield
-    except (OSError, ValueError, httpx.HTTPError) as error:  # the hub's errors are OSErrors
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise RlforgeError(f"{what}: {reason[0]}{mend}") from error

@@ -13,6 +13,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rlforge.config.continuous import StoreConfig
@@ -29,7 +31,7 @@ from rlforge.trajectories.layout import (
     full_disk_explained,
     write_window,
 )
-from rlforge.trajectories.open_windows import OpenWindows
+from rlforge.trajectories.open_windows import OpenWindows, Row
 from rlforge.trajectories.reader import StoreReader
 from rlforge.trajectories.records import Decision, DecisionOutcome
 from rlforge.trajectories.upgrade import upgrade
@@ -98,18 +100,25 @@ class TrajectoryStore(StoreReader):
         """
         rows = [decision_row(decision) for decision in decisions]
         with self._lock, full_disk_explained(self.layout.root):
-            for window_id in {row["windowId"] for row in rows} - self._open.sizes.keys():
-                known = set(self._column(window_id, "id"))
-                rows = [r for r in rows if r["windowId"] != window_id or r["id"] not in known]
-                if known and any(row["windowId"] == window_id for row in rows):
-                    self._reopen(window_id)
-            if not rows:
-                return 0
-            known_windows = len(self._open.sizes)
-            new = self._open.insert(rows)
-            if len(self._open.sizes) > known_windows:
-                self._delete_old()
-            self._close_some()
+            return self._insert(rows)
+
+    def append_table(self, rows: pa.Table) -> int:
+        """As ``append``, for rows of ``columns.DECISIONS`` that are checked, with different ids.
+
+        Windows that the store does not hold yet are written as files at once.
+        """
+        new = 0
+        with self._lock, full_disk_explained(self.layout.root):
+            held = set(self.window_ids())
+            for window_id in pc.unique(rows["windowId"]).to_pylist():
+                part = rows.filter(pc.equal(rows["windowId"], window_id))
+                if window_id in held:
+                    new += self._insert(part.to_pylist())
+                else:
+                    order = [(name, "ascending") for name in ("agentId", "timestamp", "id")]
+                    write_window(self.layout, window_id, [part.sort_by(order)])
+                    new += len(part)
+            self._delete_old()
         return new
 
     def complete(self, outcomes: Sequence[DecisionOutcome]) -> int:
@@ -150,6 +159,21 @@ class TrajectoryStore(StoreReader):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _insert(self, rows: Sequence[Row]) -> int:
+        for window_id in {row["windowId"] for row in rows} - self._open.sizes.keys():
+            known = set(self._column(window_id, "id"))
+            rows = [r for r in rows if r["windowId"] != window_id or r["id"] not in known]
+            if known and any(row["windowId"] == window_id for row in rows):
+                self._reopen(window_id)
+        if not rows:
+            return 0
+        known_windows = len(self._open.sizes)
+        new = self._open.insert(rows)
+        if len(self._open.sizes) > known_windows:
+            self._delete_old()
+        self._close_some()
+        return new
 
     def _places(self, ids: Collection[str]) -> dict[tuple[str, str], bool]:
         """Window and id of each decision, open from now on, and whether it is complete."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -14,9 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlforge.errors import RlforgeError, StoreError
-from rlforge.trajectories import hub
+from rlforge.tracking.files import RunPaths
+from rlforge.trajectories import dataset
 from rlforge.trajectories.columns import decision_row
-from rlforge.trajectories.hub import export_dataset, import_dataset
+from rlforge.trajectories.dataset import export_dataset, import_dataset
 from rlforge.trajectories.store import TrajectoryStore
 
 
@@ -41,21 +43,54 @@ def test_datasets_loads_and_filters_an_export(
     from datasets import load_dataset
 
     assert export_dataset(store, tmp_path / "data set") == 31
-    dataset = load_dataset(str(tmp_path / "data set"), cache_dir=str(tmp_path / "cache"))
-    window_data = dataset.filter(lambda x: x["windowId"] == "2024-11-13-10:00")
-    agent_data = dataset.filter(lambda x: x["agentId"] == "agent-123")
-    assert (len(dataset["train"]), len(window_data["train"])) == (31, 10)
+    loaded = load_dataset(str(tmp_path / "data set"), cache_dir=str(tmp_path / "cache"))
+    window_data = loaded.filter(lambda x: x["windowId"] == "2024-11-13-10:00")
+    agent_data = loaded.filter(lambda x: x["agentId"] == "agent-123")
+    assert (len(loaded["train"]), len(window_data["train"])) == (31, 10)
     (row,) = agent_data["train"]
     assert (row["reward"], row["complete"]) == (None, False)
-    first = dataset["train"][0]
+    first = loaded["train"][0]
     assert first["timestamp"] == datetime.fromtimestamp(decisions[0].timestamp, UTC)
     assert first["metadata"] == {
         "provider": "tiny_market",
         "reasoning": "cheap",
         "confidence": 0.7,
     }
+    assert first["state"] == decisions[0].state
+    assert first["nextState"]["portfolio"]["balance"] == 999.0
+    assert first["action"]["marketId"] == "m1"
+    assert (first["score"], first["explanation"]) == (None, None)
     assert first["completion"]["tokenIds"] == [4, 5]
     assert first["agentStats"] == {"winRate": 0.6}
+
+
+def test_the_dataset_of_a_run_has_scores_explanations_and_metrics_of_windows(
+    tmp_path: Path, store: TrajectoryStore, decisions: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    from datasets import load_dataset
+
+    run = RunPaths(root=tmp_path / "run")
+    ten = "2024-11-13-10:00"
+    run.scores(ten).parent.mkdir(parents=True)
+    scores = {decisions[1].id: {"score": 0.75, "explanation": "won 3 comparisons"}}
+    run.scores(ten).write_text(json.dumps({"window_id": ten, "scores": scores}))
+    metrics = [
+        {"window_id": ten, "avg_reward": 0.5, "players": {"policy": {"trades": 3}}, "reason": ""},
+        {"window_id": "2024-11-13-11:00", "avg_reward": 1, "kl_divergence": 0.25},
+        {"window_id": "2024-11-13-23:00", "avg_reward": 0.0},
+    ]
+    run.windows.write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    export_dataset(store, tmp_path / "out", run_dir=run.root)
+    loaded = load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))["train"]
+    by_id = {row["id"]: row for row in loaded}
+    assert by_id[decisions[1].id]["score"] == 0.75
+    assert by_id[decisions[1].id]["explanation"] == "won 3 comparisons"
+    assert by_id[decisions[2].id]["score"] is None
+    windows = load_dataset(str(tmp_path / "out"), "windows", cache_dir=str(tmp_path / "cache"))
+    first, second = windows["train"]
+    assert (first["window_id"], first["players"]) == (ten, {"policy": {"trades": 3}})
+    assert (second["avg_reward"], second["kl_divergence"], second["reason"]) == (1.0, 0.25, None)
 
 
 def test_an_export_is_read_back_as_it_was(
@@ -72,7 +107,7 @@ def test_an_export_is_read_back_as_it_was(
 def test_chosen_windows_in_files_of_limited_size(
     tmp_path: Path, store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "_FILE_ROWS", 5)
+    monkeypatch.setattr(dataset, "_FILE_ROWS", 5)
     wanted = ("2024-11-13-11:00", "2024-11-13-12:00")
     assert export_dataset(store, tmp_path / "out", wanted) == 21
     names = sorted(path.name for path in (tmp_path / "out" / "data").iterdir())
@@ -136,6 +171,54 @@ def test_bad_rows_are_named_and_nothing_is_imported_unless_they_are_left_out(
         done = import_dataset(folder, store, skip_bad=True)
         assert (done.written, len(done.bad)) == (1, 8)
         assert store.decisions() == [make.whole(1)]
+
+
+def test_rows_of_an_export_that_were_edited_are_named_as_all_others(
+    tmp_path: Path, store: TrajectoryStore, decisions: list[Any]
+) -> None:
+    """Rows as an export writes them are checked by columns; what fails there is looked at."""
+    export_dataset(store, tmp_path / "out")
+    [file] = (tmp_path / "out" / "data").iterdir()
+    table = pq.read_table(file)
+    edits: list[tuple[int, str, Any, str]] = [
+        (1, "state", "{", "JSONDecodeError"),
+        (3, "state", "[]", "state is not a JSON object"),
+        (5, "action", '{"type": 3}', "action has no type"),
+        (8, "reward", float("nan"), "reward is nan"),
+        (11, "nextState", "3", "next_state is not a JSON object"),
+        (12, "windowId", "2024-11-13", "is not a time"),
+        (14, "agentId", "", "both need a name"),
+        (20, "id", decisions[0].id, "no problem: another window"),
+    ]
+    for place, name, cell, _ in edits:
+        column = table[name]
+        cells = column.to_pylist()
+        cells[place] = cell
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, table.schema.field(name), pa.array(cells, column.type))
+    pq.write_table(table, file)
+    with TrajectoryStore(tmp_path / "copy") as copy:
+        with pytest.raises(RlforgeError) as caught:
+            import_dataset(tmp_path / "out", copy)
+        named = str(caught.value).splitlines()[1:]
+        assert len(named) == len(edits) - 1
+        for (place, _, _, problem), line in zip(edits, named, strict=False):
+            assert f"row {place + 1}: " in line
+            assert problem in line
+        assert import_dataset(tmp_path / "out", copy, skip_bad=True).written == 31 - 7
+
+
+def test_an_import_adds_to_windows_that_are_there(
+    tmp_path: Path, store: TrajectoryStore, decisions: list[Any]
+) -> None:
+    export_dataset(store, tmp_path / "out")
+    with TrajectoryStore(tmp_path / "copy") as copy:
+        copy.append(decisions[::4])
+        copy.compact()
+        copy.append(decisions[2:4])
+        done = import_dataset(tmp_path / "out", copy)
+        assert (done.written, done.known) == (21, 10)
+        assert copy.decisions() == decisions
 
 
 def test_ten_of_many_bad_rows_are_named(tmp_path: Path, make: Any) -> None:

@@ -1,0 +1,140 @@
+"""Pushes to a stand-in of the hub, by the real ``huggingface_hub``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The part of the hub's API that a push uses; it refuses tokens but ``good``."""
+
+    def do_GET(self) -> None:
+        if "/tree/" in self.path:
+            old = {"type": "file", "size": 1, "oid": "0" * 40}
+            self.reply([{**old, "path": path} for path in self.server.files])
+        else:
+            self.reply({"name": "me", "type": "user"})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        hub: Any = self.server
+        url = f"http://127.0.0.1:{hub.server_port}/me/mine"
+        if self.path == "/api/repos/create":
+            hub.created.append(json.loads(body))
+            self.reply({"url": url, "name": "me/mine"})
+        elif "/preupload/" in self.path:
+            files = [file["path"] for file in json.loads(body)["files"]]
+            modes = {"uploadMode": "regular", "shouldIgnore": False}
+            self.reply({"files": [{"path": file, **modes} for file in files]})
+        elif "/commit/" in self.path:
+            hub.commits.append([json.loads(line) for line in body.splitlines()])
+            self.reply(
+                {
+                    "commitUrl": f"{url}/commit/1",
+                    "commitOid": "1",
+                }
+            )
+        else:
+            self.reply({"errors": [], "warnings": []})
+
+    def reply(self, content: Any) -> None:
+        allowed = self.headers["Authorization"] == "Bearer good"
+        data = json.dumps(content if allowed else {"error": "Invalid token"}).encode()
+        self.send_response(200 if allowed else 401)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *message: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[Any]:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.created, server.commits, server.files = [], [], []
+    server.endpoint = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+PUSH = """
+import os, sys
+from pathlib import Path
+from rlforge.errors import RlforgeError
+from rlforge.system.hub import check_push, push_folder
+os.environ["HF_TOKEN"] = "bad"
+try:
+    check_push("me/mine")
+except RlforgeError as error:
+    print(error)
+os.environ["HF_TOKEN"] = "good"
+check_push("me/mine")
+folder, kind = sys.argv[1:]
+push_folder(Path(folder), "me/mine", "step-2 of demo", public=False, say=print, kind=kind)
+"""
+
+
+def push(hub: Any, folder: Path, kind: str) -> list[str]:
+    """What is said by a process that tries a bad token first."""
+    done = subprocess.run(
+        [sys.executable, "-c", PUSH, str(folder), kind],
+        env=os.environ | {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train-00000-of-00001.parquet").write_bytes(b"rows")
+    (tmp_path / "README.md").write_text("# A card")
+    return tmp_path
+
+
+def test_a_push_checks_the_token_and_fills_a_private_repository(hub: Any, folder: Path) -> None:
+    refused, *_, said = push(hub, folder, "model")
+    assert refused.startswith(f"--push: no access to {hub.endpoint}: Invalid user token")
+    assert said == f"pushed to {hub.endpoint}/me/mine"
+    [created] = hub.created
+    made = (created["organization"], created["name"], created["visibility"])
+    assert made == ("me", "mine", "private")
+    [[header, *files]] = hub.commits
+    assert header["value"]["summary"] == "step-2 of demo"
+    names = {file["value"]["path"] for file in files}
+    assert names == {"README.md", "data/train-00000-of-00001.parquet"}
+
+
+def test_a_pushed_dataset_replaces_the_parquet_files_of_the_one_before(
+    hub: Any, folder: Path
+) -> None:
+    hub.files = [
+        "data/train-00000-of-00002.parquet",
+        "data/train-00001-of-00002.parquet",
+        "LICENSE",
+    ]
+    *_, said = push(hub, folder, "dataset")
+    assert said == f"pushed to {hub.endpoint}/datasets/me/mine"
+    assert [created["type"] for created in hub.created] == ["dataset"]
+    [[_, *changes]] = hub.commits
+    deleted = {one["value"]["path"] for one in changes if one["key"] == "deletedFile"}
+    assert deleted == set(data)
