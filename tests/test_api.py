@@ -28,6 +28,27 @@ def test_compose_takes_lines_of_the_command_line_and_values() -> None:
     assert (config.learner.batch_size, config.learner.epochs) == (64, 2)
 
 
+def test_the_grpo_of_the_document_is_configured_in_its_own_terms() -> None:
+    given = rlforge.GRPOConfig(
+        model_name="tiny_market",
+        batch_size=3,
+        gradient_accumulation_steps=5,
+        learning_rate=1e-4,
+        kl_penalty=0.125,
+        iterations_per_window=2,
+        reward_threshold=0.75,
+        max_length=99,
+    )
+    config = rlforge.compose("market_continuous", *given.overrides())
+    learner = config.learner
+    assert config.model.kind == "tiny_market"
+    assert (learner.mini_batch_size, learner.gradient_accumulation_steps) == (3, 5)
+    assert (learner.learning_rate, learner.epochs, learner.max_train_len) == (1e-4, 2, 99)
+    assert (config.algorithm.kl.coef, config.continuous.threshold) == (0.125, 0.75)
+    defaults = rlforge.compose("smollm2_market", *rlforge.GRPOConfig().overrides())
+    assert (defaults.model.kind, defaults.model.name) == ("hf", "Qwen/Qwen2.5-0.5B-Instruct")
+
+
 def test_an_experiment_may_be_given_by_keyword_or_not_at_all() -> None:
     assert rlforge.compose(experiment="kuhn_grpo").name == "kuhn_grpo"
     assert rlforge.compose().name == "run"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlforge.algorithms.policy_gradient import PolicyGradient as PolicyGradient
     from rlforge.algorithms.policy_gradient import Ppo as Ppo
     from rlforge.algorithms.policy_gradient import Reinforce as Reinforce
+    from rlforge.api import GRPOConfig as GRPOConfig
     from rlforge.api import Run as Run
     from rlforge.api import compose as compose
     from rlforge.api import load_run as load_run
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from rlforge.models.made import MadeModel as MadeModel
     from rlforge.ruler.base import DecisionScorer as DecisionScorer
     from rlforge.ruler.base import DecisionScores as DecisionScores
+    from rlforge.ruler.scorer import RULERScorer as RULERScorer
     from rlforge.tracking.files import RunPaths as RunPaths
     from rlforge.tracking.scalars import log_scalar as log_scalar
     from rlforge.tracking.sinks import Sink as Sink
@@ -76,7 +78,7 @@ _HOMES = {
     "algorithms.base": ("LossInputs", "LossOutput", "Targets"),
     "algorithms.losses": ("TokenLoss",),
     "algorithms.policy_gradient": ("A2c", "Grpo", "PolicyGradient", "Ppo", "Reinforce"),
-    "api": ("Run", "compose", "load_run", "resume", "sft", "train"),
+    "api": ("GRPOConfig", "Run", "compose", "load_run", "resume", "sft", "train"),
     "config.rules": ("Count", "NotNegative", "Positive", "Probability", "Range", "Share"),
     "config.training": ("AlgorithmConfig",),
     "errors": (
@@ -99,6 +101,7 @@ _HOMES = {
     "local.match": ("Policy", "play_game", "transcript"),
     "models.made": ("MadeModel",),
     "ruler.base": ("DecisionScorer", "DecisionScores"),
+    "ruler.scorer": ("RULERScorer",),
     "tracking.files": ("RunPaths",),
     "tracking.scalars": ("log_scalar",),
     "tracking.sinks": ("Sink",),
@@ -124,6 +127,7 @@ __all__ = [
     "EnvSpec",
     "ExtensionError",
     "Extractor",
+    "GRPOConfig",
     "Game",
     "GameError",
     "GameRecord",
@@ -142,6 +146,7 @@ __all__ = [
     "Positive",
     "Ppo",
     "Probability",
+    "RULERScorer",
     "Range",
     "Reinforce",
     "RlforgeError",

@@ -14,13 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlforge.config.compose import conf_dir
 from rlforge.config.roots import compose_any, kind_of_run, read_any, root_of
 from rlforge.config.schema import PolicyConfig
 from rlforge.config.sft import SftConfig
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.loops import wait_for
 from rlforge.tracking.files import open_run, read_json, read_jsonl
-from rlforge.types import GameRecord, Purpose
+from rlforge.types import GameRecord, Purpose, value
 
 if TYPE_CHECKING:  # torch, Ray and the game libraries are imported when they are needed
     from rlforge.local.match import Policy
@@ -86,6 +87,48 @@ def sft(*overrides: str, config_dir: Path | str | None = None, **values: object)
         'step-198'
     """
     return start(_overrides(overrides, values), _folder(config_dir), SftConfig)
+
+
+@value
+class GRPOConfig:
+    """Window GRPO in the terms of the document on continuous training, with its values.
+
+    ``rlforge.train("market_continuous", *config.overrides())`` trains by it.
+    model_name: a model of config group ``model``, a folder, or an id of the Hugging Face hub.
+    batch_size: decisions in a forward pass, of which ``gradient_accumulation_steps`` make an
+    optimizer step. iterations_per_window: passes over the selected decisions of a window.
+    reward_threshold: least RULER score of those. max_length: most tokens of prompt and answer.
+
+    Example:
+        >>> config = GRPOConfig(model_name="tiny_market", learning_rate=1e-5)
+        >>> config.overrides()[:3]
+        ['model=tiny_market', 'learner.mini_batch_size=4', 'learner.gradient_accumulation_steps=2']
+    """
+
+    model_name: str = "Qwen/Qwen2.5-0.5B-Instruct"
+    batch_size: int = 4
+    gradient_accumulation_steps: int = 2
+    learning_rate: float = 1e-6
+    kl_penalty: float = 0.05
+    iterations_per_window: int = 10
+    reward_threshold: float = 0.5
+    max_length: int = 2048
+
+    def overrides(self) -> list[str]:
+        """The same as overrides of the configuration of a continuous run."""
+        group = (conf_dir() / "model" / f"{self.model_name}.yaml").is_file()
+        by_name = ["model=hf", f"model.name={self.model_name}"]
+        model = [f"model={self.model_name}"] if group else by_name
+        keys = {
+            "learner.mini_batch_size": self.batch_size,
+            "learner.gradient_accumulation_steps": self.gradient_accumulation_steps,
+            "learner.learning_rate": self.learning_rate,
+            "algorithm.kl.coef": self.kl_penalty,
+            "learner.epochs": self.iterations_per_window,
+            "continuous.threshold": self.reward_threshold,
+            "learner.max_train_len": self.max_length,
+        }
+        return [*model, *(f"{key}={value}" for key, value in keys.items())]
 
 
 def start(

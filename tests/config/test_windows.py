@@ -37,6 +37,8 @@ def test_every_key_is_explained(cls: Any) -> None:
     ("config", "message"),
     [
         (StoreConfig(open_mb=0), "open_mb=0: must be above 0"),
+        (StoreConfig(push="market"), "push=market: names a dataset of the hub: ORG/NAME"),
+        (StoreConfig(push_hour=24), "push_hour=24: must lie in [0, 23]"),
         (StoreConfig(keep_windows=0), "keep_windows=0: must be 1 or more"),
         (WindowConfig(mode="roll"), "mode=roll: no such choice; did you mean rolling"),
         (WindowConfig(clock="sundial"), "there are wall, simulated"),

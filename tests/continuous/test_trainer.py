@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import re
@@ -20,6 +21,7 @@ from rlforge.continuous.trainer import ContinuousTrainer
 from rlforge.continuous.trials import MarketTrials
 from rlforge.serving.records import PairedOutcomes
 from rlforge.training import lifecycle
+from rlforge.trajectories.reader import StoreReader
 from rlforge.trajectories.records import Decision
 from rlforge.trajectories.store import TrajectoryStore
 
@@ -125,6 +127,19 @@ def test_a_window_that_is_not_ready_trains_nothing_and_the_run_goes_on(
         assert row["version"] is None
     assert rows("metrics.jsonl") == []
     assert not Path("run/comparison.json").exists()
+
+
+def test_only_the_newest_windows_and_their_scores_are_kept(
+    make_config: Make, execute: Execute
+) -> None:
+    execute(make_config("store.keep_windows=2", "continuous.windows=3"))
+    ids = [row["window_id"] for row in rows()]
+    with contextlib.closing(StoreReader("run/store")) as reader:
+        kept = reader.window_ids()
+    assert len(kept) == 2
+    assert ids[0] not in kept
+    scores = {path.stem for path in Path("run/scores").iterdir()}
+    assert scores == {one.replace(":", ".") for one in ids if one in kept}
 
 
 def test_a_window_of_one_agent_is_not_ready(make_config: Make, execute: Execute) -> None:

@@ -83,6 +83,10 @@ def test_the_default_is_the_documents_configuration() -> None:
         (["window.grace_seconds=60"], r"window\.grace_seconds=60.0 .*7200 seconds .*null"),
         (["continuous.max_staleness=1"], r"max_staleness=1 .*2 windows, .*null"),
         (
+            ["store.keep_windows=1"],
+            r"keep_windows=1 .*outcomes of the last 3 windows",
+        ),
+        (
             ["window.clock=simulated", "window.minutes=120", "continuous.start=2024-11-13-11:00"],
             r"continuous\.start=2024-11-13-11:00 .*no window of 120 minutes begins then",
         ),

@@ -127,11 +127,8 @@ def test_a_push_checks_the_token_and_fills_a_private_repository(hub: Any, folder
 def test_a_pushed_dataset_replaces_the_parquet_files_of_the_one_before(
     hub: Any, folder: Path
 ) -> None:
-    hub.files = [
-        "data/train-00000-of-00002.parquet",
-        "data/train-00001-of-00002.parquet",
-        "LICENSE",
-    ]
+    data = [f"data/train-0000{number}-of-00002.parquet" for number in (0, 1)]
+    hub.files = [*data, "LICENSE"]
     *_, said = push(hub, folder, "dataset")
     assert said == f"pushed to {hub.endpoint}/datasets/me/mine"
     assert [created["type"] for created in hub.created] == ["dataset"]

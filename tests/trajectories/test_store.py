@@ -574,18 +574,18 @@ def test_the_windows_written_last_stay_open_within_their_size(tmp_path: Path, ma
     assert len(parquets(tmp_path)) == 4
 
 
-def test_windows_beyond_those_to_keep_are_deleted(tmp_path: Path, make: Any) -> None:
-    with TrajectoryStore(tmp_path, StoreConfig(keep_windows=2)) as store:
-        for hour in range(5):
-            store.append([make(hour * 60), make(hour * 60 + 1)])
-            assert store.window_ids() == [
-                make.grid.id_of(make((hour - n) * 60).timestamp) for n in (1, 0) if hour >= n
-            ]
+def test_deleted_windows_are_gone_open_or_closed(tmp_path: Path, make: Any) -> None:
+    ids = [make.grid.id_of(make(hour * 60).timestamp) for hour in range(4)]
+    with TrajectoryStore(tmp_path) as store:
+        store.append([make(0), make(60)])
+        store.compact()
+        store.append([make(120), make(180)])
+        store.delete([ids[0], ids[2], "2030-01-01-00:00"])
+        assert store.window_ids() == [ids[1], ids[3]]
         with pytest.raises(StoreError, match="no decision 'agent-0-000000'"):
             store.complete([make.outcome(make(0))])
-        assert store.append([make(0)]) == 1  # is older than what is kept
-        assert len(store.window_ids()) == 2
-    assert len(parquets(tmp_path)) == 2
+        assert store.append([make(0)]) == 1
+    assert StoreReader(tmp_path).window_ids() == [ids[0], ids[1], ids[3]]
 
 
 OLD = Path(__file__).parent / "data" / "store_v1"

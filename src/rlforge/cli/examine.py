@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import textwrap
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -112,6 +113,10 @@ def doctor(
         float | None,
         typer.Option("--gpu-memory", metavar="GB", help="Plan for GPUs of this many GiB.", min=0.1),
     ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="RUN", help="Show what a run takes on disk instead."),
+    ] = None,
     json_file: JsonFile = None,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -126,7 +131,12 @@ def doctor(
       rlforge doctor +experiment=qwen3_1p7b_simpletak hardware=gpu_24gb
 
       rlforge doctor +experiment=qwen3_1p7b_simpletak --gpu-memory 48
+
+      rlforge doctor --run runs/market_continuous/2026-01-01_12-00-00
     """
+    if run_dir is not None:
+        _show_size(run_dir, json_file)
+        return
     from rlforge import launch
     from rlforge.config.roots import compose_any
     from rlforge.preflight.doctor import examine
@@ -137,6 +147,22 @@ def doctor(
     write_result(json_file, to_values(report))
     if not report.healthy:
         raise typer.Exit(1)
+
+
+def _show_size(run_dir: Path, json_file: Path | None) -> None:
+    """What a run takes on disk, and the keys that limit it."""
+    from rlforge.system.files import readable_size
+    from rlforge.tracking.sizes import run_size
+
+    found = run_size(run_dir)
+    table = Table("part", "size", "files", "limited by")
+    for part in found.parts:
+        count = f"{part.files:,}"
+        table.add_row(part.name, readable_size(part.size), count, ", ".join(part.limits))
+    Console().print(table)
+    size, free = readable_size(found.size), readable_size(found.free)
+    typer.echo(f"{run_dir}: {size}; {free} free on its disk")
+    write_result(json_file, dataclasses.asdict(found))
 
 
 def models() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from rlforge.config.market import MarketConfig
 from rlforge.config.ruler import RulerConfig
@@ -19,6 +19,7 @@ from rlforge.config.rules import (
     NotNegative,
     Positive,
     Problem,
+    Range,
     Share,
     Text,
     Whole,
@@ -36,8 +37,20 @@ class StoreConfig(Group):
     #: MiB of windows that are being written; beyond it the least recently written one is closed:
     #: its decisions move from the database into a parquet file.
     open_mb: Positive = 32.0
-    #: Newest windows that are kept; older ones are deleted. Null: all.
+    #: Windows that are kept after they were worked on; older ones are deleted with their scores.
+    #: Null: all.
     keep_windows: Count | None = None
+    #: Dataset of the Hugging Face hub, ORG/NAME, that is replaced once a day by the decisions,
+    #: scores and metrics of all windows in the store; null: none.
+    push: Text | None = None
+    #: Hour of the day, in UTC by the clock of the decisions, from which it is.
+    push_hour: Annotated[int, Range(0, 23)] = 2
+    #: Whether a new dataset is public.
+    push_public: bool = False
+
+    def clashes(self) -> Iterator[Problem]:
+        if self.push is not None and len(self.push.split("/")) != 2:
+            yield "push", "names a dataset of the hub: ORG/NAME"
 
 
 @dataclass
@@ -186,6 +199,11 @@ class ContinuousConfig(PolicyConfig):
             nothing = self.windows_end_settled or self.window.completeness == 0
             waited = 0.0 if nothing else self.episode_s
         return math.ceil(waited / (self.window.minutes * 60))
+
+    @property
+    def windows_open(self) -> int:
+        """How many windows, the current one included, may hold decisions without an outcome."""
+        return 1 + math.ceil(self.episode_s / (self.window.minutes * 60))
 
     @property
     def max_staleness(self) -> int:

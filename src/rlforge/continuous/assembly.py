@@ -29,6 +29,7 @@ from rlforge.continuous.population import (
     SimulationState,
     Tick,
 )
+from rlforge.continuous.publishing import DailyPush
 from rlforge.continuous.simulation import (
     SimulatedTimeDriver,
     SimulationDriver,
@@ -149,11 +150,13 @@ class PolicySide:
 class MarketSide:
     """The simulation in which the agents act, and the windows of the decisions it stores.
 
-    simulated: time advances by ticks, not by the wall clock.
+    push: of ``store`` to the hub. simulated: time advances by ticks, not by the wall clock.
     """
 
     driver: SimulationDriver
+    store: TrajectoryStore
     windows: Windows
+    push: DailyPush
     simulated: bool
 
 
@@ -295,7 +298,10 @@ async def market_side(
             driver = WallClockDriver(population, clock, config.market.tick_minutes * 60, stop)
         windows = Windows(store, config.window)
         try:
-            yield MarketSide(driver=driver, windows=windows, simulated=simulated)
+            push = DailyPush(config.store, store, context.run_dir)
+            yield MarketSide(
+                driver=driver, store=store, windows=windows, push=push, simulated=simulated
+            )
         finally:
             await driver.close()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,11 @@ class ScoreFiles:
             explanations=tuple(entry.get("explanation", "") for entry in found),
             metrics=content["metrics"],
         )
+
+    def delete(self, window_ids: Collection[str]) -> None:
+        """Delete the scores of these windows."""
+        for window_id in window_ids:
+            self._paths.scores(window_id).unlink(missing_ok=True)
 
 
 def check_windows_left(run_dir: Path, windows: int | None) -> None:

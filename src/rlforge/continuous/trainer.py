@@ -224,6 +224,17 @@ class ContinuousTrainer:
         self._parts.journal.reach(work, "done", window=row, update=update)
         self._context.actors.tracker.log_window.remote(row, update)
         learning.learner.prune(self._parts.policy.deployments.needed())
+        market = self._parts.market
+        await asyncio.to_thread(self._delete_old, window.id)
+        await market.push.after_window(*market.windows.grid.span(window.id))
+
+    def _delete_old(self, window_id: str) -> None:
+        """Delete the windows and scores beyond ``store.keep_windows`` up to this one."""
+        keep, market = self._config.store.keep_windows, self._parts.market
+        if keep is not None:
+            old = [one for one in market.windows.ids() if one <= window_id][:-keep]
+            market.store.delete(old)
+            self._parts.scores.delete(old)
 
     # ------------------------------------------------------------ the clock, and the end
 

@@ -18,6 +18,7 @@ from rlforge.preflight.policy import (
     check_reads,
 )
 from rlforge.ruler.registry import check_judge
+from rlforge.system.hub import check_push
 from rlforge.trajectories.grid import WindowGrid, window_start
 
 
@@ -48,6 +49,8 @@ def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True)
         )
     if keys:
         check_judge(config.ruler)
+        if config.store.push is not None:
+            check_push(config.store.push, "store.push")
         check_machine(config)
 
 
@@ -112,4 +115,10 @@ def _check_time(composed: Composed[ContinuousConfig], config: ContinuousConfig) 
             "continuous.max_staleness",
             f"{config.windows_waited} windows, each with a new version, may end while one waits "
             "for its outcomes; null allows for that",
+        )
+    keep = config.store.keep_windows
+    if keep is not None and keep < config.windows_open:
+        raise composed.error(
+            "store.keep_windows",
+            f"outcomes of the last {config.windows_open} windows may still come; keep as many",
         )

@@ -10,8 +10,11 @@ from typing import Literal
 from rlforge.errors import ConfigError, RlforgeError
 
 
-def check_push(repo: str) -> None:
-    """Refuse a push that cannot work: a bad name, no token, one that the hub does not accept."""
+def check_push(repo: str, option: str = "--push") -> None:
+    """Refuse a push that cannot work: a bad name, no token, one that the hub does not accept.
+
+    option: how the caller asked for it, which messages begin with.
+    """
     from huggingface_hub import HfApi, constants, get_token
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -19,16 +22,16 @@ def check_push(repo: str) -> None:
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
-        raise ConfigError(f"--push {repo}: {error}") from error
+        raise ConfigError(f"{option} {repo}: {error}") from error
     if "/" not in repo:
-        raise ConfigError(f"--push {repo}: write ORG/NAME, or USER/NAME")
+        raise ConfigError(f"{option} {repo}: write ORG/NAME, or USER/NAME")
     if get_token() is None:
         raise ConfigError(
-            "--push needs a token of the Hugging Face hub: set HF_TOKEN, or run hf auth login"
+            f"{option} needs a token of the Hugging Face hub: set HF_TOKEN, or run hf auth login"
         )
     if constants.HF_HUB_OFFLINE:
-        raise ConfigError("--push: HF_HUB_OFFLINE is set; unset it, or push the folder later")
-    with _hub_errors_explained(f"--push: no access to {constants.ENDPOINT}"):
+        raise ConfigError(f"{option}: HF_HUB_OFFLINE is set; unset it, or push the folder later")
+    with _hub_errors_explained(f"{option}: no access to {constants.ENDPOINT}"):
         HfApi().whoami()
 
 

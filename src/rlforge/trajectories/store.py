@@ -118,7 +118,6 @@ class TrajectoryStore(StoreReader):
                     order = [(name, "ascending") for name in ("agentId", "timestamp", "id")]
                     write_window(self.layout, window_id, [part.sort_by(order)])
                     new += len(part)
-            self._delete_old()
         return new
 
     def complete(self, outcomes: Sequence[DecisionOutcome]) -> int:
@@ -135,6 +134,15 @@ class TrajectoryStore(StoreReader):
                 self._open.complete(fresh)
                 self._close_some()
         return len(fresh)
+
+    def delete(self, window_ids: Collection[str]) -> None:
+        """Delete windows with their decisions; those that are not there are skipped."""
+        with self._lock:
+            for window_id in self._open.sizes.keys() & set(window_ids):
+                self._open.delete(window_id)
+            for file in self.layout.files():
+                if file.window_id in window_ids:
+                    file.path.unlink()
 
     def compact(self) -> None:
         """Move all open windows into parquet files. Raises StoreError on a full disk."""
@@ -168,10 +176,7 @@ class TrajectoryStore(StoreReader):
                 self._reopen(window_id)
         if not rows:
             return 0
-        known_windows = len(self._open.sizes)
         new = self._open.insert(rows)
-        if len(self._open.sizes) > known_windows:
-            self._delete_old()
         self._close_some()
         return new
 
@@ -207,16 +212,6 @@ class TrajectoryStore(StoreReader):
         for file in self.layout.files():
             if file.window_id == window_id and self.is_sound(file):
                 file.path.unlink()
-
-    def _delete_old(self) -> None:
-        """Delete windows beyond the newest ``store.keep_windows``."""
-        keep = self._config.keep_windows
-        for window_id in [] if keep is None else self.window_ids()[:-keep]:
-            if window_id in self._open.sizes:
-                self._open.delete(window_id)
-            for file in self.layout.files():
-                if file.window_id == window_id:
-                    file.path.unlink()
 
     def _close_some(self) -> None:
         """Close the windows written least recently while the open ones are too large."""

@@ -1,0 +1,90 @@
+"""When the decisions of a run go to the hub, and what goes there."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from tests.trajectories.conftest import Make
+
+from rlforge.config.continuous import StoreConfig
+from rlforge.continuous.publishing import DailyPush
+from rlforge.errors import RlforgeError
+from rlforge.trajectories.store import TrajectoryStore
+
+HOUR = 3600.0
+#: 2024-11-13 00:00 UTC.
+MIDNIGHT = 1731456000.0
+
+
+class Hub:
+    """Takes what is pushed; fails while ``down``."""
+
+    def __init__(self) -> None:
+        self.down = False
+        self.pushed: list[tuple[str, int, bool]] = []
+
+    def __call__(self, folder: Path, repo: str, message: str, **options: Any) -> None:
+        if self.down:
+            raise RlforgeError(f"{repo} was not pushed: no network")
+        rows = sum(len(pq.read_table(path)) for path in (folder / "data").iterdir())
+        assert message == f"{rows} decisions"
+        assert options["kind"] == "dataset"
+        self.pushed.append((repo, rows, options["public"]))
+
+
+async def hours(push: DailyPush, first: int, last: int) -> None:
+    for hour in range(first, last):
+        await push.after_window(MIDNIGHT + hour * HOUR, MIDNIGHT + (hour + 1) * HOUR)
+
+
+async def test_all_decisions_are_pushed_once_a_day_also_after_a_restart(tmp_path: Path) -> None:
+    hub, make = Hub(), Make()
+    config = StoreConfig(push="me/market", push_hour=2, push_public=True)
+    with TrajectoryStore(tmp_path / "store") as store:
+        store.append([make(1)])
+        await hours(DailyPush(config, store, tmp_path, hub), 0, 20)
+        assert hub.pushed == [("me/market", 1, True)]
+        store.append([make(2)])
+        restarted = DailyPush(config, store, tmp_path, hub)
+        await hours(restarted, 20, 25)
+        assert len(hub.pushed) == 1
+        await hours(restarted, 25, 48)
+        assert hub.pushed[1:] == [("me/market", 2, True)]
+
+
+async def test_a_day_that_passed_while_no_process_ran_is_made_up_for(tmp_path: Path) -> None:
+    hub = Hub()
+    with TrajectoryStore(tmp_path / "store") as store:
+        store.append([Make()(1)])
+        config = StoreConfig(push="me/market")
+        await hours(DailyPush(config, store, tmp_path, hub), 0, 4)
+        await hours(DailyPush(config, store, tmp_path, hub), 40, 42)
+    assert len(hub.pushed) == 2
+
+
+async def test_what_fails_is_tried_again_after_the_next_window(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub = Hub()
+    with TrajectoryStore(tmp_path / "store") as store:
+        store.append([Make()(1)])
+        push = DailyPush(StoreConfig(push="me/market"), store, tmp_path, hub)
+        hub.down = True
+        with caplog.at_level(logging.WARNING):
+            await hours(push, 0, 3)
+        assert "no network; it is tried again after the next window" in caplog.text
+        hub.down = False
+        await hours(push, 3, 6)
+    assert hub.pushed == [("me/market", 1, False)]
+
+
+async def test_without_a_dataset_nothing_is_pushed(tmp_path: Path) -> None:
+    hub = Hub()
+    with TrajectoryStore(tmp_path / "store") as store:
+        store.append([Make()(1)])
+        await hours(DailyPush(StoreConfig(), store, tmp_path, hub), 0, 48)
+    assert hub.pushed == []
