@@ -290,8 +290,6 @@ def run(name):
 async def main():
     for name in ("train", "load_run", "Run", "Policy"):
         run(name)
-    config = pathlib.Path(RUN, "config.yaml")
-    config.write_text(config.read_text().replace("total_updates: 2", "total_updates: 3"))
     run("resume")
     try:
         rlforge.resume(RUN)

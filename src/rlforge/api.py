@@ -141,19 +141,21 @@ def start(
     return Run(launch.train(lines, config_dir, kind).run_dir)
 
 
-def resume(run_dir: Path | str) -> Run:
+def resume(run_dir: Path | str, *, more: int = 0) -> Run:
     """Go on with a run, of whichever kind, from its newest saved state, to its end.
 
-    Raises RunError for a complete run, and CheckpointError for a damaged state.
+    more: updates, or windows of a continuous run, in addition to those it was to make. A learning
+    rate that falls over the run falls over the longer one: it rises again where the run was over.
+    Raises RunError for a complete run without ``more``, CheckpointError for a damaged state.
 
-    Example: after ``total_updates: 3`` was written to its config.yaml.
-        >>> resume("runs/tictactoe_mirror/2026-01-01_12-00-00").versions  # doctest: +SKIP
+    Example: of a run that made two updates.
+        >>> resume("runs/tictactoe_mirror/2026-01-01_12-00-00", more=1).versions  # doctest: +SKIP
         ['step-1', 'step-2', 'step-3']
     """
     from rlforge import launch
 
     path = open_run(run_dir).root
-    return Run(launch.resume(path, kind_of_run(path)).run_dir)
+    return Run(launch.resume(path, kind_of_run(path), more).run_dir)
 
 
 def load_run(run_dir: Path | str) -> Run:

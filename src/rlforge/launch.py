@@ -22,7 +22,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from rlforge.actors.specs import RunGraph
-from rlforge.config.compose import Composed, conf_dir, from_hydra, register_schemas
+from rlforge.config.compose import Composed, conf_dir, from_hydra, register_schemas, to_yaml
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import compose_any, compose_run, read_run
 from rlforge.config.schema import PolicyConfig, RunConfig
@@ -38,8 +38,9 @@ from rlforge.preflight.serving import check_service
 from rlforge.preflight.sft import check_sft
 from rlforge.rollout.datasets import count_samples, has_samples
 from rlforge.system.checkpoint import find_checkpoint
+from rlforge.system.files import atomic_write
 from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
-from rlforge.system.locks import claim_gpus
+from rlforge.system.locks import RunLock, claim_gpus
 from rlforge.system.loops import wait_for
 from rlforge.tracking.files import RunPaths
 from rlforge.training.graph import build_graph
@@ -133,13 +134,16 @@ def train(
     return _run(config, graph, new_run_dir(config), _command(root, overrides, config_dir))
 
 
-def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig) -> Any:
+def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -> Any:
     """Continue the run in ``run_dir`` from its newest saved state; returns its ``Outcome``.
 
-    root: what the command runs. Raises RunError when the run is complete, and CheckpointError
-    naming the file when that state is damaged: nothing is started then.
+    root: what the command runs. more: updates or windows that its configuration gets in addition.
+    Raises RunError when the run is complete, and CheckpointError naming the file when that state is
+    damaged: nothing is started then.
     """
     config = read_run(run_dir, root)
+    if more:
+        config = _longer(config, more)
     check(Composed(config=config, rest=str(run_dir / "config.yaml")))
     graph = _graph(config)
     if isinstance(config, ContinuousConfig):
@@ -148,8 +152,26 @@ def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig) -> Any:
         check_resumable(run_dir, config.learner.total_updates)
     elif isinstance(config, SftConfig) and has_samples(run_dir):
         check_resumable(run_dir, _with_samples(config, run_dir).total_updates or 0)
-    command = (root.command, "--resume", str(run_dir))
+    if more:
+        with RunLock(run_dir):
+            atomic_write(run_dir / "config.yaml", to_yaml(config))
+    command = (root.command, "--resume", str(run_dir), *(["--more", str(more)] if more else []))
     return _run(config, graph, run_dir, command, resume=True)
+
+
+def _longer(config: C, more: int) -> C:
+    """The configuration with so many more updates, or windows."""
+    if isinstance(config, ContinuousConfig):
+        windows = config.continuous.windows
+        if windows is None:
+            raise ConfigError("--more: the run has no last window; resume it without")
+        settings = dataclasses.replace(config.continuous, windows=windows + more)
+        return dataclasses.replace(config, continuous=settings)
+    if isinstance(config, RunConfig):
+        total = config.learner.total_updates + more
+        learner = dataclasses.replace(config.learner, total_updates=total)
+        return dataclasses.replace(config, learner=learner)
+    raise ConfigError("--more: supervised fine-tuning ends with its data; start a new run")
 
 
 def sweep(

@@ -406,6 +406,19 @@ def test_a_damaged_checkpoint_names_its_file(rlforge: Rlforge, run_dir: Path) ->
     assert "adapter_model.safetensors is truncated, 10 of 1,000 bytes" in answer.err
 
 
+def test_more_needs_a_run_to_make_longer_and_one_that_ends(rlforge: Rlforge, run_dir: Path) -> None:
+    config = (run_dir / "config.yaml").read_text()
+    answer = rlforge("train", "--more", "3")
+    assert (answer.code, "--more makes a run longer that --resume names" in answer.err) == (2, True)
+    answer = rlforge("train", "--resume", run_dir, "--more", "0")
+    assert answer.code == 2
+    answer = rlforge("train", "--resume", run_dir, "seed=3")
+    assert "give it no argument but --more" in answer.err
+    (run_dir / "checkpoints" / "step-2" / "state" / "run.json").write_text("[]")
+    assert rlforge("train", "--resume", run_dir, "--more", "3").code == 1
+    assert (run_dir / "config.yaml").read_text() == config
+
+
 def test_resume_checks_the_state_before_it_starts(rlforge: Rlforge, run_dir: Path) -> None:
     assert "already finished its 2 updates" in rlforge("train", "--resume", run_dir).err
     config = run_dir / "config.yaml"

@@ -144,7 +144,20 @@ def test_the_phases_of_a_window_are_in_the_journal(whole: Path) -> None:
 
 def test_a_finished_run_is_not_resumed(run_continuous: Run, whole: Path) -> None:
     assert run_continuous("--resume", whole) == 1
-    assert re.search(r"already finished its 2 windows", Path("log").read_text())
+    assert re.search(
+        r"already finished its 2 windows; go on with --more N", Path("log").read_text()
+    )
+
+
+def test_a_finished_run_goes_on_for_more_windows(run_continuous: Run, whole: Path) -> None:
+    longer = shutil.copytree(whole, Path("longer").absolute())
+    assert run_continuous("--resume", longer, "--more", "1") == 0, Path("log").read_text()
+    before, after = ((run / "windows.jsonl").read_text() for run in (whole, longer))
+    assert after.startswith(before)
+    assert [json.loads(line)["window"] for line in after.splitlines()] == [1, 2, 3]
+    measured = [json.loads((run / "comparison.json").read_text()) for run in (whole, longer)]
+    assert measured[0]["before"] == measured[1]["before"]
+    assert [one["after"]["version"] for one in measured] == ["step-2", "step-3"]
 
 
 def test_a_service_of_the_run_asks_new_versions_about_the_market(whole: Path) -> None:

@@ -51,6 +51,15 @@ Resume = Annotated[
         callback=must_be_run,
     ),
 ]
+More = Annotated[
+    int | None,
+    typer.Option(
+        "--more",
+        metavar="N",
+        help="With --resume: N more updates, or windows, than the run was to make.",
+        min=1,
+    ),
+]
 Checkpoint = Annotated[
     str, typer.Option(metavar="UID", help="The version of the run: latest, step-40, …")
 ]

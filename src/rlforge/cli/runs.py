@@ -14,6 +14,7 @@ from rlforge.cli.arguments import (
     Checkpoint,
     ConfigDir,
     JsonFile,
+    More,
     Multirun,
     Overrides,
     Resume,
@@ -39,6 +40,7 @@ def train(
     overrides: Overrides = None,
     multirun: Multirun = False,
     resume: Resume = None,
+    more: More = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Train; the last line printed is the run directory.
@@ -52,16 +54,19 @@ def train(
       rlforge train -m +experiment=tictactoe_mirror seed=0,1,2
 
       rlforge train --resume runs/simpletak_mirror/2026-01-01_12-00-00
+
+      rlforge train --resume runs/simpletak_mirror/2026-01-01_12-00-00 --more 50
     """
     from rlforge.config.schema import RunConfig
 
-    _run(RunConfig, overrides or [], config_dir, resume, multirun=multirun)
+    _run(RunConfig, overrides or [], config_dir, resume, more, multirun=multirun)
 
 
 def continuous(
     overrides: Overrides = None,
     multirun: Multirun = False,
     resume: Resume = None,
+    more: More = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Train on one window of a market after another; the last line printed is the run directory.
@@ -78,10 +83,12 @@ def continuous(
       rlforge continuous -m +experiment=market_continuous algorithm=window_grpo,window_ppo
 
       rlforge continuous --resume runs/market_continuous/2026-01-01_12-00-00
+
+      rlforge continuous --resume runs/market_continuous/2026-01-01_12-00-00 --more 8
     """
     from rlforge.config.continuous import ContinuousConfig
 
-    _run(ContinuousConfig, overrides or [], config_dir, resume, multirun=multirun)
+    _run(ContinuousConfig, overrides or [], config_dir, resume, more, multirun=multirun)
 
 
 def sft(overrides: Overrides = None, resume: Resume = None, config_dir: ConfigDir = None) -> None:
@@ -106,7 +113,7 @@ def sft(overrides: Overrides = None, resume: Resume = None, config_dir: ConfigDi
     """
     from rlforge.config.sft import SftConfig
 
-    _run(SftConfig, overrides or [], config_dir, resume, multirun=False)
+    _run(SftConfig, overrides or [], config_dir, resume, None, multirun=False)
 
 
 def _run(
@@ -114,6 +121,7 @@ def _run(
     overrides: list[str],
     config_dir: Path | None,
     resume: Path | None,
+    more: int | None,
     *,
     multirun: bool,
 ) -> None:
@@ -121,13 +129,17 @@ def _run(
     from rlforge import api, launch
 
     if resume is not None and (overrides or multirun or config_dir):
-        raise ConfigError("--resume goes on with the run's own config; give it no other argument")
+        raise ConfigError(
+            "--resume goes on with the run's own config; give it no argument but --more"
+        )
+    if more is not None and resume is None:
+        raise ConfigError("--more makes a run longer that --resume names")
     if multirun:
         if not launch.sweep(overrides, config_dir, root):
             raise typer.Exit(1)
         return
     if resume is not None:
-        run = api.load_run(launch.resume(resume, root).run_dir)
+        run = api.load_run(launch.resume(resume, root, more or 0).run_dir)
     else:
         run = api.start(overrides, config_dir, root)
     interrupted = run.summary["status"] == "interrupted"

@@ -183,6 +183,6 @@ def check_windows_left(run_dir: Path, windows: int | None) -> None:
     journal.close()
     if windows is not None and done >= windows:
         raise RunError(
-            f"{run_dir}: already finished its {done} windows; start a new run with "
-            "learner.initial_adapter to go further"
+            f"{run_dir}: already finished its {done} windows; go on with --more N, or in a new run "
+            "with learner.initial_adapter"
         )

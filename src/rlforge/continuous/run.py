@@ -69,6 +69,7 @@ class ContinuousRun:
         """Train until all windows are done; measure the policy before and after."""
         assert self._parts is not None, "begin comes first"
         await self._compare("before", self._parts.policy)
+        self._forget_after(self._parts.journal)
         done = await ContinuousTrainer(self._context, self._parts, self._stop).run()
         if done:
             self._comparison = await self._compare("after", self._parts.policy)
@@ -141,6 +142,14 @@ class ContinuousRun:
             }
             write_json(self._paths.comparison, content)
         return content
+
+    def _forget_after(self, journal: Journal) -> None:
+        """Drop what was measured after training if more windows follow."""
+        windows = self._config.continuous.windows
+        content = read_json(self._paths.comparison)
+        if "after" in content and (windows is None or journal.done() < windows):
+            del content["after"]
+            write_json(self._paths.comparison, content)
 
 
 @contextlib.asynccontextmanager

@@ -63,7 +63,7 @@ def check_resumable(run_dir: Path, total_updates: int) -> None:
     if checkpoint_version(newest) >= total_updates:
         raise RunError(
             f"{run_dir}: already finished its {total_updates} updates; "
-            "start a new run with learner.initial_adapter to go further"
+            "go on with --more N, or in a new run with learner.initial_adapter"
         )
     try:
         read_manifest(newest)
