@@ -399,6 +399,15 @@ def test_the_error_of_a_missing_run_names_the_nearest(rlforge: Rlforge, run_dir:
     assert (above.code, "holds 1 runs but is not one" in above.err) == (2, True)
 
 
+def test_the_replay_of_a_continuous_run_names_the_command_for_its_decisions(
+    rlforge: Rlforge, run_dir: Path
+) -> None:
+    (run_dir / "windows.jsonl").write_text("")
+    answer = rlforge("replay", run_dir)
+    assert (answer.code, answer.out) == (2, "")
+    assert f"rlforge windows decisions {run_dir} WINDOW" in " ".join(answer.err.split())
+
+
 def test_a_damaged_checkpoint_names_its_file(rlforge: Rlforge, run_dir: Path) -> None:
     (run_dir / "checkpoints" / "step-2" / "adapter_model.safetensors").write_bytes(bytes(10))
     answer = rlforge("eval", run_dir)

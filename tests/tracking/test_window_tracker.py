@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from rlforge.config.schema import TrackerConfig
 from rlforge.tracking.display import Display
+from rlforge.tracking.progress import Progress
+from rlforge.tracking.view import ProgressView
 from rlforge.tracking.window_tracker import WindowTracker, window_line
 
 UPDATE = {"loss": 0.25, "kl": 0.01, "samples_seen": 40.0}
 
 
 def row(number: int, version: str | None = None) -> dict[str, Any]:
-    figures = {"decisions": 9, "avg_reward": 0.5, "win_rate": float("nan")}
+    figures = {"decisions": 9, "trades": 7, "refused": 1, "avg_reward": 0.5, "avg_pnl": -3.25}
+    figures |= {"win_rate": float("nan")}
     return {
         "window_id": f"2024-11-13-1{number}:00",
         "window": number,
@@ -61,6 +66,61 @@ def test_windows_and_updates_are_lines_of_their_files() -> None:
     assert summary["seed"] == 1
     wanted = ("status", "windows", "total_windows", "updates", "samples_seen", "serving")
     assert [summary[key] for key in wanted] == ["done", 2, 3, 1, 40, "step-1"]
+
+
+def draw(progress: Progress, width: int) -> list[str]:
+    console = Console(record=True, width=width, file=io.StringIO())
+    console.print(ProgressView(progress))
+    return console.export_text().rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize("width", [56, 80, 100, 120])
+def test_the_frame_of_a_continuous_run_fits_and_shows_windows_and_traders(width: int) -> None:
+    tracker = make_tracker(total=8)
+    assert "no window is done yet" in "".join(draw(tracker.progress(), width))
+    for number in range(1, 5):
+        trained = number < 4
+        update = UPDATE if trained else None
+        tracker.log_window(row(number, f"step-{number}" if trained else None), update)
+    tracker.log_activity("collecting", "2024-11-13-15:00")
+    tracker.log_decisions("2024-11-13-15:00", 37)
+    lines = draw(Progress.from_json(tracker.progress().to_json()), width)
+    assert {cell_len(line) for line in lines} == {width}
+    text = " ".join(" ".join(lines).replace("│", " ").split())
+    assert "…" not in text
+    for part in ("windows", "4/8 50%", "collecting 2024-11-13-15:00, 37 decisions"):
+        assert part in text, part
+    for part in ("2024-11-13-13:00", "0.5 +0.200", "step-3 live", "it is not ready", "policy"):
+        assert part in text, part
+    assert "no evaluation yet" not in text
+    if width >= 80:
+        assert "0.5 +0.200 -0.100 +0.500 20 step-3 live" in text
+        assert "policy 9 1 7 – 0.5 -3.25" in text
+
+
+def test_without_an_end_windows_are_counted() -> None:
+    tracker = make_tracker(total=0)
+    tracker.log_window(row(1, "step-1"), UPDATE)
+    text = " ".join(" ".join(draw(tracker.progress(), 80)).split())
+    assert "windows 1" in text
+    assert "%  ETA" not in text
+
+
+def test_a_log_says_what_is_done_while_a_window_takes_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tracker = make_tracker()
+    tracker.log_activity("scoring", "2024-11-13-11:00")
+    tracker.log_decisions("2024-11-13-11:00", 348)
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    out = io.StringIO()
+    with Display("test", "plain", Console(file=out, width=200)) as display:
+        for _ in range(4):
+            now[0] += 6.0
+            display.show(tracker.progress())
+    said = [line.split("] ")[1] for line in out.getvalue().splitlines()]
+    assert said == ["scoring 2024-11-13-11:00, 348 decisions"] * 2
 
 
 def test_resuming_writes_the_files_again_from_the_windows_that_are_done() -> None:

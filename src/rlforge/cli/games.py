@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from rlforge.cli.arguments import Checkpoint, ConfigDir, Overrides, RunDir, must_be_run
+from rlforge.errors import ConfigError
 
 
 def play(
@@ -81,7 +82,13 @@ def replay(
       rlforge replay runs/simpletak_mirror/2026-01-01_12-00-00 train-000001
     """
     from rlforge.local.play import find_game, game_list, turns
+    from rlforge.tracking.files import RunPaths
 
+    if RunPaths(root=run_dir).windows.is_file():
+        raise ConfigError(
+            f"{run_dir} has decisions in windows of time instead of games: "
+            f"rlforge windows list {run_dir}, rlforge windows decisions {run_dir} WINDOW"
+        )
     console = Console()
     if game is None:
         console.print(game_list(run_dir, last))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
@@ -288,7 +289,7 @@ async def market_side(
                 window_of=WindowGrid(config.window.minutes).id_of,
             ),
             _reward_of_settled(config),
-            _recorder(store, policy.service),
+            _recorder(store, policy.service, context.actors.tracker),
             await asyncio.to_thread(_recorded, store, last),
         )
         driver: SimulationDriver
@@ -326,12 +327,16 @@ def _agent_model(config: ContinuousConfig, policy: PolicySide, run_dir: Path) ->
     return AgentModel(prompter=policy.prompter, answer=answer, name=name, seed=config.seed)
 
 
-def _recorder(store: TrajectoryStore, service: DeploymentService) -> Callable[[Tick], Any]:
+def _recorder(
+    store: TrajectoryStore, service: DeploymentService, tracker: Any
+) -> Callable[[Tick], Any]:
     """Writes ticks to the store, and counts outcomes of the model in a trial of versions."""
 
     async def record(tick: Tick) -> None:
         if tick.decisions:
             await asyncio.to_thread(store.append, tick.decisions)
+            for window_id, count in Counter(one.window_id for one in tick.decisions).items():
+                tracker.log_decisions.remote(window_id, count)
         if tick.outcomes:
             await asyncio.to_thread(store.complete, tick.outcomes)
         for known, outcome in zip(tick.closed, tick.outcomes, strict=True):

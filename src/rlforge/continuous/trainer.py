@@ -100,6 +100,7 @@ class ContinuousTrainer:
         A resumed process repeats the ticks on record from the state that the window starts from,
         also where the window is collected already: the next window goes on from its end.
         """
+        self._say("collecting", work)
         await self._until_over(work.window_id)
         market = self._parts.market
         window = await asyncio.to_thread(market.windows.batch, work.window_id)
@@ -122,6 +123,7 @@ class ContinuousTrainer:
         self._check_stop()
         if not work.reached("scored"):
             if window.ready:
+                self._say("scoring", work)
                 scores = await self._parts.learning.scorer.score(window.decisions)
                 self._parts.scores.write(window, scores)
             work = self._reach(work, "scored")
@@ -169,6 +171,7 @@ class ContinuousTrainer:
             return work, None if uid is None else learner.trained_on(work.window_id)
         reason, trained = gathered.reason, None
         if gathered.batch is not None:
+            self._say("training on", work)
             try:
                 trained = await learner.train(work.window_id, gathered.batch)
                 reason = "" if trained else "loss or gradient were not finite"
@@ -190,6 +193,7 @@ class ContinuousTrainer:
         deployments, learner = self._parts.policy.deployments, self._parts.learning.learner
         deployed = NOTHING_TO_DEPLOY
         if trained is not None:
+            self._say("deploying after", work)
             deployed = await deployments.deploy(trained.checkpoint)
         if not deployments.on_trial() and learner.standing != deployments.serving():
             log.warning("learning goes on from %s, which serves", deployments.serving())
@@ -237,6 +241,9 @@ class ContinuousTrainer:
             self._parts.scores.delete(old)
 
     # ------------------------------------------------------------ the clock, and the end
+
+    def _say(self, doing: str, work: Entry) -> None:
+        self._context.actors.tracker.log_activity.remote(doing, work.window_id)
 
     def _reach(self, work: Entry, phase: str, **facts: Any) -> Entry:
         """Enter ``phase`` into the journal, with the time it took."""

@@ -124,6 +124,9 @@ class Display:
             if progress.updated_at > self._last_report:  # the run that is watched may be dead
                 lines.append(collection_line(progress))
             self._last_line, self._last_report = now, progress.updated_at
+        elif progress.activity and not ended and now - self._last_line >= ALIVE_S:
+            lines.append(f"[{duration(progress.elapsed_s)}] {progress.activity}")
+            self._last_line = now
         for row in progress.win_rates:
             key = (row.env_id, row.opponent)
             if self._printed_evals.get(key) != row.step:

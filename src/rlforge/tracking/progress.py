@@ -128,6 +128,63 @@ class EngineRow:
 
 
 @value
+class WindowRow:
+    """A finished window of continuous training.
+
+    decisions: of all agents. reward: mean over those of the policy; difference, low, high: of it to
+    the control agents, and the interval. trained: decisions that were learned from. version: that
+    came of it; deployed: whether it serves, None: it is on trial, or there is none. reason: why
+    nothing was trained, or why the version does not serve.
+    """
+
+    window_id: str
+    decisions: int
+    trained: int
+    reward: float | None = None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    win_rate: float | None = None
+    version: str | None = None
+    deployed: bool | None = None
+    reason: str = ""
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> WindowRow:
+        """From a line of windows.jsonl."""
+        return cls(
+            window_id=row["window_id"],
+            decisions=row["trajectories"],
+            trained=int(row["batch/trained_decisions"]),
+            reward=row["policy_reward"],
+            difference=row["reward_difference"],
+            low=row["reward_difference_low"],
+            high=row["reward_difference_high"],
+            win_rate=row["win_rate"],
+            version=row["version"],
+            deployed=row["deployment_success"],
+            reason=row["reason"],
+        )
+
+
+@value
+class TraderRow:
+    """The decisions of one kind of agent in the last window; None where nothing can be averaged.
+
+    decisions: those with an outcome. trades: with money at stake; win_rate, pnl: of those. refused:
+    whose action the market did not accept.
+    """
+
+    name: str
+    decisions: int
+    trades: int
+    refused: int
+    win_rate: float | None
+    avg_reward: float | None
+    avg_pnl: float | None
+
+
+@value
 class Progress:
     """A run at one moment.
 
@@ -138,7 +195,8 @@ class Progress:
     ``learner_share``, ``idle_share``). coverage: per environment, the share of action n-grams that
     are distinct. win_rates by env and opponent; ratings and matches: highest first.
     gpus: those of the machine that started the run; none without the driver's tool.
-    unit: what ``update`` counts. window: of continuous training, the last window in one line.
+    unit: what ``update`` counts. Of continuous training: window, the last window in one line;
+    windows, the last ones; traders, those of the last window; activity: what is done at present.
     """
 
     run_name: str
@@ -165,6 +223,9 @@ class Progress:
     gpus: tuple[GpuLoad, ...] = ()
     unit: Literal["update", "window"] = "update"
     window: str = ""
+    windows: tuple[WindowRow, ...] = ()
+    traders: tuple[TraderRow, ...] = ()
+    activity: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """A plain object for ``progress.json``."""

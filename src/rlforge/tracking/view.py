@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -21,10 +19,10 @@ from rlforge.tracking.formatting import (
     points,
     sparkline,
 )
+from rlforge.tracking.panels import MIDDLE, WIDE, flow, pair, section, side_by_side, table_of
 from rlforge.tracking.progress import Progress, WinRateRow
+from rlforge.tracking.window_view import window_sections
 
-#: Minimum widths for three, and for two, sections side by side.
-WIDE, MIDDLE = 110, 76
 #: Most rows of a table, and rows that are shown even on the smallest terminal.
 MOST_ROWS, LEAST_ROWS = 12, 3
 #: Age of the last report, in seconds, after which a running run is shown as silent.
@@ -46,29 +44,33 @@ class ProgressView:
         def lines(section: RenderableType) -> int:
             return len(console.render_lines(section, options, pad=False))
 
-        top = Group(self._head(width), _section("Win rate", _win_rates(p, width)))
+        if p.unit == "window":
+            yield self._head(width)
+            yield from window_sections(p, width)
+            return
+        top = Group(self._head(width), section("Win rate", _win_rates(p, width)))
         yield top
         # A live frame taller than the terminal flickers: tables are cut, extra sections left out.
         room = console.height - 1 - lines(top) if console.is_terminal else 1000
         rows = min(max(room - 4, LEAST_ROWS), MOST_ROWS)
-        ratings = _section("Ratings", _ratings(p, rows))
-        machine = _section("Engine and learner", _machine(p))
-        matches = _section("Games between", _matches(p, rows))
+        ratings = section("Ratings", _ratings(p, rows))
+        machine = section("Engine and learner", _machine(p))
+        matches = section("Games between", _matches(p, rows))
         extra: list[RenderableType] = []
         if p.collection:
-            extra.append(_section("Training games", _collection(p, width)))
+            extra.append(section("Training games", _collection(p, width)))
         if width >= WIDE:
-            middle: RenderableType = _side_by_side(ratings, matches, machine)
+            middle: RenderableType = side_by_side(ratings, matches, machine)
         else:
-            middle = _side_by_side(ratings, machine) if width >= MIDDLE else Group(ratings, machine)
+            middle = side_by_side(ratings, machine) if width >= MIDDLE else Group(ratings, machine)
             extra.append(matches)
         yield middle
         room -= lines(middle)
-        for section in extra:
-            room -= lines(section)
+        for part in extra:
+            room -= lines(part)
             if room < 0:
                 break
-            yield section
+            yield part
 
     def _head(self, width: int) -> Panel:
         p = self.progress
@@ -77,21 +79,26 @@ class ProgressView:
         bar.add_column(ratio=1)
         bar.add_column(no_wrap=True)
         done = ProgressBar(total=max(p.total_updates, 1), completed=p.update)
-        share = p.update / p.total_updates if p.total_updates else 1.0
-        left = f"  ETA {duration(p.eta_s)}" if p.status == "running" else ""
-        bar.add_row("updates", done, f"{p.update}/{p.total_updates}  {percent(share)}{left}")
-        flow = [
-            _pair("games", f"{count(p.games)} ({per_second(p.games_per_s)})"),
-            _pair("tokens", f"{count(p.tokens)} ({per_second(p.tokens_per_s)})"),
-            _pair("samples", count(p.samples)),
+        if p.total_updates or p.unit == "update":
+            share = p.update / p.total_updates if p.total_updates else 1.0
+            left = f"  ETA {duration(p.eta_s)}" if p.status == "running" else ""
+            bar.add_row(f"{p.unit}s", done, f"{p.update}/{p.total_updates}  {percent(share)}{left}")
+        else:  # continuous training without an end
+            bar.add_row("windows", str(p.update), "")
+        counts = [
+            pair("games", f"{count(p.games)} ({per_second(p.games_per_s)})"),
+            pair("tokens", f"{count(p.tokens)} ({per_second(p.tokens_per_s)})"),
+            pair("samples", count(p.samples)),
         ]
+        if p.unit == "window":
+            counts = [pair("now", p.activity or p.status), pair("samples", count(p.samples))]
         shown = ("loss", "reward_mean", "entropy", "kl", "grad_norm", "lr")
         learner = [
-            _pair(LEARNER_LABELS[key], number(p.learner[key], 3))
+            pair(LEARNER_LABELS[key], number(p.learner[key], 3))
             for key in shown
             if key in p.learner
         ]
-        body = Group(bar, *_flow(flow, width - 4), *_flow(learner, width - 4))
+        body = Group(bar, *flow(counts, width - 4), *flow(learner, width - 4))
         state = Text.assemble((p.status, _STATUS_STYLE[p.status]), f" · {duration(p.elapsed_s)}")
         if self.now is not None and p.status == "running":
             age = self.now - p.updated_at
@@ -102,44 +109,6 @@ class ProgressView:
         return Panel(body, title=title, title_align="left", subtitle=state, subtitle_align="right")
 
 
-def _section(title: str, body: RenderableType) -> Panel:
-    return Panel(body, title=Text(title, style="bold"), title_align="left", border_style="dim")
-
-
-def _side_by_side(*sections: Panel) -> Table:
-    grid = Table.grid(expand=True)
-    for _ in sections:
-        grid.add_column(ratio=1)
-    grid.add_row(*sections)
-    return grid
-
-
-def _pair(name: str, text: str) -> Text:
-    return Text.assemble((f"{name} ", "dim"), text)
-
-
-def _flow(pairs: Iterable[Text], width: int) -> list[Text]:
-    """Lines of at most ``width`` that break between pairs, not inside one."""
-    lines: list[Text] = []
-    for pair in pairs:
-        if lines and lines[-1].cell_len + 3 + pair.cell_len <= width:
-            lines[-1].append("   ").append(pair)
-        else:
-            lines.append(pair)
-    return lines
-
-
-def _table(*columns: tuple[str, str]) -> Table:
-    """columns: title, and ``left`` for names (long ones fold) or ``right`` for numbers."""
-    table = Table(box=None, expand=True, header_style="dim", padding=(0, 1), pad_edge=False)
-    for title, side in columns:
-        if side == "left":
-            table.add_column(title, overflow="fold", ratio=1)
-        else:
-            table.add_column(title, justify="right", no_wrap=True)
-    return table
-
-
 def _win_rates(p: Progress, width: int) -> RenderableType:
     if not p.win_rates:
         return Text("no evaluation yet", style="dim")
@@ -148,7 +117,7 @@ def _win_rates(p: Progress, width: int) -> RenderableType:
     columns += [("opponent", "left"), ("win  95% CI", "right")]
     columns += [] if narrow else [("draw", "right"), ("loss", "right")]
     columns += [("change", "right"), ("at", "right")]
-    table = _table(*columns, *([("curve", "right")] if curve else []))
+    table = table_of(*columns, *([("curve", "right")] if curve else []))
     for row in p.win_rates:
         low, high = row.ci95
         win = Text(percent(row.win_rate), style="bold")
@@ -171,7 +140,7 @@ def _change(row: WinRateRow) -> Text:
 def _ratings(p: Progress, most: int) -> RenderableType:
     if not p.ratings:
         return Text("no rated games yet", style="dim")
-    table = _table(("policy", "left"), ("rating", "right"), ("games", "right"))
+    table = table_of(("policy", "left"), ("rating", "right"), ("games", "right"))
     for row in p.ratings[:most]:
         style = "" if row.active else "dim"
         rating = Text.assemble(f"{row.mu:.1f}", (f" ± {row.sigma:.1f}", "dim"))
@@ -182,7 +151,7 @@ def _ratings(p: Progress, most: int) -> RenderableType:
 def _matches(p: Progress, most: int) -> RenderableType:
     if not p.matches:
         return Text("no rated games yet", style="dim")
-    table = _table(("policies", "left"), ("games", "right"))
+    table = table_of(("policies", "left"), ("games", "right"))
     for row in p.matches[:most]:
         table.add_row(Text(f"{row.first} – {row.second}"), count(row.games))
     return _with_rest(table, len(p.matches) - most, "pairs")
@@ -249,7 +218,7 @@ def _collection(p: Progress, width: int) -> RenderableType:
         titles = ["games", "win", "draw", "format", "invalid", "turns", "tokens"]
     if width >= WIDE:
         titles += ["reward", "truncated", "failed"]
-    table = _table(("environment", "left"), *((title, "right") for title in titles))
+    table = table_of(("environment", "left"), *((title, "right") for title in titles))
     for row in p.collection:
         cells = {
             "games": count(row.games),

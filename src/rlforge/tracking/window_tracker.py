@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlforge.system.checkpoint import step_number
 from rlforge.tracking.files import JsonlFile, read_json, read_jsonl, write_jsonl
 from rlforge.tracking.formatting import number, percent
-from rlforge.tracking.progress import Progress
+from rlforge.tracking.progress import HISTORY, Progress, TraderRow, WindowRow
 from rlforge.tracking.tracker import Tracker
 
 Row = Mapping[str, Any]
@@ -45,6 +46,16 @@ class WindowTracker(Tracker):
         self._write_summary({})
         self._publish()
 
+    def log_activity(self, doing: str, window_id: str) -> None:
+        """What the run does from now on, with which window."""
+        self._doing = doing, window_id
+        self.tick()
+
+    def log_decisions(self, window_id: str, count: int) -> None:
+        """So many decisions more in a window."""
+        self._decisions[window_id] += count
+        self.tick()
+
     def resume_windows(self, done: Sequence[tuple[Row, Row | None]]) -> None:
         """Write the files again from the windows that are done, as ``log_window`` was given them.
 
@@ -64,7 +75,18 @@ class WindowTracker(Tracker):
 
     def progress(self) -> Progress:
         """Everything the display shows, as of now; ``window``: the one that was finished last."""
-        return dataclasses.replace(super().progress(), unit="window", window=self._window)
+        doing, window_id = self._doing
+        decisions = self._decisions[window_id]
+        activity = f"{doing} {window_id}, {decisions:,} decisions" if doing else ""
+        players = self._windows[-1]["players"] if self._windows else {}
+        return dataclasses.replace(
+            super().progress(),
+            unit="window",
+            window=self._window,
+            windows=tuple(WindowRow.of(row) for row in self._windows),
+            traders=tuple(_trader(name, figures) for name, figures in players.items()),
+            activity=activity if self._status == "running" else "",
+        )
 
     def tick(self) -> None:
         """Publish once a second; the sinks get one step per window."""
@@ -78,6 +100,9 @@ class WindowTracker(Tracker):
     def _read_files(self) -> float:
         self._window_file = JsonlFile(self.paths.windows)
         self._updates, self._window = 0, ""
+        self._windows: deque[Row] = deque(maxlen=HISTORY)
+        self._decisions: Counter[str] = Counter()
+        self._doing = "", ""
         for row in read_jsonl(self.paths.windows):
             self._count(row, None)
         for update in read_jsonl(self.paths.metrics):
@@ -86,6 +111,9 @@ class WindowTracker(Tracker):
 
     def _count(self, row: Row, update: Row | None) -> None:
         self._update = row["window"]
+        self._windows.append(row)
+        for window_id in [one for one in self._decisions if one <= row["window_id"]]:
+            del self._decisions[window_id]
         if update is not None:
             self._count_update(update)
 
@@ -102,6 +130,22 @@ class WindowTracker(Tracker):
             "total_updates": self._total_updates or None,
         }
         super()._write_summary({**reached, **extra})
+
+
+def _trader(name: str, figures: Row) -> TraderRow:
+    def mean(key: str) -> float | None:
+        found = figures[key]
+        return float(found) if _is_number(found) and math.isfinite(found) else None
+
+    return TraderRow(
+        name=name,
+        decisions=figures["decisions"],
+        trades=figures["trades"],
+        refused=figures["refused"],
+        win_rate=mean("win_rate"),
+        avg_reward=mean("avg_reward"),
+        avg_pnl=mean("avg_pnl"),
+    )
 
 
 def window_line(row: Row, total: int | None) -> str:

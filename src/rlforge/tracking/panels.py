@@ -1,0 +1,57 @@
+"""What the frames of a display are put together from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+#: Minimum widths for three, and for two, sections side by side.
+WIDE, MIDDLE = 110, 76
+
+
+def section(title: str, body: RenderableType) -> Panel:
+    """A frame with a title."""
+    return Panel(body, title=Text(title, style="bold"), title_align="left", border_style="dim")
+
+
+def side_by_side(*sections: Panel) -> Table:
+    """Sections of equal width."""
+    grid = Table.grid(expand=True)
+    for _ in sections:
+        grid.add_column(ratio=1)
+    grid.add_row(*sections)
+    return grid
+
+
+def pair(name: str, text: str) -> Text:
+    """A figure after its name."""
+    return Text.assemble((f"{name} ", "dim"), text)
+
+
+def flow(pairs: Iterable[Text], width: int) -> list[Text]:
+    """Lines of at most ``width`` that break between pairs, not inside one."""
+    lines: list[Text] = []
+    for part in pairs:
+        if lines and lines[-1].cell_len + 3 + part.cell_len <= width:
+            lines[-1].append("   ").append(part)
+        else:
+            lines.append(part)
+    return lines
+
+
+def table_of(*columns: tuple[str, str]) -> Table:
+    """A table without lines.
+
+    columns: title, and ``left`` for names (long ones fold) or ``right`` for numbers.
+    """
+    table = Table(box=None, expand=True, header_style="dim", padding=(0, 1), pad_edge=False)
+    for title, side in columns:
+        if side == "left":
+            table.add_column(title, overflow="fold", ratio=1)
+        else:
+            table.add_column(title, justify="right", no_wrap=True)
+    return table
