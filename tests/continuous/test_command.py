@@ -102,7 +102,7 @@ def test_a_sweep_trains_one_run_after_the_other(
         (["continuous", "+experiment=kuhn_grpo"], 2, "rlforge train +experiment=kuhn_grpo"),
         (["continuous", "continuous.agents=0"], 2, "continuous.agents=0"),
         (["continuous", "--resume", "nowhere"], 2, "no run directory nowhere"),
-        (["continuous", "--resume", "x", "seed=1"], 2, "give it no other argument"),
+        (["continuous", "--resume", "x", "seed=1"], 2, "give it no argument but --more"),
         (["continuous", "-m", "seed=0,1", "continuous.agents=0"], 2, "continuous.agents=0"),
         (["continuous", "-m", "+experiment=kuhn_grpo", "seed=0,1"], 2, "rlforge train +exp"),
     ],
