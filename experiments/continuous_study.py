@@ -30,8 +30,8 @@ from recording import ROOT, heading, write_study
 FIGURES = {"policy_reward": "mean reward", "win_rate": "trades with a profit", "avg_pnl": "profit"}
 #: More presets than these are drawn in panels of their own.
 FEW = 3
-#: Whom a policy that has learned must be above.
-MOMENTUM = "scripted:momentum"
+#: Other agents whose rewards are drawn beside the policy's.
+OTHERS = {"control": "control, first version, mean", "scripted:momentum": "momentum trader, mean"}
 
 
 def run_seed(
@@ -66,15 +66,14 @@ def run_seed(
 
 
 def reached(result: dict[str, Any]) -> dict[str, Any]:
-    """First and last window of one run, with the momentum trader, and before and after."""
+    """First and last window of one run, the difference to the control, and before and after."""
     first, last = result["windows"][0], result["windows"][-1]
-    momentum = last["players"].get(MOMENTUM, {}).get("avg_reward")
     found = {
         "first": first["policy_reward"],
         "last": last["policy_reward"],
-        "momentum": momentum,
-        "rises": last["policy_reward"] > first["policy_reward"],
-        "above_momentum": None if momentum is None else last["policy_reward"] > momentum,
+        "control": last["control_reward"],
+        "difference": last["reward_difference"],
+        "interval": (last["reward_difference_low"], last["reward_difference_high"]),
         "trained": sum(row["version"] is not None for row in result["windows"]),
         "deployed": sum(row["deployment_success"] is True for row in result["windows"]),
     }
@@ -88,8 +87,9 @@ def table(results: list[dict[str, Any]]) -> str:
     """One row per preset and seed."""
     lines = [
         "| preset | seed | windows | trained | deployed | reward, first window | last window | "
-        "momentum, last window | before → after: reward | win rate | profit of a trade | wall s |",
-        "|" + "---|" * 12,
+        "control, last window | difference, 95 % interval | before → after: reward | win rate | "
+        "profit of a trade | wall s |",
+        "|" + "---|" * 13,
     ]
     for result in results:
         found = reached(result)
@@ -103,7 +103,8 @@ def table(results: list[dict[str, Any]]) -> str:
         lines.append(
             f"| {result['preset']} | {result['seed']} | {len(result['windows'])} | "
             f"{found['trained']} | {found['deployed']} | {_say(found['first'])} | "
-            f"{_say(found['last'])} | {_say(found['momentum'])} | {' | '.join(changes)} | "
+            f"{_say(found['last'])} | {_say(found['control'])} | {_difference(found)} | "
+            f"{' | '.join(changes)} | "
             f"{result['wall_s']:.0f} |"
         )
     return "\n".join(lines)
@@ -112,9 +113,9 @@ def table(results: list[dict[str, Any]]) -> str:
 def summary(results: list[dict[str, Any]]) -> str:
     """One row per preset: what its policies reached, median and range over the seeds."""
     lines = [
-        "| preset | runs | windows trained | reward in the last window | after: reward | win rate "
-        "| profit of a trade |",
-        "|" + "---|" * 7,
+        "| preset | runs | windows trained | reward in the last window | above the control | "
+        "after: reward | win rate | profit of a trade |",
+        "|" + "---|" * 8,
     ]
     for preset in dict.fromkeys(result["preset"] for result in results):
         found = [reached(result) for result in results if result["preset"] == preset]
@@ -123,6 +124,7 @@ def summary(results: list[dict[str, Any]]) -> str:
             f"{sum(one['trained'] for one in found)} of "
             f"{sum(len(r['windows']) for r in results if r['preset'] == preset)}",
             _spread([one["last"] for one in found]),
+            _spread([one["difference"] for one in found]),
             *(
                 _spread([one[key] for one in compared])
                 for key in ("avg_reward", "win_rate", "avg_pnl")
@@ -137,6 +139,13 @@ def _spread(numbers: list[float | None]) -> str:
     if not there:
         return "–"
     return f"{statistics.median(there):.3f} ({min(there):.3f} to {max(there):.3f})"
+
+
+def _difference(found: dict[str, Any]) -> str:
+    low, high = found["interval"]
+    if found["difference"] is None or low is None:
+        return "–"
+    return f"{found['difference']:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
 def _say(number: float | None) -> str:
@@ -187,7 +196,7 @@ def _mean_curve(results: list[dict[str, Any]]) -> tuple[list[int], list[float]]:
 
 
 def _curves(results: list[dict[str, Any]], presets: list[str], path: Path) -> None:
-    """Each figure over the windows: a colour per preset, a line per seed, momentum dotted."""
+    """Each figure over the windows: a colour per preset, a line per seed, other agents dotted."""
     figure, axes = plt.subplots(1, len(FIGURES), figsize=(4.2 * len(FIGURES), 3.4))
     for axis, (key, title) in zip(axes, FIGURES.items(), strict=True):
         for index, preset in enumerate(presets):
@@ -202,13 +211,14 @@ def _curves(results: list[dict[str, Any]], presets: list[str], path: Path) -> No
                 )
         if key == "policy_reward":
             rows = results[0]["windows"]
-            axis.plot(
-                [row["window"] for row in rows],
-                [_mean_of(results, row["window"]) for row in rows],
-                ":",
-                color="gray",
-                label="momentum trader, mean",
-            )
+            for (player, label), color in zip(OTHERS.items(), ("black", "gray"), strict=True):
+                axis.plot(
+                    [row["window"] for row in rows],
+                    [_mean_of(results, row["window"], player) for row in rows],
+                    ":",
+                    color=color,
+                    label=label,
+                )
         axis.set(title=title, xlabel="window")
         axis.grid(alpha=0.3)
     axes[0].legend(frameon=False, fontsize=8)
@@ -216,12 +226,12 @@ def _curves(results: list[dict[str, Any]], presets: list[str], path: Path) -> No
     figure.savefig(path)
 
 
-def _mean_of(results: list[dict[str, Any]], window: int) -> float | None:
+def _mean_of(results: list[dict[str, Any]], window: int, player: str) -> float | None:
     found = [
-        row["players"][MOMENTUM]["avg_reward"]
+        row["players"][player]["avg_reward"]
         for result in results
         for row in result["windows"]
-        if row["window"] == window and MOMENTUM in row["players"]
+        if row["window"] == window and player in row["players"]
     ]
     found = [number for number in found if number is not None]
     return statistics.fmean(found) if found else None
@@ -232,16 +242,20 @@ def page(name: str, record: dict[str, Any]) -> str:
     results = record["results"]
     walls = [result["wall_s"] for result in results]
     verdicts = [reached(result) for result in results]
-    rises = sum(verdict["rises"] for verdict in verdicts)
-    above = sum(verdict["above_momentum"] is True for verdict in verdicts)
+    compared = [verdict for verdict in verdicts if verdict["interval"][0] is not None]
+    above = sum(verdict["difference"] > 0 for verdict in compared)
+    surely = sum(verdict["interval"][0] > 0 for verdict in compared)
+    control = [verdict["control"] for verdict in verdicts if verdict["control"] is not None]
     presets = {result["preset"] for result in results}
     several = [summary(results), ""] if len(presets) > 1 else []
     return "\n".join(
         [
             *heading(name, record),
-            "Mean reward of the policy's decisions: higher in the last window than in the first in "
-            f"{rises} of {len(results)} runs, above the momentum trader in the last window in "
-            f"{above}. Median wall time {statistics.median(walls):.0f} s (from {min(walls):.0f} to "
+            "Mean reward of the policy's decisions in the last window: above that of the control "
+            f"agents, which keep the first version, in {above} of {len(compared)} runs with "
+            f"several agents; the 95 % interval of the difference is above 0 in {surely}. Control: "
+            f"{_spread(control)}. "
+            f"Median wall time {statistics.median(walls):.0f} s (from {min(walls):.0f} to "
             f"{max(walls):.0f}).",
             "",
             *several,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 import shutil
@@ -110,9 +111,11 @@ async def deploy_elsewhere(run_dir: Path, adapter: Path) -> Deployment:
     """Deploy ``adapter`` into the state of a run, as rlforge serve does."""
     config = compose_service([str(run_dir)]).config
     engine = make_engine(config, device="cpu", threads=1)
+    # What the tiny model answers here is chance.
+    settings = dataclasses.replace(config.deployment, min_format=0.0)
     probe = Probe(prompt_token_ids=(5, 6), params=SamplingParams(max_tokens=1), extraction="raw")
     service = await DeploymentService.open(
-        run_dir / "deployments", engine, config.deployment, config.model, [probe]
+        run_dir / "deployments", engine, settings, config.model, [probe]
     )
     try:
         return await service.deploy(adapter)
@@ -129,7 +132,8 @@ def test_learning_never_goes_on_from_an_adapter_that_was_deployed_from_elsewhere
     assert killed == -signal.SIGKILL
     # Another run's checkpoint of the same name.
     other = shutil.copytree(whole / "checkpoints" / "step-2", Path("other/step-1").absolute())
-    assert asyncio.run(deploy_elsewhere(run_dir, other)).phase == "live"
+    deployed = asyncio.run(deploy_elsewhere(run_dir, other))
+    assert deployed.phase == "live", deployed.reason
     assert run_continuous("--resume", run_dir) == 0, Path("log").read_text()
     log = Path("log").read_text()
     assert f"deploy-2 is not of this run ({other}): step-1 serves again" in log

@@ -168,7 +168,7 @@ def test_a_judge_that_cannot_answer_leaves_decisions_unscored_and_says_why(
     (row,) = rows()
     assert row["scorer/unscored"] == 24.0  # no other decision is judged
     assert (row["batch/unscored"], row["high_score_count"]) == (24, 0)
-    assert "1 of the model's 24 decisions are selected" in row["reason"]
+    assert f"{row['batch/refused']} of the model's 24 decisions are selected" in row["reason"]
     assert re.search(r"24 have no score: prompt of \d+ tokens is \d+ too long", row["reason"])
     scores = content("scores/2024-11-13-10.00.json")["scores"]
     assert len(scores) == 66

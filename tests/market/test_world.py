@@ -250,3 +250,29 @@ def test_a_name_can_be_taken_once(make_world):
         world.join("eve", "valu")
     with pytest.raises(ValueError, match="no agent 'eve' has joined"):
         world.state("eve")
+
+
+def test_follows_and_win_rates_end_with_the_episode(make_world, ticked):
+    """Else rewards move over the episodes although nobody learns."""
+    world = make_world(seed=3)
+
+    def bet(agent):
+        action = {"type": "BUY_SHARES", "outcome": "YES", "amount": 20}
+        market = world.state(agent)["markets"]["predictions"][0]["id"]
+        return world.decide(agent, {**action, "marketId": market})
+
+    def episode():
+        first = follow(world, "ann", "wire")
+        bets = [bet("ann")]
+        settled = ticked(world, 5)
+        bets.append(bet("ann"))
+        assert world.state("ann")["agent"]["following"] == ["wire"]
+        settled |= ticked(world, 15)
+        assert world.state("ann")["agent"]["following"] == []
+        won = [settled[receipt.ticket].pnl > 0 for receipt in bets]
+        return first.accepted, won, [settled[receipt.ticket].win_rate for receipt in bets]
+
+    for _ in range(4):
+        accepted, (first, second), rates = episode()
+        assert accepted
+        assert rates == [float(first), (first + second) / 2]

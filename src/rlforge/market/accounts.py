@@ -95,7 +95,8 @@ class Agent:
 
     kind: of a scripted trader; None for models and people.
     balance: free cents. lifetime: profit of all finished trades, over all episodes.
-    trades, wins: settled decisions with money at stake, and how many of them made a profit.
+    trades, wins: settled decisions of the episode with money at stake, and how many of them made a
+    profit. follows: accounts followed in the episode.
     episode_profits: change of the balance over each finished episode.
     """
 
@@ -123,7 +124,7 @@ class Agent:
 
     @property
     def win_rate(self) -> float:
-        """Share of settled decisions with money at stake that made a profit; 0 before the first."""
+        """Share of the episode's settled trades that made a profit; 0 before the first."""
         return self.wins / self.trades if self.trades else 0.0
 
 

@@ -227,6 +227,9 @@ class World:
         for agent in self.books.agents.values():
             profit = agent.balance - cents(self.config.starting_balance)
             agent.episode_profits.append(profit)
+            # What an agent uses up or gathers once would look like learning over the windows.
+            agent.follows.clear()
+            agent.trades = agent.wins = 0
 
     def _open_markets(self) -> None:
         """Open markets up to ``market.predictions``; they end with the episode at the latest."""

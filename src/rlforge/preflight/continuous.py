@@ -91,6 +91,10 @@ def _check_time(composed: Composed[ContinuousConfig], config: ContinuousConfig) 
             f"an agent decides once per tick, and a window has {ticks:g}: window.minutes="
             f"{window.minutes:g}, market.tick_minutes={market.tick_minutes:g}",
         )
+    if window.min_agents > config.continuous.agents:
+        raise composed.error(
+            "window.min_agents", f"continuous.agents={config.continuous.agents} of them learn"
+        )
     try:
         start = window_start(config.continuous.start)
     except RlforgeError as error:

@@ -45,7 +45,8 @@ class Result:
     """The financial outcome of a decision, known once its position is closed or the window ends.
 
     pnl, investment: in the market's currency. hold_time_minutes: of the market's clock.
-    win_rate: share of the agent's settled decisions so far, this one included, with pnl > 0.
+    win_rate: share of the agent's settled trades so far, this one included, with pnl > 0; in the
+    market, of those of the episode.
     """
 
     pnl: float

@@ -110,5 +110,5 @@ TINY_MARKET = TinyRecipe(
     ),
     steps=400,
     discount=0.99,
-    revision=2,
+    revision=3,
 )
