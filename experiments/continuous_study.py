@@ -30,7 +30,7 @@ from recording import ROOT, heading, write_study
 FIGURES = {"policy_reward": "mean reward", "win_rate": "trades with a profit", "avg_pnl": "profit"}
 #: More presets than these are drawn in panels of their own.
 FEW = 3
-#: Other agents whose rewards are drawn beside the policy's.
+#: Other agents whose rewards are drawn next to the policy's.
 OTHERS = {"control": "control, first version, mean", "scripted:momentum": "momentum trader, mean"}
 
 

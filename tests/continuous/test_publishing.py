@@ -33,6 +33,7 @@ class Hub:
         rows = sum(len(pq.read_table(path)) for path in (folder / "data").iterdir())
         assert message == f"{rows} decisions"
         assert options["kind"] == "dataset"
+        assert not options["kept"], "the folder is a temporary one"
         self.pushed.append((repo, rows, options["public"]))
 
 

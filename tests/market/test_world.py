@@ -253,7 +253,7 @@ def test_a_name_can_be_taken_once(make_world):
 
 
 def test_follows_and_win_rates_end_with_the_episode(make_world, ticked):
-    """Else rewards move over the episodes although nobody learns."""
+    """Else rewards move over the episodes without any learning."""
     world = make_world(seed=3)
 
     def bet(agent):

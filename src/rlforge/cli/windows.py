@@ -291,8 +291,8 @@ def _now(where: Path, reader: StoreReader, config: WindowConfig) -> float:
     if config.clock == "wall":
         return time.time()
     moments = [agent.newest for agent in reader.activity(reader.window_ids()[-1:])]
-    runs = (where, where.absolute().parent)
-    if trained := [row for run in runs for row in read_jsonl(RunPaths(root=run).windows)]:
+    run = _run_of(where)
+    if trained := [] if run is None else read_jsonl(RunPaths(root=run).windows):
         moments.append(Windows(reader, config).due_at(trained[-1]["window_id"]))
     return max(moments)
 

@@ -128,7 +128,7 @@ class ContinuousSettings(Group):
     #: Agents that the model plays in the market, in addition to the scripted
     #: ``market.traders``.
     agents: Count = 16
-    #: Agents beside them of the version that the run begins with, which never learns: a window's
+    #: Further agents of the version that the run begins with, which never learns: a window's
     #: difference of rewards to theirs shows what was learned, whatever the market does.
     control_agents: Whole = 4
     #: Window that simulated time begins with, in UTC.

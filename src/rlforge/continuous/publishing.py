@@ -63,7 +63,13 @@ class DailyPush:
         with tempfile.TemporaryDirectory() as folder:
             dataset = Path(folder) / "dataset"
             rows = export_dataset(self._reader, dataset, run_dir=self._run_dir)
-            message = f"{rows:,} decisions"
-            public = self._config.push_public
-            self._push(dataset, repo, message, public=public, say=log.info, kind="dataset")
+            self._push(
+                dataset,
+                repo,
+                f"{rows:,} decisions",
+                public=self._config.push_public,
+                say=log.info,
+                kind="dataset",
+                kept=False,
+            )
         return rows

@@ -43,20 +43,23 @@ def push_folder(
     public: bool,
     say: Callable[[str], None],
     kind: Literal["model", "dataset"] = "model",
+    kept: bool = True,
 ) -> None:
     """Upload a folder to a repository of the hub, made if there is none; message: of the commit.
 
     Files of the repository that the folder lacks stay, but for the parquet files of a dataset.
-    Raises RlforgeError where the hub cannot be reached or refuses; the folder stays.
+    Raises RlforgeError where the hub cannot be reached or refuses.
+
+    kept: whether the folder outlives the call; the error then says how to push it later.
     """
     from huggingface_hub import HfApi
 
     hub = HfApi()
     more = " --repo-type dataset" if kind == "dataset" else ""
     later = (
-        f"the export is complete in {folder}; push it later with: hf upload {repo} {folder}{more}"
+        f"; the export is complete in {folder}; push it later with: hf upload {repo} {folder}{more}"
     )
-    with _hub_errors_explained(f"{repo} was not pushed", f"; {later}"):
+    with _hub_errors_explained(f"{repo} was not pushed", later if kept else ""):
         hub.create_repo(repo, private=not public, exist_ok=True, repo_type=kind)
         say(f"uploading to {repo}")
         hub.upload_folder(

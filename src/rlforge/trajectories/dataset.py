@@ -144,10 +144,12 @@ def import_dataset(folder: Path, store: TrajectoryStore, *, skip_bad: bool = Fal
     for (_, batch), found in zip(_batches(folder), checked, strict=True):
         rows = pa.concat_tables([held, found.rows(batch)])
         good += len(rows) - len(held)
-        # The last window may go on in the next batch: a window is written fastest as a whole.
-        last = pc.equal(rows["windowId"], rows["windowId"][-1]) if len(rows) else []
-        written += store.append_table(rows.filter(pc.invert(last)) if len(rows) else rows)
-        held = rows.filter(last) if len(rows) else rows
+        held = rows
+        if len(rows):
+            # The last window may go on in the next batch: a window is written fastest as a whole.
+            last = pc.equal(rows["windowId"], rows["windowId"][-1])
+            written += store.append_table(rows.filter(pc.invert(last)))
+            held = rows.filter(last)
     written += store.append_table(held)
     return Imported(written=written, known=good - written, bad=bad)
 

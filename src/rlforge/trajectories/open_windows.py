@@ -106,7 +106,7 @@ class OpenWindows:
         del self.sizes[window_id]
 
     def close(self) -> None:
-        """Close the file. Without a window it shrinks, and needs no files beside it any more."""
+        """Close the file. Without a window it shrinks, and needs no further files any more."""
         with self._lock:
             try:
                 # A reader in another process may hold it: then it stays as it is.
@@ -142,7 +142,9 @@ def read_open_windows(
     """
     if not file.is_file():
         return set(), DECISIONS.empty_table()
-    query, given = "SELECT * FROM decisions WHERE true", []
+    # Without texts their pages are not read either.
+    rest = "texts, nextState" if texts else "NULL, NULL"
+    query, given = f"SELECT {', '.join(_OWN)}, facts, {rest} FROM decisions WHERE true", []
     if window_ids is not None:
         query += " AND windowId IN (SELECT value FROM json_each(?))"
         given.append(json.dumps(list(window_ids)))

@@ -22,7 +22,7 @@ from rlforge.errors import StoreError
 from rlforge.system.files import sync
 from rlforge.system.locks import RunLock
 from rlforge.tracking.files import write_json
-from rlforge.trajectories.columns import DECISIONS, decision_row, outcome_row
+from rlforge.trajectories.columns import decision_row, outcome_row
 from rlforge.trajectories.layout import (
     ABOUT,
     GROUP_ROWS,
@@ -170,7 +170,7 @@ class TrajectoryStore(StoreReader):
 
     def _insert(self, rows: Sequence[Row]) -> int:
         for window_id in {row["windowId"] for row in rows} - self._open.sizes.keys():
-            known = set(self._column(window_id, "id"))
+            known = {row["id"] for row in self._closed_rows(window_id, ["id"])}
             rows = [r for r in rows if r["windowId"] != window_id or r["id"] not in known]
             if known and any(row["windowId"] == window_id for row in rows):
                 self._reopen(window_id)
@@ -187,8 +187,8 @@ class TrajectoryStore(StoreReader):
         for file in reversed(self.layout.files() if left else []):
             if file.window_id in self._open.sizes or not left:
                 continue
-            done = self._column(file.window_id, "complete")
-            known = dict(zip(self._column(file.window_id, "id"), done, strict=True))
+            closed = self._closed_rows(file.window_id, ["id", "complete"])
+            known = {row["id"]: row["complete"] for row in closed}
             found |= {one: (file.window_id, known[one]) for one in left & known.keys()}
             if any(not known[one] for one in left & known.keys()):
                 self._reopen(file.window_id)
@@ -199,16 +199,15 @@ class TrajectoryStore(StoreReader):
             )
         return {(window_id, one): bool(done) for one, (window_id, done) in found.items()}
 
-    def _column(self, window_id: str, name: str) -> list[Any]:
-        """A column of a closed window; empty where there is none."""
+    def _closed_rows(self, window_id: str, columns: Sequence[str]) -> list[dict[str, Any]]:
+        """Columns of a closed window; empty where there is none."""
         files = [f for f in self.layout.files() if f.window_id == window_id and self.is_sound(f)]
-        tables = [pq.read_table(file.path, columns=[name]) for file in files]
-        return [value for table in tables for value in table[name].to_pylist()]
+        tables = [pq.read_table(file.path, columns=list(columns)) for file in files]
+        return [row for table in tables for row in table.to_pylist()]
 
     def _reopen(self, window_id: str) -> None:
         """Move a closed window back into the database."""
-        rows = [dict.fromkeys(DECISIONS.names) | row for row in self.rows((window_id,)).to_pylist()]
-        self._open.insert(rows)
+        self._open.insert(self.rows((window_id,)).to_pylist())
         for file in self.layout.files():
             if file.window_id == window_id and self.is_sound(file):
                 file.path.unlink()

@@ -52,8 +52,7 @@ def upgrade(root: Path) -> bool:
         for file in layout.files():  # of an interrupted call
             file.path.unlink()
         rest = _read_log(root / "log")
-        folders = [path for path in layout.windows.iterdir() if _FOLDER.fullmatch(path.name)]
-        for folder in sorted(folders):
+        for folder in _folders(layout):
             window_id = folder.name.replace(".", ":")
             _add_files(folder, rows := rest.pop(window_id, {}))
             _write(layout, window_id, rows)
@@ -77,10 +76,19 @@ def _write(layout: StoreLayout, window_id: str, rows: _Rows) -> None:
         write_window(layout, window_id, [pa.Table.from_pylist(decisions, schema=DECISIONS)])
 
 
+def _folders(layout: StoreLayout) -> list[Path]:
+    """Those of the windows, in order of time."""
+    return sorted(path for path in layout.windows.iterdir() if _FOLDER.fullmatch(path.name))
+
+
+def _is_damaged(path: Path, match: re.Match[str]) -> bool:
+    return zlib.crc32(path.read_bytes()) != int(match[2], 16)
+
+
 def _add_files(folder: Path, rows: _Rows) -> None:
     for path in sorted(folder.iterdir()):
         if match := _FILE.fullmatch(path.name):
-            if zlib.crc32(path.read_bytes()) != int(match[2], 16):
+            if _is_damaged(path, match):
                 log.warning("%s is damaged and stays where it is", path)
                 continue
             _add(rows, match[1], pq.ParquetFile(path).read())
@@ -123,10 +131,10 @@ def _frames(data: bytes) -> Iterator[tuple[int, bytes]]:
 def _delete_old(layout: StoreLayout) -> None:
     """Delete what the old layout held; damaged files stay."""
     shutil.rmtree(layout.root / "log", ignore_errors=True)
-    for folder in [path for path in layout.windows.iterdir() if _FOLDER.fullmatch(path.name)]:
+    for folder in _folders(layout):
         for path in folder.iterdir():
             match = _FILE.fullmatch(path.name)
-            if match is None or zlib.crc32(path.read_bytes()) == int(match[2], 16):
+            if match is None or not _is_damaged(path, match):
                 path.unlink()
         if not any(folder.iterdir()):
             folder.rmdir()
