@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlforge.errors import RunError
-from rlforge.learner.batching import Row, Segment, collate, select_rows, split_rows, whole
+from rlforge.learner.batching import Row, collate, select_rows, split_rows, whole
+from rlforge.learner.packing import Segment
 
 
 def row(prompt: int, answer: int, step: int = 0, start: int = 0) -> Row:

@@ -1,6 +1,7 @@
 """The learner: batches of steps in, better weights out.
 
 ``learner.py`` is the loop of one update; ``batching.py`` cuts a batch into micro-batches,
+``packing.py`` lays their rows out without padding, ``attention.py`` computes such rows,
 ``scorer.py`` computes log-probabilities, ``optim.py`` holds optimizer and schedule, ``layers.py``
 trades computation for memory, ``weights.py`` saves and loads trained weights, ``policy.py`` holds
 the model in training and its reference, and ``update_metrics.py`` computes what an update reports.

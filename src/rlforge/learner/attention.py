@@ -2,8 +2,8 @@
 
 Segments of any lengths are concatenated in a single row without padding. Each attends to itself and
 to the segments it continues: sequences that share a prefix share its segment. On GPUs in half
-precision torch's variable-length kernel computes it; elsewhere each segment is computed by itself;
-tests check that both agree.
+precision torch's variable-length kernel computes it; elsewhere segments of similar lengths are
+padded and computed together. Tests check that both agree.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from rlforge.learner.batching import Packing
+from rlforge.learner.packing import Packing
 
 #: Arguments of some models' attention that this one does not support.
 _UNKNOWN = ("softcap", "s_aux", "sliding_window", "position_bias")
@@ -141,28 +140,24 @@ def _asks_for_groups(kernel: Callable[..., Any]) -> bool:
 def segment_attention(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float | None, gqa: bool
 ) -> Tensor:
-    """The same as ``varlen_attention``, segment by segment."""
-    queries, keys, values = (
-        torch.split(part.transpose(0, 1)[None], list(packing.lengths), dim=2)
-        for part in (query, key, value)
+    """The same as ``varlen_attention``, with a call for each block of segments."""
+    plan = packing.blocks
+    queries = query.index_select(0, plan.queries)
+    keys, values = (_gathered(part, plan.keys) for part in (key, value))
+    sizes = [block.count * block.keys for block in plan.blocks]
+    parted = (
+        torch.split(queries, [block.count * block.queries for block in plan.blocks]),
+        torch.split(keys, sizes),
+        torch.split(values, sizes),
     )
-    attended: list[tuple[Tensor, Tensor]] = []
     outputs = []
-    for q, k, v, parent in zip(queries, keys, values, packing.parents, strict=True):
-        if parent is not None:
-            k, v = (
-                torch.cat([before, own], dim=2)
-                for before, own in zip(attended[parent], (k, v), strict=True)
-            )
-        attended.append((k, v))
-        after = parent is not None
-        mask = causal_lower_right(q.shape[2], k.shape[2]) if after and q.shape[2] > 1 else None
-        outputs.append(
-            scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=not after, scale=scale, enable_gqa=gqa
-            )
+    for block, *parts in zip(plan.blocks, *parted, strict=True):
+        q, k, v = (part.reshape(block.count, -1, *part.shape[1:]).transpose(1, 2) for part in parts)
+        output = scaled_dot_product_attention(
+            q, k, v, attn_mask=block.mask, is_causal=block.causal, scale=scale, enable_gqa=gqa
         )
-    return torch.cat(outputs, dim=2)[0].transpose(0, 1)
+        outputs.append(output.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs).index_select(0, plan.order)
 
 
 AttentionInterface.register(NAME, causal_attention)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlforge.errors import RunError
+from rlforge.learner.packing import Packing, Segment, to_device
 from rlforge.types import Step, continues, value
 
 Layout = Literal["padded", "packed", "shared"]
@@ -76,40 +77,6 @@ class Selection:
     empty: int
     too_long: int
     truncated: int
-
-
-@value
-class Segment:
-    """Tokens ``begin`` to ``end`` of a row, which continue another segment.
-
-    row: its index. parent: index of the segment it continues; None: it begins the row. shared: it
-    is a prefix of several rows; otherwise the row ends with it.
-    """
-
-    row: int
-    begin: int
-    end: int
-    parent: int | None = None
-    shared: bool = False
-
-
-@value
-class Packing:
-    """Segments that follow each other in one row of S tokens.
-
-    lengths, parents: of each segment. position_ids [1, S]: counted from the beginning of each
-    sequence. keys: indexes of the tokens that each segment attends to, segment after segment; None
-    where each attends to itself alone. query_ends, key_ends: int32, from 0, where the segments end
-    in the row and in ``keys``. longest: most tokens of one segment, and most that one attends to.
-    """
-
-    lengths: tuple[int, ...]
-    parents: tuple[int | None, ...]
-    position_ids: Tensor
-    keys: Tensor | None
-    query_ends: Tensor
-    key_ends: Tensor
-    longest: tuple[int, int]
 
 
 @value
@@ -248,20 +215,20 @@ def collate(
     token_ids = np.array([token for turn, _ in placed for token in turn.answer], dtype=np.int64)
     computed = sum(lengths) if segments is None else input_ids.size
     return MicroBatch(
-        input_ids=_tensor(input_ids, device),
-        mask=_tensor(mask, device),
-        token_ids=_tensor(token_ids, device),
-        positions=_tensor(np.concatenate(positions), device),
-        slots=_tensor(np.concatenate(slots), device),
-        flat=_tensor(np.concatenate(flat), device),
-        steps=_tensor(np.array([turn.step for turn, _ in placed], dtype=np.int64), device),
-        last_prompt=_tensor(
+        input_ids=to_device(input_ids, device),
+        mask=to_device(mask, device),
+        token_ids=to_device(token_ids, device),
+        positions=to_device(np.concatenate(positions), device),
+        slots=to_device(np.concatenate(slots), device),
+        flat=to_device(np.concatenate(flat), device),
+        steps=to_device(np.array([turn.step for turn, _ in placed], dtype=np.int64), device),
+        last_prompt=to_device(
             np.array([start + len(turn.prompt) - 1 for turn, start in placed], dtype=np.int64),
             device,
         ),
         padding=input_ids.size - computed,
         reused=sum(turn.input_length for turn, _ in placed) - computed,
-        packing=_packing(segments, device) if segments is not None else None,
+        packing=Packing.of(segments, device) if segments is not None else None,
     )
 
 
@@ -292,32 +259,3 @@ def _packed(rows: Sequence[Row], segments: Sequence[Segment]) -> tuple[np.ndarra
         if not segment.shared:
             starts[segment.row] = place - segment.begin
     return input_ids, starts
-
-
-def _packing(segments: Sequence[Segment], device: torch.device) -> Packing:
-    sizes = np.array([segment.end - segment.begin for segment in segments])
-    attended = np.array([segment.end for segment in segments])
-    keys: list[np.ndarray] = []
-    for segment, start, size in zip(segments, np.cumsum(sizes) - sizes, sizes, strict=True):
-        own = np.arange(start, start + size)
-        before = [] if segment.parent is None else [keys[segment.parent]]
-        keys.append(np.concatenate([*before, own]))
-    ends = [np.append(0, np.cumsum(counts)).astype(np.int32) for counts in (sizes, attended)]
-    alone = all(segment.parent is None for segment in segments)
-    return Packing(
-        lengths=tuple(sizes.tolist()),
-        parents=tuple(segment.parent for segment in segments),
-        position_ids=_tensor(
-            np.concatenate([np.arange(s.begin, s.end) for s in segments])[None], device
-        ),
-        keys=None if alone else _tensor(np.concatenate(keys), device),
-        query_ends=_tensor(ends[0], device),
-        key_ends=_tensor(ends[1], device),
-        longest=(int(sizes.max()), int(attended.max())),
-    )
-
-
-def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    made = torch.from_numpy(array)
-    # A copy from pinned memory overlaps with computation.
-    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made

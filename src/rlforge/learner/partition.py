@@ -13,7 +13,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 
-from rlforge.learner.batching import Layout, Row, Segment
+from rlforge.learner.batching import Layout, Row
+from rlforge.learner.packing import Segment
 from rlforge.types import value
 
 #: Number of shared tokens that take the memory of one computed token: for a shared token each row

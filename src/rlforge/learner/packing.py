@@ -1,0 +1,161 @@
+"""The layout of sequences that follow each other in one row without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlforge.types import value
+
+#: Pairs of a query and a key that take as long as the call of an attention kernel, on a CPU.
+_CALL = 500
+
+
+@value
+class Segment:
+    """Tokens ``begin`` to ``end`` of a row, which continue another segment.
+
+    row: its index. parent: index of the segment it continues; None: it begins the row. shared: it
+    is a prefix of several rows; otherwise the row ends with it.
+    """
+
+    row: int
+    begin: int
+    end: int
+    parent: int | None = None
+    shared: bool = False
+
+
+@value
+class Block:
+    """``count`` segments, all padded to the same numbers of queries and of keys.
+
+    mask: bool [count or 1, 1, queries, keys], which keys a query attends to; None: to those up to
+    its own place where ``causal``, else to all.
+    """
+
+    count: int
+    queries: int
+    keys: int
+    mask: Tensor | None
+    causal: bool
+
+
+@value
+class Blocks:
+    """The segments of a row in blocks, each of which is one call of an attention kernel.
+
+    queries, keys: index in the row of every query and key, block after block. order [S]: index in
+    ``queries`` of each token of the row.
+    """
+
+    blocks: tuple[Block, ...]
+    queries: Tensor
+    keys: Tensor
+    order: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """Segments that follow each other in one row of S tokens.
+
+    position_ids [1, S]: counted from the beginning of each sequence. keys: indexes of the tokens
+    that each segment attends to, segment after segment; None where each attends to itself alone.
+    query_ends, key_ends: int32, from 0, where the segments end in the row and in ``keys``. longest:
+    most tokens of one segment, and most that one attends to.
+    """
+
+    position_ids: Tensor
+    keys: Tensor | None
+    query_ends: Tensor
+    key_ends: Tensor
+    longest: tuple[int, int]
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], device: torch.device) -> Packing:
+        """That of ``segments``, parents before children."""
+        sizes = np.array([segment.end - segment.begin for segment in segments])
+        attended = np.array([segment.end for segment in segments])
+        keys: list[np.ndarray] = []
+        for segment, start, size in zip(segments, np.cumsum(sizes) - sizes, sizes, strict=True):
+            own = np.arange(start, start + size)
+            before = [] if segment.parent is None else [keys[segment.parent]]
+            keys.append(np.concatenate([*before, own]))
+        ends = [np.append(0, np.cumsum(counts)).astype(np.int32) for counts in (sizes, attended)]
+        alone = all(segment.parent is None for segment in segments)
+        places = np.concatenate([np.arange(s.begin, s.end) for s in segments])
+        return cls(
+            position_ids=to_device(places[None], device),
+            keys=None if alone else to_device(np.concatenate(keys), device),
+            query_ends=to_device(ends[0], device),
+            key_ends=to_device(ends[1], device),
+            longest=(int(sizes.max()), int(attended.max())),
+        )
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The segments sorted by length, in blocks that cost less than a call for each segment."""
+        device = self.position_ids.device
+        begins, begins_keys = (ends.cpu().numpy()[:-1] for ends in (self.query_ends, self.key_ends))
+        sizes, attended = (np.diff(ends.cpu().numpy()) for ends in (self.query_ends, self.key_ends))
+        tokens = np.arange(sizes.sum())
+        keys_of = tokens if self.keys is None else self.keys.cpu().numpy()
+        blocks, queries, keys, order = [], [], [], np.empty_like(tokens)
+        placed = 0
+        for block in _grouped(sizes, attended):
+            size, seen = sizes[block], attended[block]
+            most, longest = int(size.max()), int(seen.max())
+            # A place after a segment's end repeats its last token, and is read by no other.
+            query = np.minimum(np.arange(most), size[:, None] - 1)
+            key = np.minimum(np.arange(longest), seen[:, None] - 1)
+            queries.append(query + begins[block, None])
+            keys.append(keys_of[key + begins_keys[block, None]])
+            real = np.arange(most) < size[:, None]
+            order[queries[-1][real]] = placed + np.flatnonzero(real)
+            placed += real.size
+            same = bool((size == most).all() and (seen == longest).all())
+            causal = same and most == longest
+            last = (seen - size)[: 1 if same else None, None] + np.arange(most)
+            mask = None
+            if not (causal or (same and most == 1)):
+                mask = to_device(np.arange(longest) <= last[:, None, :, None], device)
+            blocks.append(
+                Block(count=len(block), queries=most, keys=longest, mask=mask, causal=causal)
+            )
+        flat = (np.concatenate([part.ravel() for part in parts]) for parts in (queries, keys))
+        at_queries, at_keys = (to_device(part, device) for part in flat)
+        return Blocks(
+            blocks=tuple(blocks), queries=at_queries, keys=at_keys, order=to_device(order, device)
+        )
+
+
+def _grouped(sizes: np.ndarray, attended: np.ndarray) -> list[np.ndarray]:
+    """Indexes of segments with ``sizes`` queries and ``attended`` keys, in lists of similar ones.
+
+    A segment joins the one before where the padding that both need costs less than another call.
+    """
+    made: list[list[int]] = []
+    most = longest = 0
+    for index in np.lexsort((sizes, attended)):
+        size, seen = int(sizes[index]), int(attended[index])
+        wider, longer = max(most, size), max(longest, seen)
+        count = len(made[-1]) if made else 0
+        alone = _CALL + size * seen
+        if made and (count + 1) * wider * longer <= count * most * longest + alone:
+            made[-1].append(int(index))
+            most, longest = wider, longer
+        else:
+            made.append([int(index)])
+            most, longest = size, seen
+    return [np.array(block) for block in made]
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    made = torch.from_numpy(array)
+    # A copy from pinned memory overlaps with computation.
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
