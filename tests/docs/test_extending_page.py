@@ -55,6 +55,13 @@ def score_a_window(scorer_class: Any) -> None:
     assert scorer.learn([]) == {}
 
 
+def hide_addresses(redact: Any) -> None:
+    asked = [{"role": "user", "content": "write to ann@example.org now"}]
+    assert redact(asked, "I did")[0]["content"] == "write to [address] now"
+    assert redact("from bob@example.org", "yes") == "from [address]"
+    assert redact(asked, "done: ann@example.org") is None
+
+
 def make_model(made: rlforge.MadeModel) -> None:
     assert (made.make(print) / "config.json").is_file()
     assert (made.folder / "tokenizer_config.json").is_file()
@@ -77,6 +84,7 @@ EXERCISES: dict[str, Callable[[Any], None]] = {
     "extractions": lambda made: assert_equal((made.read("I play 4!"), made.read("4")), ("4", None)),
     "sinks": write_metrics,
     "scorers": score_a_window,
+    "redactions": hide_addresses,
     "models": make_model,
 }
 

@@ -16,11 +16,13 @@ from rlforge.errors import ConfigError
 from rlforge.preflight.continuous import check_continuous
 from rlforge.system.hardware import Machine
 from rlforge.training.graph import build_graph
+from rlforge.trajectories.store import TrajectoryStore
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("market_*.yaml"))
+OTHERS = ["served_answers", "smollm2_market"]
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("experiment", [*EXPERIMENTS, *OTHERS])
 def test_every_preset_is_valid_under_its_own_name(experiment: str) -> None:
     composed = compose_run([f"+experiment={experiment}"], None, ContinuousConfig)
     check_continuous(composed, keys=False)
@@ -113,6 +115,47 @@ def test_contradictions_are_one_message(overrides: list[str], message: str) -> N
     with pytest.raises(ConfigError, match=message) as caught:
         check_continuous(compose_run(overrides, None, ContinuousConfig), keys=False)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("continuous.http=false", "answers nothing; continuous.source=requests needs it true"),
+        ("window.clock=simulated", "requests arrive by the wall clock"),
+        ("continuous.compare_episodes=2", "measures in a market, and .*requests has none; set 0"),
+        ("deployment.holdout_games=5", "measures in a market, and .*requests has none; set 0"),
+        ("requests.redact=no_such:thing", "there is no module no_such"),
+        ("requests.redact=math:pi", "is not a function of"),
+        ("continuous.source=store", "names no store, and continuous.source=store reads one"),
+    ],
+)
+def test_a_run_without_a_market_needs_nothing_of_one(override: str, message: str) -> None:
+    composed = compose_run(["+experiment=served_answers", override], None, ContinuousConfig)
+    with pytest.raises(ConfigError, match=message):
+        check_continuous(composed, keys=False)
+
+
+def test_a_run_from_requests_takes_models_that_know_nothing_of_markets() -> None:
+    composed = compose_run(["+experiment=served_answers", "model=tiny"], None, ContinuousConfig)
+    check_continuous(composed, keys=False)
+    assert isinstance(composed.config, ContinuousConfig)
+    assert not composed.config.has_market
+
+
+@pytest.mark.parametrize(("key", "value"), [("push", "me/data"), ("keep_windows", "9")])
+def test_a_store_that_is_read_is_not_written_to(tmp_path: Path, key: str, value: str) -> None:
+    TrajectoryStore(tmp_path / "store").close()
+    given = ["continuous.source=store", f"store.path={tmp_path / 'store'}"]
+    check_continuous(compose_run(given, None, ContinuousConfig), keys=False)
+    composed = compose_run([*given, f"store.{key}={value}"], None, ContinuousConfig)
+    with pytest.raises(ConfigError, match="the store is only read with continuous.source=store"):
+        check_continuous(composed, keys=False)
+
+
+def test_a_store_that_is_not_there_is_refused() -> None:
+    given = ["continuous.source=store", "store.path=nowhere"]
+    with pytest.raises(ConfigError, match=r"store\.path=nowhere .*no trajectory store"):
+        check_continuous(compose_run(given, None, ContinuousConfig), keys=False)
 
 
 def test_options_of_whole_groups_may_bring_keys_that_are_not_for_here() -> None:

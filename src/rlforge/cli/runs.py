@@ -19,6 +19,8 @@ from rlforge.cli.arguments import (
     Overrides,
     Resume,
     RunDir,
+    Store,
+    with_store,
     write_result,
 )
 from rlforge.errors import ConfigError, RunError
@@ -64,21 +66,26 @@ def train(
 
 def continuous(
     overrides: Overrides = None,
+    store: Store = None,
     multirun: Multirun = False,
     resume: Resume = None,
     more: More = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Train on one window of a market after another; the last line printed is the run directory.
+    """Train on one window of decisions after another; the last line printed is the run directory.
 
-    For each window: collect its decisions, score them, train on the good ones, deploy the new
-    version. Ctrl-C ends the run after its current phase.
+    For each window: collect its decisions, score them, train on the good ones, and
+    deploy the new version. Ctrl-C ends the run after its current phase.
 
     [bold]Examples[/bold]
 
       rlforge continuous +experiment=market_continuous
 
       rlforge continuous +experiment=market_continuous continuous.windows=20 seed=1
+
+      rlforge continuous +experiment=market_continuous --from STORE
+
+      rlforge continuous +experiment=served_answers
 
       rlforge continuous -m +experiment=market_continuous algorithm=window_grpo,window_ppo
 
@@ -88,7 +95,8 @@ def continuous(
     """
     from rlforge.config.continuous import ContinuousConfig
 
-    _run(ContinuousConfig, overrides or [], config_dir, resume, more, multirun=multirun)
+    given = with_store(overrides or [], store)
+    _run(ContinuousConfig, given, config_dir, resume, more, multirun=multirun)
 
 
 def sft(overrides: Overrides = None, resume: Resume = None, config_dir: ConfigDir = None) -> None:

@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlforge.errors import ConfigError, RlforgeError, nearest
+from rlforge.cli.arguments import opened_store
+from rlforge.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from rlforge.config.continuous import ContinuousConfig, WindowConfig
+    from rlforge.config.continuous import WindowConfig
     from rlforge.trajectories.reader import StoreReader
     from rlforge.trajectories.records import Decision
     from rlforge.trajectories.windows import WindowSummary
@@ -60,7 +61,7 @@ def list_windows(
     """
     from rlforge.trajectories.windows import Windows
 
-    reader, config = _opened(where)
+    reader, config = opened_store(where)
     windows, ids = Windows(reader, config), reader.window_ids()
     if not ids:
         typer.echo(f"{reader.layout.root} holds no decisions yet")
@@ -85,7 +86,7 @@ def show(
     """
     from rlforge.trajectories.windows import Windows
 
-    reader, config = _opened(where)
+    reader, config = opened_store(where)
     _check_ids([window_id], reader)
     (window,) = Windows(reader, config).summaries([window_id], _now(where, reader, config))
     console = Console()
@@ -118,7 +119,7 @@ def decisions(
 
       rlforge windows decisions RUN 2024-11-13-10:00 --agent agent-1 --full
     """
-    reader, _ = _opened(where)
+    reader, _ = opened_store(where)
     _check_ids([window_id], reader)
     found = reader.decisions(window_id=window_id)
     agents = sorted({one.agent_id for one in found})
@@ -175,7 +176,7 @@ def export_windows(
     from rlforge.system.hub import check_push, push_folder
     from rlforge.trajectories.dataset import export_dataset
 
-    reader, _ = _opened(where)
+    reader, _ = opened_store(where)
     _check_ids(window or [], reader)
     if folder.exists():
         raise ConfigError(f"{folder} exists already; name a folder that does not")
@@ -240,43 +241,6 @@ def upgrade(
         after, windows = opened.layout.version(), len(opened.window_ids())
     what = f"rewritten from version {before}" if before != after else "as it should be"
     typer.echo(f"{store}: {windows:,} windows, {what}")
-
-
-def _opened(where: Path) -> tuple[StoreReader, WindowConfig]:
-    """The store at ``where``, and the window settings of its run, or the defaults."""
-    from rlforge.config.continuous import WindowConfig
-    from rlforge.tracking.files import open_run
-    from rlforge.trajectories.layout import ABOUT
-    from rlforge.trajectories.reader import StoreReader
-    from rlforge.trajectories.store import store_folder
-
-    if (where / ABOUT).is_file():
-        run = where.absolute().parent
-        if not (run / "config.yaml").is_file():
-            return StoreReader(where), WindowConfig()
-        return StoreReader(where), _settings(run).window
-    try:
-        open_run(where)
-    except RlforgeError as error:
-        what = f"{where} is neither a trajectory store (it has no {ABOUT}) nor a run"
-        raise ConfigError(what if where.is_dir() else str(error)) from error
-    config = _settings(where)
-    folder = store_folder(config.store, where)
-    if not folder.exists():
-        raise ConfigError(f"{where} has written no decisions yet: there is no {folder}")
-    return StoreReader(folder), config.window
-
-
-def _settings(run: Path) -> ContinuousConfig:
-    """The configuration of a run; ConfigError where its store or windows are impossible."""
-    from rlforge.config.continuous import ContinuousConfig
-    from rlforge.config.roots import read_run
-    from rlforge.config.rules import checked
-
-    config = read_run(run, ContinuousConfig)
-    checked(config.store, f"{run}: store")
-    checked(config.window, f"{run}: window")
-    return config
 
 
 def _now(where: Path, reader: StoreReader, config: WindowConfig) -> float:

@@ -54,6 +54,18 @@ class StoreConfig(Group):
 
 
 @dataclass
+class RequestsConfig(Group):
+    """Which answers over HTTP are learned from (group ``requests``)."""
+
+    #: Hours that an answer waits for its outcome (``POST /v1/outcomes``); then it is deleted.
+    keep_hours: Positive = 24.0
+    #: ``package.module:function`` of yours, called with the messages of a conversation, or the
+    #: prompt as text, and the answer. It returns what may be kept of the first, None to keep
+    #: nothing. Null: all is kept as it is.
+    redact: Text | None = None
+
+
+@dataclass
 class WindowConfig(Group):
     """Which decisions are trained on together, and when (group ``window``)."""
 
@@ -123,6 +135,9 @@ class DecisionRewardConfig(Group):
 class ContinuousSettings(Group):
     """The loop from window to window (group ``continuous``)."""
 
+    #: Where decisions come from: a ``market``, HTTP ``requests`` whose outcomes clients report, or
+    #: a ``store`` that was recorded or imported (``store.path``) and is read to its end.
+    source: Literal["market", "requests", "store"] = "market"
     #: Windows until the run is done; null: no end.
     windows: Count | None = 8
     #: Agents that the model plays in the market, in addition to the scripted
@@ -172,12 +187,20 @@ class ContinuousConfig(PolicyConfig):
     ruler: RulerConfig = field(default_factory=RulerConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
+    requests: RequestsConfig = field(default_factory=RequestsConfig)
     continuous: ContinuousSettings = field(default_factory=ContinuousSettings)
 
     @property
     def total_updates(self) -> int | None:
         """One update per window."""
         return self.continuous.windows
+
+    @property
+    def has_market(self) -> bool:
+        """Whether agents trade in a market: to be trained, or to measure what was learned."""
+        settings = self.continuous
+        tested = settings.compare_episodes > 0 or self.deployment.holdout_games > 0
+        return settings.source == "market" or (settings.source == "store" and tested)
 
     @property
     def episode_s(self) -> float:
@@ -206,7 +229,12 @@ class ContinuousConfig(PolicyConfig):
         return 1 + math.ceil(self.episode_s / (self.window.minutes * 60))
 
     @property
-    def max_staleness(self) -> int:
-        """``continuous.max_staleness``, or what follows from the windows waited."""
+    def max_staleness(self) -> int | None:
+        """``continuous.max_staleness``, or what follows from the windows waited.
+
+        None for a store, whose versions are not those of this run.
+        """
         given = self.continuous.max_staleness
+        if self.continuous.source == "store":
+            return None
         return 1 + self.windows_waited if given is None else given

@@ -401,8 +401,16 @@ ENGINES = Kind(
     _in("engines.registry", "transformers", "vllm"),
 )
 
+REDACTIONS = Kind(
+    "redactions",
+    "redaction",
+    "requests.redact",
+    "a function of (messages or prompt, answer) that returns what to keep of the first, or None",
+    {},
+)
+
 KINDS = (
     *(MODES, ALGORITHMS, FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS, PLAYERS, SOURCES),
-    *(PROMPTS, EXTRACTIONS, SINKS, SCORERS, MODELS, ENGINES),
+    *(PROMPTS, EXTRACTIONS, SINKS, SCORERS, MODELS, ENGINES, REDACTIONS),
 )
 """Everything that a configuration chooses by name and that others can add."""

@@ -72,14 +72,15 @@ class WindowFilter:
     """The rules by which decisions become a batch.
 
     version: of the policy that is about to be trained. max_staleness: most versions between it and
-    the one that made a decision. max_length: most tokens of prompt and
-    answer; None: no bound. foreign: deployments whose decisions are not the model's own.
+    the one that made a decision; None: decisions are of versions of another run. max_length: most
+    tokens of prompt and answer; None: no bound. foreign: deployments whose decisions are not the
+    model's own.
     """
 
     settings: ContinuousSettings
     algorithm: Algorithm
     version: int
-    max_staleness: int
+    max_staleness: int | None
     max_length: int | None
     foreign: Collection[str] = ()
 
@@ -147,6 +148,8 @@ class WindowFilter:
         return measure is not None and measure > settings.threshold
 
     def _fresh(self, one: Scored) -> bool:
+        if self.max_staleness is None:
+            return True
         return self.version - one.completion.policy_version <= self.max_staleness
 
     def _fits(self, one: Scored) -> bool:
@@ -193,7 +196,7 @@ class WindowFilter:
             raw_reward=decision.reward,
             reward=self._trained_reward(one),
             policy_uid=completion.policy_uid,
-            policy_version=completion.policy_version,
+            policy_version=-1 if self.max_staleness is None else completion.policy_version,
             info={"decision_id": decision.id, "agent_id": decision.agent_id, "score": one.score},
         )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from rlforge.config.market import MarketConfig
@@ -28,6 +27,7 @@ from rlforge.trajectories.records import (
     DecisionOutcome,
     Json,
     Metadata,
+    confidence_of,
 )
 from rlforge.trajectories.reward import result_of
 from rlforge.types import Completion, value
@@ -211,7 +211,7 @@ class Population:
         reading = self._model.prompter.read(question, answer.text)
         # An answer without an action is submitted as it is: the market counts it as invalid.
         receipt = world.decide(agent_id, reading.action or {"type": answer.text})
-        meta = Metadata(provider=provider, reasoning=answer.text, confidence=_confidence(answer))
+        meta = Metadata(provider=provider, reasoning=answer.text, confidence=confidence_of(answer))
         action: Json = reading.action or NO_OP
         if not receipt.accepted:
             action = {**action, PROBLEM: reading.problem or receipt.problem}
@@ -272,10 +272,3 @@ class Population:
         """Seed of an answer's draw, from 0 to 2⁶³ − 1: the same when the tick is repeated."""
         text = f"{self._model.seed}/{self.state.world.ticks}/{agent_id}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def _confidence(completion: Completion) -> float:
-    """Geometric mean of its tokens' probabilities; 1 where there are no log-probabilities."""
-    if not completion.logprobs:
-        return 1.0
-    return min(1.0, math.exp(math.fsum(completion.logprobs) / len(completion.logprobs)))

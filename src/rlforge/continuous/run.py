@@ -6,19 +6,13 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from rlforge.config.continuous import ContinuousConfig
-from rlforge.continuous.assembly import (
-    DEPLOYMENTS,
-    Assembly,
-    PolicySide,
-    assembled,
-    continuous_config,
-)
+from rlforge.continuous.assembly import Assembly, assembled
 from rlforge.continuous.journal import Journal
 from rlforge.continuous.performance import POLICY
+from rlforge.continuous.policy_side import DEPLOYMENTS, PolicySide, continuous_config
+from rlforge.continuous.requests import AnswerLog
 from rlforge.continuous.trainer import ContinuousTrainer
 from rlforge.errors import RunError
 from rlforge.serving.server import answer_requests, found_at, http_over, listen, url_of
@@ -62,7 +56,7 @@ class ContinuousRun:
         self._parts = parts
         await self._continue_from_deployment(parts)
         await self._open.enter_async_context(
-            _served_over_http(self._config, parts.policy, context.run_dir, self._stop, context.note)
+            _served_over_http(context, parts.policy, parts.source.answers, self._stop)
         )
 
     async def run(self) -> bool:
@@ -129,7 +123,7 @@ class ContinuousRun:
         served, and the performance of all ``players``.
         """
         episodes = self._config.continuous.compare_episodes
-        if not episodes:
+        if not episodes or policy.trials is None:
             return {}
         content = read_json(self._paths.comparison)
         if when not in content:
@@ -154,29 +148,33 @@ class ContinuousRun:
 
 @contextlib.asynccontextmanager
 async def _served_over_http(
-    config: ContinuousConfig,
-    policy: PolicySide,
-    run_dir: Path,
-    stop: asyncio.Event,
-    say: Callable[[str], None],
+    context: RunContext, policy: PolicySide, answers: AnswerLog | None, stop: asyncio.Event
 ) -> AsyncIterator[None]:
     """Serve the deployments over HTTP during the block, where ``continuous.http`` is set.
 
-    The HTTP server catches SIGINT and SIGTERM itself, and sets ``stop``. Raises ConfigError when
-    the address of group ``serve`` cannot be listened on.
+    answers: sees what is answered. The HTTP server catches SIGINT and SIGTERM itself, and sets
+    ``stop``. Raises ConfigError when the address of group ``serve`` cannot be listened on.
     """
+    config = continuous_config(context)
     if not config.continuous.http:
         yield
         return
-    folder = run_dir / DEPLOYMENTS
-    app = http_over(policy.service, policy.engine, config, make_tokens(folder), policy.metrics)
+    folder = context.run_dir / DEPLOYMENTS
+    app = http_over(
+        policy.service,
+        policy.engine,
+        config,
+        make_tokens(folder),
+        policy.metrics,
+        observer=answers,
+    )
     over = asyncio.Event()
 
     async def ended() -> None:
         await over.wait()
 
     with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
-        say(f"serving at {url_of(listener)}/v1")
+        context.note(f"serving at {url_of(listener)}/v1")
 
         async def answer() -> None:
             if await answer_requests(app, listener, drain_s=config.serve.drain_s, failed=ended()):

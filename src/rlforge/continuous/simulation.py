@@ -1,4 +1,4 @@
-"""Drives a population through time, simulated or by the wall clock, and saves its state."""
+"""Lets time pass, simulated or by the wall clock, and saves the state of a simulation."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 import io
 import math
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rlforge.continuous.population import FORMAT, Population, SimulationState
 from rlforge.errors import RunError
@@ -20,34 +21,34 @@ class Stopped(Exception):  # noqa: N818  # not an error: the user pressed Ctrl-C
     """The run was asked to end."""
 
 
-class SimulationDriver(Protocol):
-    """The simulation as the trainer sees it."""
+class Driver(ABC):
+    """Lets time pass until decisions are on record."""
 
+    @abstractmethod
     def now(self) -> float:
-        """Its clock, in seconds since 1970 UTC."""
-        ...
+        """The clock of the decisions, in seconds since 1970 UTC."""
 
+    @abstractmethod
     async def advance_to(self, moment: float) -> None:
         """Return once the clock shows ``moment`` and all decisions before it are on record.
 
         Raises ``Stopped`` when the run is to end.
         """
-        ...
 
     async def settle(self, window_id: str, may_stay_open: int) -> None:
         """Return once at most so many decisions of a window lack an outcome; else as above."""
-        ...
+        return
 
     async def save(self, path: Path) -> None:
-        """Write the state between two ticks."""
-        ...
+        """Write the state of a simulation, if there is one, between two ticks."""
+        return
 
     async def close(self) -> None:
-        """Stop ticking."""
-        ...
+        """Stop."""
+        return
 
 
-class SimulatedTimeDriver:
+class SimulatedTimeDriver(Driver):
     """Time advances only by running ticks; it stands still while the trainer works.
 
     now: the market's time, as decisions are stamped with.
@@ -76,11 +77,8 @@ class SimulatedTimeDriver:
     async def save(self, path: Path) -> None:
         await asyncio.to_thread(save_simulation_state, self._population.state, path)
 
-    async def close(self) -> None:
-        return
 
-
-class WallClockDriver:
+class WallClockDriver(Driver):
     """Runs a tick at every multiple of ``tick_s`` of the clock, also while the trainer trains.
 
     So windows of whole multiples hold equally many ticks.
@@ -148,6 +146,41 @@ class WallClockDriver:
 
     def _next_tick(self) -> float:
         return (math.floor(self._clock.now() / self._tick_s) + 1) * self._tick_s
+
+
+class WaitingDriver(Driver):
+    """The wall clock, where decisions are recorded together with their outcomes."""
+
+    def __init__(self, clock: WallClock, stop: asyncio.Event) -> None:
+        self._clock, self._stop = clock, stop
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    async def advance_to(self, moment: float) -> None:
+        waiting = asyncio.create_task(self._clock.wait_until(moment))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            stopping.cancel()
+        if self._stop.is_set():
+            raise Stopped
+
+
+class RecordedDriver(Driver):
+    """All decisions are on record already, and their time is over."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self._stop = stop
+
+    def now(self) -> float:
+        return math.inf
+
+    async def advance_to(self, moment: float) -> None:
+        if self._stop.is_set():
+            raise Stopped
 
 
 # ---------------------------------------------------------------- the state on disk

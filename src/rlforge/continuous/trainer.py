@@ -16,16 +16,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlforge.continuous.assembly import (
-    NOTHING_TO_DEPLOY,
-    Assembly,
-    Deployed,
-    continuous_config,
-)
+from rlforge.continuous.assembly import Assembly
 from rlforge.continuous.batching import Scored, WindowBatch, WindowFilter
 from rlforge.continuous.journal import Entry
 from rlforge.continuous.learner import Trained
 from rlforge.continuous.performance import POLICY, by_player, difference_to_control
+from rlforge.continuous.policy_side import NOTHING_TO_DEPLOY, Deployed, continuous_config
 from rlforge.continuous.simulation import Stopped, simulation_state_path
 from rlforge.errors import CheckpointError, RunError
 from rlforge.ruler.base import DecisionScores
@@ -46,11 +42,13 @@ class ContinuousTrainer:
         self._since = time.monotonic()
 
     async def run(self) -> bool:
-        """Until ``continuous.windows`` are done; False when it was asked to end before that."""
+        """Until ``continuous.windows`` are done, or all of a store; False: asked to end earlier."""
         wanted = self._config.continuous.windows
         try:
             while wanted is None or self._parts.journal.done() < wanted:
                 work = self._parts.journal.current() or await self._begin()
+                if work is None:
+                    break
                 work, window = await self._wait_for_window(work)
                 work, scores = await self._score(work, window)
                 work, trained = await self._train(work, self._filter(window, scores))
@@ -62,59 +60,43 @@ class ContinuousTrainer:
 
     # ------------------------------------------------------------ the steps
 
-    async def _begin(self) -> Entry:
-        """Begin the next window; the state that it starts from is kept until it is done."""
+    async def _begin(self) -> Entry | None:
+        """Begin the next window, if there is one; the state that it starts from is kept."""
         self._check_stop()
-        journal, market = self._parts.journal, self._parts.market
+        journal, source = self._parts.journal, self._parts.source
         last = journal.last()
         if last is not None:  # a resumed market may not have reached its end
             await self._until_over(last.window_id)
-        window_id = self._next_window(last)
+        window_id = source.next_window(None if last is None else last.window_id)
+        if window_id is None:
+            return None
         number = 1 if last is None else last.number + 1
-        await market.driver.save(simulation_state_path(self._context.run_dir, number))
+        await source.driver.save(simulation_state_path(self._context.run_dir, number))
         entry = journal.begin(window_id)
         if last is not None:
             simulation_state_path(self._context.run_dir, last.number).unlink(missing_ok=True)
         return entry
 
-    def _next_window(self, last: Entry | None) -> str:
-        """The first window, or the one after ``last``.
-
-        By the wall clock, windows may have passed while no process ran; of these, those without
-        decisions are skipped.
-        """
-        market = self._parts.market
-        windows, now = market.windows, market.driver.now()
-        if last is None:
-            return windows.grid.id_of(now)
-        following = windows.grid.after(last.window_id)
-        if market.simulated or windows.due_at(following) > now:
-            return following
-        # Ids are in order of time.
-        filled = [one for one in windows.ids() if windows.due_at(one) >= windows.due_at(following)]
-        return filled[0] if filled else max(following, windows.grid.id_of(now), key=windows.due_at)
-
     async def _wait_for_window(self, work: Entry) -> tuple[Entry, TrainingWindow]:
-        """Run the market until the window is over, and read its decisions.
+        """Wait until the window is over, and read its decisions.
 
         A resumed process repeats the ticks on record from the state that the window starts from,
         also where the window is collected already: the next window goes on from its end.
         """
         self._say("collecting", work)
         await self._until_over(work.window_id)
-        market = self._parts.market
-        window = await asyncio.to_thread(market.windows.batch, work.window_id)
+        window = await asyncio.to_thread(self._parts.source.windows.batch, work.window_id)
         if not work.reached("collected"):
             work = self._reach(work, "collected", trajectories=len(window.decisions))
         return work, window
 
     async def _until_over(self, window_id: str) -> None:
-        """Run the market until a window is over and as many of its outcomes known as it needs."""
-        market = self._parts.market
-        await market.driver.advance_to(market.windows.due_at(window_id))
-        allowed = await asyncio.to_thread(market.windows.may_stay_open, window_id)
+        """Wait until a window is over and as many of its outcomes known as it needs."""
+        source = self._parts.source
+        await source.driver.advance_to(source.windows.due_at(window_id))
+        allowed = await asyncio.to_thread(source.windows.may_stay_open, window_id)
         if allowed is not None:
-            await market.driver.settle(window_id, allowed)
+            await source.driver.settle(window_id, allowed)
 
     async def _score(
         self, work: Entry, window: TrainingWindow
@@ -228,16 +210,17 @@ class ContinuousTrainer:
         self._parts.journal.reach(work, "done", window=row, update=update)
         self._context.actors.tracker.log_window.remote(row, update)
         learning.learner.prune(self._parts.policy.deployments.needed())
-        market = self._parts.market
+        source = self._parts.source
         await asyncio.to_thread(self._delete_old, window.id)
-        await market.push.after_window(*market.windows.grid.span(window.id))
+        if source.push is not None:
+            await source.push.after_window(*source.windows.grid.span(window.id))
 
     def _delete_old(self, window_id: str) -> None:
         """Delete the windows and scores beyond ``store.keep_windows`` up to this one."""
-        keep, market = self._config.store.keep_windows, self._parts.market
-        if keep is not None:
-            old = [one for one in market.windows.ids() if one <= window_id][:-keep]
-            market.store.delete(old)
+        keep, source = self._config.store.keep_windows, self._parts.source
+        if keep is not None and source.store is not None:
+            old = [one for one in source.windows.ids() if one <= window_id][:-keep]
+            source.store.delete(old)
             self._parts.scores.delete(old)
 
     # ------------------------------------------------------------ the clock, and the end

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.performance import Performance, by_player, is_ours
@@ -125,11 +126,7 @@ def market_probes(
 
     Their states are those of a market that scripted traders have moved for a few ticks.
     """
-    greedy = dataclasses.replace(
-        params,
-        temperature=0.0,
-        max_tokens=min(config.deployment.probe_tokens, params.max_tokens),
-    )
+    greedy = _greedy(config, params)
     draw = random.Random(config.seed + _PROBES)
     state = SimulationState(config.market, 1, config.seed + _PROBES)
     (agent,) = state.agents
@@ -148,3 +145,24 @@ def market_probes(
             )
         )
     return tuple(probes)
+
+
+def answer_probes(
+    config: ContinuousConfig, tokenizer: Any, params: SamplingParams
+) -> tuple[Probe, ...]:
+    """The prompts of a run without a market; any text will do as an answer."""
+    greedy = _greedy(config, params)
+    probes = []
+    for number in range(1, config.deployment.probes + 1):
+        text = f"Count to {number}."
+        if tokenizer.chat_template:
+            asked = [{"role": "user", "content": text}]
+            text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+        tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
+        probes.append(Probe(prompt_token_ids=tokens, params=greedy, extraction="raw"))
+    return tuple(probes)
+
+
+def _greedy(config: ContinuousConfig, params: SamplingParams) -> SamplingParams:
+    tokens = min(config.deployment.probe_tokens, params.max_tokens)
+    return dataclasses.replace(params, temperature=0.0, max_tokens=tokens)

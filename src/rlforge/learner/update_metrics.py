@@ -22,7 +22,8 @@
                      updated; with ``logprob_gap_max``; both absent without such tokens
 ``entropy``          estimated from the sampled tokens: mean of -log p before the update, in nats
 ``reward_mean``      after the transforms; ``raw_reward_mean`` before; ``advantage_mean``
-``lag_mean``         updates between a step's policy and the one updated; ``lag_max``
+``lag_mean``         updates between a step's policy and the one updated; ``lag_max``; both absent
+                     for steps of other runs
 ``dropped_stale``    steps dropped as too old since the last update; ``dropped_stale_share`` of
                      those and the ones trained on
 ``info/NAME``        mean of a number in ``Step.info`` over the steps that have it: of
@@ -127,7 +128,9 @@ def optimizer_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
 
 def batch_metrics(batch: TrainBatch, selection: Selection, version: int) -> dict[str, float]:
     """Rewards and lags of the batch, and counts of steps that are not trained on."""
-    lags = [version - batch.steps[row.step].policy_version for row in selection.turns]
+    versions = [batch.steps[row.step].policy_version for row in selection.turns]
+    # -1: not of a version of this run.
+    lags = [version - one for one in versions if one >= 0]
     return {
         "tokens": float(selection.tokens),
         "samples_empty": float(selection.empty),
@@ -135,8 +138,7 @@ def batch_metrics(batch: TrainBatch, selection: Selection, version: int) -> dict
         "samples_truncated": float(selection.truncated),
         "reward_mean": _mean([step.reward for step in batch.steps]),
         "raw_reward_mean": _mean([step.raw_reward for step in batch.steps]),
-        "lag_mean": _mean(lags),
-        "lag_max": float(max(lags, default=0)),
+        **({"lag_mean": _mean(lags), "lag_max": float(max(lags))} if lags else {}),
         "dropped_stale": float(batch.dropped_stale),
         "dropped_stale_share": batch.dropped_stale / max(1, batch.dropped_stale + len(batch.steps)),
         **_info_means(batch.steps),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rlforge.config.compose import Composed
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.plugins import SCORERS
+from rlforge.config.plugins import REDACTIONS, SCORERS
 from rlforge.config.schema import GrpoConfig, PolicyConfig
-from rlforge.errors import RlforgeError
+from rlforge.errors import RlforgeError, StoreError
 from rlforge.games.base import View
 from rlforge.games.prompts import Prompter
 from rlforge.games.trading import longest_prompt
@@ -20,6 +22,7 @@ from rlforge.preflight.policy import (
 from rlforge.ruler.registry import check_judge
 from rlforge.system.hub import check_push
 from rlforge.trajectories.grid import WindowGrid, window_start
+from rlforge.trajectories.layout import StoreLayout
 
 
 def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True) -> None:
@@ -30,9 +33,12 @@ def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True)
     config = composed.config
     check_policy(composed)
     check_learns_from_rewards(composed)
-    check_agents(composed, config.continuous.agents + sum(config.market.traders.values()))
+    if config.has_market:
+        check_agents(composed, config.continuous.agents + sum(config.market.traders.values()))
     check_name(composed, "ruler.scoring_method", config.ruler.scoring_method, SCORERS)
-    _check_time(composed, config)
+    {"market": _check_market, "requests": _check_requests, "store": _check_store}[
+        config.continuous.source
+    ](composed, config)
     if config.serve.state_dir is not None:
         raise composed.error("serve.state_dir", "a continuous run keeps its versions with itself")
     if config.learner.schedule != "constant" and config.continuous.windows is None:
@@ -81,8 +87,8 @@ def check_agents(composed: Composed[PolicyConfig], agents: int) -> None:
         )
 
 
-def _check_time(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:
-    """Windows in which too few decisions can be made, or settle too late, are never ready."""
+def _check_market(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:
+    """Refuse windows that are never ready, with too few decisions, or outcomes that come late."""
     window, market = config.window, config.market
     ticks = window.minutes / market.tick_minutes
     if window.min_trajectories_per_agent > ticks:
@@ -114,7 +120,9 @@ def _check_time(composed: Composed[ContinuousConfig], config: ContinuousConfig) 
             f"outcomes are known at the end of an episode, {config.episode_s:g} seconds at most "
             "after a decision; null waits as long as it takes",
         )
-    if config.max_staleness < config.windows_waited and window.mode == "windowed":
+    staleness = config.max_staleness
+    assert staleness is not None, "decisions are of this run"
+    if staleness < config.windows_waited and window.mode == "windowed":
         raise composed.error(
             "continuous.max_staleness",
             f"{config.windows_waited} windows, each with a new version, may end while one waits "
@@ -126,3 +134,36 @@ def _check_time(composed: Composed[ContinuousConfig], config: ContinuousConfig) 
             "store.keep_windows",
             f"outcomes of the last {config.windows_open} windows may still come; keep as many",
         )
+
+
+def _check_requests(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:
+    """Refuse what cannot be without a market, and requests that cannot arrive."""
+    source = "continuous.source=requests"
+    if not config.continuous.http:
+        raise composed.error("continuous.http", f"answers nothing; {source} needs it true")
+    if config.window.clock != "wall":
+        raise composed.error("window.clock", f"requests arrive by the wall clock ({source})")
+    if config.continuous.compare_episodes:
+        raise composed.error(
+            "continuous.compare_episodes", f"measures in a market, and {source} has none; set 0"
+        )
+    if config.deployment.holdout_games:
+        raise composed.error(
+            "deployment.holdout_games", f"measures in a market, and {source} has none; set 0"
+        )
+    if config.requests.redact is not None:
+        check_name(composed, "requests.redact", config.requests.redact, REDACTIONS)
+
+
+def _check_store(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:
+    """Refuse a store that is not there, and whatever would write to it."""
+    path, source = config.store.path, "continuous.source=store"
+    if path is None:
+        raise composed.error("store.path", f"names no store, and {source} reads one")
+    try:
+        StoreLayout(root=Path(path)).check()
+    except StoreError as error:
+        raise composed.error("store.path", str(error)) from error
+    if config.store.push is not None or config.store.keep_windows is not None:
+        key = "push" if config.store.push is not None else "keep_windows"
+        raise composed.error(f"store.{key}", f"the store is only read with {source}")

@@ -86,7 +86,7 @@ def _compact(content: Any) -> str:
 
 _LETTERS = "bcdfghjkmnpqrstvwxz"
 
-_TASK = """You compare decisions of agents in a market, and score each one.
+_TASK = """You compare decisions of agents, and score each one.
 
 {rubric}
 

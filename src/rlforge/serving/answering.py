@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Self
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, Protocol, Self
 
 from rlforge.engines.base import check_request, decoder
 from rlforge.errors import EngineError, RlforgeError
@@ -45,8 +45,12 @@ class Limits:
 
 @value
 class CheckedRequest:
-    """A checked request. pinned: the version that it names; None: that of its ``user``."""
+    """A checked request. pinned: the version that it names; None: that of its ``user``.
 
+    conversation: its messages, or its prompt as text.
+    """
+
+    conversation: Sequence[Mapping[str, str]] | str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     stops: tuple[str, ...]
@@ -74,6 +78,34 @@ class End:
     finish_reason: str
     policy: PolicyRef
     completion: Completion | None
+
+
+@value
+class Answered:
+    """An answer that a client got.
+
+    user: 16 digits that stand for the user; equal for answers to one user. text: without what
+    follows a stop string; completion: None then.
+    """
+
+    id: str
+    user: str
+    conversation: Sequence[Mapping[str, str]] | str
+    params: SamplingParams
+    text: str
+    completion: Completion | None
+
+
+class AnswerObserver(Protocol):
+    """Sees the answers of a service, and their outcomes."""
+
+    async def answered(self, answer: Answered) -> None:
+        """A client got ``answer``. Raises nothing."""
+        ...
+
+    async def rewarded(self, answer_id: str, reward: float) -> bool:
+        """A client reports the reward of an answer; whether the observer made use of it."""
+        ...
 
 
 class TextStream:
@@ -273,6 +305,7 @@ class Answering:
                 code="unsupported_value",
             )
         return CheckedRequest(
+            conversation=self._conversation(request, prompt),
             prompt_token_ids=prompt,
             params=params,
             stops=request.stops(),
@@ -332,16 +365,31 @@ class Answering:
             raise BadRequestError(
                 "this model has no chat template; use /v1/completions", param="messages"
             )
-        conversation = [message.plain() for message in request.messages]
         try:
-            text = self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True
-            )
+            return conversation_tokens(self._tokenizer, _messages(request))
         except Exception as error:  # templates raise errors of many kinds
             raise BadRequestError(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
-        return self._encode(str(text))
+
+    def _conversation(
+        self, request: Sampling, prompt: Sequence[int]
+    ) -> Sequence[Mapping[str, str]] | str:
+        if isinstance(request, ChatRequest):
+            return _messages(request)
+        return str(self._tokenizer.decode(list(prompt)))
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(writable(text), add_special_tokens=False))
+
+
+def conversation_tokens(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    """The prompt of a conversation, by the model's chat template."""
+    text = tokenizer.apply_chat_template(
+        [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+    )
+    return tuple(tokenizer.encode(writable(str(text)), add_special_tokens=False))
+
+
+def _messages(request: ChatRequest) -> list[dict[str, str]]:
+    return [message.plain() for message in request.messages]

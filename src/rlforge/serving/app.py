@@ -20,7 +20,15 @@ from rlforge.config.serving import ServeConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import DeploymentError, EngineError
 from rlforge.serving.adapter import find_source
-from rlforge.serving.answering import Answering, BadRequestError, CheckedRequest, End, Piece
+from rlforge.serving.answering import (
+    Answered,
+    Answering,
+    AnswerObserver,
+    BadRequestError,
+    CheckedRequest,
+    End,
+    Piece,
+)
 from rlforge.serving.guard import App, Guard
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.protocol import (
@@ -52,7 +60,10 @@ _EXPLAINED = (
 
 
 class Api:
-    """The endpoints of one service. ready: whether the engine answers."""
+    """The endpoints of one service.
+
+    ready: whether the engine answers. observer: sees answers and outcomes; None: no one does.
+    """
 
     def __init__(
         self,
@@ -63,9 +74,11 @@ class Api:
         ids: AnswerIds,
         metrics: Metrics,
         ready: Callable[[], bool],
+        observer: AnswerObserver | None,
     ) -> None:
         self._service, self._engine, self._answering = service, engine, answering
         self._config, self._ids, self._metrics, self._ready = config, ids, metrics, ready
+        self._observer = observer
         self._under_way = 0
 
     # ------------------------------------------------------------ OpenAI
@@ -88,7 +101,10 @@ class Api:
         return JSONResponse(_model(name, self._answering.model(name)))
 
     async def outcome(self, given: OutcomeRequest) -> Response:
-        """``POST /v1/outcomes``: the reward of the answer ``id``, for the trial under way."""
+        """``POST /v1/outcomes``: the reward of the answer ``id``.
+
+        counted: in the trial under way. learned: it becomes a decision to learn from.
+        """
         known = self._ids.read(given.id)
         if known is None:
             raise BadRequestError(
@@ -99,7 +115,12 @@ class Api:
             given.reward, uid=uid, key=given.id, cluster=user
         )
         self._metrics.outcomes.labels(str(counted).lower()).inc()
-        return JSONResponse({"id": given.id, "version": uid, "counted": counted})
+        learned = False
+        if self._observer is not None:
+            learned = await self._observer.rewarded(given.id, given.reward)
+        return JSONResponse(
+            {"id": given.id, "version": uid, "counted": counted, "learned": learned}
+        )
 
     # ------------------------------------------------------------ operation
 
@@ -162,6 +183,7 @@ class Api:
         if asked.wants_logprobs() and end.completion is not None:
             pieces = self._answering.token_texts(end.completion)
         envelope = self._envelope(asked, end.policy)
+        await self._observe(envelope.id, checked, end)
         answer = envelope.answer(end.text, end.finish_reason, end.completion, pieces)
         counts = usage(len(checked.prompt_token_ids), end.tokens)
         return JSONResponse(answer | {"usage": counts}, headers=_version_header(end.policy))
@@ -195,7 +217,9 @@ class Api:
         async def events() -> AsyncIterator[str]:
             with counted:
                 async with contextlib.aclosing(pieces):
-                    async for event in self._events(envelope, first, pieces, deadline, prompt):
+                    async for event in self._events(
+                        envelope, checked, first, pieces, deadline, prompt
+                    ):
                         yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
                 yield "data: [DONE]\n\n"
 
@@ -206,6 +230,7 @@ class Api:
     async def _events(
         self,
         envelope: Envelope,
+        checked: CheckedRequest,
         first: Piece | End,
         pieces: AsyncGenerator[Piece | End, None],
         deadline: float,
@@ -227,6 +252,7 @@ class Api:
             yield error_body(str(error) or "time is up", "server_error", code="stream_broken")
             return
         self._count_tokens(piece)
+        await self._observe(envelope.id, checked, piece)
         yield envelope.piece(None, first=is_first, finish_reason=piece.finish_reason)
         if prompt is not None:
             yield envelope.usage_piece(prompt, piece.tokens)
@@ -240,6 +266,21 @@ class Api:
             model=asked.model,
             uid=policy.uid,
         )
+
+    async def _observe(self, answer_id: str, checked: CheckedRequest, end: End) -> None:
+        """Before the client gets the end of the answer, and may report its outcome."""
+        known = self._ids.read(answer_id)
+        if self._observer is not None and known is not None:
+            await self._observer.answered(
+                Answered(
+                    id=answer_id,
+                    user=known[1],
+                    conversation=checked.conversation,
+                    params=checked.params,
+                    text=end.text,
+                    completion=end.completion,
+                )
+            )
 
     def _count_tokens(self, end: End) -> None:
         trial = self._service.trial
@@ -267,10 +308,11 @@ def make_app(
     metrics: Metrics,
     *,
     ready: Callable[[], bool] = lambda: True,
+    observer: AnswerObserver | None = None,
 ) -> App:
     """The service as an ASGI application behind its guard."""
     ids = AnswerIds(tokens.admin)
-    api = Api(service, engine, answering, config, ids, metrics, ready)
+    api = Api(service, engine, answering, config, ids, metrics, ready, observer)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for method, path, endpoint in (
         ("POST", "/v1/chat/completions", api.chat),

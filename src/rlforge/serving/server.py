@@ -28,6 +28,7 @@ from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, DeploymentError, RunError
 from rlforge.preflight.serving import check_service
 from rlforge.serving.adapter import find_source
+from rlforge.serving.answering import AnswerObserver
 from rlforge.serving.client import ADDRESS_FILE, STATE_DIR
 from rlforge.serving.guard import App, is_loopback
 from rlforge.serving.metrics import Metrics
@@ -240,10 +241,12 @@ def http_over(
     metrics: Metrics,
     *,
     ready: Callable[[], bool] = lambda: True,
+    observer: AnswerObserver | None = None,
 ) -> App:
     """The HTTP application over an open service, for ``answer_requests``.
 
-    metrics: its ``on_phase`` is that of the service, where deployments are counted.
+    metrics: its ``on_phase`` is that of the service, where deployments are counted. observer: sees
+    answers and outcomes.
     """
     from rlforge.models.load import load_model_config, load_tokenizer, stop_token_ids
     from rlforge.serving.answering import Answering, Limits
@@ -262,7 +265,16 @@ def http_over(
         ),
     )
     answering = Answering(service, tokenizer, limits, config.serve.model_name or config.name)
-    return make_app(service, engine, answering, config.serve, tokens, metrics, ready=ready)
+    return make_app(
+        service,
+        engine,
+        answering,
+        config.serve,
+        tokens,
+        metrics,
+        ready=ready,
+        observer=observer,
+    )
 
 
 async def _begin(service: DeploymentService, source: Path | None, say: Say) -> None:

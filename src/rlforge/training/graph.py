@@ -89,32 +89,41 @@ def _continuous_graph(config: ContinuousConfig, hardware: HardwareConfig) -> Run
     def part(name: str, groups: tuple[str, ...], *sends: tuple[str, str]) -> ActorSpec:
         return ActorSpec(name=name, actor=None, config=_groups(config, *groups), sends=sends)
 
+    store = part(
+        "store",
+        ("store", "window", "decision_reward"),
+        ("scorer", "TrainingWindow"),
+        ("learner", "TrainBatch"),
+    )
+    deployment = part(
+        "deployment",
+        ("deployment", "serve"),
+        ("engine", "prompt ids, sampling parameters, policy"),
+        ("engine", "adapter version"),
+    )
+    decided = ("store", "Decision, Outcome")
+    asking = {
+        "market": (
+            part("market", ("market", "continuous"), ("deployment", "prompt ids, agent"), decided),
+        ),
+        "requests": (
+            part("clients", ("requests", "serve"), ("deployment", "prompt ids, user"), decided),
+        ),
+        "store": (),
+    }[config.continuous.source]
     return RunGraph(
         nodes=(
             _tracker(config),
             _learner(
                 config, hardware, ("deployment", "Checkpoint"), ("tracker", "metrics of the window")
             ),
-            _engine(config, hardware, ("market", "Completion")),
-            part(
-                "market",
-                ("market", "continuous"),
-                ("deployment", "prompt ids, agent"),
-                ("store", "Decision, Outcome"),
+            _engine(
+                config, hardware, *((node.name, "Completion") for node in asking or (deployment,))
             ),
-            part(
-                "store",
-                ("store", "window", "decision_reward"),
-                ("scorer", "TrainingWindow"),
-                ("learner", "TrainBatch"),
-            ),
+            *asking,
+            store,
             part("scorer", ("ruler",), ("learner", "Scores")),
-            part(
-                "deployment",
-                ("deployment", "serve"),
-                ("engine", "prompt ids, sampling parameters, policy"),
-                ("engine", "adapter version"),
-            ),
+            deployment,
         )
     )
 

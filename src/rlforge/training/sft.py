@@ -25,7 +25,7 @@ from rlforge.types import Step, TrainBatch, UpdateResult
 _OF_GAMES = frozenset(
     (
         *("entropy", "policy_loss", "reward_mean", "raw_reward_mean", "advantage_mean"),
-        *("lag_mean", "lag_max", "dropped_stale", "dropped_stale_share"),
+        *("dropped_stale", "dropped_stale_share"),
     )
 )
 

@@ -6,6 +6,7 @@ Fields have Python names here and camelCase names (``agentId``, ``nextState``, â
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,13 @@ class Metadata:
     def learns(self) -> bool:
         """Whether who decided may learn from it; scripted traders and the control do not."""
         return not self.provider.startswith((SCRIPTED, CONTROL))
+
+
+def confidence_of(completion: Completion) -> float:
+    """Geometric mean of its tokens' probabilities; 1 where there are no log-probabilities."""
+    if not completion.logprobs:
+        return 1.0
+    return min(1.0, math.exp(math.fsum(completion.logprobs) / len(completion.logprobs)))
 
 
 @value

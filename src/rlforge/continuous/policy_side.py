@@ -1,0 +1,176 @@
+"""The policy side of a continuous run: the engine, and the deployments that it serves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from typing import Any
+
+from rlforge.actors.engine_client import REPORT_POLL_S, RemoteEngine
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.continuous.trials import MarketTrials, answer_probes, market_probes
+from rlforge.engines.base import Engine
+from rlforge.games.trading import AgentPrompter
+from rlforge.market.books import Settled
+from rlforge.models.load import load_tokenizer, stop_token_ids
+from rlforge.serving.metrics import Metrics
+from rlforge.serving.records import Deployment
+from rlforge.serving.service import DeploymentService
+from rlforge.system.checkpoint import step_name
+from rlforge.training.lifecycle import RunContext
+from rlforge.trajectories.reward import DecisionReward, result_of
+from rlforge.types import Checkpoint, SamplingParams, value
+
+DEPLOYMENTS = "deployments"
+"""Folder of the deployment service in the run directory."""
+
+
+@value
+class Deployed:
+    """The result of a deployment.
+
+    success: the version serves all users; None: there was none to deploy, or it is on trial.
+    reason: why it does not serve.
+    """
+
+    success: bool | None
+    reason: str = ""
+
+
+NOTHING_TO_DEPLOY = Deployed(success=None)
+
+
+class DeploymentsByStep:
+    """The deployments of ``service``, each under the name of its checkpoint, ``step-N``.
+
+    The base model is ``step-0``, because version 0 equals it. Adapters that were deployed from
+    elsewhere have no such name: learning never continues from them, and their decisions are not
+    learned from.
+    """
+
+    def __init__(self, service: DeploymentService) -> None:
+        self._service = service
+
+    def on_trial(self) -> bool:
+        """Whether a new version is still being compared with the current one."""
+        return self._service.trial is not None
+
+    def serving(self) -> str:
+        """The version that serves; during a trial, the one that the trial compares with.
+
+        While an adapter from elsewhere serves: the newest one of this run that served before it.
+        """
+        return next(step for step in map(_step, self._service.stack()) if step is not None)
+
+    def foreign(self) -> Mapping[str, str]:
+        """The deployments from elsewhere: where each came from, by ``Deployment.uid``."""
+        return {d.uid: d.source for d in self._service.history() if _step(d) is None}
+
+    def needed(self) -> Collection[str]:
+        """Versions from which learning may have to continue."""
+        return {self.serving(), *self._served()}
+
+    async def deploy(self, checkpoint: Checkpoint) -> Deployed:
+        """Deploy ``checkpoint``, unless it serves already."""
+        # Deployment 0 is the base model, which ``learner.initial_adapter`` differs from.
+        if any(d.number and _step(d) == checkpoint.uid for d in self._service.served()):
+            return Deployed(success=True)
+        deployment = await self._service.deploy(checkpoint)
+        if deployment.phase == "trial":
+            return Deployed(success=None, reason=f"{deployment.uid} is on trial")
+        return Deployed(success=deployment.succeeded, reason=deployment.reason)
+
+    def _served(self) -> set[str]:
+        steps = map(_step, self._service.served())
+        return {step for step in steps if step is not None}
+
+
+def _step(deployment: Deployment) -> str | None:
+    """The checkpoint of this run that was deployed; None for an adapter from elsewhere."""
+    if deployment.number == 0:
+        return step_name(0)
+    folder, _, name = deployment.source.rpartition("/")
+    return name if folder == "checkpoints" else None
+
+
+@value
+class PolicySide:
+    """The engine that answers, and the deployments that it serves.
+
+    trials, prompter: tests in markets, and prompts of the agents there; None without a market.
+    params, tokenizer: how answers are drawn and read.
+    """
+
+    engine: Engine
+    service: DeploymentService
+    deployments: DeploymentsByStep
+    metrics: Metrics
+    trials: MarketTrials | None
+    prompter: AgentPrompter | None
+    params: SamplingParams
+    tokenizer: Any
+
+
+@contextlib.asynccontextmanager
+async def policy_side(context: RunContext) -> AsyncIterator[PolicySide]:
+    """The engines as one, and the deployments that they served last."""
+    config = continuous_config(context)
+    tokenizer = load_tokenizer(config.model)
+    params = config.engine.sampling(stop_token_ids(config.model, tokenizer))
+    engine = RemoteEngine(
+        context.actors.engines,
+        client="continuous",
+        timeout_s=config.engine.request_timeout_s,
+        poll_s=REPORT_POLL_S,
+    )
+    metrics = Metrics()
+    prompter = trials = None
+    if config.has_market:
+        prompter = AgentPrompter(config, config.market, tokenizer)
+        trials = MarketTrials(config, engine, prompter, params, reward_of_settled(config))
+        probes = market_probes(config, prompter, params)
+    else:
+        probes = answer_probes(config, tokenizer, params)
+    try:
+        service = await DeploymentService.open(
+            context.run_dir / DEPLOYMENTS,
+            engine,
+            config.deployment,
+            config.model,
+            probes,
+            holdout=trials.holdout if trials and config.deployment.holdout_games else None,
+            on_phase=metrics.on_phase,
+        )
+        try:
+            yield PolicySide(
+                engine=engine,
+                service=service,
+                deployments=DeploymentsByStep(service),
+                metrics=metrics,
+                trials=trials,
+                prompter=prompter,
+                params=params,
+                tokenizer=tokenizer,
+            )
+        finally:
+            await service.close()
+    finally:
+        await engine.close()
+
+
+def continuous_config(context: RunContext) -> ContinuousConfig:
+    """The configuration of a continuous run."""
+    assert isinstance(context.config, ContinuousConfig)
+    return context.config
+
+
+def reward_of_settled(config: ContinuousConfig) -> Callable[[Settled], float]:
+    """The reward of a settled decision; ``continuous.invalid_reward`` of a refused action."""
+    invalid, reward = config.continuous.invalid_reward, DecisionReward(config.decision_reward)
+
+    def reward_of(settled: Settled) -> float:
+        if settled.invalid and invalid is not None:
+            return invalid
+        return reward(result_of(settled)).reward
+
+    return reward_of

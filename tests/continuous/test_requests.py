@@ -1,0 +1,354 @@
+"""Answers over HTTP become decisions with the rewards that clients report, and are learned from."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from transformers import AutoTokenizer
+
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.continuous.requests import AnswerLog
+from rlforge.continuous.run import ContinuousRun
+from rlforge.errors import RunError, StoreError
+from rlforge.serving.answering import Answered
+from rlforge.training import lifecycle
+from rlforge.trajectories.store import TrajectoryStore
+from rlforge.types import Completion, SamplingParams
+
+Make = Callable[..., ContinuousConfig]
+
+REQUESTS = (
+    "continuous.source=requests",
+    "continuous.http=true",
+    "continuous.compare_episodes=0",
+    "continuous.select_by=all",
+    "continuous.min_selected=2",
+    "window.clock=wall",
+    "window.min_agents=1",
+    "window.min_actions=0",
+    "window.min_trajectories_per_agent=1",
+    "window.avg_reward_threshold=null",
+    "serve.port=0",
+)
+#: 2026-11-13 10:00 UTC, and the id of the window of 30 minutes that holds it.
+TEN, TEN_ID = 1794564000.0, "2026-11-13-10:00"
+
+
+class Clock:
+    """Stands where it is set."""
+
+    def __init__(self) -> None:
+        self.moment = TEN
+
+    def __call__(self) -> float:
+        return self.moment
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TrajectoryStore]:
+    with TrajectoryStore(tmp_path / "store") as opened:
+        yield opened
+
+
+@pytest.fixture
+def open_log(make_config: Make, store: TrajectoryStore, tmp_path: Path, clock: Clock) -> Any:
+    """Opens the log of the test's store, with changes to the configuration."""
+
+    def make(*overrides: str, store: Any = store) -> AnswerLog:
+        config = make_config(*REQUESTS, *overrides)
+        tokenizer = AutoTokenizer.from_pretrained(config.model.name)
+        return AnswerLog(tmp_path / "answers.sqlite", store, config, tokenizer, clock)
+
+    return make
+
+
+def answer(number: int = 1, **changes: Any) -> Answered:
+    """The answer ``[hold]`` of version 3 to a prompt."""
+    completion = Completion(
+        text="[hold]",
+        prompt_token_ids=(5, 6, 7),
+        token_ids=(9,),
+        logprobs=(-0.5,),
+        policy_uid="deploy-3",
+        policy_version=3,
+    )
+    given = {
+        "id": f"cmpl-deploy-3-{number}",
+        "user": "ann",
+        "conversation": "market bet p5",
+        "params": SamplingParams(),
+        "text": "[hold]",
+        "completion": completion,
+    }
+    return Answered(**given | changes)
+
+
+async def test_a_rewarded_answer_is_a_complete_decision_of_the_window_of_its_reward(
+    open_log: Any, store: TrajectoryStore, clock: Clock
+) -> None:
+    log, given = open_log(), answer()
+    await log.answered(given)
+    assert (log.waiting(), store.count()) == (1, 0)
+    clock.moment += 45 * 60
+    assert await log.rewarded(given.id, 0.75)
+    assert log.waiting() == 0
+    [decision] = store.decisions()
+    assert (decision.id, decision.agent_id) == (given.id, "ann")
+    assert (decision.window_id, decision.timestamp) == ("2026-11-13-10:30", TEN + 45 * 60)
+    assert decision.state == {"prompt": "market bet p5"}
+    assert decision.action == {"type": "ANSWER", "content": "[hold]"}
+    assert decision.next_state == {"prompt": "market bet p5[hold]"}
+    assert (decision.reward, decision.complete, decision.refused) == (0.75, True, False)
+    assert decision.completion == given.completion
+    assert decision.metadata.learns
+
+
+async def test_a_conversation_is_the_state_and_the_answer_its_next_message(
+    open_log: Any, store: TrajectoryStore
+) -> None:
+    log = open_log()
+    await log.answered(answer(conversation=[{"role": "user", "content": "bet?"}]))
+    await log.rewarded(answer().id, 1.0)
+    [decision] = store.decisions()
+    assert decision.state == {"messages": [{"role": "user", "content": "bet?"}]}
+    assert decision.next_state is not None
+    assert decision.next_state["messages"][1:] == [{"role": "assistant", "content": "[hold]"}]
+
+
+async def test_an_answer_is_learned_from_once(open_log: Any, store: TrajectoryStore) -> None:
+    log = open_log()
+    await log.answered(answer())
+    assert [await log.rewarded(answer().id, reward) for reward in (1.0, -1.0)] == [True, False]
+    assert not await log.rewarded("cmpl-deploy-3-unknown", 1.0)
+    assert [decision.reward for decision in store.decisions()] == [1.0]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        answer(params=SamplingParams(temperature=0.2)),
+        answer(params=SamplingParams(top_k=5)),
+        answer(completion=None),
+        answer(completion=Completion(text="hi", token_ids=(9,), prompt_token_ids=(5,))),
+    ],
+    ids=["temperature", "top_k", "stop string", "no log-probs"],
+)
+async def test_answers_of_another_distribution_are_not_kept(open_log: Any, given: Answered) -> None:
+    log = open_log()
+    await log.answered(given)
+    assert log.waiting() == 0
+    assert not await log.rewarded(given.id, 1.0)
+
+
+async def test_the_length_and_the_seed_of_a_request_do_not_matter(open_log: Any) -> None:
+    log = open_log()
+    await log.answered(answer(params=SamplingParams(max_tokens=7, seed=1, stop_token_ids=(2,))))
+    assert log.waiting() == 1
+
+
+async def test_answers_without_an_outcome_are_deleted(open_log: Any, clock: Clock) -> None:
+    log = open_log("requests.keep_hours=2")
+    await log.answered(answer(1))
+    clock.moment += 3600
+    await log.answered(answer(2))
+    clock.moment += 2 * 3600
+    await log.answered(answer(3))
+    assert log.waiting() == 2
+    assert not await log.rewarded(answer(1).id, 1.0)
+
+
+class FullStore:
+    """A store whose disk is full."""
+
+    def append(self, decisions: Any) -> None:
+        raise StoreError("the disk is full")
+
+
+async def test_an_outcome_that_could_not_be_moved_is_moved_at_the_next_start(
+    open_log: Any, store: TrajectoryStore, clock: Clock
+) -> None:
+    log = open_log(store=FullStore())
+    await log.answered(answer())
+    with pytest.raises(StoreError, match="disk is full"):
+        await log.rewarded(answer().id, 1.0)
+    log.close()
+    clock.moment += 3600
+    log = open_log()
+    log.finish()
+    log.finish()
+    assert [decision.window_id for decision in store.decisions()] == [TEN_ID]
+    assert log.waiting() == 0
+
+
+async def test_an_outcome_that_could_not_be_moved_can_be_reported_again(
+    open_log: Any, store: TrajectoryStore
+) -> None:
+    full = open_log(store=FullStore())
+    await full.answered(answer())
+    with pytest.raises(StoreError):
+        await full.rewarded(answer().id, 1.0)
+    assert await open_log().rewarded(answer().id, 1.0)
+    assert store.count() == 1
+
+
+def test_a_damaged_database_is_named(open_log: Any, tmp_path: Path) -> None:
+    (tmp_path / "answers.sqlite").write_bytes(b"no database" * 100)
+    with pytest.raises(RunError, match=r"answers\.sqlite: file is not a database"):
+        open_log()
+
+
+# ---------------------------------------------------------------- redaction
+
+
+def hide(conversation: Any, text: str) -> Any:
+    """Hides one word; forgets conversations with another one."""
+    if "secret" in conversation:
+        return None
+    return conversation.replace("bet", "market")
+
+
+def broken(conversation: Any, text: str) -> Any:
+    raise KeyError("name")
+
+
+def malformed(conversation: Any, text: str) -> Any:
+    return [{"speaker": "ann"}]
+
+
+async def test_what_a_redaction_hides_is_neither_kept_nor_trained_on(
+    open_log: Any, store: TrajectoryStore
+) -> None:
+    log = open_log(f"requests.redact={__name__}:hide")
+    await log.answered(answer(1))
+    await log.answered(answer(2, conversation="a secret"))
+    assert log.waiting() == 1
+    await log.rewarded(answer(1).id, 1.0)
+    [decision] = store.decisions()
+    assert decision.state == {"prompt": "market market p5"}
+    assert "bet" not in decision.observation
+    assert decision.completion is not None
+    assert decision.completion.prompt_token_ids != (5, 6, 7)
+    assert decision.completion.logprobs == (-0.5,)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("broken", "KeyError: 'name' ("), ("malformed", "ValueError: ")]
+)
+async def test_a_redaction_that_fails_keeps_nothing_and_says_why(
+    open_log: Any, caplog: pytest.LogCaptureFixture, name: str, problem: str
+) -> None:
+    log = open_log(f"requests.redact={__name__}:{name}")
+    with caplog.at_level(logging.ERROR):
+        await log.answered(answer())
+    assert log.waiting() == 0
+    assert f"the answer {answer().id} is not kept: redaction" in caplog.text
+    assert f":{name}' fails: {problem}" in caplog.text
+
+
+# ---------------------------------------------------------------- a whole run
+
+
+def test_a_served_model_learns_from_the_rewards_of_its_answers(
+    make_config: Make, in_process: Any
+) -> None:
+    """Clients like one answer, and so its share among the answers grows."""
+    run_dir = Path("run").absolute()
+    config = make_config(
+        *REQUESTS,
+        "window.minutes=0.1",
+        "continuous.windows=null",
+        "continuous.min_selected=20",
+        "learner.epochs=4",
+        "learner.learning_rate=5e-3",
+        "algorithm.kl.coef=0",
+    )
+    hardware, graph = in_process.hardware_and_graph(config)
+    run_dir.mkdir()
+    (run_dir / "command.txt").write_text("rlforge continuous\n")
+    run: list[ContinuousRun] = []
+
+    def controller(context: lifecycle.RunContext) -> ContinuousRun:
+        run.append(ContinuousRun(context))
+        return run[0]
+
+    shares: list[float] = []
+    failures: list[Exception] = []
+
+    def talk() -> None:
+        try:
+            shares.extend(_talk(run_dir, windows=3))
+        except Exception as error:
+            failures.append(error)
+        finally:
+            run[0].stop()
+
+    client = threading.Thread(target=talk)
+    client.start()
+    outcome = lifecycle.execute(controller, config, graph, hardware, run_dir, resume=False)
+    client.join()
+    assert not failures
+    assert outcome.interrupted
+    trained = [row for row in _rows(run_dir) if row["version"]]
+    assert len(trained) >= 3
+    assert all(row["deployment_success"] for row in trained)
+    assert shares[-1] > shares[0] + 0.2, shares
+
+
+def _rows(run_dir: Path) -> list[dict[str, Any]]:
+    file = run_dir / "windows.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _talk(run_dir: Path, windows: int) -> list[float]:
+    """Ask until so many windows were trained on; the share of the liked answer before and after."""
+    address = run_dir / "deployments" / "service.json"
+    _until(address.exists)
+    token = (run_dir / "deployments" / "token").read_text().strip()
+    http = httpx.Client(
+        base_url=json.loads(address.read_text())["url"],
+        headers={"authorization": f"Bearer {token}"},
+        timeout=60,
+    )
+
+    def ask() -> dict[str, Any]:
+        request = {"model": "test", "prompt": "market bet p5", "max_tokens": 1, "user": "ann"}
+        response = http.post("/v1/completions", json=request)
+        assert response.status_code == 200, response.text
+        given: dict[str, Any] = response.json()
+        return given
+
+    def share(liked: str) -> float:
+        texts = [ask()["choices"][0]["text"] for _ in range(60)]
+        return texts.count(liked) / len(texts)
+
+    texts = [ask()["choices"][0]["text"] for _ in range(60)]
+    liked = max(sorted(set(texts)), key=lambda text: texts.count(text) * (texts.count(text) < 30))
+    shares = [texts.count(liked) / len(texts)]
+    while sum(row["version"] is not None for row in _rows(run_dir)) < windows:
+        given = ask()
+        reward = 1.0 if given["choices"][0]["text"] == liked else -1.0
+        reported = http.post("/v1/outcomes", json={"id": given["id"], "reward": reward})
+        assert reported.json()["learned"] is True, reported.text
+        again = http.post("/v1/outcomes", json={"id": given["id"], "reward": reward})
+        assert again.json()["learned"] is False
+    return [*shares, share(liked)]
+
+
+def _until(there: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not there():
+        assert time.monotonic() < deadline, "the run does not serve"
+        time.sleep(0.05)

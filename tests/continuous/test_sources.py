@@ -1,0 +1,103 @@
+"""Runs over the decisions of a store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.continuous.run import ContinuousRun
+from rlforge.errors import RunError
+from rlforge.training import lifecycle
+from rlforge.trajectories.store import TrajectoryStore
+
+Make = Callable[..., ContinuousConfig]
+
+
+@pytest.fixture
+def execute(in_process: Any, tmp_path: Path) -> Callable[[ContinuousConfig, str], Path]:
+    """Runs a configuration to its end, in the directory of this name."""
+
+    def run(config: ContinuousConfig, name: str) -> Path:
+        hardware, graph = in_process.hardware_and_graph(config)
+        run_dir = tmp_path / name
+        resume = run_dir.exists()
+        run_dir.mkdir(exist_ok=True)
+        (run_dir / "command.txt").write_text("rlforge continuous\n")
+        lifecycle.execute(ContinuousRun, config, graph, hardware, run_dir, resume=resume)
+        return run_dir
+
+    return run
+
+
+def rows(run_dir: Path, name: str = "windows.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / name).read_text().splitlines()]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_a_run_learns_from_all_windows_of_another_runs_store_and_leaves_it_as_it_is(
+    make_config: Make, execute: Callable[[ContinuousConfig, str], Path]
+) -> None:
+    played = execute(make_config("continuous.windows=3"), "played")
+    before = digests(played / "store")
+    config = make_config(
+        "continuous.source=store", f"store.path={played / 'store'}", "continuous.windows=null"
+    )
+    learned = execute(config, "learned")
+    assert [row["window_id"] for row in rows(learned)] == [row["window_id"] for row in rows(played)]
+    assert [row["version"] for row in rows(learned)] == ["step-1", "step-2", "step-3"]
+    # Decisions of version 2 are learned from by version 1, and none is stale.
+    assert [row["batch/stale"] for row in rows(learned)] == [0, 0, 0]
+    assert not any("lag_max" in row for row in rows(learned, "metrics.jsonl"))
+    assert digests(played / "store") == before
+    assert not (learned / "store").exists()
+    comparison = json.loads((learned / "comparison.json").read_text())
+    assert comparison["after"]["version"] == "step-3"
+
+
+def test_a_resumed_run_learns_from_windows_that_came_to_the_store_meanwhile(
+    make_config: Make,
+    make_decision: Callable[..., Any],
+    execute: Callable[[ContinuousConfig, str], Path],
+    tmp_path: Path,
+) -> None:
+    played = execute(make_config("continuous.windows=1"), "played")
+    config = make_config(
+        "continuous.source=store", f"store.path={played / 'store'}", "continuous.windows=null"
+    )
+    learned = execute(config, "learned")
+    assert len(rows(learned)) == 1
+    execute(make_config("continuous.windows=2"), "played")
+    execute(config, "learned")
+    assert [row["version"] for row in rows(learned)] == ["step-1", "step-2"]
+
+
+def test_decisions_of_another_tokenizer_are_refused(
+    make_config: Make,
+    make_decision: Callable[..., Any],
+    execute: Callable[[ContinuousConfig, str], Path],
+    tmp_path: Path,
+) -> None:
+    with TrajectoryStore(tmp_path / "store") as store:
+        store.append([make_decision(1, tokens=(9,))])
+    config = make_config("continuous.source=store", f"store.path={tmp_path / 'store'}")
+    with pytest.raises(RunError, match=r"agent-1-1 are not its answer '\[hold\]' in this model's"):
+        execute(config, "learned")
+
+
+def test_a_store_without_decisions_is_refused(
+    make_config: Make, execute: Callable[[ContinuousConfig, str], Path], tmp_path: Path
+) -> None:
+    TrajectoryStore(tmp_path / "store").close()
+    config = make_config("continuous.source=store", f"store.path={tmp_path / 'store'}")
+    with pytest.raises(RunError, match="holds no decisions to learn from"):
+        execute(config, "learned")
