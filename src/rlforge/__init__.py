@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from rlforge.config.rules import Range as Range
     from rlforge.config.rules import Share as Share
     from rlforge.config.training import AlgorithmConfig as AlgorithmConfig
+    from rlforge.continuous.session import Answer as Answer
+    from rlforge.continuous.session import Session as Session
     from rlforge.errors import CheckpointError as CheckpointError
     from rlforge.errors import ConfigError as ConfigError
     from rlforge.errors import DeploymentError as DeploymentError
@@ -81,6 +83,7 @@ _HOMES = {
     "api": ("GRPOConfig", "Run", "compose", "load_run", "resume", "sft", "train"),
     "config.rules": ("Count", "NotNegative", "Positive", "Probability", "Range", "Share"),
     "config.training": ("AlgorithmConfig",),
+    "continuous.session": ("Answer", "Session"),
     "errors": (
         "CheckpointError",
         "ConfigError",
@@ -115,6 +118,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "A2c",
     "AlgorithmConfig",
+    "Answer",
     "CheckpointError",
     "Completion",
     "ConfigError",
@@ -153,6 +157,7 @@ __all__ = [
     "Run",
     "RunError",
     "RunPaths",
+    "Session",
     "Share",
     "Sink",
     "Step",

@@ -55,6 +55,22 @@ def score_a_window(scorer_class: Any) -> None:
     assert scorer.learn([]) == {}
 
 
+class Adds:
+    """A session whose model calls the tool ``add``, and then repeats its result."""
+
+    number, seed = 2, 4040
+
+    async def chat(self, messages: Any, tools: Any = None) -> rlforge.Answer:
+        if tools is None:
+            return rlforge.Answer(text=f"It is {messages[-1]['content']}.")
+        function = {"name": tools[0]["function"]["name"], "arguments": {"a": 2, "b": 40}}
+        return rlforge.Answer(text="…", tool_calls=({"type": "function", "function": function},))
+
+
+def play_episode(play: Any) -> None:
+    assert asyncio.run(play(Adds())) == 1.0
+
+
 def hide_addresses(redact: Any) -> None:
     asked = [{"role": "user", "content": "write to ann@example.org now"}]
     assert redact(asked, "I did")[0]["content"] == "write to [address] now"
@@ -84,6 +100,7 @@ EXERCISES: dict[str, Callable[[Any], None]] = {
     "extractions": lambda made: assert_equal((made.read("I play 4!"), made.read("4")), ("4", None)),
     "sinks": write_metrics,
     "scorers": score_a_window,
+    "episodes": play_episode,
     "redactions": hide_addresses,
     "models": make_model,
 }

@@ -122,15 +122,31 @@ def test_contradictions_are_one_message(overrides: list[str], message: str) -> N
     [
         ("continuous.http=false", "answers nothing; continuous.source=requests needs it true"),
         ("window.clock=simulated", "requests arrive by the wall clock"),
-        ("continuous.compare_episodes=2", "measures in a market, and .*requests has none; set 0"),
-        ("deployment.holdout_games=5", "measures in a market, and .*requests has none; set 0"),
         ("requests.redact=no_such:thing", "there is no module no_such"),
         ("requests.redact=math:pi", "is not a function of"),
         ("continuous.source=store", "names no store, and continuous.source=store reads one"),
     ],
 )
-def test_a_run_without_a_market_needs_nothing_of_one(override: str, message: str) -> None:
+def test_a_run_that_cannot_get_decisions_is_refused(override: str, message: str) -> None:
     composed = compose_run(["+experiment=served_answers", override], None, ContinuousConfig)
+    with pytest.raises(ConfigError, match=message):
+        check_continuous(composed, keys=False)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("episodes.function=null", r"names no function, and continuous\.source=episodes calls one"),
+        ("episodes.function=no_such:play", "there is no module no_such"),
+        ("window.clock=wall", "needs simulated"),
+        ("window.grace_seconds=60", "episodes end with their window; use null"),
+        ("continuous.start=2024-11-13-10:30", "no window of 60 minutes begins then"),
+    ],
+)
+def test_episodes_need_a_function_and_simulated_time(override: str, message: str) -> None:
+    given = ["continuous.source=episodes", "window.clock=simulated", "episodes.function=math:sqrt"]
+    check_continuous(compose_run(given, None, ContinuousConfig), keys=False)
+    composed = compose_run([*given, override], None, ContinuousConfig)
     with pytest.raises(ConfigError, match=message):
         check_continuous(composed, keys=False)
 
@@ -148,7 +164,7 @@ def test_a_store_that_is_read_is_not_written_to(tmp_path: Path, key: str, value:
     given = ["continuous.source=store", f"store.path={tmp_path / 'store'}"]
     check_continuous(compose_run(given, None, ContinuousConfig), keys=False)
     composed = compose_run([*given, f"store.{key}={value}"], None, ContinuousConfig)
-    with pytest.raises(ConfigError, match="the store is only read with continuous.source=store"):
+    with pytest.raises(ConfigError, match=r"the store is only read with continuous\.source=store"):
         check_continuous(composed, keys=False)
 
 

@@ -66,6 +66,17 @@ class RequestsConfig(Group):
 
 
 @dataclass
+class EpisodesConfig(Group):
+    """What the agents do where there is no market (group ``episodes``)."""
+
+    #: ``package.module:function`` of yours: async, called with a ``rlforge.Session``, which asks
+    #: the model; returns the reward of its answers.
+    function: Text | None = None
+    #: Episodes that each agent plays in a window.
+    per_agent: Count = 4
+
+
+@dataclass
 class WindowConfig(Group):
     """Which decisions are trained on together, and when (group ``window``)."""
 
@@ -135,13 +146,13 @@ class DecisionRewardConfig(Group):
 class ContinuousSettings(Group):
     """The loop from window to window (group ``continuous``)."""
 
-    #: Where decisions come from: a ``market``, HTTP ``requests`` whose outcomes clients report, or
-    #: a ``store`` that was recorded or imported (``store.path``) and is read to its end.
-    source: Literal["market", "requests", "store"] = "market"
+    #: Where decisions come from: a ``market``, ``episodes`` of a function of yours, HTTP
+    #: ``requests`` whose outcomes clients report, or a ``store`` that was recorded or imported
+    #: (``store.path``) and is read to its end.
+    source: Literal["market", "episodes", "requests", "store"] = "market"
     #: Windows until the run is done; null: no end.
     windows: Count | None = 8
-    #: Agents that the model plays in the market, in addition to the scripted
-    #: ``market.traders``.
+    #: Agents that the model plays, in a market in addition to the scripted ``market.traders``.
     agents: Count = 16
     #: Further agents of the version that the run begins with, which never learns: a window's
     #: difference of rewards to theirs shows what was learned, whatever the market does.
@@ -165,7 +176,8 @@ class ContinuousSettings(Group):
     #: Reward of an answer without an action that the market accepts; such answers are always
     #: selected. null: they count as decisions to do nothing.
     invalid_reward: float | None = -1.0
-    #: Episodes, in separate markets, that compare the policy before and after the run.
+    #: Episodes, in separate markets, that compare the policy before and after the run; not with
+    #: ``source`` ``episodes`` or ``requests``, which have no market.
     compare_episodes: Whole = 4
     #: Serve the current version over HTTP while the run lasts (group ``serve``).
     http: bool = False
@@ -187,6 +199,7 @@ class ContinuousConfig(PolicyConfig):
     ruler: RulerConfig = field(default_factory=RulerConfig)
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
+    episodes: EpisodesConfig = field(default_factory=EpisodesConfig)
     requests: RequestsConfig = field(default_factory=RequestsConfig)
     continuous: ContinuousSettings = field(default_factory=ContinuousSettings)
 
@@ -209,7 +222,12 @@ class ContinuousConfig(PolicyConfig):
 
     @property
     def windows_end_settled(self) -> bool:
-        """Whether all outcomes are known when a window ends: it lasts whole simulated episodes."""
+        """Whether all outcomes are known when a window ends.
+
+        In a market it lasts whole simulated episodes then; other decisions come with their outcome.
+        """
+        if self.continuous.source != "market":
+            return True
         episodes = self.window.minutes * 60 / self.episode_s
         whole = round(episodes) >= 1 and abs(episodes - round(episodes)) < 1e-9
         return whole and self.window.clock == "simulated"
@@ -226,6 +244,8 @@ class ContinuousConfig(PolicyConfig):
     @property
     def windows_open(self) -> int:
         """How many windows, the current one included, may hold decisions without an outcome."""
+        if self.continuous.source != "market":
+            return 1
         return 1 + math.ceil(self.episode_s / (self.window.minutes * 60))
 
     @property

@@ -409,8 +409,17 @@ REDACTIONS = Kind(
     {},
 )
 
+EPISODES = Kind(
+    "episodes",
+    "episode function",
+    "episodes.function",
+    "an async function of a Session that returns the reward",
+    {},
+)
+
 KINDS = (
     *(MODES, ALGORITHMS, FINAL_REWARDS, STEP_REWARDS, SAMPLING_REWARDS, PLAYERS, SOURCES),
-    *(PROMPTS, EXTRACTIONS, SINKS, SCORERS, MODELS, ENGINES, REDACTIONS),
+    *(PROMPTS, EXTRACTIONS, SINKS, SCORERS, MODELS, ENGINES),
+    *(REDACTIONS, EPISODES),
 )
 """Everything that a configuration chooses by name and that others can add."""

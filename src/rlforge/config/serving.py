@@ -61,7 +61,8 @@ class DeploymentConfig(Group):
     min_format: Share = 0.9
     #: Most tokens in the answer to a probe.
     probe_tokens: Count = 256
-    #: Games played with the new and with the current version; 0: versions are not compared.
+    #: Games, or episodes in a market, played with the new and with the current version; 0: versions
+    #: are not compared. Nor are they without games or a market (``continuous.source``).
     holdout_games: Whole = 200
     #: Opponent in those games: a scripted player or ``base``.
     holdout_opponent: Text = "random_legal"

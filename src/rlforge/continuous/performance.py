@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -92,7 +93,10 @@ def difference_to_control(
     ours, theirs = ([_mean(own) for own in of_agent.values()] for of_agent in rewards)
     if min(len(ours), len(theirs)) < 2:
         return None
-    interval = ttest_ind(ours, theirs, equal_var=False).confidence_interval(confidence)
+    with warnings.catch_warnings():
+        # Of agents with almost the same mean: the interval is as narrow as it looks.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        interval = ttest_ind(ours, theirs, equal_var=False).confidence_interval(confidence)
     mean = _mean(ours) - _mean(theirs)
     if math.isnan(interval.low):  # all agents of each side have the same mean
         return Difference(mean=mean, low=mean, high=mean)

@@ -13,27 +13,22 @@ import json
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.plugins import REDACTIONS
+from rlforge.continuous.answers import Conversation, answer_decision, state_after
 from rlforge.errors import RlforgeError, RunError
 from rlforge.serving.answering import Answered, conversation_tokens
 from rlforge.trajectories.columns import decision_row, to_decision
 from rlforge.trajectories.grid import WindowGrid
-from rlforge.trajectories.records import Decision, Json, Metadata, confidence_of
+from rlforge.trajectories.records import Decision
 from rlforge.trajectories.store import TrajectoryStore
 from rlforge.types import Completion, SamplingParams
 
 log = logging.getLogger(__name__)
-
-ANSWER = "ANSWER"
-"""The type of the action of such a decision; its ``content`` is the answer."""
-
-Conversation = Sequence[Mapping[str, str]] | str
-"""The messages of a conversation, or the prompt of a completion."""
 
 
 class AnswerLog:
@@ -140,16 +135,16 @@ class AnswerLog:
                     return None
                 if kept != conversation:
                     conversation, completion = kept, self._reread(completion, kept)
-        return Decision(
-            id=answer.id,
-            agent_id=answer.user,
-            window_id=self._window_of(now),
-            state=_state(conversation),
-            action={"type": ANSWER, "content": answer.text},
-            timestamp=now,
-            metadata=Metadata(provider=self._provider, confidence=confidence_of(completion)),
-            observation=str(self._tokenizer.decode(list(completion.prompt_token_ids))),
-            completion=completion,
+        return answer_decision(
+            answer.id,
+            answer.user,
+            self._window_of(now),
+            now,
+            self._provider,
+            conversation,
+            answer.text,
+            completion,
+            self._tokenizer,
         )
 
     def _reread(self, completion: Completion, conversation: Conversation) -> Completion:
@@ -193,7 +188,7 @@ class AnswerLog:
             window_id=window_id,
             timestamp=moment,
             reward=reward,
-            next_state=_after(decision),
+            next_state=state_after(decision),
         )
         self._store.append([decision])
         self._run("DELETE FROM answers WHERE id = ?", answer_id)
@@ -213,17 +208,3 @@ class AnswerLog:
 def _distribution(params: SamplingParams) -> tuple[float, ...]:
     """What the log-probs of an answer depend on."""
     return (params.temperature, params.top_p, params.top_k, params.min_p)
-
-
-def _state(conversation: Conversation) -> Json:
-    if isinstance(conversation, str):
-        return {"prompt": conversation}
-    return {"messages": [dict(message) for message in conversation]}
-
-
-def _after(decision: Decision) -> Json:
-    """The state that an answer leads to."""
-    state, text = decision.state, decision.action["content"]
-    if "prompt" in state:
-        return {"prompt": state["prompt"] + text}
-    return {"messages": [*state["messages"], {"role": "assistant", "content": text}]}

@@ -1,4 +1,4 @@
-"""Where the decisions of a continuous run come from: a market, HTTP requests, or a store."""
+"""Where the decisions of a continuous run come from: see ``continuous.source``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.continuous.episodes import EpisodesDriver
 from rlforge.continuous.journal import Entry
 from rlforge.continuous.policy_side import PolicySide, continuous_config, reward_of_settled
 from rlforge.continuous.population import AgentModel, Labels, Population, SimulationState, Tick
 from rlforge.continuous.publishing import DailyPush
 from rlforge.continuous.requests import AnswerLog
+from rlforge.continuous.session import Ask
 from rlforge.continuous.simulation import (
     Driver,
     RecordedDriver,
@@ -67,8 +69,8 @@ async def source_of(
         return
     store = TrajectoryStore(store_folder(config.store, context.run_dir), config.store)
     with contextlib.closing(store):
-        made = _requests if config.continuous.source == "requests" else _market
-        async with made(context, policy, store, last, stop) as source:
+        made = {"market": _market, "episodes": _episodes, "requests": _requests}
+        async with made[config.continuous.source](context, policy, store, last, stop) as source:
             yield source
 
 
@@ -98,9 +100,15 @@ async def _market(
         )
     else:
         state = load_simulation_state(simulation_state_path(context.run_dir, last.number))
+    assert policy.prompter is not None, "a market has prompts"
     population = Population(
         state,
-        _agent_model(config, policy, context.run_dir),
+        AgentModel(
+            prompter=policy.prompter,
+            answer=_answers(config, policy, context.run_dir),
+            name=config.model.name or config.model.kind,
+            seed=config.seed,
+        ),
         Labels(
             prefix=f"{config.name}-{config.seed}",
             now=now,
@@ -144,8 +152,8 @@ def next_by_clock(windows: Windows, now: float, done: str | None) -> str:
     return filled[0] if filled else max(following, windows.grid.id_of(now), key=windows.due_at)
 
 
-def _agent_model(config: ContinuousConfig, policy: PolicySide, run_dir: Path) -> AgentModel:
-    """The model behind the agents: the deployment that serves them at each tick.
+def _answers(config: ContinuousConfig, policy: PolicySide, run_dir: Path) -> Ask:
+    """Asks the deployment that serves an agent.
 
     Control agents are answered by version 0: the base model, or ``learner.initial_adapter``.
     """
@@ -160,9 +168,7 @@ def _agent_model(config: ContinuousConfig, policy: PolicySide, run_dir: Path) ->
             return await policy.engine.generate(prompt, seeded, first)
         return await policy.service.generate(prompt, seeded, user=agent_id)
 
-    assert policy.prompter is not None, "a market has prompts"
-    name = config.model.name or config.model.kind
-    return AgentModel(prompter=policy.prompter, answer=answer, name=name, seed=config.seed)
+    return answer
 
 
 def _recorder(
@@ -197,6 +203,46 @@ def _recorded(store: TrajectoryStore, last: Entry | None) -> dict[str, Decision]
     begin = window_start(last.window_id)
     windows = [one for one in store.window_ids() if window_start(one) >= begin]
     return {d.id: d for one in windows for d in store.decisions(window_id=one)}
+
+
+# ---------------------------------------------------------------- episodes
+
+
+@contextlib.asynccontextmanager
+async def _episodes(
+    context: RunContext,
+    policy: PolicySide,
+    store: TrajectoryStore,
+    last: Entry | None,
+    stop: asyncio.Event,
+) -> AsyncIterator[Source]:
+    """Episodes of the user's function, those of window ``last`` that are not on record first."""
+    config = continuous_config(context)
+    windows = Windows(store, config.window)
+    start = config.continuous.start if last is None else last.window_id
+    begin, end = windows.grid.span(start)
+
+    async def record(decisions: Sequence[Decision]) -> None:
+        await asyncio.to_thread(store.append, decisions)
+        for window_id, count in Counter(one.window_id for one in decisions).items():
+            context.actors.tracker.log_decisions.remote(window_id, count)
+
+    driver = EpisodesDriver(
+        config,
+        store,
+        policy.tokenizer,
+        _answers(config, policy, context.run_dir),
+        end if last is not None and last.phase == "done" else begin,
+        stop,
+        record,
+    )
+    yield Source(
+        driver=driver,
+        windows=windows,
+        next_window=lambda done: start if done is None else windows.grid.after(done),
+        store=store,
+        push=DailyPush(config.store, store, context.run_dir),
+    )
 
 
 # ---------------------------------------------------------------- requests

@@ -10,7 +10,6 @@ from typing import Self
 
 from rich.console import Console
 
-from rlforge.config.compose import compose
 from rlforge.config.pool import ApiConfig
 from rlforge.config.schema import GamesConfig, PolicyConfig
 from rlforge.engines.openai import ApiPlayer, check_api
@@ -26,7 +25,7 @@ from rlforge.local.policies import find_policy, start_engine
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout import episode
 from rlforge.rollout.episode import Answer
-from rlforge.rollout.lineup import env_spec
+from rlforge.rollout.lineup import env_named
 from rlforge.rollout.policies import ApiSeat, ModelPlayers, ModelSeat
 from rlforge.rollout.schedule import line_up
 from rlforge.system.loops import wait_for
@@ -136,8 +135,7 @@ def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -
     """
 
     if isinstance(env, str):
-        config = compose([f"env={env}"]).config
-        env = env_spec(config.env.train[0], config)
+        env = env_named(env)
     for run in (player.config for player in players if isinstance(player, Policy)):
         if isinstance(run, GamesConfig):  # a policy that learned in conversations plays in them
             env = dataclasses.replace(env, context=run.env.context, overflow=run.env.overflow)

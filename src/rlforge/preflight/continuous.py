@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlforge.config.compose import Composed
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.plugins import REDACTIONS, SCORERS
+from rlforge.config.plugins import EPISODES, REDACTIONS, SCORERS
 from rlforge.config.schema import GrpoConfig, PolicyConfig
 from rlforge.errors import RlforgeError, StoreError
 from rlforge.games.base import View
@@ -36,9 +36,13 @@ def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True)
     if config.has_market:
         check_agents(composed, config.continuous.agents + sum(config.market.traders.values()))
     check_name(composed, "ruler.scoring_method", config.ruler.scoring_method, SCORERS)
-    {"market": _check_market, "requests": _check_requests, "store": _check_store}[
-        config.continuous.source
-    ](composed, config)
+    checks = {
+        "market": _check_market,
+        "episodes": _check_episodes,
+        "requests": _check_requests,
+        "store": _check_store,
+    }
+    checks[config.continuous.source](composed, config)
     if config.serve.state_dir is not None:
         raise composed.error("serve.state_dir", "a continuous run keeps its versions with itself")
     if config.learner.schedule != "constant" and config.continuous.windows is None:
@@ -101,17 +105,7 @@ def _check_market(composed: Composed[ContinuousConfig], config: ContinuousConfig
         raise composed.error(
             "window.min_agents", f"continuous.agents={config.continuous.agents} of them learn"
         )
-    try:
-        start = window_start(config.continuous.start)
-    except RlforgeError as error:
-        raise composed.error("continuous.start", str(error)) from None
-    if (
-        window.clock == "simulated"
-        and WindowGrid(window.minutes).id_of(start) != config.continuous.start
-    ):
-        raise composed.error(
-            "continuous.start", f"no window of {window.minutes:g} minutes begins then"
-        )
+    _check_start(composed, config)
     grace = window.grace_seconds
     short = grace is not None and not config.windows_end_settled and grace < config.episode_s
     if short and window.completeness == 1 and window.mode == "windowed":
@@ -136,23 +130,44 @@ def _check_market(composed: Composed[ContinuousConfig], config: ContinuousConfig
         )
 
 
+def _check_start(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:
+    """Refuse a ``continuous.start`` that is not the beginning of a window."""
+    window = config.window
+    try:
+        start = window_start(config.continuous.start)
+    except RlforgeError as error:
+        raise composed.error("continuous.start", str(error)) from None
+    if (
+        window.clock == "simulated"
+        and WindowGrid(window.minutes).id_of(start) != config.continuous.start
+    ):
+        raise composed.error(
+            "continuous.start", f"no window of {window.minutes:g} minutes begins then"
+        )
+
+
 def _check_requests(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:
-    """Refuse what cannot be without a market, and requests that cannot arrive."""
+    """Refuse requests that cannot arrive."""
     source = "continuous.source=requests"
     if not config.continuous.http:
         raise composed.error("continuous.http", f"answers nothing; {source} needs it true")
     if config.window.clock != "wall":
         raise composed.error("window.clock", f"requests arrive by the wall clock ({source})")
-    if config.continuous.compare_episodes:
-        raise composed.error(
-            "continuous.compare_episodes", f"measures in a market, and {source} has none; set 0"
-        )
-    if config.deployment.holdout_games:
-        raise composed.error(
-            "deployment.holdout_games", f"measures in a market, and {source} has none; set 0"
-        )
     if config.requests.redact is not None:
         check_name(composed, "requests.redact", config.requests.redact, REDACTIONS)
+
+
+def _check_episodes(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:
+    """Refuse a function that cannot be called, and times that episodes do not have."""
+    source = "continuous.source=episodes"
+    if config.episodes.function is None:
+        raise composed.error("episodes.function", f"names no function, and {source} calls one")
+    check_name(composed, "episodes.function", config.episodes.function, EPISODES)
+    if config.window.clock != "simulated":
+        raise composed.error("window.clock", f"{source} needs simulated: it plays when it may")
+    if config.window.grace_seconds:
+        raise composed.error("window.grace_seconds", "episodes end with their window; use null")
+    _check_start(composed, config)
 
 
 def _check_store(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+from rlforge.config.compose import compose
 from rlforge.config.schema import EnvEntry, GamesConfig
 from rlforge.league.names import parse_opponent
 from rlforge.rollout.evaluation import Pairing
@@ -46,6 +49,13 @@ def eval_pairings(config: GamesConfig) -> tuple[Pairing, ...]:
 def fixed_opponents(config: GamesConfig) -> tuple[PolicyRef, ...]:
     """The pool's fixed opponents."""
     return tuple(parse_opponent(name) for name in config.pool.fixed_opponents)
+
+
+@cache
+def env_named(name: str) -> EnvSpec:
+    """The environment of an option of the group ``env``; ConfigError where there is none."""
+    config = compose([f"env={name}"]).config
+    return env_spec(config.env.train[0], config)
 
 
 def env_spec(entry: EnvEntry, config: GamesConfig) -> EnvSpec:

@@ -383,10 +383,17 @@ class Answering:
         return tuple(self._tokenizer.encode(writable(text), add_special_tokens=False))
 
 
-def conversation_tokens(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-    """The prompt of a conversation, by the model's chat template."""
+def conversation_tokens(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> tuple[int, ...]:
+    """The prompt of a conversation, by the model's chat template. tools: in OpenAI's form."""
     text = tokenizer.apply_chat_template(
-        [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        [dict(message) for message in messages],
+        tools=[dict(tool) for tool in tools] if tools else None,
+        tokenize=False,
+        add_generation_prompt=True,
     )
     return tuple(tokenizer.encode(writable(str(text)), add_special_tokens=False))
 

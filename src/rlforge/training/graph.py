@@ -106,6 +106,14 @@ def _continuous_graph(config: ContinuousConfig, hardware: HardwareConfig) -> Run
         "market": (
             part("market", ("market", "continuous"), ("deployment", "prompt ids, agent"), decided),
         ),
+        "episodes": (
+            part(
+                "episodes",
+                ("episodes", "continuous"),
+                ("deployment", "prompt ids, agent"),
+                ("store", "Decision"),
+            ),
+        ),
         "requests": (
             part("clients", ("requests", "serve"), ("deployment", "prompt ids, user"), decided),
         ),

@@ -1,0 +1,240 @@
+"""What a user's function asks the model in one episode."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.continuous.answers import Conversation
+from rlforge.engines.base import decoder
+from rlforge.errors import ConfigError, GameError
+from rlforge.games.base import View
+from rlforge.games.players import Player, make_player
+from rlforge.league.names import parse_opponent
+from rlforge.models.load import stop_token_ids
+from rlforge.rollout.episode import play_game
+from rlforge.rollout.lineup import env_named
+from rlforge.rollout.policies import ModelPlayers
+from rlforge.rollout.schedule import line_up
+from rlforge.serving.answering import conversation_tokens
+from rlforge.types import (
+    Completion,
+    EnvSpec,
+    GameSpec,
+    PolicyRef,
+    SamplingParams,
+    Seat,
+    value,
+)
+
+Ask = Callable[[str, tuple[int, ...], int], Awaitable[Completion]]
+"""Asks the model: agent, prompt and seed of the draw."""
+
+SeatAnswer = Callable[[View, int], Awaitable[Completion]]
+"""Asks at a seat: what its player sees, and seed of the draw."""
+
+_TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+
+
+@value
+class Answer:
+    """What the model answered.
+
+    text: the whole answer. tool_calls: those in it, in OpenAI's form with their arguments as an
+    object, where they are written as ``<tool_call>{"name": …, "arguments": …}</tool_call>``, the
+    form of Hermes and Qwen.
+
+    Example:
+        >>> Answer(text="4").message
+        {'role': 'assistant', 'content': '4'}
+    """
+
+    text: str
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """It as a message, to be appended to the conversation."""
+        if not self.tool_calls:
+            return {"role": "assistant", "content": self.text}
+        said = _TOOL_CALL.sub("", self.text).strip()
+        return {"role": "assistant", "content": said, "tool_calls": list(self.tool_calls)}
+
+
+class SessionModel:
+    """The model as sessions ask it, the same for all of them.
+
+    ask: see ``Ask``; it is also how seats of games are asked.
+    """
+
+    def __init__(self, config: ContinuousConfig, tokenizer: Any, ask: Ask) -> None:
+        self.model, self.tokenizer, self.ask = config.model, tokenizer, ask
+        self.text_of = decoder(tokenizer)
+        stops = stop_token_ids(config.model, tokenizer)
+        self._players = ModelPlayers(config, tokenizer, self, stops)
+        self._temperature = config.engine.temperature
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
+    ) -> Completion:
+        """Ask for the agent ``policy.uid``, as a ``Generator`` is asked."""
+        assert params.seed is not None, "games draw by seed"
+        return await self.ask(policy.uid, tuple(prompt_token_ids), params.seed)
+
+    def at_seat(self, agent: str, seat: Seat, env: EnvSpec) -> SeatAnswer:
+        """Asks for ``agent`` at a seat of one game."""
+        player = self._players.at_seat(seat, env, self._temperature)
+        policy = PolicyRef(uid=agent, kind="checkpoint")
+        return lambda view, draw: player.answer(view, policy, draw)
+
+
+class Session:
+    """One episode of one agent: asks the model, and takes the rewards.
+
+    agent: its name, ``agent-3``; advantages relative to the agent's own mean compare its decisions,
+    so an episode may set the name of its task instead. number: of the episode, from 0, over all
+    agents and windows. seed: of its random choices.
+
+    Example: an episode that rewards short answers.
+        >>> async def brief(session):
+        ...     asked = [{"role": "user", "content": f"What is {session.number} + 1?"}]
+        ...     answer = await session.chat(asked)
+        ...     return 1.0 if len(answer.text) < 8 else 0.0
+    """
+
+    def __init__(self, agent: str, number: int, seed: int, model: SessionModel) -> None:
+        self.agent, self.number, self.seed = agent, number, seed
+        self._asked_as, self._model = agent, model
+        self._answers: list[tuple[Conversation, str, Completion]] = []
+        self._rewards: dict[int, float] = {}
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Answer:
+        """The model's next message of a conversation, by its chat template.
+
+        tools: what it may call, in OpenAI's form; their results are messages of role ``tool``.
+        Raises EngineError where the conversation is longer than ``engine.max_model_len``.
+        """
+        messages = [dict(message) for message in messages]
+        tokens = conversation_tokens(self._model.tokenizer, messages, tools)
+        text = await self._answer(messages, tokens)
+        return Answer(text=text, tool_calls=_tool_calls(text) if tools else ())
+
+    async def complete(self, prompt: str) -> str:
+        """The model's continuation of a text."""
+        tokens = self._model.tokenizer.encode(prompt, add_special_tokens=False)
+        return await self._answer(prompt, tuple(tokens))
+
+    async def play(self, env: str | EnvSpec, *opponents: str) -> float:
+        """Play a game, and return the reward of the model's seat.
+
+        env: an option of the group ``env``, as ``tictactoe``, or an ``EnvSpec``. opponents:
+        scripted players, by seat, the last one at all that are left; the model's seat changes with
+        ``number``. Without opponents the model has all seats, and the reward returned is that of
+        the first one. Every answer gets the reward of its seat. Raises ConfigError for a game or
+        player that cannot be, GameError for a game that fails.
+        """
+        env, own = self._asked_as_trained(env), self.number if opponents else 0
+        own %= env.num_players
+        seats = self._line_up(env, opponents, own)
+        models = {
+            seat.player_id: self._model.at_seat(seat.policy.uid, seat, env)
+            for seat in seats
+            if seat.trained
+        }
+        players: dict[int, Player] = {}
+
+        async def answer(seat: Seat, view: View, draw: int) -> Completion:
+            if seat.trained:
+                return await models[seat.player_id](view, draw)
+            if seat.player_id not in players:
+                players[seat.player_id] = make_player(seat.policy.uid, env, draw)
+            text = players[seat.player_id].act(view)
+            return Completion(text=text, finish_reason="scripted", policy_uid=seat.policy.uid)
+
+        name = f"episode {self.number}"
+        spec = GameSpec(game_id=name, env=env, seed=self.seed, purpose="train", seats=seats)
+        record = await play_game(spec, answer)
+        if record.error is not None:
+            raise GameError(record.error)
+        for turn in record.turns:
+            if turn.player_id in models:
+                self._answers.append((turn.observation, turn.completion.text, turn.completion))
+                self.reward(record.rewards[turn.player_id])
+        return record.rewards[own]
+
+    def _asked_as_trained(self, env: str | EnvSpec) -> EnvSpec:
+        """The environment, with the model's own template and extraction."""
+        model = self._model.model
+        return dataclasses.replace(
+            env_named(env) if isinstance(env, str) else env,
+            prompt_template=model.prompt_template,
+            action_extraction=model.action_extraction,
+        )
+
+    def _line_up(self, env: EnvSpec, opponents: Sequence[str], own: int) -> tuple[Seat, ...]:
+        """Seats of a game: the model's are trained."""
+        me = PolicyRef(uid=self._asked_as, kind="checkpoint")
+        others = [parse_opponent(name) for name in opponents]
+        if wrong := [one.uid for one in others if one.kind != "scripted"]:
+            raise ConfigError(f"opponent {wrong[0]}: an episode is played with scripted players")
+        others += [others[-1] if others else me] * env.num_players
+        policies = others[: env.num_players - 1]
+        policies.insert(own, me)
+        return line_up(env, policies, trained_uid=me.uid)
+
+    def reward(self, reward: float) -> None:
+        """The reward of the last answer, instead of the one that the function returns."""
+        if not self._answers:
+            raise ValueError("there is no answer yet to give a reward to")
+        self._rewards[len(self._answers) - 1] = float(reward)
+
+    def rewarded(self, returned: float | None) -> list[tuple[Conversation, str, Completion, float]]:
+        """All answers with their rewards. returned: by the function, for those without another.
+
+        Raises ValueError for an answer without a reward.
+        """
+        found = []
+        for number, (conversation, text, completion) in enumerate(self._answers):
+            reward = self._rewards.get(number, returned)
+            if reward is None:
+                raise ValueError(
+                    f"answer {number + 1} of {len(self._answers)} has no reward: return a number, "
+                    "or call session.reward after each answer"
+                )
+            found.append((conversation, text, completion, float(reward)))
+        return found
+
+    async def _answer(self, conversation: Conversation, tokens: tuple[int, ...]) -> str:
+        draw = draw_of(f"{self.seed}/{len(self._answers)}")
+        completion = await self._model.ask(self._asked_as, tokens, draw)
+        text = self._model.text_of(completion.token_ids)
+        self._answers.append((conversation, text, completion))
+        return text
+
+
+def draw_of(text: str) -> int:
+    """A seed, from 0 to 2⁶³ − 1."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def _tool_calls(text: str) -> tuple[Mapping[str, Any], ...]:
+    """The calls in an answer; those that are no JSON object with a name are text."""
+    found: list[Mapping[str, Any]] = []
+    for number, (content,) in enumerate(match.groups() for match in _TOOL_CALL.finditer(text)):
+        try:
+            call = json.loads(content)
+            name, arguments = call["name"], call.get("arguments", {})
+        except (ValueError, KeyError, TypeError):
+            continue
+        function = {"name": name, "arguments": arguments}
+        found.append({"id": f"call_{number}", "type": "function", "function": function})
+    return tuple(found)

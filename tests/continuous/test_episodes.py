@@ -1,0 +1,292 @@
+"""Continuous training on episodes of a function of one's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
+
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.continuous.run import ContinuousRun
+from rlforge.continuous.session import Session, SessionModel
+from rlforge.errors import ConfigError, RunError
+from rlforge.training import lifecycle
+from rlforge.trajectories.store import TrajectoryStore
+from rlforge.types import Completion
+
+Make = Callable[..., ContinuousConfig]
+
+EPISODES = (
+    "continuous.source=episodes",
+    "continuous.compare_episodes=0",
+    "continuous.select_by=all",
+    "continuous.control_agents=2",
+    "window.min_actions=0",
+    "window.min_trajectories_per_agent=1",
+    "episodes.per_agent=6",
+)
+TEMPLATE = """{% for tool in tools or [] %}[{{ tool.function.name }}] {% endfor %}\
+{% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}assistant"""
+
+
+@pytest.fixture
+def execute(in_process: Any) -> Callable[..., Path]:
+    """Runs a configuration in the directory ``run``, to its end or until it fails."""
+
+    def run(config: ContinuousConfig, *, resume: bool = False) -> Path:
+        hardware, graph = in_process.hardware_and_graph(config)
+        run_dir = Path("run").absolute()
+        run_dir.mkdir(exist_ok=True)
+        (run_dir / "command.txt").write_text("rlforge continuous\n")
+
+        def controller(context: lifecycle.RunContext) -> ContinuousRun:
+            RUNS.append(ContinuousRun(context))
+            return RUNS[-1]
+
+        lifecycle.execute(controller, config, graph, hardware, run_dir, resume=resume)
+        return run_dir
+
+    return run
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "windows.jsonl").read_text().splitlines()]
+
+
+#: What the functions below saw, and the runs that called them.
+PLAYED: list[tuple[str, int, int]] = []
+RUNS: list[ContinuousRun] = []
+
+
+async def twice(session: Session) -> float:
+    """Asks twice; half of the answers are good."""
+    PLAYED.append((session.agent, session.number, session.seed))
+    answers = [await session.complete("market bet p5") for _ in range(2)]
+    return sum(1.0 if sum(answer.encode()) % 2 else -1.0 for answer in answers) / 2
+
+
+async def often_fails(session: Session) -> float:
+    if session.number % 4:
+        raise LookupError("no such task")
+    return await twice(session)
+
+
+async def always_fails(session: Session) -> float:
+    raise LookupError("no such task")
+
+
+async def says_nothing(session: Session) -> None:
+    await session.complete("market bet p5")
+
+
+@pytest.fixture(autouse=True)
+def nothing_played() -> None:
+    PLAYED.clear()
+
+
+def test_a_model_learns_from_episodes_of_a_function(
+    make_config: Make, execute: Callable[..., Path]
+) -> None:
+    config = make_config(
+        *EPISODES,
+        f"episodes.function={__name__}:twice",
+        "continuous.windows=4",
+        "continuous.agents=8",
+        "learner.epochs=4",
+        "learner.learning_rate=5e-3",
+        "algorithm.kl.coef=0",
+    )
+    run_dir = execute(config)
+    found = rows(run_dir)
+    assert [row["version"] for row in found] == ["step-1", "step-2", "step-3", "step-4"]
+    assert [row["trajectories"] for row in found] == [(8 + 2) * 6 * 2] * 4
+    assert found[-1]["policy_reward"] > found[0]["policy_reward"] + 0.3
+    assert found[-1]["reward_difference"] > 0.3
+    numbers = sorted(number for _, number, _ in PLAYED)
+    assert numbers == list(range(4 * 10 * 6))
+    assert len({seed for _, _, seed in PLAYED}) == len(PLAYED)
+    with TrajectoryStore(run_dir / "store") as store:
+        decisions = store.decisions(agent_id="agent-1")
+        assert [d.id for d in decisions] == sorted(d.id for d in decisions)
+        assert decisions[0].state == {"prompt": "market bet p5"}
+        assert {d.metadata.provider for d in store.decisions(agent_id="control-1")} == {"control"}
+
+
+def test_episodes_that_fail_are_named_and_the_others_are_learned_from(
+    make_config: Make, execute: Callable[..., Path]
+) -> None:
+    name = f"episodes.function={__name__}:often_fails"
+    run_dir = execute(make_config(*EPISODES, name, "continuous.windows=1"))
+    (row,) = rows(run_dir)
+    assert row["trajectories"] == 2 * len(PLAYED) == 2 * 9
+    logged = (run_dir / "logs" / "run.log").read_text()
+    assert logged.count(f"ends without a result: episode function '{__name__}:often_fails'") == 27
+    assert f"LookupError: no such task ({__file__}, line" in logged
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        ("always_fails", "LookupError: no such task"),
+        ("says_nothing", "answer 1 of 1 has no reward"),
+    ],
+)
+def test_a_window_in_which_every_episode_fails_ends_the_run(
+    make_config: Make, execute: Callable[..., Path], function: str, problem: str
+) -> None:
+    with pytest.raises(RunError, match=f"no episode of 2024-11-13-10:00 came to its .*{problem}"):
+        execute(make_config(*EPISODES, f"episodes.function={__name__}:{function}"))
+
+
+async def ends_the_run(session: Session) -> float:
+    """Asks the run to end after some episodes, as Ctrl-C does."""
+    if len(PLAYED) == 20:
+        RUNS[-1].stop()
+    return await twice(session)
+
+
+def test_a_resumed_run_plays_the_episodes_that_are_missing(
+    make_config: Make, execute: Callable[..., Path]
+) -> None:
+    name = f"episodes.function={__name__}:ends_the_run"
+    config = make_config(*EPISODES, name, "continuous.windows=2")
+    run_dir = execute(config)
+    assert 20 < len(PLAYED) < 30
+    execute(config, resume=True)
+    assert [row["trajectories"] for row in rows(run_dir)] == [6 * 6 * 2] * 2
+    assert sorted(number for _, number, _ in PLAYED) == list(range(2 * 6 * 6))
+    with TrajectoryStore(run_dir / "store") as store:
+        ids = [decision.id for decision in store.decisions()]
+    assert len(ids) == len(set(ids)) == 2 * 6 * 6 * 2
+
+
+# ---------------------------------------------------------------- sessions
+
+
+def tokenizer() -> Any:
+    words = ["<unk>", "user", "assistant", "tool", "hi", "4", "add", "[add]", "2", "+"]
+    made = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    made.pre_tokenizer = WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+class Says:
+    """A model that gives these answers."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = list(texts)
+        self.asked: list[tuple[str, tuple[int, ...], int]] = []
+
+    async def __call__(self, agent: str, prompt: tuple[int, ...], draw: int) -> Completion:
+        self.asked.append((agent, prompt, draw))
+        text = self.texts[len(self.asked) - 1]
+        ids = (len(self.asked),)  # texts of tokens are remembered
+        return Completion(text=text, prompt_token_ids=prompt, token_ids=ids, logprobs=(-0.1,))
+
+
+class Texts:
+    """A tokenizer whose answers are the model's texts."""
+
+    def __init__(self, says: Says) -> None:
+        self._inner, self._says = tokenizer(), says
+
+    def decode(self, ids: Sequence[int], **options: Any) -> str:
+        return self._says.texts[len(self._says.asked) - 1]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+MakeSession = Callable[..., Session]
+
+
+@pytest.fixture
+def make_session(make_config: Make) -> MakeSession:
+    """The session of episode ``number`` with a model that ``says`` something."""
+
+    def make(says: Says, number: int = 0) -> Session:
+        return Session("agent-1", number, 7, SessionModel(make_config(), Texts(says), says))
+
+    return make
+
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+async def test_tools_are_called_and_their_results_are_in_the_next_prompt(
+    make_session: MakeSession,
+) -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>'
+    says = Says(f"hi {call}", "4")
+    session = make_session(says)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "2 + 2"}]
+    answer = await session.chat(messages, tools=[ADD])
+    (called,) = answer.tool_calls
+    assert called["function"] == {"name": "add", "arguments": {"a": 2, "b": 2}}
+    assert answer.message["content"] == "hi"
+    messages += [answer.message, {"role": "tool", "content": "4", "tool_call_id": called["id"]}]
+    assert (await session.chat(messages, tools=[ADD])).text == "4"
+    first, second = (tokenizer().convert_ids_to_tokens(list(prompt)) for _, prompt, _ in says.asked)
+    assert first == ["[add]", "user", "2", "+", "2", "assistant"]
+    assert second[-3:] == ["tool", "4", "assistant"]
+    (begun, _, _, _), (ended, _, _, reward) = session.rewarded(0.5)
+    assert begun == messages[:1]
+    assert ended == messages
+    assert reward == 0.5
+    assert says.asked[0][2] != says.asked[1][2]
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool_call>{broken}</tool_call>", '<tool_call>{"arguments": {}}</tool_call>', "4"]
+)
+async def test_what_is_no_call_is_text(make_session: MakeSession, text: str) -> None:
+    says = Says(text)
+    session = make_session(says)
+    answer = await session.chat([{"role": "user", "content": "hi"}], tools=[ADD])
+    assert (answer.tool_calls, answer.message["content"]) == ((), text)
+
+
+async def test_each_answer_may_have_a_reward_of_its_own(make_session: MakeSession) -> None:
+    says = Says("a", "b", "c")
+    session = make_session(says)
+    with pytest.raises(ValueError, match="no answer yet"):
+        session.reward(1.0)
+    await session.complete("hi")
+    session.reward(1.0)
+    await session.complete("hi")
+    await session.complete("hi")
+    session.reward(-1)
+    assert [one[3] for one in session.rewarded(0.25)] == [1.0, 0.25, -1.0]
+    with pytest.raises(ValueError, match="answer 2 of 3 has no reward"):
+        session.rewarded(None)
+
+
+async def test_a_game_against_itself_gives_each_seat_its_reward(make_session: MakeSession) -> None:
+    says = Says("[0]", "[3]", "[1]", "[4]", "[2]")
+    session = make_session(says, number=3)
+    assert await session.play("tictactoe") == 1.0
+    found = session.rewarded(None)
+    assert [reward for _, _, _, reward in found] == [1.0, -1.0, 1.0, -1.0, 1.0]
+    assert [text for _, text, _, _ in found] == says.texts
+    assert len({draw for _, _, draw in says.asked}) == 5
+
+
+async def test_a_game_against_a_player_is_learned_from_at_the_models_seat_only(
+    make_session: MakeSession,
+) -> None:
+    session = make_session(Says("[9]", "[9]"), number=1)
+    assert await session.play("tictactoe", "minimax") == -1.0
+    assert [reward for _, _, _, reward in session.rewarded(None)] == [-1.0, -1.0]
+    with pytest.raises(ConfigError, match="base: an episode is played with scripted players"):
+        await session.play("tictactoe", "base")
+    with pytest.raises(ConfigError, match="tictac"):
+        await session.play("tictac", "minimax")
