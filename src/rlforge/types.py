@@ -18,6 +18,9 @@ EndReason = Literal["finished", "invalid_move", "turn_limit", "context_limit", "
 Outcome = Literal["win", "draw", "loss"]
 
 
+OTHER_RUN = -1
+"""The ``policy_version`` of answers that no version of the run gave."""
+
 _T = TypeVar("_T")
 
 

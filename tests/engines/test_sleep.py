@@ -174,10 +174,11 @@ async def test_closing_during_sleep_fails_the_waiting_requests(
 async def test_a_sleeping_engine_with_waiting_requests_does_not_count_as_stuck(
     make_core: Callable[..., BatchGenerator], asking: Asking
 ) -> None:
-    engine = ThreadedEngine(make_core(), stuck_after_s=0.2)
+    # Long enough for a token on a busy machine.
+    engine = ThreadedEngine(make_core(), stuck_after_s=1.5)
     await engine.sleep()
     (held,) = start(engine, asking, 0)
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(2.5)
     await engine.wake()
     assert len((await held).token_ids) == 60
     await engine.close()

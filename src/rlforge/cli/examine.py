@@ -198,7 +198,8 @@ def plugins(json_file: JsonFile = None) -> None:
     rows = [row for kind in KINDS for row in kind.rows()]
     for kind in KINDS:
         own = [row.name for row in rows if row.kind == kind.name and row.origin == "rlforge"]
-        table.add_row(kind.key, ", ".join(own), "rlforge", end_section=True)
+        first = (", ".join(own), "rlforge") if own else ("[dim]only your own[/dim]", "")
+        table.add_row(kind.key, *first, end_section=True)
         for row in rows:
             if row.kind == kind.name and row.origin != "rlforge":
                 note = f"\n[red]{escape(row.problem)}[/red]" if row.problem else ""

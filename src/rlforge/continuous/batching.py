@@ -14,7 +14,7 @@ from rlforge.config.continuous import ContinuousSettings
 from rlforge.continuous.performance import is_ours
 from rlforge.rewards.sampling import is_constant
 from rlforge.trajectories.records import Decision
-from rlforge.types import Completion, Step, TrainBatch, value
+from rlforge.types import OTHER_RUN, Completion, Step, TrainBatch, value
 
 ENV_ID = "market"
 
@@ -152,6 +152,9 @@ class WindowFilter:
             return True
         return self.version - one.completion.policy_version <= self.max_staleness
 
+    def _version_of(self, completion: Completion) -> int:
+        return OTHER_RUN if self.max_staleness is None else completion.policy_version
+
     def _fits(self, one: Scored) -> bool:
         length = len(one.completion.prompt_token_ids)
         return self.max_length is None or length < self.max_length
@@ -196,7 +199,7 @@ class WindowFilter:
             raw_reward=decision.reward,
             reward=self._trained_reward(one),
             policy_uid=completion.policy_uid,
-            policy_version=-1 if self.max_staleness is None else completion.policy_version,
+            policy_version=self._version_of(completion),
             info={"decision_id": decision.id, "agent_id": decision.agent_id, "score": one.score},
         )
 

@@ -49,7 +49,7 @@ import torch
 from torch import Tensor, nn
 
 from rlforge.learner.batching import Row, Selection
-from rlforge.types import Step, TrainBatch, value
+from rlforge.types import OTHER_RUN, Step, TrainBatch, value
 
 #: Dense bfloat16 operations a second, with float32 sums, by NVIDIA's data sheets and white papers.
 #: Cards without bfloat16 (T4, V100) have none.
@@ -129,8 +129,7 @@ def optimizer_metrics(steps: Sequence[OptimizerStep]) -> dict[str, float]:
 def batch_metrics(batch: TrainBatch, selection: Selection, version: int) -> dict[str, float]:
     """Rewards and lags of the batch, and counts of steps that are not trained on."""
     versions = [batch.steps[row.step].policy_version for row in selection.turns]
-    # -1: not of a version of this run.
-    lags = [version - one for one in versions if one >= 0]
+    lags = [version - one for one in versions if one != OTHER_RUN]
     return {
         "tokens": float(selection.tokens),
         "samples_empty": float(selection.empty),

@@ -16,7 +16,7 @@ from rlforge.games.encoding import Encoder
 from rlforge.games.markup import Prompt, by_chat_template, chat_markup
 from rlforge.models.load import stop_token_ids
 from rlforge.tracking.files import RunPaths
-from rlforge.types import Step
+from rlforge.types import OTHER_RUN, Step
 
 Message = Mapping[str, str]
 Row = Mapping[str, Any]
@@ -147,7 +147,7 @@ def samples_of_file(path: Path, tokenizer: Any, encoder: AnswerEncoder) -> Itera
                 raw_reward=0.0,
                 reward=0.0,
                 policy_uid=path.name,
-                policy_version=-1,
+                policy_version=OTHER_RUN,
             )
 
 

@@ -35,6 +35,7 @@ from rlforge.rollout.traders import trader_samples
 from rlforge.tracking.files import RunPaths
 from rlforge.tracking.game_files import GameWriter, read_games
 from rlforge.types import (
+    OTHER_RUN,
     Completion,
     EnvSpec,
     GameRecord,
@@ -103,7 +104,9 @@ async def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
 
 def batch_of(samples: Iterable[Step]) -> TrainBatch:
     """Samples as the learner takes them."""
-    return TrainBatch(steps=tuple(samples), whole_episodes=False, min_version=-1, max_version=-1)
+    return TrainBatch(
+        steps=tuple(samples), whole_episodes=False, min_version=OTHER_RUN, max_version=OTHER_RUN
+    )
 
 
 # ---------------------------------------------------------------- games of players
@@ -282,7 +285,7 @@ def sample(
         raw_reward=reward,
         reward=reward,
         policy_uid=record.spec.seats[turn.player_id].policy.uid,
-        policy_version=-1,
+        policy_version=OTHER_RUN,
     )
 
 

@@ -23,7 +23,7 @@ from rlforge.market.world import World
 from rlforge.rollout.datasets import AnswerEncoder, written
 from rlforge.rollout.schedule import derive_seed
 from rlforge.trajectories.reward import DecisionReward, result_of
-from rlforge.types import Outcome, Step
+from rlforge.types import OTHER_RUN, Outcome, Step
 
 TRADERS = 8
 """How many of ``data.players`` trade in an episode, beside the market's own traders."""
@@ -96,7 +96,7 @@ def _episode(
                     raw_reward=0.0,
                     reward=0.0,
                     policy_uid=name,
-                    policy_version=-1,
+                    policy_version=OTHER_RUN,
                 )
         for _ in crowd.act():
             pass
