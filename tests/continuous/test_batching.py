@@ -38,6 +38,7 @@ def gather(
         max_staleness=max_staleness,
         max_length=max_length,
         foreign=foreign,
+        gamma=0.5,
     )
     rewards = rewards or [decision.reward or 0.0 for decision in decisions]
     return rules.build_window_batch(
@@ -110,6 +111,24 @@ def test_train_on_chooses_the_reward(make_decision: Make, train_on: str, expecte
     assert found.batch is not None
     assert found.batch.steps[0].reward == pytest.approx(expected)
     assert found.batch.steps[0].raw_reward == 0.4
+
+
+def test_train_on_return_sums_the_agents_later_rewards_selected_or_not(make_decision: Make) -> None:
+    decisions = [
+        make_decision(0, reward=0.4),
+        make_decision(1, agent="agent-2", reward=0.1),
+        make_decision(2, reward=-0.5),
+        make_decision(3, reward=0.2),
+    ]
+    found = gather(decisions, [None] * 4, train_on="return", select_by="reward", threshold=0)
+    assert found.batch is not None
+    trained = {step.info["decision_id"]: step.reward for step in found.batch.steps}
+    assert trained == {
+        "agent-1-0": pytest.approx(0.4 - 0.5 * 0.5 + 0.25 * 0.2),
+        "agent-1-3": 0.2,
+        "agent-2-1": 0.1,
+    }
+    assert [step.raw_reward for step in found.batch.steps] == [0.4, 0.2, 0.1]
 
 
 def test_old_and_overlong_decisions_are_left_out_and_counted(make_decision: Make) -> None:

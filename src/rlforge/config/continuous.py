@@ -165,9 +165,10 @@ class ContinuousSettings(Group):
     threshold: float = 0.5
     #: Least number of decisions to learn from, selected or refused ones, for an update.
     min_selected: Count = 5
-    #: Training reward of a decision: ``reward``, ``score``, or ``mix``: (1 - w) reward +
-    #: w (2 score - 1). Invalid actions always get ``invalid_reward``.
-    train_on: Literal["reward", "score", "mix"] = "reward"
+    #: Training reward of a decision: ``reward``; ``return``, the sum of it and its agent's later
+    #: rewards in the window, discounted by ``decision_reward.gamma``; ``score``; or ``mix``:
+    #: (1 - w) reward + w (2 score - 1). Invalid actions always have ``invalid_reward``.
+    train_on: Literal["reward", "return", "score", "mix"] = "reward"
     #: w of ``mix``.
     score_weight: Share = 0.5
     #: Most versions between the one that made a decision and the one that is trained on it; null:

@@ -6,6 +6,7 @@ as well, for comparison.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -14,6 +15,7 @@ from rlforge.config.continuous import ContinuousSettings
 from rlforge.continuous.performance import is_ours
 from rlforge.rewards.sampling import is_constant
 from rlforge.trajectories.records import Decision
+from rlforge.trajectories.reward import returns_to_go
 from rlforge.types import OTHER_RUN, Completion, Step, TrainBatch, value
 
 ENV_ID = "market"
@@ -21,12 +23,17 @@ ENV_ID = "market"
 
 @value
 class Scored:
-    """A complete decision, its score (None where the scorer failed), and its reward, normalised
-    where ``decision_reward.normalize`` says so."""
+    """A complete decision with its score and reward.
+
+    score: None where the scorer failed. reward: normalised where ``decision_reward.normalize`` says
+    so. to_go: discounted sum of it and the agent's later rewards in the window, where
+    ``continuous.train_on`` is ``return``.
+    """
 
     decision: Decision
     score: float | None
     reward: float
+    to_go: float | None = None
 
     @property
     def completion(self) -> Completion:
@@ -74,7 +81,7 @@ class WindowFilter:
     version: of the policy that is about to be trained. max_staleness: most versions between it and
     the one that made a decision; None: decisions are of versions of another run. max_length: most
     tokens of prompt and answer; None: no bound. foreign: deployments whose decisions are not the
-    model's own.
+    model's own. gamma: discount of later rewards.
     """
 
     settings: ContinuousSettings
@@ -83,6 +90,7 @@ class WindowFilter:
     max_staleness: int | None
     max_length: int | None
     foreign: Collection[str] = ()
+    gamma: float = 1.0
 
     def build_window_batch(
         self, batch_id: str, decisions: Sequence[Scored], why_unscored: str = ""
@@ -104,6 +112,12 @@ class WindowFilter:
             for one in decisions
             if is_ours(one.decision) and one.completion.policy_uid not in self.foreign
         ]
+        if self.settings.train_on == "return":
+            agents, rewards = [one.decision.agent_id for one in ours], [one.reward for one in ours]
+            sums = returns_to_go(agents, rewards, self.gamma)
+            ours = [
+                dataclasses.replace(one, to_go=to_go) for one, to_go in zip(ours, sums, strict=True)
+            ]
         chosen = keep("unselected", lambda one: self._punished(one) or self._selected(one), ours)
         fresh = keep("stale", self._fresh, chosen)
         steps = self._steps(batch_id, keep("too_long", self._fits, fresh))
@@ -140,7 +154,8 @@ class WindowFilter:
     def _selected(self, one: Scored) -> bool:
         """Above the threshold; without a score only where scores are not used."""
         settings = self.settings
-        if one.score is None and (settings.select_by == "score" or settings.train_on != "reward"):
+        scored = settings.select_by == "score" or settings.train_on in ("score", "mix")
+        if one.score is None and scored:
             return False
         if settings.select_by == "all":
             return True
@@ -161,6 +176,8 @@ class WindowFilter:
 
     def _trained_reward(self, one: Scored) -> float:
         """The reward in the update; ``mix`` maps scores (0 to 1) to the range of rewards (±1)."""
+        if one.to_go is not None:
+            return one.to_go
         if self.settings.train_on == "reward" or self._punished(one):
             return one.reward
         assert one.score is not None

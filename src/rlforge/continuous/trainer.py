@@ -134,6 +134,7 @@ class ContinuousTrainer:
             version=learning.learner.version,
             max_length=self._config.learner.max_train_len,
             foreign=frozenset(self._parts.policy.deployments.foreign()),
+            gamma=self._config.decision_reward.gamma,
         )
         return rules.build_window_batch(
             window.id,

@@ -98,14 +98,16 @@ class DecisionReward:
 
     def returns(self, decisions: Sequence[Decision]) -> dict[str, float]:
         """Each agent's discounted return over its rewarded decisions, in order of time."""
-        rewards: dict[str, list[float]] = {}
-        for decision in sorted(decisions, key=lambda decision: (decision.timestamp, decision.id)):
-            if decision.reward is not None:
-                rewards.setdefault(decision.agent_id, []).append(decision.reward)
-        return {
-            agent: discounted_return(rewards[agent], self._config.gamma)
-            for agent in sorted(rewards)
-        }
+        known = [
+            (decision.agent_id, decision.reward)
+            for decision in sorted(decisions, key=lambda one: (one.timestamp, one.id))
+            if decision.reward is not None
+        ]
+        agents = [agent for agent, _ in known]
+        found = returns_to_go(agents, [reward for _, reward in known], self._config.gamma)
+        # The first decision of an agent, the last one assigned, has its whole return.
+        whole = dict(zip(reversed(agents), reversed(found), strict=True))
+        return {agent: whole[agent] for agent in sorted(whole)}
 
 
 def result_of(settled: Settled) -> Result:
@@ -118,17 +120,19 @@ def result_of(settled: Settled) -> Result:
     )
 
 
-def discounted_return(rewards: Sequence[float], gamma: float) -> float:
-    """Σᵢ γⁱ rᵢ, the first reward undiscounted.
+def returns_to_go(agents: Sequence[str], rewards: Sequence[float], gamma: float) -> list[float]:
+    """Of each decision, in order of time: Σᵢ γⁱ rᵢ over its reward and its agent's later ones.
 
     Example:
-        >>> discounted_return([1.0, 1.0], gamma=0.5)
-        1.5
+        >>> returns_to_go(["ann", "bob", "ann"], [1.0, 5.0, 2.0], gamma=0.5)
+        [2.0, 5.0, 2.0]
     """
-    total = 0.0
-    for reward in reversed(rewards):
-        total = reward + gamma * total
-    return total
+    later: dict[str, float] = {}
+    found = []
+    for agent, reward in zip(reversed(agents), reversed(rewards), strict=True):
+        later[agent] = reward + gamma * later.get(agent, 0.0)
+        found.append(later[agent])
+    return found[::-1]
 
 
 def mean_parts(parts: Sequence[RewardParts]) -> dict[str, float]:
