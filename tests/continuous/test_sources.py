@@ -35,6 +35,11 @@ def execute(in_process: Any, tmp_path: Path) -> Callable[[ContinuousConfig, str]
     return run
 
 
+def from_store(store: Path) -> tuple[str, ...]:
+    """A run over all windows of a store."""
+    return ("continuous.source=store", f"store.path={store}", "continuous.windows=null")
+
+
 def rows(run_dir: Path, name: str = "windows.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / name).read_text().splitlines()]
 
@@ -49,9 +54,7 @@ def test_a_run_learns_from_all_windows_of_another_runs_store_and_leaves_it_as_it
 ) -> None:
     played = execute(make_config("continuous.windows=3"), "played")
     before = digests(played / "store")
-    config = make_config(
-        "continuous.source=store", f"store.path={played / 'store'}", "continuous.windows=null"
-    )
+    config = make_config(*from_store(played / "store"))
     learned = execute(config, "learned")
     assert [row["window_id"] for row in rows(learned)] == [row["window_id"] for row in rows(played)]
     assert [row["version"] for row in rows(learned)] == ["step-1", "step-2", "step-3"]
@@ -65,15 +68,10 @@ def test_a_run_learns_from_all_windows_of_another_runs_store_and_leaves_it_as_it
 
 
 def test_a_resumed_run_learns_from_windows_that_came_to_the_store_meanwhile(
-    make_config: Make,
-    make_decision: Callable[..., Any],
-    execute: Callable[[ContinuousConfig, str], Path],
-    tmp_path: Path,
+    make_config: Make, execute: Callable[[ContinuousConfig, str], Path]
 ) -> None:
     played = execute(make_config("continuous.windows=1"), "played")
-    config = make_config(
-        "continuous.source=store", f"store.path={played / 'store'}", "continuous.windows=null"
-    )
+    config = make_config(*from_store(played / "store"))
     learned = execute(config, "learned")
     assert len(rows(learned)) == 1
     execute(make_config("continuous.windows=2"), "played")
@@ -89,7 +87,7 @@ def test_decisions_of_another_tokenizer_are_refused(
 ) -> None:
     with TrajectoryStore(tmp_path / "store") as store:
         store.append([make_decision(1, tokens=(9,))])
-    config = make_config("continuous.source=store", f"store.path={tmp_path / 'store'}")
+    config = make_config(*from_store(tmp_path / "store"))
     with pytest.raises(RunError, match=r"agent-1-1 are not its answer '\[hold\]' in this model's"):
         execute(config, "learned")
 
@@ -98,6 +96,6 @@ def test_a_store_without_decisions_is_refused(
     make_config: Make, execute: Callable[[ContinuousConfig, str], Path], tmp_path: Path
 ) -> None:
     TrajectoryStore(tmp_path / "store").close()
-    config = make_config("continuous.source=store", f"store.path={tmp_path / 'store'}")
+    config = make_config(*from_store(tmp_path / "store"))
     with pytest.raises(RunError, match="holds no decisions to learn from"):
         execute(config, "learned")

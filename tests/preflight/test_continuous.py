@@ -66,7 +66,7 @@ def test_the_default_is_the_documents_configuration() -> None:
         ),
         (["engine.max_tokens=2048", "engine.max_model_len=4096"], r"max_tokens=2048 .*no room"),
         (["continuous.select_by=scores"], r"continuous\.select_by=scores .*did you mean score"),
-        (["continuous.train_on=x"], r"continuous\.train_on=x .*reward, score, mix"),
+        (["continuous.train_on=x"], r"continuous\.train_on=x .*reward, return, score, mix"),
         (["algorithm=dapo"], r"algorithm\.dynamic_sampling=True .*a window's decisions are given"),
         (["continuous.agents=0"], r"continuous\.agents=0 .*must be 1 or more"),
         (["continuous.score_weight=2"], r"continuous\.score_weight=2.0 .*\[0, 1\]"),

@@ -155,6 +155,11 @@ class ModelConfig(Group):
     #: The adapter; unused with ``learner.train: full``.
     lora: LoraConfig = field(default_factory=LoraConfig)
 
+    @property
+    def label(self) -> str:
+        """What messages and records call it."""
+        return self.name or self.kind
+
     def clashes(self) -> Iterator[Problem]:
         if self.kind == "hf" and not self.name:
             yield "name", "model.kind=hf needs a name; add model.name=ORG/MODEL"

@@ -15,9 +15,10 @@ from typing import Any
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.plugins import EPISODES
 from rlforge.continuous.answers import answer_decision, state_after
-from rlforge.continuous.session import Ask, Session, SessionModel, draw_of
+from rlforge.continuous.session import Ask, Session, SessionModel
 from rlforge.continuous.simulation import Driver, Stopped
 from rlforge.errors import EngineDeadError, RlforgeError, RunError
+from rlforge.rollout.episode import seed_of
 from rlforge.trajectories.grid import WindowGrid
 from rlforge.trajectories.records import CONTROL, Decision
 from rlforge.trajectories.store import TrajectoryStore
@@ -43,7 +44,7 @@ class EpisodesDriver(Driver):
         stop: asyncio.Event,
         record: Callable[[Sequence[Decision]], Awaitable[None]],
     ) -> None:
-        self._config, self._store, self._tokenizer = config, store, tokenizer
+        self._config, self._store = config, store
         self._now, self._stop, self._record = begin, stop, record
         self._model = SessionModel(config, tokenizer, ask)
         self._grid = WindowGrid(config.window.minutes)
@@ -51,7 +52,7 @@ class EpisodesDriver(Driver):
         assert config.episodes.function is not None, "checked before the run"
         self._name, self._each = config.episodes.function, config.episodes.per_agent
         self._function = EPISODES.find(self._name)
-        self._provider = config.model.name or config.model.kind
+        self._provider = config.model.label
         settings = config.continuous
         self._agents = [
             *(f"agent-{number}" for number in range(1, settings.agents + 1)),
@@ -107,7 +108,7 @@ class EpisodesDriver(Driver):
 
     async def _decisions(self, episode: _Episode) -> list[Decision]:
         """Play an episode. Raises RlforgeError where it ends without a result."""
-        seed = draw_of(f"{self._config.seed}/{episode.number}")
+        seed = seed_of(f"{self._config.seed}/{episode.number}")
         session = Session(episode.agent, episode.number, seed, self._model)
         try:
             with EPISODES.trial(self._name, RlforgeError):
@@ -126,7 +127,7 @@ class EpisodesDriver(Driver):
                 conversation,
                 text,
                 completion,
-                self._tokenizer,
+                self._model.tokenizer,
             )
             after = state_after(decision)
             decisions.append(dataclasses.replace(decision, reward=reward, next_state=after))

@@ -8,7 +8,6 @@ and the market's clock moves on. Every tick is recorded before the next one begi
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -19,6 +18,7 @@ from rlforge.market.actions import NO_OP
 from rlforge.market.books import Receipt, Settled
 from rlforge.market.traders import Choice, Crowd
 from rlforge.market.world import World
+from rlforge.rollout.episode import seed_of
 from rlforge.trajectories.records import (
     CONTROL,
     PROBLEM,
@@ -269,6 +269,5 @@ class Population:
         return f"{self._labels.prefix}-{self.state.world.ticks:08d}-{agent_id}"
 
     def _draw(self, agent_id: str) -> int:
-        """Seed of an answer's draw, from 0 to 2⁶³ − 1: the same when the tick is repeated."""
-        text = f"{self._model.seed}/{self.state.world.ticks}/{agent_id}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+        """Seed of an answer's draw: the same when the tick is repeated."""
+        return seed_of(f"{self._model.seed}/{self.state.world.ticks}/{agent_id}")

@@ -52,7 +52,7 @@ class AnswerLog:
         self._file, self._store, self._tokenizer = file, store, tokenizer
         self._now, self._on_decision = now, on_decision
         self._keep_s = config.requests.keep_hours * 3600
-        self._provider = config.model.name or config.model.kind
+        self._provider = config.model.label
         self._sampling = _distribution(config.engine.sampling(()))
         self._window_of = WindowGrid(config.window.minutes).id_of
         self._redact_name = config.requests.redact

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from rlforge.games.base import View
 from rlforge.games.players import Player, make_player
 from rlforge.league.names import parse_opponent
 from rlforge.models.load import stop_token_ids
-from rlforge.rollout.episode import play_game
+from rlforge.rollout.episode import play_game, seed_of
 from rlforge.rollout.lineup import env_named
 from rlforge.rollout.policies import ModelPlayers
 from rlforge.rollout.schedule import line_up
@@ -214,16 +213,11 @@ class Session:
         return found
 
     async def _answer(self, conversation: Conversation, tokens: tuple[int, ...]) -> str:
-        draw = draw_of(f"{self.seed}/{len(self._answers)}")
+        draw = seed_of(f"{self.seed}/{len(self._answers)}")
         completion = await self._model.ask(self._asked_as, tokens, draw)
         text = self._model.text_of(completion.token_ids)
         self._answers.append((conversation, text, completion))
         return text
-
-
-def draw_of(text: str) -> int:
-    """A seed, from 0 to 2⁶³ − 1."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def _tool_calls(text: str) -> tuple[Mapping[str, Any], ...]:

@@ -7,7 +7,7 @@ import io
 import math
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +101,7 @@ class WallClockDriver(Driver):
     async def advance_to(self, moment: float) -> None:
         if self._ticking is None:
             self._ticking = asyncio.create_task(self._run_ticks())
-        waiting = asyncio.create_task(self._recorded_until(moment))
-        stopping = asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait(
-                {self._ticking, waiting, stopping}, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            waiting.cancel()
-            stopping.cancel()
+        await _first_of(self._recorded_until(moment), self._stop.wait(), self._ticking)
         if self._ticking.done():
             self._ticking.result()  # it ends only by raising
         if self._stop.is_set():
@@ -148,6 +140,17 @@ class WallClockDriver(Driver):
         return (math.floor(self._clock.now() / self._tick_s) + 1) * self._tick_s
 
 
+async def _first_of(*waits: Coroutine[Any, Any, Any] | asyncio.Task[None]) -> None:
+    """Return when one of ``waits`` is over; the other ones that are no tasks yet are cancelled."""
+    begun = [asyncio.create_task(one) for one in waits if not isinstance(one, asyncio.Task)]
+    tasks = [one for one in waits if isinstance(one, asyncio.Task)]
+    try:
+        await asyncio.wait({*begun, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in begun:
+            one.cancel()
+
+
 class WaitingDriver(Driver):
     """The wall clock, where decisions are recorded together with their outcomes."""
 
@@ -158,13 +161,7 @@ class WaitingDriver(Driver):
         return self._clock.now()
 
     async def advance_to(self, moment: float) -> None:
-        waiting = asyncio.create_task(self._clock.wait_until(moment))
-        stopping = asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-            stopping.cancel()
+        await _first_of(self._clock.wait_until(moment), self._stop.wait())
         if self._stop.is_set():
             raise Stopped
 

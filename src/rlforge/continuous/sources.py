@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.episodes import EpisodesDriver
@@ -29,10 +27,9 @@ from rlforge.continuous.simulation import (
 )
 from rlforge.engines.base import decoder
 from rlforge.errors import RunError
-from rlforge.serving.service import DeploymentService
 from rlforge.system.checkpoint import step_name
 from rlforge.training.lifecycle import RunContext
-from rlforge.trajectories.grid import WallClock, WindowGrid, window_start
+from rlforge.trajectories.grid import WallClock, window_start
 from rlforge.trajectories.reader import StoreReader
 from rlforge.trajectories.records import CONTROL, Decision
 from rlforge.trajectories.store import TrajectoryStore, store_folder
@@ -70,23 +67,68 @@ async def source_of(
     store = TrajectoryStore(store_folder(config.store, context.run_dir), config.store)
     with contextlib.closing(store):
         made = {"market": _market, "episodes": _episodes, "requests": _requests}
-        async with made[config.continuous.source](context, policy, store, last, stop) as source:
+        run = _Recording(
+            context=context,
+            policy=policy,
+            store=store,
+            windows=Windows(store, config.window),
+            last=last,
+            stop=stop,
+        )
+        async with made[config.continuous.source](run) as source:
             yield source
+
+
+@value
+class _Recording:
+    """A run that records decisions in a store of its own. last: the newest window it worked on."""
+
+    context: RunContext
+    policy: PolicySide
+    store: TrajectoryStore
+    windows: Windows
+    last: Entry | None
+    stop: asyncio.Event
+
+    @property
+    def config(self) -> ContinuousConfig:
+        """Its configuration."""
+        return continuous_config(self.context)
+
+    async def append(self, decisions: Sequence[Decision]) -> None:
+        """Record decisions, and count them in the displays."""
+        await asyncio.to_thread(self.store.append, decisions)
+        for window_id, count in Counter(one.window_id for one in decisions).items():
+            self.count(window_id, count)
+
+    def count(self, window_id: str, decisions: int = 1) -> None:
+        """Count recorded decisions in the displays."""
+        self.context.actors.tracker.log_decisions.remote(window_id, decisions)
+
+    def source(
+        self,
+        driver: Driver,
+        next_window: Callable[[str | None], str | None],
+        answers: AnswerLog | None = None,
+    ) -> Source:
+        """The source with this store."""
+        return Source(
+            driver=driver,
+            windows=self.windows,
+            next_window=next_window,
+            store=self.store,
+            push=DailyPush(self.config.store, self.store, self.context.run_dir),
+            answers=answers,
+        )
 
 
 # ---------------------------------------------------------------- a market
 
 
 @contextlib.asynccontextmanager
-async def _market(
-    context: RunContext,
-    policy: PolicySide,
-    store: TrajectoryStore,
-    last: Entry | None,
-    stop: asyncio.Event,
-) -> AsyncIterator[Source]:
+async def _market(run: _Recording) -> AsyncIterator[Source]:
     """The market in the state that window ``last`` starts from; a new one where there is none."""
-    config = continuous_config(context)
+    config, policy, windows, last = run.config, run.policy, run.windows, run.last
     simulated, clock = config.window.clock == "simulated", WallClock()
     begin = window_start(config.continuous.start)
 
@@ -99,40 +141,34 @@ async def _market(
             config.market, settings.agents, config.seed, settings.control_agents
         )
     else:
-        state = load_simulation_state(simulation_state_path(context.run_dir, last.number))
+        state = load_simulation_state(simulation_state_path(run.context.run_dir, last.number))
     assert policy.prompter is not None, "a market has prompts"
     population = Population(
         state,
         AgentModel(
             prompter=policy.prompter,
-            answer=_answers(config, policy, context.run_dir),
-            name=config.model.name or config.model.kind,
+            answer=_answers(run),
+            name=config.model.label,
             seed=config.seed,
         ),
-        Labels(
-            prefix=f"{config.name}-{config.seed}",
-            now=now,
-            window_of=WindowGrid(config.window.minutes).id_of,
-        ),
+        Labels(prefix=f"{config.name}-{config.seed}", now=now, window_of=windows.grid.id_of),
         reward_of_settled(config),
-        _recorder(store, policy.service, context.actors.tracker),
-        await asyncio.to_thread(_recorded, store, last),
+        _recorder(run),
+        await asyncio.to_thread(_recorded, run.store, last),
     )
-    windows = Windows(store, config.window)
     driver: Driver
     if simulated:
-        driver = SimulatedTimeDriver(population, lambda: now(state), stop)
+        driver = SimulatedTimeDriver(population, lambda: now(state), run.stop)
     else:
-        driver = WallClockDriver(population, clock, config.market.tick_minutes * 60, stop)
+        driver = WallClockDriver(population, clock, config.market.tick_minutes * 60, run.stop)
 
     def following(done: str | None) -> str | None:
         if simulated and done is not None:
             return windows.grid.after(done)
         return next_by_clock(windows, driver.now(), done)
 
-    push = DailyPush(config.store, store, context.run_dir)
     try:
-        yield Source(driver=driver, windows=windows, next_window=following, store=store, push=push)
+        yield run.source(driver, following)
     finally:
         await driver.close()
 
@@ -152,14 +188,14 @@ def next_by_clock(windows: Windows, now: float, done: str | None) -> str:
     return filled[0] if filled else max(following, windows.grid.id_of(now), key=windows.due_at)
 
 
-def _answers(config: ContinuousConfig, policy: PolicySide, run_dir: Path) -> Ask:
+def _answers(run: _Recording) -> Ask:
     """Asks the deployment that serves an agent.
 
     Control agents are answered by version 0: the base model, or ``learner.initial_adapter``.
     """
-    first = PolicyRef(uid="base", kind="checkpoint")
-    if config.learner.initial_adapter is not None:
-        path = str(run_dir / "checkpoints" / step_name(0))
+    policy, first = run.policy, PolicyRef(uid="base", kind="checkpoint")
+    if run.config.learner.initial_adapter is not None:
+        path = str(run.context.run_dir / "checkpoints" / step_name(0))
         first = PolicyRef(uid=CONTROL, kind="checkpoint", path_or_name=path)
 
     async def answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
@@ -171,21 +207,17 @@ def _answers(config: ContinuousConfig, policy: PolicySide, run_dir: Path) -> Ask
     return answer
 
 
-def _recorder(
-    store: TrajectoryStore, service: DeploymentService, tracker: Any
-) -> Callable[[Tick], Any]:
+def _recorder(run: _Recording) -> Callable[[Tick], Awaitable[None]]:
     """Writes ticks to the store, and counts outcomes of the model in a trial of versions."""
 
     async def record(tick: Tick) -> None:
         if tick.decisions:
-            await asyncio.to_thread(store.append, tick.decisions)
-            for window_id, count in Counter(one.window_id for one in tick.decisions).items():
-                tracker.log_decisions.remote(window_id, count)
+            await run.append(tick.decisions)
         if tick.outcomes:
-            await asyncio.to_thread(store.complete, tick.outcomes)
+            await asyncio.to_thread(run.store.complete, tick.outcomes)
         for known, outcome in zip(tick.closed, tick.outcomes, strict=True):
             if known.policy:
-                await service.record_outcome(
+                await run.policy.service.record_outcome(
                     outcome.reward,
                     uid=known.policy,
                     key=known.decision_id,
@@ -209,74 +241,43 @@ def _recorded(store: TrajectoryStore, last: Entry | None) -> dict[str, Decision]
 
 
 @contextlib.asynccontextmanager
-async def _episodes(
-    context: RunContext,
-    policy: PolicySide,
-    store: TrajectoryStore,
-    last: Entry | None,
-    stop: asyncio.Event,
-) -> AsyncIterator[Source]:
+async def _episodes(run: _Recording) -> AsyncIterator[Source]:
     """Episodes of the user's function, those of window ``last`` that are not on record first."""
-    config = continuous_config(context)
-    windows = Windows(store, config.window)
-    start = config.continuous.start if last is None else last.window_id
+    last, windows = run.last, run.windows
+    start = run.config.continuous.start if last is None else last.window_id
     begin, end = windows.grid.span(start)
-
-    async def record(decisions: Sequence[Decision]) -> None:
-        await asyncio.to_thread(store.append, decisions)
-        for window_id, count in Counter(one.window_id for one in decisions).items():
-            context.actors.tracker.log_decisions.remote(window_id, count)
-
     driver = EpisodesDriver(
-        config,
-        store,
-        policy.tokenizer,
-        _answers(config, policy, context.run_dir),
+        run.config,
+        run.store,
+        run.policy.tokenizer,
+        _answers(run),
         end if last is not None and last.phase == "done" else begin,
-        stop,
-        record,
+        run.stop,
+        run.append,
     )
-    yield Source(
-        driver=driver,
-        windows=windows,
-        next_window=lambda done: start if done is None else windows.grid.after(done),
-        store=store,
-        push=DailyPush(config.store, store, context.run_dir),
-    )
+    yield run.source(driver, lambda done: start if done is None else windows.grid.after(done))
 
 
 # ---------------------------------------------------------------- requests
 
 
 @contextlib.asynccontextmanager
-async def _requests(
-    context: RunContext,
-    policy: PolicySide,
-    store: TrajectoryStore,
-    last: Entry | None,
-    stop: asyncio.Event,
-) -> AsyncIterator[Source]:
+async def _requests(run: _Recording) -> AsyncIterator[Source]:
     """Answers to HTTP requests, in the windows of their outcomes."""
-    config, clock = continuous_config(context), WallClock()
-    windows = Windows(store, config.window)
-    driver = WaitingDriver(clock, stop)
+    clock = WallClock()
+    driver = WaitingDriver(clock, run.stop)
     answers = AnswerLog(
-        context.run_dir / "answers.sqlite",
-        store,
-        config,
-        policy.tokenizer,
+        run.context.run_dir / "answers.sqlite",
+        run.store,
+        run.config,
+        run.policy.tokenizer,
         now=clock.now,
-        on_decision=lambda window_id: context.actors.tracker.log_decisions.remote(window_id, 1),
+        on_decision=run.count,
     )
     with contextlib.closing(answers):
         await asyncio.to_thread(answers.finish)
-        yield Source(
-            driver=driver,
-            windows=windows,
-            next_window=lambda done: next_by_clock(windows, driver.now(), done),
-            store=store,
-            push=DailyPush(config.store, store, context.run_dir),
-            answers=answers,
+        yield run.source(
+            driver, lambda done: next_by_clock(run.windows, driver.now(), done), answers
         )
 
 

@@ -113,7 +113,7 @@ def check_fit(config: PolicyConfig) -> None:
     turns = " in turns" if plan.alternate else ""
     room = f"{memory.device} of {_gib(card.capacity)} ({_gib(card.usable)} usable)"
     raise ConfigError(
-        f"{config.model.name or config.model.kind} does not fit {room} with "
+        f"{config.model.label} does not fit {room} with "
         f"hardware={config.hardware.name}: {_who(card.learners, card.engines)} need{turns} "
         f"{_gib(plan.need(card))}, {_gib(plan.excess)} too much; {change}; "
         "rlforge doctor shows each part"
@@ -305,7 +305,7 @@ def _packages(config: PolicyConfig, hardware: HardwareConfig | None) -> list[Fin
 def _model(config: PolicyConfig, located: Located) -> Finding:
     if (unknown := _unknown_targets(config, located)) is not None:
         return Finding(what="model", state="problem", detail=unknown)
-    name = config.model.name or config.model.kind
+    name = config.model.label
     return Finding(what="model", state="ok", detail=f"{name}: {located.place}")
 
 

@@ -101,8 +101,7 @@ def _check_run(composed: Composed[SftConfig], run: Path) -> None:
     if (theirs.kind, theirs.name) != (ours.kind, ours.name):
         raise composed.error(
             "data.run",
-            f"its model is {theirs.name or theirs.kind}, this one {ours.name or ours.kind}: tokens "
-            "mean other texts",
+            f"its model is {theirs.label}, this one {ours.label}: tokens mean other texts",
         )
     if not any(RunPaths(root=run).games.glob("*.parquet")):
         raise composed.error("data.run", "has no recorded games (collector.save_games)")

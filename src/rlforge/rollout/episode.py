@@ -91,8 +91,12 @@ def turn_seed(spec: GameSpec, turn: int) -> int:
     same state; their sampling seeds differ by game id. A game that is played again has its own.
     """
     member = same_game(spec) if spec.group_id is not None else ""
-    digest = hashlib.blake2b(f"{spec.seed}/{turn}/{member}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    return seed_of(f"{spec.seed}/{turn}/{member}")
+
+
+def seed_of(text: str) -> int:
+    """A seed that follows from ``text``, from 0 to 2⁶³ − 1."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 async def _play_turn(spec: GameSpec, game: Game, turns: list[Turn], answer: Answer) -> Turn:

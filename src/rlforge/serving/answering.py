@@ -45,12 +45,8 @@ class Limits:
 
 @value
 class CheckedRequest:
-    """A checked request. pinned: the version that it names; None: that of its ``user``.
+    """A checked request. pinned: the version that it names; None: that of its ``user``."""
 
-    conversation: its messages, or its prompt as text.
-    """
-
-    conversation: Sequence[Mapping[str, str]] | str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     stops: tuple[str, ...]
@@ -305,13 +301,20 @@ class Answering:
                 code="unsupported_value",
             )
         return CheckedRequest(
-            conversation=self._conversation(request, prompt),
             prompt_token_ids=prompt,
             params=params,
             stops=request.stops(),
             user=request.user,
             pinned=pinned,
         )
+
+    def conversation(
+        self, request: Sampling, checked: CheckedRequest
+    ) -> Sequence[Mapping[str, str]] | str:
+        """The messages of a request, or its prompt as text."""
+        if isinstance(request, ChatRequest):
+            return _messages(request)
+        return str(self._tokenizer.decode(list(checked.prompt_token_ids)))
 
     def token_texts(self, completion: Completion) -> list[str]:
         """The text of each token of an answer, special ones included."""
@@ -371,13 +374,6 @@ class Answering:
             raise BadRequestError(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
-
-    def _conversation(
-        self, request: Sampling, prompt: Sequence[int]
-    ) -> Sequence[Mapping[str, str]] | str:
-        if isinstance(request, ChatRequest):
-            return _messages(request)
-        return str(self._tokenizer.decode(list(prompt)))
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(writable(text), add_special_tokens=False))

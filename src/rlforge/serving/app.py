@@ -183,7 +183,7 @@ class Api:
         if asked.wants_logprobs() and end.completion is not None:
             pieces = self._answering.token_texts(end.completion)
         envelope = self._envelope(asked, end.policy)
-        await self._observe(envelope.id, checked, end)
+        await self._observe(envelope.id, asked, checked, end)
         answer = envelope.answer(end.text, end.finish_reason, end.completion, pieces)
         counts = usage(len(checked.prompt_token_ids), end.tokens)
         return JSONResponse(answer | {"usage": counts}, headers=_version_header(end.policy))
@@ -218,7 +218,7 @@ class Api:
             with counted:
                 async with contextlib.aclosing(pieces):
                     async for event in self._events(
-                        envelope, checked, first, pieces, deadline, prompt
+                        envelope, asked, checked, first, pieces, deadline, prompt
                     ):
                         yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
                 yield "data: [DONE]\n\n"
@@ -230,6 +230,7 @@ class Api:
     async def _events(
         self,
         envelope: Envelope,
+        asked: Sampling,
         checked: CheckedRequest,
         first: Piece | End,
         pieces: AsyncGenerator[Piece | End, None],
@@ -252,7 +253,7 @@ class Api:
             yield error_body(str(error) or "time is up", "server_error", code="stream_broken")
             return
         self._count_tokens(piece)
-        await self._observe(envelope.id, checked, piece)
+        await self._observe(envelope.id, asked, checked, piece)
         yield envelope.piece(None, first=is_first, finish_reason=piece.finish_reason)
         if prompt is not None:
             yield envelope.usage_piece(prompt, piece.tokens)
@@ -267,20 +268,24 @@ class Api:
             uid=policy.uid,
         )
 
-    async def _observe(self, answer_id: str, checked: CheckedRequest, end: End) -> None:
+    async def _observe(
+        self, answer_id: str, asked: Sampling, checked: CheckedRequest, end: End
+    ) -> None:
         """Before the client gets the end of the answer, and may report its outcome."""
+        if self._observer is None:
+            return
         known = self._ids.read(answer_id)
-        if self._observer is not None and known is not None:
-            await self._observer.answered(
-                Answered(
-                    id=answer_id,
-                    user=known[1],
-                    conversation=checked.conversation,
-                    params=checked.params,
-                    text=end.text,
-                    completion=end.completion,
-                )
+        assert known is not None, "it is one of ours"
+        await self._observer.answered(
+            Answered(
+                id=answer_id,
+                user=known[1],
+                conversation=self._answering.conversation(asked, checked),
+                params=checked.params,
+                text=end.text,
+                completion=end.completion,
             )
+        )
 
     def _count_tokens(self, end: End) -> None:
         trial = self._service.trial
