@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,10 +15,13 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.continuous.episodes import EpisodesDriver
 from rlforge.continuous.run import ContinuousRun
 from rlforge.continuous.session import Session, SessionModel
-from rlforge.errors import ConfigError, RunError
+from rlforge.errors import ConfigError, EngineDeadError, RunError
 from rlforge.training import lifecycle
+from rlforge.trajectories.grid import WindowGrid
+from rlforge.trajectories.records import Decision
 from rlforge.trajectories.store import TrajectoryStore
 from rlforge.types import Completion
 
@@ -143,6 +147,43 @@ def test_a_window_in_which_every_episode_fails_ends_the_run(
 ) -> None:
     with pytest.raises(RunError, match=f"no episode of 2024-11-13-10:00 came to its .*{problem}"):
         execute(make_config(*EPISODES, f"episodes.function={__name__}:{function}"))
+
+
+@pytest.mark.parametrize(
+    ("ask_fails", "record_fails", "problem"),
+    [
+        (EngineDeadError("engine 0 ended"), None, "the engine is gone: engine 0 ended"),
+        (None, RunError("no space left"), "no space left"),
+    ],
+)
+async def test_a_dead_engine_or_a_store_that_takes_nothing_ends_the_run_at_once(
+    make_config: Make,
+    tmp_path: Path,
+    ask_fails: Exception | None,
+    record_fails: Exception | None,
+    problem: str,
+) -> None:
+    says, asked = Says(*["hi"] * 100), 0
+
+    async def ask(agent: str, prompt: tuple[int, ...], draw: int) -> Completion:
+        nonlocal asked
+        asked += 1
+        if ask_fails is not None and asked > 3:
+            raise ask_fails
+        return await says(agent, prompt, draw)
+
+    async def record(decisions: Sequence[Decision]) -> None:
+        if record_fails is not None:
+            raise record_fails
+
+    config = make_config(*EPISODES, f"episodes.function={__name__}:twice")
+    begin, end = WindowGrid(config.window.minutes).span(config.continuous.start)
+    with TrajectoryStore(tmp_path / "store") as store:
+        driver = EpisodesDriver(config, store, Texts(says), ask, begin, asyncio.Event(), record)
+        with pytest.raises(ExceptionGroup) as raised:
+            await driver.advance_to(end)
+    assert raised.group_contains(RunError, match=problem)
+    assert asked < 20, "the agents' first episodes of 6, two answers each"
 
 
 async def ends_the_run(session: Session) -> float:

@@ -82,12 +82,18 @@ class EpisodesDriver(Driver):
                 if episode.name in done:
                     continue
                 try:
-                    await self._record(await self._decisions(episode))
+                    decisions = await self._decisions(episode)
+                except EngineDeadError as error:
+                    raise RunError(f"the engine is gone: {error}") from error
                 except RlforgeError as error:
                     failures.append(str(error))
                     log.warning("%s ends without a result: %s", episode.name, error)
+                else:
+                    await self._record(decisions)
 
-        await asyncio.gather(*(play(place, agent) for place, agent in enumerate(self._agents)))
+        async with asyncio.TaskGroup() as group:
+            for place, agent in enumerate(self._agents):
+                group.create_task(play(place, agent))
         if self._stop.is_set():
             raise Stopped
         if failures and not await asyncio.to_thread(self._store.count, window_id):
@@ -110,11 +116,8 @@ class EpisodesDriver(Driver):
         """Play an episode. Raises RlforgeError where it ends without a result."""
         seed = seed_of(f"{self._config.seed}/{episode.number}")
         session = Session(episode.agent, episode.number, seed, self._model)
-        try:
-            with EPISODES.trial(self._name, RlforgeError):
-                rewarded = session.rewarded(await self._function(session))
-        except EngineDeadError as error:
-            raise RunError(f"the engine is gone: {error}") from error
+        with EPISODES.trial(self._name, RlforgeError):
+            rewarded = session.rewarded(await self._function(session))
         control = episode.agent.startswith(f"{CONTROL}-")
         decisions = []
         for place, (conversation, text, completion, reward) in enumerate(rewarded):
