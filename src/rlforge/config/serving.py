@@ -18,6 +18,7 @@ from rlforge.config.rules import (
     Range,
     Share,
     Text,
+    Url,
     Whole,
 )
 from rlforge.config.schema import GamesConfig
@@ -113,6 +114,9 @@ class ServeConfig(Group):
     default_max_tokens: Count = 256
     #: Seconds for running requests to finish when the service stops.
     drain_s: Positive = 30.0
+    #: Collector of OpenTelemetry spans (OTLP over HTTP), as ``http://localhost:6006/v1/traces`` of
+    #: Phoenix, that gets each answer with its version, reward and score; null: none.
+    traces: Url | None = None
     #: How often dead engines are restarted before the service ends.
     max_engine_restarts: Whole = 100
 

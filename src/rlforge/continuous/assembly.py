@@ -25,6 +25,7 @@ from rlforge.continuous.sources import Source, source_of
 from rlforge.ruler.base import DecisionScorer
 from rlforge.ruler.judge_backends import LocalModel
 from rlforge.ruler.registry import make_scorer
+from rlforge.serving.spans import Spans, spans_of
 from rlforge.training.lifecycle import RunContext
 from rlforge.trajectories.reward import DecisionReward
 from rlforge.types import PolicyRef, value
@@ -42,13 +43,17 @@ class LearningSide:
 
 @value
 class Assembly:
-    """All parts of a run that is ready to begin or to be resumed."""
+    """All parts of a run that is ready to begin or to be resumed.
+
+    spans: for a collector (``serve.traces``); None: there is none.
+    """
 
     policy: PolicySide
     source: Source
     learning: LearningSide
     journal: Journal
     scores: ScoreFiles
+    spans: Spans | None
 
 
 @contextlib.asynccontextmanager
@@ -64,6 +69,11 @@ async def assembled(context: RunContext, stop: asyncio.Event) -> AsyncIterator[A
         journal = stack.enter_context(contextlib.closing(Journal(run_dir / "journal.sqlite")))
         policy = await stack.enter_async_context(policy_side(context))
         learning = await stack.enter_async_context(learning_side(context, policy))
+        config = continuous_config(context)
+        private = config.continuous.source == "requests" and config.requests.redact is not None
+        spans = await stack.enter_async_context(
+            spans_of(config.serve, config.name, str(run_dir), texts=not private)
+        )
         source = await stack.enter_async_context(source_of(context, policy, journal.last(), stop))
         yield Assembly(
             policy=policy,
@@ -71,6 +81,7 @@ async def assembled(context: RunContext, stop: asyncio.Event) -> AsyncIterator[A
             learning=learning,
             journal=journal,
             scores=ScoreFiles(run_dir),
+            spans=spans,
         )
 
 

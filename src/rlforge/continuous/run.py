@@ -12,7 +12,6 @@ from rlforge.continuous.assembly import Assembly, assembled
 from rlforge.continuous.journal import Journal
 from rlforge.continuous.performance import POLICY
 from rlforge.continuous.policy_side import DEPLOYMENTS, PolicySide, continuous_config
-from rlforge.continuous.requests import AnswerLog
 from rlforge.continuous.trainer import ContinuousTrainer
 from rlforge.errors import RunError
 from rlforge.serving.server import answer_requests, found_at, http_over, listen, url_of
@@ -55,9 +54,7 @@ class ContinuousRun:
         )
         self._parts = parts
         await self._continue_from_deployment(parts)
-        await self._open.enter_async_context(
-            _served_over_http(context, parts.policy, parts.source.answers, self._stop)
-        )
+        await self._open.enter_async_context(_served_over_http(context, parts, self._stop))
 
     async def run(self) -> bool:
         """Train until all windows are done; measure the policy before and after."""
@@ -148,14 +145,14 @@ class ContinuousRun:
 
 @contextlib.asynccontextmanager
 async def _served_over_http(
-    context: RunContext, policy: PolicySide, answers: AnswerLog | None, stop: asyncio.Event
+    context: RunContext, parts: Assembly, stop: asyncio.Event
 ) -> AsyncIterator[None]:
     """Serve the deployments over HTTP during the block, where ``continuous.http`` is set.
 
-    answers: sees what is answered. The HTTP server catches SIGINT and SIGTERM itself, and sets
-    ``stop``. Raises ConfigError when the address of group ``serve`` cannot be listened on.
+    The HTTP server catches SIGINT and SIGTERM itself, and sets ``stop``. Raises ConfigError when
+    the address of group ``serve`` cannot be listened on.
     """
-    config = continuous_config(context)
+    config, policy = continuous_config(context), parts.policy
     if not config.continuous.http:
         yield
         return
@@ -166,7 +163,7 @@ async def _served_over_http(
         config,
         make_tokens(folder),
         policy.metrics,
-        observer=answers,
+        observers=[one for one in (parts.source.answers, parts.spans) if one is not None],
     )
     over = asyncio.Event()
 

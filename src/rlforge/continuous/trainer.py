@@ -193,7 +193,7 @@ class ContinuousTrainer:
         deployed: Deployed,
     ) -> None:
         """Record the window's metrics, and let the scorer learn from its outcomes."""
-        learning, facts = self._parts.learning, work.facts["trained"]
+        learning, source, facts = self._parts.learning, self._parts.source, work.facts["trained"]
         learned = learning.scorer.learn([window]) if window.ready else {}
         row = _window_row(
             work,
@@ -210,8 +210,14 @@ class ContinuousTrainer:
         update = None if trained is None else dict(trained.metrics)
         self._parts.journal.reach(work, "done", window=row, update=update)
         self._context.actors.tracker.log_window.remote(row, update)
+        if self._parts.spans is not None:
+            self._parts.spans.send_window(
+                window.decisions,
+                scores,
+                judged=self._config.ruler.scoring_method == "judge",
+                answered=source.answers is not None,
+            )
         learning.learner.prune(self._parts.policy.deployments.needed())
-        source = self._parts.source
         await asyncio.to_thread(self._delete_old, window.id)
         if source.push is not None:
             await source.push.after_window(*source.windows.grid.span(window.id))

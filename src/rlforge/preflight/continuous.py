@@ -19,6 +19,7 @@ from rlforge.preflight.policy import (
     check_policy,
     check_reads,
 )
+from rlforge.preflight.serving import check_traces
 from rlforge.ruler.registry import check_judge
 from rlforge.system.hub import check_push
 from rlforge.trajectories.grid import WindowGrid, window_start
@@ -62,6 +63,7 @@ def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True)
         if config.store.push is not None:
             check_push(config.store.push, "store.push")
         check_machine(config)
+        check_traces(config.serve)
 
 
 def check_agents(composed: Composed[PolicyConfig], agents: int) -> None:

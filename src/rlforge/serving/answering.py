@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
@@ -45,8 +46,12 @@ class Limits:
 
 @value
 class CheckedRequest:
-    """A checked request. pinned: the version that it names; None: that of its ``user``."""
+    """A checked request. pinned: the version that it names; None: that of its ``user``.
 
+    began: when it came, in seconds since 1970.
+    """
+
+    began: float
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     stops: tuple[str, ...]
@@ -80,12 +85,17 @@ class End:
 class Answered:
     """An answer that a client got.
 
-    user: 16 digits that stand for the user; equal for answers to one user. text: without what
-    follows a stop string; completion: None then.
+    user: 16 digits that stand for the user; equal for answers to one user. version: of the model.
+    began: when the request came, in seconds since 1970. prompt_tokens, tokens: how many the prompt
+    and the answer have. text: without what follows a stop string; completion: None then.
     """
 
     id: str
     user: str
+    version: str
+    began: float
+    prompt_tokens: int
+    tokens: int
     conversation: Sequence[Mapping[str, str]] | str
     params: SamplingParams
     text: str
@@ -301,6 +311,7 @@ class Answering:
                 code="unsupported_value",
             )
         return CheckedRequest(
+            began=time.time(),
             prompt_token_ids=prompt,
             params=params,
             stops=request.stops(),

@@ -7,7 +7,14 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Sequence,
+)
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +69,7 @@ _EXPLAINED = (
 class Api:
     """The endpoints of one service.
 
-    ready: whether the engine answers. observer: sees answers and outcomes; None: no one does.
+    ready: whether the engine answers. observers: see answers and outcomes.
     """
 
     def __init__(
@@ -74,11 +81,11 @@ class Api:
         ids: AnswerIds,
         metrics: Metrics,
         ready: Callable[[], bool],
-        observer: AnswerObserver | None,
+        observers: Sequence[AnswerObserver],
     ) -> None:
         self._service, self._engine, self._answering = service, engine, answering
         self._config, self._ids, self._metrics, self._ready = config, ids, metrics, ready
-        self._observer = observer
+        self._observers = tuple(observers)
         self._under_way = 0
 
     # ------------------------------------------------------------ OpenAI
@@ -115,11 +122,9 @@ class Api:
             given.reward, uid=uid, key=given.id, cluster=user
         )
         self._metrics.outcomes.labels(str(counted).lower()).inc()
-        learned = False
-        if self._observer is not None:
-            learned = await self._observer.rewarded(given.id, given.reward)
+        learned = [await one.rewarded(given.id, given.reward) for one in self._observers]
         return JSONResponse(
-            {"id": given.id, "version": uid, "counted": counted, "learned": learned}
+            {"id": given.id, "version": uid, "counted": counted, "learned": any(learned)}
         )
 
     # ------------------------------------------------------------ operation
@@ -272,20 +277,24 @@ class Api:
         self, answer_id: str, asked: Sampling, checked: CheckedRequest, end: End
     ) -> None:
         """Before the client gets the end of the answer, and may report its outcome."""
-        if self._observer is None:
+        if not self._observers:
             return
         known = self._ids.read(answer_id)
         assert known is not None, "it is one of ours"
-        await self._observer.answered(
-            Answered(
-                id=answer_id,
-                user=known[1],
-                conversation=self._answering.conversation(asked, checked),
-                params=checked.params,
-                text=end.text,
-                completion=end.completion,
-            )
+        answer = Answered(
+            id=answer_id,
+            user=known[1],
+            version=end.policy.uid,
+            began=checked.began,
+            prompt_tokens=len(checked.prompt_token_ids),
+            tokens=end.tokens,
+            conversation=self._answering.conversation(asked, checked),
+            params=checked.params,
+            text=end.text,
+            completion=end.completion,
         )
+        for observer in self._observers:
+            await observer.answered(answer)
 
     def _count_tokens(self, end: End) -> None:
         trial = self._service.trial
@@ -313,11 +322,11 @@ def make_app(
     metrics: Metrics,
     *,
     ready: Callable[[], bool] = lambda: True,
-    observer: AnswerObserver | None = None,
+    observers: Sequence[AnswerObserver] = (),
 ) -> App:
     """The service as an ASGI application behind its guard."""
     ids = AnswerIds(tokens.admin)
-    api = Api(service, engine, answering, config, ids, metrics, ready, observer)
+    api = Api(service, engine, answering, config, ids, metrics, ready, observers)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for method, path, endpoint in (
         ("POST", "/v1/chat/completions", api.chat),

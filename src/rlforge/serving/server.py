@@ -209,6 +209,7 @@ async def assembled(
     """
     from rlforge.models.load import load_tokenizer, stop_token_ids
     from rlforge.serving.game_checks import GameHoldout, game_probes
+    from rlforge.serving.spans import spans_of
 
     tokenizer = load_tokenizer(config.model)
     stops = stop_token_ids(config.model, tokenizer)
@@ -228,7 +229,14 @@ async def assembled(
         on_phase=count,
     )
     try:
-        yield service, http_over(service, engine, config, tokens, metrics, ready=ready)
+        async with spans_of(config.serve, config.name, str(state_dir)) as spans:
+            observers = () if spans is None else (spans,)
+            yield (
+                service,
+                http_over(
+                    service, engine, config, tokens, metrics, ready=ready, observers=observers
+                ),
+            )
     finally:
         await service.close()
 
@@ -241,11 +249,11 @@ def http_over(
     metrics: Metrics,
     *,
     ready: Callable[[], bool] = lambda: True,
-    observer: AnswerObserver | None = None,
+    observers: Sequence[AnswerObserver] = (),
 ) -> App:
     """The HTTP application over an open service, for ``answer_requests``.
 
-    metrics: its ``on_phase`` is that of the service, where deployments are counted. observer: sees
+    metrics: its ``on_phase`` is that of the service, where deployments are counted. observers: see
     answers and outcomes.
     """
     from rlforge.models.load import load_model_config, load_tokenizer, stop_token_ids
@@ -273,7 +281,7 @@ def http_over(
         tokens,
         metrics,
         ready=ready,
-        observer=observer,
+        observers=observers,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import netrc
 import os
 import time
@@ -18,6 +17,7 @@ from rlforge.config.rules import Text
 from rlforge.config.schema import TrackerConfig
 from rlforge.config.stacks import build_stack
 from rlforge.errors import ConfigError
+from rlforge.system.packages import need_packages
 from rlforge.tracking.files import JsonlFile, RunPaths
 
 
@@ -84,7 +84,7 @@ class TensorBoardSink:
 
     def check(self) -> None:
         """Raises ConfigError where TensorBoard is not installed."""
-        _need("tensorboard", "tracker.tensorboard")
+        need_packages("tracker.tensorboard", "tensorboard", "tensorboard")
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         entries = [
@@ -137,7 +137,7 @@ class WandbSink:
 
     def check(self) -> None:
         """Raises ConfigError where wandb is not installed, or has no key to go online."""
-        _need("wandb", "tracker.wandb_project")
+        need_packages("tracker.wandb_project", "wandb", "wandb")
         if self.mode == "online" and not _has_wandb_key():
             raise ConfigError(
                 "tracker.wandb_mode: online needs a key; set WANDB_API_KEY, run `wandb login`, "
@@ -188,13 +188,6 @@ def _own_sinks(config: TrackerConfig) -> list[Sink]:
     if config.wandb_project is not None:
         sinks.append(WandbSink(project=config.wandb_project, mode=config.wandb_mode))
     return sinks
-
-
-def _need(package: str, key: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise ConfigError(
-            f"{key}: the package {package} is not installed; pip install 'rlforge[{package}]'"
-        )
 
 
 def _has_wandb_key() -> bool:
