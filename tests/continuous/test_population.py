@@ -32,6 +32,7 @@ from rlforge.continuous.simulation import (
 )
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.games.trading import AgentPrompter
+from rlforge.market.text import describe
 from rlforge.models.load import load_tokenizer
 from rlforge.trajectories import grid
 from rlforge.trajectories.grid import WallClock
@@ -85,18 +86,17 @@ async def hold_or_buy(agent_id: str, prompt: tuple[int, ...], draw: int) -> Comp
 
 @pytest.fixture
 def populate(make_config: Make) -> Callable[..., Population]:
-    config = make_config()
-    prompter = AgentPrompter(config, config.market, load_tokenizer(config.model))
-
     def make(
         records: Records,
         state: SimulationState | None = None,
-        *,
+        *overrides: str,
         answer: Answer = hold_or_buy,
         recorded: Mapping[str, Decision] | None = None,
         now: Callable[[SimulationState], float] = lambda state: state.world.minute * 60,
         window_of: Callable[[float], str] = lambda moment: "2024-11-13-10:00",
     ) -> Population:
+        config = make_config(*overrides)
+        prompter = AgentPrompter(config, config.market, load_tokenizer(config.model))
         return Population(
             state or SimulationState(config.market, config.continuous.agents, 0),
             AgentModel(prompter=prompter, answer=answer, name="model", seed=0),
@@ -134,6 +134,36 @@ async def test_an_episode_settles_every_decision(populate: Callable[..., Populat
     assert all(records.outcomes[key].reward == -1.0 for key in invalid)
     refused = [records.decisions[key].action for key in invalid]
     assert all(action["type"] == "NO_OP" and "no action" in action["problem"] for action in refused)
+
+
+async def test_what_an_agent_notes_it_remembers_and_its_stated_confidence_is_recorded(
+    populate: Callable[..., Population],
+) -> None:
+    async def answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
+        said = {
+            "agent-1": '{"type": "NO_OP", "confidence": 0.25, "note": "wire was\\nwrong"}',
+            "agent-2": '{"type": "NO_OP", "confidence": 7}',
+        }
+        given = await hold_or_buy(agent_id, prompt, draw)
+        return dataclasses.replace(given, text=said.get(agent_id, '{"type": "NO_OP"}'))
+
+    records = Records()
+    population = populate(records, None, "model.action_extraction=json", answer=answer)
+    await population.tick()
+    first, second, third = (
+        next(d for d in records.decisions.values() if d.agent_id == f"agent-{number}")
+        for number in (1, 2, 3)
+    )
+    assert first.metadata.confidence == 0.25
+    assert first.action["note"] == "wire was\nwrong"
+    assert "a number from 0 to 1, not 7" in second.action["problem"]
+    assert (
+        second.metadata.confidence == third.metadata.confidence == pytest.approx(0.4966, abs=1e-4)
+    )
+    [note] = population.state.states["agent-1"]["agent"]["memory"]
+    assert note == {"kind": "own", "text": "wire was\nwrong", "minute": 0.0}
+    assert population.state.states["agent-2"]["agent"]["memory"] == []
+    assert "Your memory:\n- wire was wrong" in describe(population.state.states["agent-1"])
 
 
 async def test_the_next_state_is_what_the_agent_sees_next(
@@ -326,12 +356,12 @@ async def test_by_the_wall_clock_a_window_is_settled_once_its_outcomes_are_on_re
             await super().add(tick)
 
     records, clock = SlowRecords(), WallClock()
-    end = clock.now() + 0.3
     population = populate(
         records,
         now=lambda state: clock.now(),
         window_of=lambda moment: "first" if moment < end else "later",
     )
+    end = clock.now() + 0.3
     driver = WallClockDriver(population, clock, 0.01, asyncio.Event())
 
     def first() -> set[str]:

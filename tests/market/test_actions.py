@@ -29,6 +29,15 @@ def test_an_action_with_exactly_its_fields_passes(kind):
     assert check_form(action) == action
 
 
+@pytest.mark.parametrize("kind", GOOD)
+def test_every_action_may_have_a_confidence_and_a_note(kind):
+    action = {"type": kind, **GOOD[kind], "confidence": 0, "note": "the wire is often wrong"}
+    assert check_form(action) == action
+    for name, wrong in (("confidence", 1.5), ("confidence", True), ("note", ""), ("note", 3)):
+        with pytest.raises(ActionError, match=rf"{kind}\.{name} must be a "):
+            check_form({**action, name: wrong})
+
+
 def test_half_an_emoji_becomes_text_that_can_be_written_down():
     post = json.loads(r'{"type": "CREATE_POST", "content": "up \ud83d and \ud83d\ude00"}')
     assert check_form(post)["content"] == "up ? and \N{GRINNING FACE}"

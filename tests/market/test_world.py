@@ -175,6 +175,29 @@ def test_feed_memory_and_actions_keep_their_lengths(make_world):
     assert len(state["agent"]["memory"]) == 2
 
 
+def test_own_notes_are_remembered_with_those_on_trades_and_are_no_part_of_recent_actions(
+    make_world,
+):
+    world = make_world(memory_length=2, max_post_length=20)
+    for number in range(3):
+        world.decide("ann", {**NO_OP, "note": f"note {number}", "confidence": 0.5})
+    world.tick()
+    agent = world.state("ann")["agent"]
+    assert [note["text"] for note in agent["memory"]] == ["note 1", "note 2"]
+    assert agent["recentActions"] == [NO_OP] * 3
+    long = world.decide("ann", {**NO_OP, "note": "x" * 21})
+    assert (long.accepted, long.problem) == (
+        False,
+        "note has 21 characters; at most 20 are allowed",
+    )
+    missing = world.decide(
+        "ann",
+        {"type": "CLOSE_POSITION", "positionId": "position-9", "note": "that was nothing"},
+    )
+    assert not missing.accepted
+    assert world.state("ann")["agent"]["memory"] == agent["memory"]
+
+
 def test_each_belief_is_posted_once_and_accounts_are_right_as_often_as_the_config_says():
     news = {"wire": 0.9, "daily": 0.6}
     world = World(

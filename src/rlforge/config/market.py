@@ -94,11 +94,11 @@ class MarketConfig(Group):
     visibility: Share = 0.6
     #: Posts that an agent sees.
     feed_length: Count = 24
-    #: Notes on its own settled trades that an agent sees.
+    #: Notes that an agent sees: on its settled trades, and those that its actions made.
     memory_length: Count = 6
     #: Own latest actions that an agent sees.
     recent_actions: Count = 5
-    #: Most characters in a post or comment.
+    #: Most characters in a post, comment or note.
     max_post_length: Count = 280
     #: Most characters of a state in a prompt in prose: what matters least is left out. null: all,
     #: and in a continuous run as much as fits the model's context.

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from rlforge.config.market import MarketConfig
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.games.trading import AgentPrompter, Question
-from rlforge.market.actions import NO_OP
+from rlforge.market.actions import CONFIDENCE, NO_OP
 from rlforge.market.books import Receipt, Settled
 from rlforge.market.traders import Choice, Crowd
 from rlforge.market.world import World
@@ -211,8 +211,13 @@ class Population:
         reading = self._model.prompter.read(question, answer.text)
         # An answer without an action is submitted as it is: the market counts it as invalid.
         receipt = world.decide(agent_id, reading.action or {"type": answer.text})
-        meta = Metadata(provider=provider, reasoning=answer.text, confidence=confidence_of(answer))
         action: Json = reading.action or NO_OP
+        sure = action[CONFIDENCE] if receipt.accepted and CONFIDENCE in action else None
+        meta = Metadata(
+            provider=provider,
+            reasoning=answer.text,
+            confidence=confidence_of(answer) if sure is None else float(sure),
+        )
         if not receipt.accepted:
             action = {**action, PROBLEM: reading.problem or receipt.problem}
         return self._decision(receipt, question.state, action, now, meta, question.text, answer)

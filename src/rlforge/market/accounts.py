@@ -130,7 +130,7 @@ class Agent:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lengths:
-    """Most posts, notes on own trades, and own actions that an agent sees."""
+    """Most posts, notes (on trades, and the agent's own), and own actions that an agent sees."""
 
     feed: int
     memory: int

@@ -21,6 +21,9 @@ class ActionError(RlforgeError):
 _TEXT, _NUMBER = "text", "a number above 0"
 _OUTCOMES, _SIDES = ("YES", "NO"), ("long", "short")
 
+CONFIDENCE, NOTE = "confidence", "note"
+"""Fields that every action may have: how sure the agent is, from 0 to 1; what it will remember."""
+
 #: The fields of each type, and what each must be.
 FIELDS: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
     "BUY_SHARES": {"marketId": _TEXT, "outcome": _OUTCOMES, "amount": _NUMBER},
@@ -37,12 +40,13 @@ FIELDS: Final[dict[str, dict[str, str | tuple[str, ...]]]] = {
 def check_form(action: Any) -> Json:
     """``action``, if it is an object of a known type with exactly the fields of that type.
 
-    Lone surrogates, which no tokenizer and no file takes, are replaced in its texts.
-    Raises ``ActionError`` that says what is wrong and what would be right.
+    It may have a ``confidence`` and a ``note`` besides. Lone surrogates, which no tokenizer and no
+    file takes, are replaced in its texts. Raises ``ActionError`` that says what is wrong and what
+    would be right.
 
     Example:
-        >>> check_form({"type": "FOLLOW_USER", "userId": "wire"})
-        {'type': 'FOLLOW_USER', 'userId': 'wire'}
+        >>> check_form({"type": "FOLLOW_USER", "userId": "wire", "confidence": 0.7})
+        {'type': 'FOLLOW_USER', 'userId': 'wire', 'confidence': 0.7}
     """
     if not isinstance(action, Mapping):
         raise ActionError('an action is a JSON object such as {"type": "NO_OP"}')
@@ -52,15 +56,22 @@ def check_form(action: Any) -> Json:
         raise ActionError(
             f"type {kind!r} is unknown{nearest(str(kind), FIELDS)}; there are {', '.join(FIELDS)}"
         )
-    if action.keys() - {"type"} != fields.keys():
+    unknown = [name for name in action if name not in {"type", CONFIDENCE, NOTE, *fields}]
+    if unknown or not fields.keys() <= action.keys():
         wrong = [f"{name} is missing" for name in fields if name not in action]
-        wrong += [
-            f"{name!r} is unknown" for name in action if name not in fields and name != "type"
-        ]
+        wrong += [f"{name!r} is unknown" for name in unknown]
         listed = ", ".join(fields) or "nothing"
         raise ActionError(f"{kind} wants {listed} besides its type: {', '.join(wrong)}")
     for name, wanted in fields.items():
         _check_field(str(kind), name, action[name], wanted)
+    if NOTE in action:
+        _check_field(str(kind), NOTE, action[NOTE], _TEXT)
+    if CONFIDENCE in action:
+        sure = action[CONFIDENCE]
+        if isinstance(sure, bool) or not isinstance(sure, int | float) or not 0 <= sure <= 1:
+            raise ActionError(
+                f"{kind}.{CONFIDENCE} must be a number from 0 to 1, not {_shown(sure)}"
+            )
     return {
         name: writable(given) if isinstance(given, str) else given for name, given in action.items()
     }

@@ -27,7 +27,8 @@ An action is a JSON object of one of these forms:
 {"type": "FOLLOW_USER", "userId": "..."}
 {"type": "NO_OP"}
 outcome is YES or NO, side long or short; amount is dollars spent; size is dollars of exposure, \
-of which size / leverage is taken from the balance as margin."""
+of which size / leverage is taken from the balance as margin. Any action may also have \
+"confidence", from 0 to 1, and "note", a sentence that you will remember."""
 
 #: Titles of the parts of a state, in the order in which they are shown.
 _TITLES = {
@@ -87,7 +88,7 @@ def _described(state: Json, *, brief: bool, most: int | None) -> str:
     for kind, lines in (
         ("market", held),
         ("market", reported),
-        ("note", [note["text"] for note in agent["memory"]][::-1]),
+        ("note", [_line(note["text"]) for note in agent["memory"]][::-1]),
         ("market", other),
         ("action", list(map(json.dumps, agent["recentActions"]))[::-1]),
         ("post", list(map(_post, social["feed"]))[::-1]),
@@ -202,8 +203,12 @@ def _perpetual(market: Json, *, brief: bool) -> str:
 
 def _post(post: Json) -> str:
     reply = f" (to {post['replyTo']})" if post["replyTo"] else ""
-    # One line a post, so that its content cannot look like another part of the prompt.
-    return f"{post['id']} {post['userId']}{reply}: {' '.join(post['content'].split())}"
+    return f"{post['id']} {post['userId']}{reply}: {_line(post['content'])}"
+
+
+def _line(text: str) -> str:
+    """``text`` in one line, so that it cannot look like another part of the prompt."""
+    return " ".join(text.split())
 
 
 def _money(amount: float) -> str:

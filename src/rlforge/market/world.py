@@ -12,7 +12,7 @@ from typing import Any, get_args
 from rlforge.config.market import MarketConfig, TraderKind
 from rlforge.errors import nearest
 from rlforge.market.accounts import Agent, Lengths, Perp, Shares, cents, dollars
-from rlforge.market.actions import ActionError, Json, check_form
+from rlforge.market.actions import CONFIDENCE, NOTE, ActionError, Json, check_form
 from rlforge.market.books import Books, Receipt, Settled
 from rlforge.market.feed import Feed
 from rlforge.market.perpetuals import Perpetual
@@ -85,13 +85,16 @@ class World:
         ticket = self._tickets
         try:
             checked = check_form(action)
+            self._check_length(checked.get(NOTE, ""), NOTE)
             staked = self._carry_out(agent, ticket, checked)
         except ActionError as error:
             self.books.settle_unstaked(agent, ticket, invalid=True)
             return Receipt(ticket=ticket, agent_id=agent_id, accepted=False, problem=str(error))
         if not staked:
             self.books.settle_unstaked(agent, ticket, invalid=False)
-        agent.recent.append(dict(checked))
+        if NOTE in checked:
+            agent.notes.append({"kind": "own", "text": checked[NOTE], "minute": self.minute})
+        agent.recent.append({k: each for k, each in checked.items() if k not in (CONFIDENCE, NOTE)})
         agent.unread = 0
         return Receipt(ticket=ticket, agent_id=agent_id, accepted=True)
 
@@ -198,15 +201,19 @@ class World:
         return True
 
     def _publish(self, agent: Agent, action: Json) -> None:
-        content, most = action["content"], self.config.max_post_length
-        if len(content) > most:
-            raise ActionError(f"content has {len(content)} characters; at most {most} are allowed")
+        content = action["content"]
+        self._check_length(content, "content")
         reply_to = action.get("postId")
         if reply_to is not None and reply_to not in self._feed:
             raise ActionError(f"no post {reply_to!r} to comment on")
         self._feed.post(
             agent.id, content, self.minute, self.books.agents.values(), reply_to=reply_to
         )
+
+    def _check_length(self, text: str, field: str) -> None:
+        most = self.config.max_post_length
+        if len(text) > most:
+            raise ActionError(f"{field} has {len(text)} characters; at most {most} are allowed")
 
     def _follow(self, agent: Agent, user: str) -> None:
         if user == agent.id:
