@@ -56,41 +56,57 @@ def is_ours(decision: Decision) -> bool:
     return known and decision.metadata.learns
 
 
-def by_player(decisions: Sequence[Decision]) -> Mapping[str, Performance]:
-    """The performance of each kind of player, the policy first."""
+def players(decisions: Iterable[Decision]) -> Mapping[str, Sequence[Decision]]:
+    """The decisions of each kind of player, the policy first."""
     groups: dict[str, list[Decision]] = {}
     for decision in decisions:
         name = POLICY if is_ours(decision) else decision.metadata.provider
         groups.setdefault(name, []).append(decision)
     order = sorted(groups, key=lambda name: (name != POLICY, name))
-    return {name: performance(groups[name]) for name in order}
+    return {name: groups[name] for name in order}
+
+
+def by_player(decisions: Iterable[Decision]) -> Mapping[str, Performance]:
+    """The performance of each kind of player, the policy first."""
+    return {name: performance(own) for name, own in players(decisions).items()}
+
+
+def reward_means(decisions: Iterable[Decision]) -> Mapping[str, float]:
+    """The mean of the known rewards of each agent that has one."""
+    rewards: dict[str, list[float]] = {}
+    for decision in decisions:
+        if decision.reward is not None:
+            rewards.setdefault(decision.agent_id, []).append(decision.reward)
+    return {agent: _mean(own) for agent, own in rewards.items()}
 
 
 @value
 class Difference:
-    """How much more reward the policy gets than the control, with its interval of confidence."""
+    """How much more reward some agents get than others, with its interval of confidence."""
 
     mean: float
     low: float
     high: float
 
 
-def difference_to_control(
-    decisions: Iterable[Decision], confidence: float = 0.95
+def difference_to_control(decisions: Sequence[Decision]) -> Difference | None:
+    """Of the policy's agents to the control's; None with fewer than two agents on a side."""
+    return difference(
+        list(reward_means(d for d in decisions if is_ours(d)).values()),
+        list(reward_means(d for d in decisions if d.metadata.provider == CONTROL).values()),
+    )
+
+
+def difference(
+    ours: Sequence[float], theirs: Sequence[float], confidence: float = 0.95
 ) -> Difference | None:
-    """The difference of the agents' mean rewards; None with fewer than two agents on a side.
+    """The difference of agents' mean rewards; None with fewer than two agents on a side.
 
     An agent counts once, since its decisions are not independent of each other; the interval is
     that of Welch's t-test (Welch 1947).
     """
     from scipy.stats import ttest_ind
 
-    rewards: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
-    for decision in decisions:
-        control = decision.metadata.provider == CONTROL
-        if decision.reward is not None and (control or is_ours(decision)):
-            rewards[control].setdefault(decision.agent_id, []).append(decision.reward)
-    ours, theirs = ([_mean(own) for own in of_agent.values()] for of_agent in rewards)
     if min(len(ours), len(theirs)) < 2:
         return None
     with warnings.catch_warnings():

@@ -18,6 +18,7 @@ from typing import Any
 
 from rlforge.continuous.assembly import Assembly
 from rlforge.continuous.batching import Scored, WindowBatch, WindowFilter
+from rlforge.continuous.behaviour import behaviour
 from rlforge.continuous.journal import Entry
 from rlforge.continuous.learner import Trained
 from rlforge.continuous.performance import POLICY, by_player, difference_to_control
@@ -294,6 +295,7 @@ def _window_row(
             "reward_difference_low": gain and gain.low,
             "reward_difference_high": gain and gain.high,
             "players": {name: one.to_json() for name, one in players.items()},
+            **behaviour(window.decisions),
             **{f"batch/{name}": n for name, n in gathered.items() if name != "selected"},
             **{f"reward/{name}": number for name, number in rewards.items()},
             **{f"scorer/{name}": number for name, number in scorer.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ def row(number: int, difference: float | None) -> dict[str, Any]:
     bounds = (None, None) if difference is None else (difference - 0.1, difference + 0.1)
     return {
         "window": number,
+        "window_id": f"2024-11-13-{9 + number}:00",
         "players": {"policy": figures(0.3), "control": figures(0.2)},
         "reward_difference": difference,
         "reward_difference_low": bounds[0],
@@ -36,6 +38,11 @@ def run(tmp_path: Path) -> RunData:
     (tmp_path / "config.yaml").write_text("name: test\n")
     (tmp_path / "comparison.json").write_text(json.dumps(compared))
     rows = [row(1, 0.05), row(2, None), row(3, 0.25)]
+    rows[0] |= {"action/policy/NO_OP": 0.8, "action/policy/BUY_SHARES": 0.2}
+    rows[1] |= {"action/policy/NO_OP": 1.0, "social/agreement": None}
+    rows[2] |= {"action/policy/NO_OP": 0.3, "action/policy/BUY_SHARES": 0.21}
+    rows[2] |= {"action/policy/CREATE_POST": 0.49, "action/control/NO_OP": 1.0}
+    rows[2] |= {"social/agreement": 0.75, "social/control_agreement": 0.5}
     (tmp_path / "windows.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in rows))
     return load_run(tmp_path)
 
@@ -55,3 +62,26 @@ def test_the_first_chart_is_the_difference_to_the_control_with_its_interval(run:
     assert list(line.low) == pytest.approx([-0.05, 0.15])
     assert list(line.high) == pytest.approx([0.15, 0.35])
     assert [series.name for series in others[0].series] == ["policy", "control"]
+
+
+def test_actions_are_listed_by_how_much_they_changed_and_when(run: RunData) -> None:
+    html = str(windows.behaviour(run))
+    rows = [
+        re.findall(r"<td[^>]*>([^<]*)</td>", line)
+        for line in re.findall(r"<tr>(.*?)</tr>", html)
+        if "<td" in line
+    ]
+    assert rows == [
+        ["no op", "80.0%", "30.0%", "100.0%", "2024-11-13-12:00"],
+        ["create post", "0.0%", "49.0%", "0.0%", "2024-11-13-12:00"],
+        ["buy shares", "20.0%", "21.0%", "0.0%", "–"],
+    ]
+    assert "actions of the policy" in html
+    assert "agents on the same side" in html
+    assert "agents in teams" not in html, "nothing is known of them"
+
+
+def test_a_run_without_windows_has_no_section_on_behaviour(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: test\n")
+    (tmp_path / "windows.jsonl").write_text("")
+    assert windows.behaviour(load_run(tmp_path)) is None

@@ -60,6 +60,7 @@ def _of_windows(run: RunData) -> list[Html | None]:
         windows.head(run),
         windows.before_and_after(run),
         windows.learning_curves(run),
+        windows.behaviour(run),
         windows.listed(run),
         curves.learner(run),
         windows.scoring(run),

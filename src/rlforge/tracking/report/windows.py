@@ -19,6 +19,20 @@ _FIGURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
 }
 
 
+#: Charts about what agents do with each other: title, and label of each key.
+_SOCIAL = {
+    "posts and comments per decision": {"posts": "posts", "comments": "comments"},
+    "accounts followed": {"follows": "by an agent"},
+    "agents on the same side": {"agreement": "policy", "control_agreement": "control"},
+    "agents in teams": {
+        "team_agents": "share of the agents",
+        "to_each_other": "share of comments and follows among them",
+    },
+}
+
+#: Changes of a share below this have no window in which they happened.
+_WORTH_NAMING = 0.02
+
 #: Changes below this are rounding, neither better nor worse.
 _NOTHING = 1e-6
 
@@ -78,7 +92,7 @@ def _change(first: float | None, last: float | None, key: str) -> Html | str:
 def results(run: RunData) -> list[Chart]:
     """Each figure over the windows: a line for the policy and for each kind of trader."""
     players = dict.fromkeys(player for row in run.windows for player in row["players"])
-    drawn = [_to_control(run.windows)]
+    drawn = [_gain(run.windows, "reward_difference", "reward above the control")]
     for key, (label, _) in _FIGURES.items():
         lines = [
             _series(run.windows, player, _of_player(run.windows, player, key), index)
@@ -89,17 +103,17 @@ def results(run: RunData) -> list[Chart]:
     return drawn
 
 
-def _to_control(rows: Sequence[Row]) -> Chart:
-    """How much more reward the policy gets than the version that never learns."""
-    known = [row for row in rows if row.get("reward_difference") is not None]
+def _gain(rows: Sequence[Row], key: str, title: str) -> Chart:
+    """How much more reward some agents get than others."""
+    known = [row for row in rows if row.get(key) is not None]
     series = Series(
-        name="policy − control, 95 % interval",
+        name="difference, 95 % interval",
         xs=[row["window"] for row in known],
-        ys=[row["reward_difference"] for row in known],
-        low=[row["reward_difference_low"] for row in known],
-        high=[row["reward_difference_high"] for row in known],
+        ys=[row[key] for row in known],
+        low=[row[f"{key}_low"] for row in known],
+        high=[row[f"{key}_high"] for row in known],
     )
-    return Chart(title="reward above the control", series=[series], x_name="window")
+    return Chart(title=title, series=[series], x_name="window")
 
 
 def learning_curves(run: RunData) -> Html | None:
@@ -140,6 +154,74 @@ def listed(run: RunData) -> Html | None:
         "policy before the window, during training. Minutes: duration of the work.",
         table([*heads, "loss", "KL", "minutes"], rows, "Windows", names=3) if rows else None,
     )
+
+
+def behaviour(run: RunData) -> Html | None:
+    """Which actions the policy takes, and what its agents do with each other."""
+    figures = [
+        line_chart(
+            f"actions of the {player}",
+            [
+                _series(run.windows, kind.replace("_", " ").lower(), shares, index)
+                for index, (kind, shares) in enumerate(_actions(run.windows, player).items())
+            ],
+            shares=True,
+            x_name="window",
+        )
+        for player in ("policy", "control")
+    ]
+    for title, keys in _SOCIAL.items():
+        lines = [
+            _series(run.windows, label, [row.get(f"social/{key}") for row in run.windows], index)
+            for index, (key, label) in enumerate(keys.items())
+        ]
+        figures.append(line_chart(title, lines, x_name="window"))
+    advantage = _gain(run.windows, "social/team_advantage", "reward of teams above other agents")
+    figures.append(figure(advantage))
+    return section(
+        "Behaviour",
+        "Shares of the types of action. Same side: of the agents that trade in one market at one "
+        "time, the share of pairs that agree; 0.5 without a common opinion. Teams: agents that "
+        "follow each other or comment on each other's posts.",
+        table(
+            ["action", "first window", "last window", "control, last", "half of the change by"],
+            _emerged(run.windows),
+            "Shares of actions in the first and in the last window",
+        )
+        if len(run.windows) > 1
+        else None,
+        charts(figures),
+    )
+
+
+def _actions(rows: Sequence[Row], player: str) -> dict[str, list[float]]:
+    """Shares over the windows by type of action; 0 in windows without one of it."""
+    prefix = f"action/{player}/"
+    kinds = sorted({key for row in rows for key in row if key.startswith(prefix)})
+    return {kind.removeprefix(prefix): [row.get(kind, 0.0) for row in rows] for kind in kinds}
+
+
+def _emerged(rows: Sequence[Row]) -> list[list[str]]:
+    """How the policy's actions changed, the greatest change first, and when."""
+    control = _actions(rows[-1:], "control")
+    found = []
+    for kind, shares in _actions(rows, "policy").items():
+        change = shares[-1] - shares[0]
+        there = next(
+            row["window_id"]
+            for row, share in zip(rows, shares, strict=True)
+            if abs(share - shares[0]) >= abs(change) / 2
+        )
+        last = control.get(kind, [0.0] if control else [None])[0]
+        line = [
+            kind.replace("_", " ").lower(),
+            percent(shares[0], 1),
+            percent(shares[-1], 1),
+            percent(last, 1),
+            there if abs(change) >= _WORTH_NAMING else number(None),
+        ]
+        found.append((-abs(change), line))
+    return [line for _, line in sorted(found, key=lambda pair: pair[0])]
 
 
 def scoring(run: RunData) -> Html | None:
