@@ -23,6 +23,7 @@ from rlforge.continuous.journal import Entry
 from rlforge.continuous.learner import Trained
 from rlforge.continuous.performance import POLICY, by_player, difference_to_control
 from rlforge.continuous.policy_side import NOTHING_TO_DEPLOY, Deployed, continuous_config
+from rlforge.continuous.samples import keep_samples
 from rlforge.continuous.simulation import Stopped, simulation_state_path
 from rlforge.errors import CheckpointError, RunError
 from rlforge.ruler.base import DecisionScores
@@ -211,6 +212,8 @@ class ContinuousTrainer:
         update = None if trained is None else dict(trained.metrics)
         self._parts.journal.reach(work, "done", window=row, update=update)
         self._context.actors.tracker.log_window.remote(row, update)
+        keep_first = self._config.store.keep_windows is None
+        keep_samples(self._context.run_dir, window, scores, first=keep_first)
         if self._parts.spans is not None:
             self._parts.spans.send_window(
                 window.decisions,

@@ -57,6 +57,8 @@ class RunPaths:
     windows = RunFile("windows.jsonl")
     #: Performance of a continuous run's policy and of scripted traders, before and after the run.
     comparison = RunFile("comparison.json")
+    #: A few decisions of a continuous run's first and newest window, for its report.
+    decisions = RunFile("decisions.json")
     #: One object per evaluation of one opponent in one environment.
     evals = RunFile("evals.jsonl")
     #: One object per pool snapshot: step and (mu, sigma) per policy.

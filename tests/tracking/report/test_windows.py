@@ -11,6 +11,7 @@ import pytest
 
 from rlforge.tracking.report import windows
 from rlforge.tracking.report.data import RunData, load_run
+from rlforge.tracking.report.decisions import sample_decisions
 
 
 def figures(reward: float) -> dict[str, float]:
@@ -85,3 +86,35 @@ def test_a_run_without_windows_has_no_section_on_behaviour(tmp_path: Path) -> No
     (tmp_path / "config.yaml").write_text("name: test\n")
     (tmp_path / "windows.jsonl").write_text("")
     assert windows.behaviour(load_run(tmp_path)) is None
+
+
+def test_decisions_of_the_newest_and_the_first_window_are_shown(run: RunData) -> None:
+    def decision(kind: str, answer: str) -> dict[str, Any]:
+        return {
+            "kind": kind,
+            "agent": "agent-1",
+            "version": "deploy-2",
+            "observation": "Minute 5 <b>",
+            "answer": answer,
+            "action": {"type": "NO_OP"},
+            "problem": "no action & no reason" if kind == "refused" else None,
+            "reward": 0.25,
+            "profit": -1.5 if kind == "best" else None,
+            "score": 0.75,
+            "explanation": "it waits",
+        }
+
+    first = {"window": "10:00", "decisions": [decision("best", "[wait]")]}
+    newest = {"window": "12:00", "decisions": [decision("refused", "[what]")]}
+    path = run.paths.decisions
+    path.write_text(json.dumps({"first": first, "newest": newest}))
+    html = str(sample_decisions(load_run(run.paths.root)))
+    assert html.index("Newest window, 12:00") < html.index("First window, 10:00")
+    assert "reward 0.25, profit -1.50, score 0.75: it waits" in html
+    assert "no action &amp; no reason" in html
+    assert "Minute 5 &lt;b&gt;" in html
+    assert 'class="turn loss wrong"' in html
+    path.write_text(json.dumps({"first": newest, "newest": newest}))
+    assert "First window" not in str(sample_decisions(load_run(run.paths.root)))
+    path.unlink()
+    assert sample_decisions(load_run(run.paths.root)) is None

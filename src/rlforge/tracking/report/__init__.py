@@ -1,7 +1,8 @@
 """``report.html``: curves, tables and games of a run, in one file that opens offline.
 
-``data`` reads the run; ``curves``, ``tables``, ``games`` and, for continuous runs, ``windows`` make
-the sections; ``charts`` draws, ``html`` makes markup, and ``style.css`` is the style sheet.
+``data`` reads the run; ``curves``, ``tables``, ``games`` and, for continuous runs, ``windows`` and
+``decisions`` make the sections; ``charts`` draws, ``html`` makes markup, and ``style.css`` is the
+style sheet.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from rlforge.system.files import atomic_write
 from rlforge.tracking.report import curves, tables, windows
 from rlforge.tracking.report.data import RunData, load_run
+from rlforge.tracking.report.decisions import sample_decisions
 from rlforge.tracking.report.games import sample_games
 from rlforge.tracking.report.html import Html, el
 
@@ -64,5 +66,6 @@ def _of_windows(run: RunData) -> list[Html | None]:
         windows.listed(run),
         curves.learner(run),
         windows.scoring(run),
+        sample_decisions(run),
         tables.made_by(run),
     ]

@@ -24,6 +24,7 @@ class RunData:
     metrics: tuple[Row, ...]
     windows: tuple[Row, ...]
     comparison: Row
+    decisions: Row
     evals: tuple[Row, ...]
     ratings: tuple[Row, ...]
     pool: Row
@@ -64,6 +65,7 @@ def load_run(run_dir: Path | str) -> RunData:
         metrics=tuple(read_jsonl(paths.metrics)),
         windows=tuple(read_jsonl(paths.windows)),
         comparison=read_json(paths.comparison),
+        decisions=read_json(paths.decisions),
         evals=tuple(read_jsonl(paths.evals)),
         ratings=tuple(read_jsonl(paths.ratings)),
         pool=read_json(paths.pool),

@@ -130,8 +130,8 @@ def _turn(place: int, turn: Turn, seats: Sequence[Seat]) -> Html:
             el("span", uid),
             *(el("span", mark, cls="badge bad") for mark in marks),
         ),
-        el("pre", _end_of(turn.observation), tabindex=0, aria_label="observation", cls="from-end"),
-        el("pre", _end_of(answer.text), tabindex=0, aria_label="answer", cls="answer"),
+        el("pre", end_of(turn.observation), tabindex=0, aria_label="observation", cls="from-end"),
+        el("pre", end_of(answer.text), tabindex=0, aria_label="answer", cls="answer"),
         el("footer", "plays ", el("code", turn.action or "nothing"), _likelihood(turn)),
         cls=f"turn c{turn.player_id % 8}{wrong}",
     )
@@ -147,7 +147,8 @@ def _likelihood(turn: Turn) -> str | None:
     return f", log-prob {total:.2f} in {tokens}, probability {chance}"
 
 
-def _end_of(text: str) -> str:
+def end_of(text: str) -> str:
+    """``text``, of a long one the end."""
     if len(text) <= MOST_TEXT:
         return text
     return f"[{len(text) - MOST_TEXT} characters left out] … {text[-MOST_TEXT:]}"
