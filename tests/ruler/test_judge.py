@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 from tests.chat_server import ChatHandler, ChatServer, completion, serving
 
+from rlforge.config.market import MarketConfig
 from rlforge.config.ruler import JudgeConfig, RulerConfig
+from rlforge.market.traders import Crowd
+from rlforge.market.world import World
 from rlforge.ruler.agreement import agent_means
 from rlforge.ruler.base import NOT_JUDGED, DecisionScores
 from rlforge.ruler.judge import AnswerCache, divide
@@ -530,3 +533,33 @@ async def test_only_decisions_that_may_be_learned_from_are_judged(
     assert scores.unscored == ""
     for one, score, why in zip(decisions, scores.values, scores.explanations, strict=True):
         assert one.metadata.learns or (score, why) == (None, NOT_JUDGED)
+
+
+async def test_of_a_markets_questions_nearly_all_is_about_decisions_that_train(
+    server: ChatServer,
+) -> None:
+    """Two thirds of the market's agents are scripted, whose decisions have no part in it."""
+    world = World(MarketConfig(), 0)
+    crowd, decisions = Crowd(world, 0), []
+    for tick in range(6):
+        for place, choice in enumerate(crowd.act()):
+            learns = place % 3 == 0
+            decisions.append(
+                Decision(
+                    id=f"{tick}-{choice.receipt.agent_id}",
+                    agent_id=choice.receipt.agent_id,
+                    window_id="2024-11-13-10:00",
+                    state=choice.state,
+                    action=choice.action,
+                    timestamp=float(tick),
+                    metadata=Metadata(provider="tiny" if learns else f"scripted:{choice.kind}"),
+                    reward=place / 10,
+                )
+            )
+        world.tick()
+    server.mood = "prose"
+    await _score(_config(server, retries=0), decisions)
+    asked = [request["messages"] for request in server.requests]
+    shown = "".join(user["content"] for _, user in asked)
+    assert shown.count("Decision ") == sum(one.metadata.learns for one in decisions)
+    assert len(shown) / sum(len(m["content"]) for one in asked for m in one) > 0.9
