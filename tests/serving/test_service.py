@@ -202,8 +202,25 @@ async def test_a_version_that_is_worse_on_held_out_items_is_not_served(
         assert service.current.number == 0
         passed = await service.deploy(adapter, holdout=equal)
         assert passed.phase == "live"
-        assert [check.name for check in passed.checks][-1] == "holdout"
+        assert [check.name for check in passed.checks][-2:] == ["holdout", "conduct"]
         assert asked == [(f"candidate-{passed.number}", "deploy-0")]
+
+
+async def test_a_version_that_earns_its_rewards_in_a_suspect_way_is_not_served(
+    opened: Opened, adapter: Checkpoint
+) -> None:
+    async def suspect(candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
+        return PairedOutcomes(
+            candidate=(1.0,) * 50, current=(0.0,) * 50, concerns=("its profit falls", "it stalls")
+        )
+
+    async with opened(holdout=suspect) as service:
+        refused = await service.deploy(adapter)
+        assert (refused.phase, refused.reason) == (
+            "rejected",
+            "conduct: its profit falls; it stalls",
+        )
+        assert service.current.number == 0
 
 
 async def test_a_phase_that_exceeds_timeout_s_fails_the_deployment(

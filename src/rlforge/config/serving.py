@@ -73,6 +73,9 @@ class DeploymentConfig(Group):
     alpha: Probability = 0.05
     #: Test of the paired differences: ``t``, ``wilcoxon`` or ``sign``.
     test: Literal["t", "wilcoxon", "sign"] = "t"
+    #: Refuse a version whose rewards in held-out markets rise while its profit does not, or whose
+    #: answers are refused more often: it exploits the reward. Without a market nothing is checked.
+    check_conduct: bool = True
     #: Time-out in seconds of each step of a deployment, including the held-out games.
     timeout_s: Positive = 600.0
     #: Previous versions kept on disk for a rollback.

@@ -18,8 +18,9 @@ from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
 from rlforge.system.checkpoint import step_name
 from rlforge.training.lifecycle import RunContext
+from rlforge.trajectories.records import CONTROL
 from rlforge.trajectories.reward import DecisionReward, result_of
-from rlforge.types import Checkpoint, SamplingParams, value
+from rlforge.types import Checkpoint, PolicyRef, SamplingParams, value
 
 DEPLOYMENTS = "deployments"
 """Folder of the deployment service in the run directory."""
@@ -127,7 +128,9 @@ async def policy_side(context: RunContext) -> AsyncIterator[PolicySide]:
     prompter = trials = None
     if config.has_market:
         prompter = AgentPrompter(config, config.market, tokenizer)
-        trials = MarketTrials(config, engine, prompter, params, reward_of_settled(config))
+        trials = MarketTrials(
+            config, engine, prompter, params, reward_of_settled(config), first_version(context)
+        )
         probes = market_probes(config, prompter, params)
     else:
         probes = answer_probes(config, tokenizer, params)
@@ -162,6 +165,14 @@ def continuous_config(context: RunContext) -> ContinuousConfig:
     """The configuration of a continuous run."""
     assert isinstance(context.config, ContinuousConfig)
     return context.config
+
+
+def first_version(context: RunContext) -> PolicyRef:
+    """The version that the run begins with: the base model, or ``learner.initial_adapter``."""
+    if context.config.learner.initial_adapter is None:
+        return PolicyRef(uid="base", kind="checkpoint")
+    path = str(context.run_dir / "checkpoints" / step_name(0))
+    return PolicyRef(uid=CONTROL, kind="checkpoint", path_or_name=path)
 
 
 def reward_of_settled(config: ContinuousConfig) -> Callable[[Settled], float]:

@@ -11,7 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.episodes import EpisodesDriver
 from rlforge.continuous.journal import Entry
-from rlforge.continuous.policy_side import PolicySide, continuous_config, reward_of_settled
+from rlforge.continuous.policy_side import (
+    PolicySide,
+    continuous_config,
+    first_version,
+    reward_of_settled,
+)
 from rlforge.continuous.population import AgentModel, Labels, Population, SimulationState, Tick
 from rlforge.continuous.publishing import DailyPush
 from rlforge.continuous.requests import AnswerLog
@@ -27,14 +32,13 @@ from rlforge.continuous.simulation import (
 )
 from rlforge.engines.base import decoder
 from rlforge.errors import RunError
-from rlforge.system.checkpoint import step_name
 from rlforge.training.lifecycle import RunContext
 from rlforge.trajectories.grid import WallClock, window_start
 from rlforge.trajectories.reader import StoreReader
 from rlforge.trajectories.records import CONTROL, Decision
 from rlforge.trajectories.store import TrajectoryStore, store_folder
 from rlforge.trajectories.windows import Windows
-from rlforge.types import Completion, PolicyRef, value
+from rlforge.types import Completion, value
 
 
 @value
@@ -189,14 +193,8 @@ def next_by_clock(windows: Windows, now: float, done: str | None) -> str:
 
 
 def _answers(run: _Recording) -> Ask:
-    """Asks the deployment that serves an agent.
-
-    Control agents are answered by version 0: the base model, or ``learner.initial_adapter``.
-    """
-    policy, first = run.policy, PolicyRef(uid="base", kind="checkpoint")
-    if run.config.learner.initial_adapter is not None:
-        path = str(run.context.run_dir / "checkpoints" / step_name(0))
-        first = PolicyRef(uid=CONTROL, kind="checkpoint", path_or_name=path)
+    """Asks the deployment that serves an agent, and for control agents the first version."""
+    policy, first = run.policy, first_version(run.context)
 
     async def answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
         seeded = dataclasses.replace(policy.params, seed=draw)

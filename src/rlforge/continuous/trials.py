@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.continuous.performance import Performance, by_player, is_ours
+from rlforge.continuous.conduct import Conduct, concerns, conduct
+from rlforge.continuous.performance import Performance, by_player
 from rlforge.continuous.population import AgentModel, Labels, Population, SimulationState, Tick
 from rlforge.engines.base import Generator
 from rlforge.games.trading import AgentPrompter
@@ -27,6 +28,7 @@ class MarketTrials:
     """Runs policies through whole episodes, several markets at once.
 
     Random numbers are the same for all policies: those of the markets, the traders and the draws.
+    first: the version that the run begins with, to which new ones are compared besides.
     """
 
     def __init__(
@@ -36,7 +38,10 @@ class MarketTrials:
         prompter: AgentPrompter,
         params: SamplingParams,
         reward: Callable[[Settled], float],
+        first: PolicyRef,
     ) -> None:
+        self._first = first
+        self._of_first: tuple[Conduct, ...] | None = None
         self._config, self._engine, self._prompter = config, engine, prompter
         self._params, self._reward = params, reward
 
@@ -49,15 +54,29 @@ class MarketTrials:
     async def holdout(self, candidate: PolicyRef, current: PolicyRef) -> PairedOutcomes:
         """Mean rewards per agent and market, the same agent and market paired.
 
-        ``deployment.holdout_games`` counts the episodes of single agents.
+        ``deployment.holdout_games`` counts the episodes of single agents. The new version's conduct
+        is compared with that of the current one and of the first.
         """
+        new, old = await asyncio.gather(self._conduct(candidate), self._conduct(current))
+        suspect: list[str] = []
+        if self._config.deployment.check_conduct:
+            suspect = concerns(new, old, current.uid)
+            if not suspect and current.path_or_name != self._first.path_or_name:
+                if self._of_first is None:
+                    self._of_first = await self._conduct(self._first)
+                suspect = concerns(new, self._of_first, "the first version")
+        return PairedOutcomes(
+            candidate=tuple(one.reward for one in new),
+            current=tuple(one.reward for one in old),
+            concerns=tuple(suspect),
+        )
+
+    async def _conduct(self, policy: PolicyRef) -> tuple[Conduct, ...]:
+        """That of each agent in each held-out market."""
         agents = self._config.continuous.agents
         markets = math.ceil(self._config.deployment.holdout_games / agents)
-        seed = self._config.seed + _HOLDOUT
-        new, old = await asyncio.gather(
-            self._run(candidate, markets, seed), self._run(current, markets, seed)
-        )
-        return PairedOutcomes(candidate=_agent_means(new), current=_agent_means(old))
+        played = await self._run(policy, markets, self._config.seed + _HOLDOUT)
+        return tuple(one for market in played for one in conduct(market))
 
     async def _run(self, policy: PolicyRef, markets: int, seed: int) -> list[list[Decision]]:
         return await asyncio.gather(
@@ -105,18 +124,6 @@ def _settled(ticks: Sequence[Tick]) -> list[Decision]:
         for tick in ticks
         for outcome in tick.outcomes
     ]
-
-
-def _agent_means(markets: Sequence[Sequence[Decision]]) -> tuple[float, ...]:
-    """The mean reward of every agent of the model, market after market."""
-    means = []
-    for decisions in markets:
-        rewards: dict[str, list[float]] = {}
-        for decision in decisions:
-            if is_ours(decision) and decision.reward is not None:
-                rewards.setdefault(decision.agent_id, []).append(decision.reward)
-        means += [math.fsum(own) / len(own) for _, own in sorted(rewards.items())]
-    return tuple(means)
 
 
 def market_probes(

@@ -123,10 +123,14 @@ class Probe:
 
 @value
 class PairedOutcomes:
-    """Rewards of a new and the current version on the same items, in the same order."""
+    """Rewards of a new and the current version on the same items, in the same order.
+
+    concerns: what is suspect in the way in which the new version earned them, in sentences.
+    """
 
     candidate: tuple[float, ...]
     current: tuple[float, ...]
+    concerns: tuple[str, ...] = ()
 
 
 #: Measures a new version (first argument) and the current one (second) on the same held-out items.

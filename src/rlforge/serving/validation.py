@@ -6,6 +6,7 @@ finite     no weight is NaN or infinite
 loads      the engine loads it and answers the probes
 format     enough answers have the format that games can read
 holdout    not worse than the current version by more than a margin
+conduct    earns its rewards there by what they stand for, where the held-out set can tell
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rlforge.config.serving import DeploymentConfig
 from rlforge.engines.base import Generator
 from rlforge.errors import DeploymentError, RlforgeError
 from rlforge.serving.adapter import check_finite, check_fit, fingerprint
-from rlforge.serving.records import Check, Holdout, Probe
+from rlforge.serving.records import Check, Holdout, PairedOutcomes, Probe
 from rlforge.serving.statistics import compare
 from rlforge.types import Completion, PolicyRef, value
 
@@ -82,7 +83,19 @@ class Validator:
             "format": read_answers,
         }
         if holdout is not None:
-            steps["holdout"] = lambda: self._compare(candidate, current, holdout)
+            concerns: list[str] = []
+
+            async def compare_rewards() -> str:
+                outcomes = await holdout(candidate, current)
+                concerns.extend(outcomes.concerns)
+                return self._compare(outcomes)
+
+            async def read_concerns() -> str:
+                if concerns:
+                    raise DeploymentError("; ".join(concerns))
+                return "nothing is suspect"
+
+            steps |= {"holdout": compare_rewards, "conduct": read_concerns}
         checks = []
         for name, step in steps.items():
             try:
@@ -106,10 +119,9 @@ class Validator:
             raise DeploymentError(f"{detail}; one that cannot: {unread!r}")
         return detail
 
-    async def _compare(self, candidate: PolicyRef, current: PolicyRef, holdout: Holdout) -> str:
+    def _compare(self, outcomes: PairedOutcomes) -> str:
         config = self._config
         try:
-            outcomes = await holdout(candidate, current)
             if len(outcomes.candidate) != len(outcomes.current):
                 raise DeploymentError(
                     f"the held-out set gave {len(outcomes.candidate)} rewards of the new version "
