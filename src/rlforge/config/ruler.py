@@ -84,6 +84,12 @@ class JudgeConfig(Group):
     max_calls: Count = 200
     #: Most tokens for one window, of prompts and answers together.
     max_tokens: Count = 1_000_000
+    #: Groups of a window that are judged a second time, without what agents said about their
+    #: actions, so that flattery shows.
+    audit_groups: Whole = 1
+    #: Kendall's tau between the scores with and without those words; below it the window is left
+    #: unscored, because the judge goes by the words and not by the actions.
+    audit_tau: Annotated[float, Range(-1, 1)] = 0.2
     #: Cache usable answers: in ``judge.sqlite`` under ``ruler.model_path``, or in memory.
     cache: bool = True
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import random
 import sqlite3
 from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
@@ -24,6 +25,7 @@ from rlforge.ruler.base import (
     finite_rewards,
     nothing_to_compare,
     undecided,
+    unscored,
 )
 from rlforge.ruler.features import STATE_ACTION
 from rlforge.ruler.judge_backends import JudgeBackend, estimated_tokens
@@ -177,7 +179,8 @@ class JudgeScorer:
 
     A group without a usable answer after ``ruler.judge.retries`` more tries stays unscored: None
     for each of its decisions, a warning in the log, a count in the metrics. ``ruler.temperature`` T
-    changes the judge's scores to sigmoid(logit(score) / T).
+    changes the judge's scores to sigmoid(logit(score) / T). Some groups are judged a second time
+    without the agents' own words; where the scores do not agree, the whole window stays unscored.
     """
 
     def __init__(self, config: RulerConfig, backend: JudgeBackend, *, seed: int = 0) -> None:
@@ -221,8 +224,43 @@ class JudgeScorer:
                 else:
                     values[position] = self._tempered(group.verdicts[place].score)
                     explanations[position] = group.verdicts[place].explanation
+        tau = await self._audit(decisions, verdicts, budget)
+        metrics = self._metrics(budget, verdicts)
+        if tau is not None:
+            metrics["judge_audit_tau"] = tau
+            if tau < self._config.judge.audit_tau:
+                return unscored(
+                    decisions,
+                    "the judge goes by what agents say, not by what they do: without their words "
+                    f"it scores otherwise (Kendall's tau {tau:.2f}, below ruler.judge.audit_tau)",
+                    metrics,
+                )
         self._given = {one.id: score for one, score in zip(decisions, values, strict=True)}
-        return finished(decisions, values, explanations, self._metrics(budget, verdicts))
+        return finished(decisions, values, explanations, metrics)
+
+    async def _audit(
+        self, decisions: Sequence[Decision], groups: Sequence[GroupVerdict], budget: JudgeBudget
+    ) -> float | None:
+        """Agreement of scores with those without the agents' words; None: nothing to compare."""
+        judged = [
+            group
+            for group in groups
+            if group.verdicts is not None
+            and any(decisions[i].metadata.reasoning.strip() for i in group.positions)
+        ]
+        chosen = random.Random(self._seed).sample(
+            judged, min(self._config.judge.audit_groups, len(judged))
+        )
+        found = []
+        for group in chosen:
+            assert group.verdicts is not None
+            again = await self._group(
+                [decisions[i] for i in group.positions], group.positions, budget, words=False
+            )
+            if again.verdicts is not None:
+                pairs = ([one.score for one in all_] for all_ in (group.verdicts, again.verdicts))
+                found.append(agreement(*pairs))
+        return pooled(found).kendall_tau
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
         """See ``DecisionScorer``. A judge does not learn; its last scores are compared."""
@@ -241,9 +279,15 @@ class JudgeScorer:
             self._cache.close()
 
     async def _group(
-        self, group: Sequence[Decision], positions: tuple[int, ...], budget: JudgeBudget
+        self,
+        group: Sequence[Decision],
+        positions: tuple[int, ...],
+        budget: JudgeBudget,
+        *,
+        words: bool = True,
     ) -> GroupVerdict:
-        question = ask(group, self._config.judge, self._config.features, self._seed)
+        config = self._config
+        question = ask(group, config.judge, config.features, self._seed, words=words)
         try:
             found = await self._answer(question, budget)
         except UnscoredError as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlforge.config.ruler import JudgeConfig
 from rlforge.games.markup import Message
+from rlforge.market.actions import CONFIDENCE, NOTE
 from rlforge.market.text import describe
 from rlforge.ruler.features import WITH_OUTCOME
 from rlforge.system.values import json_objects
@@ -34,12 +35,19 @@ def situation(decision: Decision) -> str:
     return "\n".join(line for room in rooms if room in state for line in _facts(room, state[room]))
 
 
-def choice(decision: Decision, features: str) -> str:
-    """Action, reasoning and confidence; the outcome if ``features`` is ``with_outcome``."""
-    lines = [f"Action: {_compact(decision.action)}"]
-    if decision.metadata.reasoning.strip():
+def choice(decision: Decision, features: str, *, words: bool = True) -> str:
+    """Action, reasoning and confidence; the outcome if ``features`` is ``with_outcome``.
+
+    words: whether the agent's own are shown: reasoning, confidence, and its note.
+    """
+    shown = decision.action
+    if not words:
+        shown = {key: part for key, part in shown.items() if key not in (CONFIDENCE, NOTE)}
+    lines = [f"Action: {_compact(shown)}"]
+    if words and decision.metadata.reasoning.strip():
         lines.append(f"Reasoning: {' '.join(decision.metadata.reasoning.split())}")
-    lines.append(f"Confidence: {decision.metadata.confidence:.2f}")
+    if words:
+        lines.append(f"Confidence: {decision.metadata.confidence:.2f}")
     result = decision.result
     if features == WITH_OUTCOME and result is not None:
         lines.append(
@@ -134,8 +142,10 @@ class JudgeQuestion:
         return (*before, {**last, "content": content})
 
 
-def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int) -> JudgeQuestion:
-    """The question about ``group``.
+def ask(
+    group: Sequence[Decision], config: JudgeConfig, features: str, seed: int, *, words: bool = True
+) -> JudgeQuestion:
+    """The question about ``group``. features, words: see ``choice``.
 
     Decisions with equal texts are shown once, and so is the common beginning of all situations. The
     order is shuffled by ``seed`` and content, and ids say nothing about agents or order.
@@ -144,7 +154,7 @@ def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int
     limit = config.max_text_chars
     members: dict[str, list[int]] = {}
     for position, (decision, rest) in enumerate(zip(group, rests, strict=True)):
-        text = f"{rest}\n{choice(decision, features)}".strip()
+        text = f"{rest}\n{choice(decision, features, words=words)}".strip()
         members.setdefault(shortened(text, limit), []).append(position)
     texts = sorted(members)
     content = hashlib.sha256("\0".join([str(seed), beginning, *texts]).encode()).digest()
