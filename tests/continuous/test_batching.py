@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlforge.algorithms import make_algorithm
 from rlforge.algorithms.advantages import episodes_of
 from rlforge.config.continuous import ContinuousSettings
 from rlforge.config.schema import GrpoConfig, KlConfig, PpoConfig, WindowGrpoConfig
-from rlforge.continuous.batching import Scored, WindowBatch, WindowFilter
+from rlforge.continuous.batching import Scored, WindowBatch, WindowFilter, largest_share
 from rlforge.trajectories.records import Decision
 
 Make = Callable[..., Decision]
@@ -150,7 +153,55 @@ def test_old_and_overlong_decisions_are_left_out_and_counted(make_decision: Make
         "unscored": 0,
         "stale": 1,
         "too_long": 1,
+        "crowded": 0,
     }
+
+
+def test_an_agent_has_at_most_its_share_of_what_is_learned_from(make_decision: Make) -> None:
+    """One reports a thousand good outcomes, and nine others two each."""
+    decisions = [make_decision(n, "stuffer", reward=1.0) for n in range(1000)]
+    decisions += [make_decision(n, f"agent-{a}", reward=n - 0.5) for a in range(9) for n in (0, 1)]
+    found = gather(decisions, [None] * len(decisions), select_by="all", max_agent_share=0.25)
+    assert found.batch is not None
+    agents = Counter(step.info["agent_id"] for step in found.batch.steps)
+    assert agents["stuffer"] == 6
+    assert sum(agents.values()) == 6 + 18
+    assert found.figures()["crowded"] == 994
+    again = gather(decisions[::-1], [None] * len(decisions), select_by="all", max_agent_share=0.25)
+    assert again.batch is not None
+    chosen, repeated = (
+        {step.info["decision_id"] for step in one.batch.steps}
+        for one in (found, again)
+        if one.batch
+    )
+    assert chosen == repeated
+    whole = gather(decisions, [None] * len(decisions), select_by="all")
+    assert whole.batch is not None
+    assert len(whole.batch.steps) == len(decisions)
+
+
+def test_too_few_agents_for_their_share_are_named(make_decision: Make) -> None:
+    decisions = [make_decision(n, reward=n / 10) for n in range(6)]
+    found = gather(decisions, [0.9] * 6, max_agent_share=0.5)
+    assert found.batch is None
+    assert found.reason.endswith("there are too few agents for continuous.max_agent_share=0.5")
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=12),
+    st.floats(0.05, 1.0, allow_nan=False),
+)
+def test_the_largest_share_is_kept_by_all_and_could_not_be_larger(
+    counts: list[int], share: float
+) -> None:
+    most = largest_share(counts, share)
+
+    def fits(each: int) -> bool:
+        kept = [min(count, each) for count in counts]
+        return max(kept) <= share * sum(kept)
+
+    assert most == 0 or fits(most)
+    assert not any(fits(more) for more in range(most + 1, max(counts) + 1))
 
 
 def test_equal_rewards_train_nothing_and_say_so(make_decision: Make) -> None:

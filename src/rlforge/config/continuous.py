@@ -165,6 +165,9 @@ class ContinuousSettings(Group):
     threshold: float = 0.5
     #: Least number of decisions to learn from, selected or refused ones, for an update.
     min_selected: Count = 5
+    #: Most of the decisions learned from that may be one agent's, or one user's of a service;
+    #: further ones, drawn by seed, are left out. 1: no limit.
+    max_agent_share: Annotated[float, Range(0, 1, open="(")] = 1.0
     #: Training reward of a decision: ``reward``; ``return``, the sum of it and its agent's later
     #: rewards in the window, discounted by ``decision_reward.gamma``; ``score``; or ``mix``:
     #: (1 - w) reward + w (2 score - 1). Invalid actions always have ``invalid_reward``.

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rlforge.algorithms.base import Algorithm
 from rlforge.config.continuous import ContinuousSettings
 from rlforge.continuous.performance import is_ours
 from rlforge.rewards.sampling import is_constant
+from rlforge.rollout.episode import seed_of
 from rlforge.trajectories.records import Decision
 from rlforge.trajectories.reward import returns_to_go
 from rlforge.types import OTHER_RUN, Completion, Step, TrainBatch, value
@@ -49,8 +51,9 @@ class WindowBatch:
     batch: None where nothing is trained, for ``reason``. selected: decisions of the model that
     ``continuous.select_by`` selects, including those dropped for age or length. refused: answers
     without an action that the market accepted; 0 where ``invalid_reward`` is None. unscored:
-    decisions of the model that the scorer failed on. stale, too_long: dropped because their version
-    is too old, or their prompt leaves no room for an answer.
+    decisions of the model that the scorer failed on. stale, too_long, crowded: dropped because
+    their version is too old, their prompt leaves no room for an answer, or their agent has more
+    than ``continuous.max_agent_share`` of all.
     """
 
     batch: TrainBatch | None
@@ -60,6 +63,7 @@ class WindowBatch:
     unscored: int = 0
     stale: int = 0
     too_long: int = 0
+    crowded: int = 0
 
     def figures(self) -> Mapping[str, int]:
         """Its counts, with how many decisions are learned from, ready for JSON."""
@@ -71,7 +75,26 @@ class WindowBatch:
             "unscored": self.unscored,
             "stale": self.stale,
             "too_long": self.too_long,
+            "crowded": self.crowded,
         }
+
+
+def largest_share(counts: Sequence[int], share: float) -> int:
+    """The most that each of several counts may keep so that none exceeds ``share`` of what is left.
+
+    Example:
+        >>> largest_share([100, 3, 2], 0.5), largest_share([100], 0.5), largest_share([7, 2], 1.0)
+        (5, 0, 7)
+    """
+    highest = max(counts, default=0)
+    return next(
+        (
+            most
+            for most in range(highest, 0, -1)
+            if most <= share * sum(min(count, most) for count in counts)
+        ),
+        0,
+    )
 
 
 @value
@@ -120,7 +143,9 @@ class WindowFilter:
             ]
         chosen = keep("unselected", lambda one: self._punished(one) or self._selected(one), ours)
         fresh = keep("stale", self._fresh, chosen)
-        steps = self._steps(batch_id, keep("too_long", self._fits, fresh))
+        fitting = keep("too_long", self._fits, fresh)
+        shared = self._shared(batch_id, fitting)
+        steps = self._steps(batch_id, shared)
         punished = sum(self._punished(one) for one in ours)
         selected = len(chosen) - punished
         reason = self._obstacle(decisions, len(ours), len(chosen), dropped, steps)
@@ -143,6 +168,7 @@ class WindowFilter:
             unscored=unscored,
             stale=dropped["stale"],
             too_long=dropped["too_long"],
+            crowded=len(fitting) - len(shared),
         )
 
     # ------------------------------------------------------------ one decision
@@ -173,6 +199,22 @@ class WindowFilter:
     def _fits(self, one: Scored) -> bool:
         length = len(one.completion.prompt_token_ids)
         return self.max_length is None or length < self.max_length
+
+    def _shared(self, batch_id: str, decisions: list[Scored]) -> list[Scored]:
+        """``decisions`` without those by which an agent would exceed its share, drawn by window."""
+        counts = Counter(one.decision.agent_id for one in decisions)
+        most = largest_share(list(counts.values()), self.settings.max_agent_share)
+        if most >= max(counts.values(), default=0):
+            return decisions
+        order = sorted(decisions, key=lambda one: seed_of(f"{batch_id}/{one.decision.id}"))
+        taken: Counter[str] = Counter()
+        kept = set()
+        for one in order:
+            agent = one.decision.agent_id
+            if taken[agent] < most:
+                taken[agent] += 1
+                kept.add(one.decision.id)
+        return [one for one in decisions if one.decision.id in kept]
 
     def _trained_reward(self, one: Scored) -> float:
         """The reward in the update; ``mix`` maps scores (0 to 1) to the range of rewards (±1)."""
@@ -254,6 +296,11 @@ class WindowFilter:
                 left_out.append(
                     f"{dropped['too_long']} have prompts of learner.max_train_len="
                     f"{self.max_length} tokens or more"
+                )
+            if not left_out:
+                left_out.append(
+                    "there are too few agents for continuous.max_agent_share="
+                    f"{settings.max_agent_share:g}"
                 )
             return f"no selected decision can be learned from: {', '.join(left_out)}"
         if is_constant([step.reward for step in steps]):
