@@ -100,6 +100,7 @@ def answer(number: int = 1, **changes: Any) -> Answered:
         "prompt_tokens": 3,
         "tokens": 1,
         "conversation": "market bet p5",
+        "tools": (),
         "params": SamplingParams(),
         "text": "[hold]",
         "completion": completion,
@@ -231,6 +232,10 @@ def hide(conversation: Any, text: str) -> Any:
     return conversation.replace("bet", "market")
 
 
+def first_message(conversation: Any, text: str) -> Any:
+    return conversation[:1]
+
+
 def broken(conversation: Any, text: str) -> Any:
     raise KeyError("name")
 
@@ -253,6 +258,22 @@ async def test_what_a_redaction_hides_is_neither_kept_nor_trained_on(
     assert decision.completion is not None
     assert decision.completion.prompt_token_ids != (5, 6, 7)
     assert decision.completion.logprobs == (-0.5,)
+
+
+async def test_a_redacted_prompt_shows_the_tools_of_the_request_again(
+    open_log: Any, store: TrajectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Any] = []
+
+    def tokens(tokenizer: Any, messages: Any, tools: Any = None) -> tuple[int, ...]:
+        shown.append(tools)
+        return (1, 2)
+
+    monkeypatch.setattr("rlforge.continuous.requests.conversation_tokens", tokens)
+    log, tool = open_log(f"requests.redact={__name__}:first_message"), {"type": "function"}
+    asked = [{"role": "user", "content": "hi"}, {"role": "user", "content": "my number is 0123"}]
+    await log.answered(answer(conversation=asked, tools=[tool]))
+    assert shown == [[tool]]
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,14 @@ from rlforge.serving.tokens import (
     make_tokens,
     read_admin_token,
 )
-from rlforge.types import PolicyRef, SamplingParams, value
+from rlforge.types import Completion, PolicyRef, SamplingParams, value
 
 from .conftest import SETTINGS, MakeAdapter, until
 
 TOKENS = Tokens(client="a token for clients", admin="a token for administrators")
 PROMPT = "tic tac toe [0]"
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+HALF = {"name": "add", "arguments": "{"}
 
 
 @value
@@ -229,6 +231,12 @@ async def test_a_stop_string_ends_the_answer_before_it(serving: Serving) -> None
         ({"messages": [{"role": "wizard", "content": "x"}]}, "role"),
         ({"messages": "hello"}, "messages"),
         ({"tools": [{"type": "function"}]}, "tools"),
+        ({"messages": [{"role": "user"}]}, "content"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "assistant"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": HALF}]}]},
+            "arguments",
+        ),
         ({"no_such_thing": 1}, "no_such_thing"),
         ({"logprobs": True, "stream": True}, "log-probabilities"),
         ({"messages": [{"role": "user", "content": "go " * 500}]}, "max_model_len"),
@@ -661,3 +669,127 @@ def test_an_address_in_use_is_an_error_that_says_what_to_change() -> None:
     with pytest.raises(ConfigError, match=r"serve\.host=no-such-host\.invalid"):
         listen("no-such-host.invalid", 0)
     assert os.environ.get(CLIENT_VARIABLE) is None
+
+
+# ---------------------------------------------------------------- tools
+
+ADD: Any = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+}
+CALLS = (
+    'Let me see. <tool_call>{"name": "add", "arguments": {"a": 2, "b": "ü"}}</tool_call>\n'
+    '<tool_call>{"name": "add"}</tool_call>'
+)
+WITH_TOOLS = (
+    "{% for tool in tools or [] %}may call {{ tool.function.name }}. {% endfor %}"
+    "{% for message in messages %}{{ message.role }} {{ message.content }} "
+    "{% for call in message.tool_calls or [] %}"
+    "calls {{ call.function.name }} of {{ call.function.arguments.a }} {% endfor %}"
+    "{% endfor %}"
+)
+
+
+@pytest.fixture
+def prompts(
+    engine: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, serving: Serving
+) -> list[str]:
+    """What the engine is asked, where the model's template shows tools and it calls two."""
+    tokenizer.chat_template = WITH_TOOLS
+    monkeypatch.setattr("rlforge.models.load.load_tokenizer", lambda _: tokenizer)
+    seen: list[str] = []
+    ids = tuple(tokenizer.encode(CALLS, add_special_tokens=False))
+
+    async def generate(prompt: Any, params: Any, policy: Any, on_tokens: Any = None) -> Completion:
+        seen.append(tokenizer.decode(list(prompt)))
+        if on_tokens is not None:
+            for token in ids:
+                on_tokens((token,))
+        return Completion(
+            text=CALLS,
+            prompt_token_ids=tuple(prompt),
+            token_ids=ids,
+            logprobs=(-0.1,) * len(ids),
+            policy_uid=policy.uid,
+        )
+
+    monkeypatch.setattr(engine, "generate", generate)
+    return seen
+
+
+async def test_calls_of_tools_are_in_openais_form_and_their_results_in_the_next_prompt(
+    serving: Serving, prompts: list[str]
+) -> None:
+    async with serving() as served:
+        messages: list[Any] = [{"role": "user", "content": "2 + 2"}]
+        create = served.openai.chat.completions.create
+        answer = await create(model="small", messages=messages, tools=[ADD])
+        assert prompts[-1] == "may call add. user 2 + 2 "
+        choice = answer.choices[0]
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.")
+        first, second = choice.message.tool_calls or ()
+        assert (first.type, first.function.name) == ("function", "add")
+        assert json.loads(first.function.arguments) == {"a": 2, "b": "ü"}
+        assert second.function.arguments == "{}"
+        assert len({first.id, second.id}) == 2
+        messages += [
+            choice.message.model_dump(exclude_none=True, exclude={"refusal", "annotations"}),
+            {"role": "tool", "content": "4", "tool_call_id": first.id},
+        ]
+        again = await create(model="small", messages=messages, tools=[ADD])
+        assert prompts[-1] == (
+            "may call add. user 2 + 2 assistant Let me see. calls add of 2 calls add of  tool 4 "
+        )
+        assert {call.id for call in again.choices[0].message.tool_calls or ()}.isdisjoint(
+            {first.id, second.id}
+        )
+
+
+async def test_a_stream_ends_with_the_calls_of_tools(serving: Serving, prompts: list[str]) -> None:
+    async with serving() as served:
+        stream = await served.openai.chat.completions.create(
+            model="small",
+            messages=[{"role": "user", "content": "2 + 2"}],
+            tools=[ADD],
+            stream=True,
+        )
+        chunks = [chunk.choices[0] async for chunk in stream]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == "Let me see."
+    calls = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
+    assert [(call.index, call.function and call.function.name) for call in calls] == [
+        (0, "add"),
+        (1, "add"),
+    ]
+    assert chunks[-1].finish_reason == "tool_calls"
+
+
+async def test_where_no_tool_is_to_be_chosen_calls_are_text(
+    serving: Serving, prompts: list[str]
+) -> None:
+    asked: dict[str, Any] = {
+        "model": "small",
+        "messages": [{"role": "user", "content": "2 + 2"}],
+        "tools": [ADD],
+        "tool_choice": "none",
+    }
+    async with serving() as served:
+        create = served.openai.chat.completions.create
+        answer = await create(**asked)
+        stream = await create(**asked, stream=True)
+        pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert prompts[-2:] == ["user 2 + 2 "] * 2
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].message.content == "".join(pieces) == CALLS
+    assert len(pieces) > 10
+
+
+async def test_a_template_that_shows_no_tools_refuses_them(serving: Serving) -> None:
+    body = {"model": "small", "messages": [{"role": "user", "content": "go"}], "tools": [ADD]}
+    async with serving() as served:
+        refused = await served.http.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert (error["message"], error["param"]) == (
+        "the model's chat template knows no tools",
+        "tools",
+    )

@@ -48,6 +48,7 @@ def answer(**changes: Any) -> Answered:
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "content": "0.4", "name": "price"},
         ],
+        "tools": (),
         "params": SamplingParams(temperature=0.5, max_tokens=9),
         "text": "[hold]",
         "completion": None,
@@ -115,10 +116,12 @@ async def test_an_answer_is_a_span_and_its_outcome_another_that_links_to_it(
 
 async def test_messages_tool_calls_and_their_results_are_attributes(collector: Collector) -> None:
     spans = Spans(collector.url, "shop", "here")
-    await spans.answered(answer())
+    tool = {"type": "function", "function": {"name": "price"}}
+    await spans.answered(answer(tools=[tool]))
     spans.close()
     [span] = collector.spans
     shown = span.attributes
+    assert json.loads(shown["llm.tools.0.tool.json_schema"]) == tool
     prefix = "llm.input_messages.1.message.tool_calls.0.tool_call.function"
     assert shown[f"{prefix}.name"] == "price"
     assert json.loads(shown[f"{prefix}.arguments"]) == {"of": "p5"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -60,12 +60,14 @@ def agreement(decisions: Iterable[Decision]) -> float | None:
 
     0.5 is what independent agents without a common opinion reach. None: there is no such pair.
     """
-    sides: dict[tuple[float, Any], list[int]] = {}
+    sides: dict[tuple[float, Any], Counter[int]] = {}
     for one in decisions:
         about = one.action.get("marketId", one.action.get("ticker"))
         if about is not None and not one.refused:
-            sides.setdefault((one.timestamp, about), []).append(sign_of(one.action))
-    return _share(a == b for taken in sides.values() for a, b in itertools.combinations(taken, 2))
+            sides.setdefault((one.timestamp, about), Counter())[sign_of(one.action)] += 1
+    pairs = sum(math.comb(taken.total(), 2) for taken in sides.values())
+    same = sum(math.comb(count, 2) for taken in sides.values() for count in taken.values())
+    return same / pairs if pairs else None
 
 
 def teams(decisions: Sequence[Decision]) -> dict[str, float | None]:

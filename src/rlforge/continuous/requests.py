@@ -13,7 +13,7 @@ import json
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.plugins import REDACTIONS
 from rlforge.continuous.answers import Conversation, answer_decision, state_after
 from rlforge.errors import RlforgeError, RunError
-from rlforge.serving.answering import Answered, conversation_tokens
+from rlforge.serving.answering import Answered
+from rlforge.serving.conversations import conversation_tokens
 from rlforge.trajectories.columns import decision_row, to_decision
 from rlforge.trajectories.grid import WindowGrid
 from rlforge.trajectories.records import Decision
@@ -134,7 +135,7 @@ class AnswerLog:
                 if kept is None:
                     return None
                 if kept != conversation:
-                    conversation, completion = kept, self._reread(completion, kept)
+                    conversation, completion = kept, self._reread(completion, kept, answer.tools)
         return answer_decision(
             answer.id,
             answer.user,
@@ -147,12 +148,17 @@ class AnswerLog:
             self._tokenizer,
         )
 
-    def _reread(self, completion: Completion, conversation: Conversation) -> Completion:
+    def _reread(
+        self,
+        completion: Completion,
+        conversation: Conversation,
+        tools: Sequence[Mapping[str, Any]],
+    ) -> Completion:
         """The answer after a redacted prompt; its log-probs remain those after the original."""
         if isinstance(conversation, str):
             tokens = self._tokenizer.encode(conversation, add_special_tokens=False)
         else:
-            tokens = conversation_tokens(self._tokenizer, conversation)
+            tokens = conversation_tokens(self._tokenizer, conversation, tools)
         return dataclasses.replace(completion, prompt_token_ids=tuple(tokens))
 
     def _keep(self, decision: Decision) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +18,7 @@ from rlforge.rollout.episode import play_game, seed_of
 from rlforge.rollout.lineup import env_named
 from rlforge.rollout.policies import ModelPlayers
 from rlforge.rollout.schedule import line_up
-from rlforge.serving.answering import conversation_tokens
+from rlforge.serving.conversations import conversation_tokens, tool_calls, without_calls
 from rlforge.types import (
     Completion,
     EnvSpec,
@@ -36,8 +34,6 @@ Ask = Callable[[str, tuple[int, ...], int], Awaitable[Completion]]
 
 SeatAnswer = Callable[[View, int], Awaitable[Completion]]
 """Asks at a seat: what its player sees, and seed of the draw."""
-
-_TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
 
 @value
@@ -61,7 +57,7 @@ class Answer:
         """It as a message, to be appended to the conversation."""
         if not self.tool_calls:
             return {"role": "assistant", "content": self.text}
-        said = _TOOL_CALL.sub("", self.text).strip()
+        said = without_calls(self.text)
         return {"role": "assistant", "content": said, "tool_calls": list(self.tool_calls)}
 
 
@@ -125,7 +121,7 @@ class Session:
         messages = [dict(message) for message in messages]
         tokens = conversation_tokens(self._model.tokenizer, messages, tools)
         text = await self._answer(messages, tokens)
-        return Answer(text=text, tool_calls=_tool_calls(text) if tools else ())
+        return Answer(text=text, tool_calls=tool_calls(text) if tools else ())
 
     async def complete(self, prompt: str) -> str:
         """The model's continuation of a text."""
@@ -218,17 +214,3 @@ class Session:
         text = self._model.text_of(completion.token_ids)
         self._answers.append((conversation, text, completion))
         return text
-
-
-def _tool_calls(text: str) -> tuple[Mapping[str, Any], ...]:
-    """The calls in an answer; those that are no JSON object with a name are text."""
-    found: list[Mapping[str, Any]] = []
-    for number, (content,) in enumerate(match.groups() for match in _TOOL_CALL.finditer(text)):
-        try:
-            call = json.loads(content)
-            name, arguments = call["name"], call.get("arguments", {})
-        except (ValueError, KeyError, TypeError):
-            continue
-        function = {"name": name, "arguments": arguments}
-        found.append({"id": f"call_{number}", "type": "function", "function": function})
-    return tuple(found)

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 
 from rlforge.engines.base import check_request, decoder
 from rlforge.errors import EngineError, RlforgeError
+from rlforge.serving.conversations import conversation_tokens, takes_tools
 from rlforge.serving.protocol import ChatRequest, CompletionRequest, Sampling
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
@@ -87,7 +88,8 @@ class Answered:
 
     user: 16 digits that stand for the user; equal for answers to one user. version: of the model.
     began: when the request came, in seconds since 1970. prompt_tokens, tokens: how many the prompt
-    and the answer have. text: without what follows a stop string; completion: None then.
+    and the answer have. tools: that the model might call. text: without what follows a stop string;
+    completion: None then.
     """
 
     id: str
@@ -96,7 +98,8 @@ class Answered:
     began: float
     prompt_tokens: int
     tokens: int
-    conversation: Sequence[Mapping[str, str]] | str
+    conversation: Sequence[Mapping[str, Any]] | str
+    tools: Sequence[Mapping[str, Any]]
     params: SamplingParams
     text: str
     completion: Completion | None
@@ -321,7 +324,7 @@ class Answering:
 
     def conversation(
         self, request: Sampling, checked: CheckedRequest
-    ) -> Sequence[Mapping[str, str]] | str:
+    ) -> Sequence[Mapping[str, Any]] | str:
         """The messages of a request, or its prompt as text."""
         if isinstance(request, ChatRequest):
             return _messages(request)
@@ -379,8 +382,13 @@ class Answering:
             raise BadRequestError(
                 "this model has no chat template; use /v1/completions", param="messages"
             )
+        tools = request.offered()
         try:
-            return conversation_tokens(self._tokenizer, _messages(request))
+            if tools and not takes_tools(self._tokenizer, tools):
+                raise BadRequestError("the model's chat template knows no tools", param="tools")
+            return conversation_tokens(self._tokenizer, _messages(request), tools)
+        except BadRequestError:
+            raise
         except Exception as error:  # templates raise errors of many kinds
             raise BadRequestError(
                 f"the model's chat template refuses these messages: {error}", param="messages"
@@ -390,20 +398,5 @@ class Answering:
         return tuple(self._tokenizer.encode(writable(text), add_special_tokens=False))
 
 
-def conversation_tokens(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None = None,
-) -> tuple[int, ...]:
-    """The prompt of a conversation, by the model's chat template. tools: in OpenAI's form."""
-    text = tokenizer.apply_chat_template(
-        [dict(message) for message in messages],
-        tools=[dict(tool) for tool in tools] if tools else None,
-        tokenize=False,
-        add_generation_prompt=True,
-    )
-    return tuple(tokenizer.encode(writable(str(text)), add_special_tokens=False))
-
-
-def _messages(request: ChatRequest) -> list[dict[str, str]]:
+def _messages(request: ChatRequest) -> list[dict[str, Any]]:
     return [message.plain() for message in request.messages]

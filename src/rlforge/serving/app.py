@@ -189,7 +189,9 @@ class Api:
             pieces = self._answering.token_texts(end.completion)
         envelope = self._envelope(asked, end.policy)
         await self._observe(envelope.id, asked, checked, end)
-        answer = envelope.answer(end.text, end.finish_reason, end.completion, pieces)
+        answer = envelope.answer(
+            end.text, end.finish_reason, end.completion, pieces, tools=bool(asked.offered())
+        )
         counts = usage(len(checked.prompt_token_ids), end.tokens)
         return JSONResponse(answer | {"usage": counts}, headers=_version_header(end.policy))
 
@@ -206,7 +208,8 @@ class Api:
         deadline = asyncio.get_running_loop().time() + self._config.request_timeout_s
         counted = contextlib.ExitStack()
         counted.enter_context(self._counted())
-        pieces = self._answering.pieces(checked, stream=True)
+        # Where tools may be called, the answer is sent at once: only its end tells text from calls.
+        pieces = self._answering.pieces(checked, stream=not asked.offered())
         try:
             async with asyncio.timeout_at(deadline):
                 first = await anext(pieces)
@@ -259,7 +262,15 @@ class Api:
             return
         self._count_tokens(piece)
         await self._observe(envelope.id, asked, checked, piece)
-        yield envelope.piece(None, first=is_first, finish_reason=piece.finish_reason)
+        finish_reason = piece.finish_reason
+        if asked.offered():
+            if envelope.calls(piece.text):
+                yield envelope.called_piece(piece.text, first=is_first)
+                finish_reason = "tool_calls"
+            else:
+                yield envelope.piece(piece.text, first=is_first, finish_reason=None)
+            is_first = False
+        yield envelope.piece(None, first=is_first, finish_reason=finish_reason)
         if prompt is not None:
             yield envelope.usage_piece(prompt, piece.tokens)
 
@@ -289,6 +300,7 @@ class Api:
             prompt_tokens=len(checked.prompt_token_ids),
             tokens=end.tokens,
             conversation=self._answering.conversation(asked, checked),
+            tools=asked.offered(),
             params=checked.params,
             text=end.text,
             completion=end.completion,

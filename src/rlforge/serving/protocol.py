@@ -6,11 +6,13 @@ switches them off.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 
+from rlforge.serving.conversations import tool_calls, without_calls
 from rlforge.types import Completion, value
 
 Neutral = Annotated[float, Field(ge=0, le=0)]
@@ -30,18 +32,85 @@ class TextPart(_Strict):
     text: str
 
 
+class Function(_Strict):
+    """What a tool does, and its arguments as a JSON schema."""
+
+    name: Text
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Literal[False] | None = None
+
+
+class Tool(_Strict):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class Called(_Strict):
+    """The name of a called function, and its arguments as JSON text."""
+
+    name: Text
+    arguments: str
+
+    @field_validator("arguments")
+    @classmethod
+    def _check(cls, arguments: str) -> str:
+        if not isinstance(json.loads(arguments), dict):
+            raise ValueError("must be the JSON text of an object")
+        return arguments
+
+
+class ToolCall(_Strict):
+    """A call in a former answer."""
+
+    id: Text
+    type: Literal["function"]
+    function: Called
+
+
 class Message(_Strict):
     """A message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
 
-    def plain(self) -> dict[str, str]:
-        """The message as chat templates take it."""
-        content = self.content
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls belong to messages of the assistant")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("a message has content, or tool_calls")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """The message as chat templates take it: the arguments of calls are objects."""
+        content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        said: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": text,
+        }
+        if self.tool_calls:
+            said["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": json.loads(call.function.arguments),
+                    },
+                }
+                for call in self.tool_calls
+            ]
+        if self.role == "tool":
+            given = {"name": self.name, "tool_call_id": self.tool_call_id}
+            said |= {key: each for key, each in given.items() if each is not None}
+        return said
 
 
 class StreamOptions(_Strict):
@@ -86,6 +155,10 @@ class Sampling(_Strict, ABC):
         """Maximal number of tokens of the answer; None: the service's default."""
         return self.max_tokens
 
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call, in OpenAI's form."""
+        return []
+
     @abstractmethod
     def wants_logprobs(self) -> bool:
         """Whether the request asks for log-probabilities of the tokens."""
@@ -107,12 +180,19 @@ class ChatRequest(Sampling):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = 0
-    tools: Nothing | None = None
+    tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: Literal[True] | None = None
     response_format: ResponseFormat | None = None
 
     def limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call."""
+        if self.tool_choice == "none":
+            return []
+        return [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
 
     def wants_logprobs(self) -> bool:
         return bool(self.logprobs)
@@ -171,16 +251,39 @@ class Envelope:
             "choices": choices,
         }
 
+    def calls(self, text: str) -> list[dict[str, Any]]:
+        """The calls of tools in an answer, their arguments as JSON text."""
+        return [
+            {
+                **call,
+                "function": {
+                    "name": call["function"]["name"],
+                    "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+                },
+            }
+            for call in tool_calls(text, f"call_{self.id[-12:]}")
+        ]
+
     def answer(
-        self, text: str, finish_reason: str, completion: Completion | None, pieces: list[str] | None
+        self,
+        text: str,
+        finish_reason: str,
+        completion: Completion | None,
+        pieces: list[str] | None,
+        *,
+        tools: bool = False,
     ) -> dict[str, Any]:
         """A whole answer. completion: None where a stop string ended it early.
 
-        pieces: the text of each token, where the request asks for log-probabilities.
+        pieces: the text of each token, where the request asks for log-probabilities. tools: whether
+        the model may have called some.
         """
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish_reason, "logprobs": None}
         if self.kind == "chat":
             choice["message"] = {"role": "assistant", "content": text}
+            if calls := self.calls(text) if tools else ():
+                choice["message"] |= {"content": without_calls(text) or None, "tool_calls": calls}
+                choice["finish_reason"] = "tool_calls"
         else:
             choice["text"] = text
         if pieces is not None and completion is not None:
@@ -196,6 +299,13 @@ class Envelope:
         else:
             choice["text"] = text or ""
         return self._whole(True, [choice])
+
+    def called_piece(self, text: str, *, first: bool) -> dict[str, Any]:
+        """The part of a streamed answer that holds its calls of tools."""
+        piece = self.piece(without_calls(text) or None, first=first, finish_reason=None)
+        calls = [{"index": place, **call} for place, call in enumerate(self.calls(text))]
+        piece["choices"][0]["delta"]["tool_calls"] = calls
+        return piece
 
     def usage_piece(self, prompt_tokens: int, tokens: int) -> dict[str, Any]:
         """The chunk that ``stream_options.include_usage`` requests."""

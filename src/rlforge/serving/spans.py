@@ -80,7 +80,10 @@ class Spans:
             "llm.invocation_parameters": json.dumps(given),
         }
         if self._texts:
-            attributes |= _texts(answer.conversation, answer.text)
+            attributes |= _texts(answer.conversation, answer.text) | {
+                f"llm.tools.{place}.tool.json_schema": _json(tool)
+                for place, tool in enumerate(answer.tools)
+            }
         self._send(answer.id, "answer", attributes, answer.began, time.time())
 
     async def rewarded(self, answer_id: str, reward: float) -> bool:
