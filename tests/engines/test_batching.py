@@ -224,7 +224,7 @@ def test_no_more_sequences_run_than_allowed(make_core: Core, base_policy: Policy
 def test_long_prompts_are_read_over_several_steps(make_core: Core, base_policy: PolicyRef) -> None:
     core = make_core(step_prompt_tokens=30, batch_prompt_tokens=20)
     for index in range(6):
-        core.submit((1,) * 10, SamplingParams(max_tokens=9, seed=index), base_policy)
+        core.submit((1 + index,) * 10, SamplingParams(max_tokens=9, seed=index), base_policy)
     core.step()
     assert (core.stats().running, core.stats().queued) == (3, 3)
     assert len(finish(core)) == 6

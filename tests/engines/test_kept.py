@@ -238,7 +238,7 @@ def test_memory_of_kept_rows_is_their_own_and_is_freed(
 KEYS = [PolicyKey("a", "/a"), PolicyKey("b", "/b")]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_the_longest_kept_beginning_is_found_and_nothing_else(data: Any) -> None:
     """The reference is a list that is searched from its end."""
@@ -258,6 +258,8 @@ def test_the_longest_kept_beginning_is_found_and_nothing_else(data: Any) -> None
                 assert kept.take(key, text)[1] == len(expected)
                 if expected:
                     held.remove((key, expected))
+                    if (key, expected) in held:  # what is left of it was used last
+                        held.append(held.pop(held.index((key, expected))))
             case "shrink":
                 most = data.draw(st.integers(0, 20))
                 kept.shrink(most)
@@ -269,6 +271,16 @@ def test_the_longest_kept_beginning_is_found_and_nothing_else(data: Any) -> None
                 kept.drop_unless(lambda resident: resident == KEYS[0])
                 held = [each for each in held if each[0] == KEYS[0]]
         assert kept.tokens == sum(len(t) for _, t in set(held))
+
+
+def test_what_was_used_last_is_dropped_last() -> None:
+    kept = KeptRows()
+    kept.put(KEYS[0], (1, 2), row=(), copies=2)
+    kept.put(KEYS[0], (3, 4), row=())
+    kept.take(KEYS[0], (1, 2, 9))
+    kept.shrink(2)
+    assert kept.has(KEYS[0], (1, 2))
+    assert not kept.has(KEYS[0], (3, 4))
 
 
 def test_lookup_takes_time_in_proportion_to_the_prompt() -> None:
@@ -288,6 +300,66 @@ def test_lookup_takes_time_in_proportion_to_the_prompt() -> None:
         kept.put(KEYS[0], Counting((1, 2, number)), row=())
     assert kept.take(KEYS[0], (1, 2, 500, 7, 8))[1] == 3
     assert compared <= 1
+
+
+# ---------------------------------------------------------------- equal prompts
+
+
+def test_equal_prompts_are_read_once_and_answered_as_if_alone(
+    make_core: Core, base_policy: PolicyRef
+) -> None:
+    """As the first turns of many games, and the groups of GRPO, are asked."""
+    rng = random.Random(0)
+    positions = [words(rng, 20, 40) for _ in range(3)]
+    prompts = [rng.choice(positions) for _ in range(20)]
+    core, alone = make_core(max_model_len=64), make_core(max_model_len=64, kept_tokens=0)
+    for reads in (sum(len(p) for p in positions), len(positions)):
+        before = core.stats().read_tokens
+        said = ask_all(core, prompts, base_policy)
+        assert core.stats().read_tokens - before <= max(reads, 3 * max(map(len, positions)))
+        for place, (prompt, each) in enumerate(zip(prompts, said, strict=True)):
+            one = ask(alone, prompt, base_policy, keep=False, max_tokens=4, seed=place)
+            assert each.token_ids == one.token_ids
+            assert list(each.logprobs) == pytest.approx(list(one.logprobs), abs=1e-4)
+    assert len({each.token_ids for each in said}) > 3  # each draws for itself
+
+
+def test_a_prompt_of_several_requests_is_known_to_later_ones(
+    make_core: Core, make_adapter: Adapter, base_policy: PolicyRef
+) -> None:
+    rng = random.Random(2)
+    start, other = words(rng, 30, 30), words(rng, 30, 30)
+    core, (policy, model) = make_core(max_model_len=64), make_adapter(1)
+    ask_all(core, [start, other, start], base_policy)
+    for prompt, version, reads in (
+        (start, base_policy, 1),
+        (start, base_policy, 1),  # and again
+        (other, base_policy, 30),  # one request had it
+        (start, policy, 30),  # another version
+    ):
+        before = core.stats().read_tokens
+        [said] = ask_all(core, [prompt], version)
+        assert core.stats().read_tokens - before == reads
+    assert list(said.logprobs) == pytest.approx(direct_logprobs(model, said), abs=1e-4)
+
+
+def test_equal_prompts_that_end_at_different_times_leave_each_other_alone(
+    make_core: Core, base_policy: PolicyRef
+) -> None:
+    core, alone = make_core(max_model_len=64), make_core(max_model_len=64)
+    prompt = words(random.Random(3), 20, 20)
+    settings = [SamplingParams(max_tokens=1 + place % 6, seed=place) for place in range(9)]
+    numbers, answers = [], {}
+    for place, params in enumerate(settings):
+        numbers.append(core.submit(prompt, params, base_policy))
+        if place % 3 == 2:
+            answers |= {answer.id: answer for answer in core.step()}
+    answers |= finish(core)
+    for number, params in zip(numbers, settings, strict=True):
+        one = alone.submit(prompt, params, base_policy)
+        assert completion_of(finish(alone)[one]).token_ids == (
+            completion_of(answers[number]).token_ids
+        )
 
 
 # ---------------------------------------------------------------- shared beginnings

@@ -7,6 +7,7 @@ running batch; the batches take turns within a step.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,10 +18,10 @@ import torch
 from transformers.cache_utils import Cache
 
 from rlforge.engines.base import Answer
-from rlforge.engines.cache import copy_row
+from rlforge.engines.cache import Row, copy_row
 from rlforge.engines.core import StepGenerator
 from rlforge.engines.group import Generation, Group
-from rlforge.engines.kept import KeptRows, SharedBeginnings
+from rlforge.engines.kept import LEAST_SHARED, KeptRows, SharedBeginnings
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.versions import PolicyKey
 from rlforge.errors import EngineError
@@ -193,9 +194,14 @@ class BatchGenerator(StepGenerator[Generation]):
             return {}
         self._held_back = 0
         admitted: dict[PolicyKey, list[Generation]] = {}
-        for key, generation in self._waiting.admit(
-            room, self._limits.step_prompt_tokens, self._recall
-        ):
+        prompts = set[tuple[PolicyKey, tuple[int, ...]]]()
+
+        def to_read(key: PolicyKey, generation: Generation) -> int:
+            unread, before = self._recall(key, generation), len(prompts)
+            prompts.add((key, generation.prompt))
+            return unread if len(prompts) > before else 0
+
+        for key, generation in self._waiting.admit(room, self._limits.step_prompt_tokens, to_read):
             admitted.setdefault(key, []).append(generation)
         return admitted
 
@@ -208,21 +214,25 @@ class BatchGenerator(StepGenerator[Generation]):
         return generation.unread
 
     def _prompt_batches(self, generations: list[Generation]) -> Iterator[list[Generation]]:
-        """Batches of prompts with similar numbers of tokens to read.
+        """Batches of prompts with similar numbers of tokens to read; equal prompts count once.
 
         Each is within ``batch_prompt_tokens``, padding and known tokens included, and no more than
         half of what it reads is padding.
         """
+        alike: dict[tuple[int, ...], list[Generation]] = {}
+        for generation in generations:
+            alike.setdefault(generation.prompt, []).append(generation)
         batch: list[Generation] = []
-        read = longest = 0
-        for generation in sorted(generations, key=lambda g: (g.unread, len(g.prompt))):
-            rows, width = len(batch) + 1, generation.unread
-            longest = max(longest, len(generation.prompt))
-            too_large = rows * longest > self._limits.batch_prompt_tokens
-            if batch and (too_large or rows * width > 2 * (read + width)):
+        rows = read = longest = 0
+        unread = {prompt: min(g.unread for g in same) for prompt, same in alike.items()}
+        for prompt in sorted(alike, key=lambda p: (unread[p], len(p))):
+            width, longest = unread[prompt], max(longest, len(prompt))
+            too_large = (rows + 1) * longest > self._limits.batch_prompt_tokens
+            if batch and (too_large or (rows + 1) * width > 2 * (read + width)):
                 yield batch
-                batch, read, longest = [], 0, len(generation.prompt)
-            batch.append(generation)
+                batch, rows, read, longest = [], 0, 0, len(prompt)
+            batch += alike[prompt]
+            rows += 1
             read += width
         if batch:
             yield batch
@@ -240,29 +250,39 @@ class BatchGenerator(StepGenerator[Generation]):
             room = min(room, limits.kept_tokens)
         return room - self._shared.tokens
 
-    def _share(self, key: PolicyKey, joining: Sequence[Generation], cache: Cache) -> None:
-        """Keeps what the prompts of ``joining``, which were just read, have in common."""
-        prompts = [generation.prompt for generation in joining]
-        self._shared.learn(prompts)
-        for place, length in self._shared.missing(key, prompts):
-            room = self._room_to_keep({}) - length
-            if room < 0:
-                return
-            self._kept.shrink(room)
-            with suppress(torch.OutOfMemoryError):  # the next prompts are then read whole
-                row = copy_row(cache, place, len(prompts[place]), length)
-                self._shared.put(key, prompts[place][:length], row)
+    def _share(self, key: PolicyKey, prompts: Mapping[tuple[int, ...], int], cache: Cache) -> None:
+        """Keeps what the prompts that were just read have in common, and those read for several.
+
+        prompts: in the order of their rows, with how many requests have each.
+        """
+        read = list(prompts)
+        self._shared.learn(read)
+        for place, length in self._shared.missing(key, read):
+            if (row := self._copied(cache, place, len(read[place]), length)) is not None:
+                self._shared.put(key, read[place][:length], row)
+        for place, (prompt, requests) in enumerate(prompts.items()):
+            # The last token is read again, for its logits.
+            known = prompt[:-1]
+            if requests == 1 or len(known) < LEAST_SHARED or self._kept.has(key, known):
+                continue
+            if (row := self._copied(cache, place, len(prompt), len(known))) is not None:
+                self._kept.put(key, known, row, copies=math.inf)
+
+    def _copied(self, cache: Cache, row: int, length: int, first: int) -> Row | None:
+        """The first positions of a row of that length, where there is room to keep them."""
+        room = self._room_to_keep({}) - first
+        if room < 0:
+            return None
+        self._kept.shrink(room)
+        with suppress(torch.OutOfMemoryError):  # answers are right without
+            return copy_row(cache, row, length, first)
+        return None
 
     def _keep(self, generation: Generation, cache: Cache, row: int) -> None:
         """Keeps what ``cache`` has of an answered request, if there is room for it."""
         tokens = generation.prompt + tuple(generation.token_ids[:-1])  # the last was never read
-        room = self._room_to_keep({}) - len(tokens)
-        if room < 0:
-            return
-        self._kept.shrink(room)
-        with suppress(torch.OutOfMemoryError):  # the answer is right without
-            key = PolicyKey.of(generation.policy)
-            self._kept.put(key, tokens, copy_row(cache, row, len(tokens)))
+        if (kept := self._copied(cache, row, len(tokens), len(tokens))) is not None:
+            self._kept.put(PolicyKey.of(generation.policy), tokens, kept)
 
     def _forget_rows(self) -> None:
         self._kept.clear()

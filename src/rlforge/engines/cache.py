@@ -211,6 +211,13 @@ def join_rows(
         mine.show(rows, window)
 
 
+def take_rows(cache: Cache, rows: Sequence[int]) -> None:
+    """Makes ``rows`` the rows of ``cache``, in this order; one may be taken several times."""
+    index = _index(cache, rows)
+    for layer in cache.layers:
+        layer.begin(layer.keys[index], layer.values[index], layer.keys.shape[-2])
+
+
 def keep_rows(cache: Cache, rows: Sequence[int]) -> list[int]:
     """Keeps ``rows`` and drops all others; returns the new order, as indices of old rows.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from rlforge.engines.cache import (
     keep_rows,
     new_cache,
     shrink,
+    take_rows,
     trim,
 )
 from rlforge.engines.core import EngineRequest
@@ -71,8 +73,8 @@ class Group:
     places, or until they are more than an eighth of it. max_rows: most sequences of the engine.
     narrow: the last layer computes only the last position of each prompt
     (``rlforge.models.last_layer``). keep: called with a generation that is over and asked to be
-    kept, its cache and its row there. share: called with generations whose prompts were just read,
-    and their cache.
+    kept, its cache and its row there. share: called with the prompts that were just read, how many
+    generations have each, and their cache.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Group:
         *,
         narrow: bool,
         keep: Callable[[Generation, Cache, int], None],
-        share: Callable[[Sequence[Generation], Cache], None],
+        share: Callable[[Mapping[tuple[int, ...], int], Cache], None],
     ) -> None:
         self.model = model
         self._keep, self._share = keep, share
@@ -111,72 +113,84 @@ class Group:
     def prefill(self, joining: Sequence[Generation]) -> list[Generation]:
         """Reads the prompts of ``joining`` as one batch and draws the first token of each.
 
-        All read as many tokens as the one with most ``unread`` ones: of what others know, the last
-        tokens are read again, in the place of padding. So every row ends where the batch ends.
-        Returns those that are over after it; the others keep running.
+        Equal prompts are read once. All read as many tokens as the one with most ``unread`` ones:
+        of what others know, the last tokens are read again, in the place of padding. So every row
+        ends where the batch ends. Returns those that are over after it; the others keep running.
         """
-        width = max(g.unread for g in joining)
-        ids = np.full((len(joining), width), self._pad_id, dtype=np.int64)
-        for row, generation in zip(ids, joining, strict=True):
-            read = generation.prompt[-width:]
-            row[width - len(read) :] = read
-            generation.known = len(generation.prompt) - len(read)
+        prompts = Counter(generation.prompt for generation in joining)
+        rows = {prompt: row for row, prompt in enumerate(prompts)}
+        places = [rows[generation.prompt] for generation in joining]
+        read = {g.prompt: g for g in sorted(joining, key=lambda g: g.known)}
+        readers = [read[prompt] for prompt in prompts]
+        width = max(g.unread for g in readers)
+        ids = np.full((len(readers), width), self._pad_id, dtype=np.int64)
+        for row, reader in zip(ids, readers, strict=True):
+            tokens = reader.prompt[-width:]
+            row[width - len(tokens) :] = tokens
+            reader.known = len(reader.prompt) - len(tokens)
         cache = None  # answers of one token need none
-        if any(g.known for g in joining):
-            cache = cache_of([(g.row, g.known) for g in joining], spare=width)
+        if any(g.known for g in readers):
+            cache = cache_of([(g.row, g.known) for g in readers], spare=width)
         elif any(g.limit > 1 or g.params.conversation is not None for g in joining):
             cache = new_cache()
         for generation in joining:
             generation.row = ()
-        self._draw(joining, ids, [len(g.prompt) for g in joining], cache)
+            if generation is not read[generation.prompt]:
+                generation.known = len(generation.prompt)
+        drawn = list(zip(places, joining, strict=True))
+        self._draw(drawn, ids, [len(g.prompt) for g in readers], cache)
         if cache is not None:
-            self._share(joining, cache)
-        running = [i for i, g in enumerate(joining) if g.finish_reason is None]
-        if running and cache is not None:
-            self._join(joining, running, cache)
-        return self._over(joining, cache)
+            self._share(prompts, cache)
+        over = self._over(drawn, cache)
+        running = [(place, g) for place, g in drawn if g.finish_reason is None]
+        if cache is not None and running:
+            self._join(running, cache)
+        return over
 
     def step(self) -> list[Generation]:
         """Draws the next token of every running generation; returns those that are over."""
         self._compact()
         if self._cache is None:
             return []
-        running = self.running
+        running = [(i, row) for i, row in enumerate(self._rows) if row is not None]
         # Rows that ended get the padding token; their output is ignored.
         ids = np.full((len(self._rows), 1), self._pad_id, dtype=np.int64)
-        alive = [i for i, row in enumerate(self._rows) if row is not None]
-        ids[alive, 0] = [g.token_ids[-1] for g in running]
+        ids[[i for i, _ in running], 0] = [g.token_ids[-1] for _, g in running]
         lengths = [1 if row is None else row.length for row in self._rows]
-        self._draw(self._rows, ids, lengths, self._cache)
-        over = self._over(self._rows, self._cache)
+        self._draw(running, ids, lengths, self._cache)
+        over = self._over(running, self._cache)
         self._rows = [
             None if row is None or row.finish_reason is not None else row for row in self._rows
         ]
         return over
 
-    def _over(self, rows: Sequence[Generation | None], cache: Cache | None) -> list[Generation]:
-        """Those of ``rows`` that are over; what they ask to keep is kept."""
+    def _over(
+        self, placed: Sequence[tuple[int, Generation]], cache: Cache | None
+    ) -> list[Generation]:
+        """Those that are over; what they ask to keep is kept. placed: with rows of ``cache``."""
         over = []
-        for index, row in enumerate(rows):
-            if row is None or row.finish_reason is None:
+        for place, generation in placed:
+            if generation.finish_reason is None:
                 continue
-            over.append(row)
-            asked = row.params.conversation is not None and row.finish_reason != "error"
+            over.append(generation)
+            asked = (
+                generation.params.conversation is not None and generation.finish_reason != "error"
+            )
             if asked and cache is not None:
-                self._keep(row, cache, index)
+                self._keep(generation, cache, place)
         return over
 
     def _draw(
         self,
-        rows: Sequence[Generation | None],
+        drawn: Sequence[tuple[int, Generation]],
         ids: np.ndarray[Any, np.dtype[np.int64]],
         lengths: Sequence[int],
         cache: Cache | None,
     ) -> None:
         """One forward pass over ``ids`` [B, T], whose last token of each row is real.
 
-        lengths: tokens of each sequence including these. Appends a drawn token to each row that
-        is not None.
+        lengths: tokens of each sequence including these. Draws a token for each generation of
+        ``drawn``, from the row that it names; several may name one.
         """
         past = 0 if cache is None else cache.get_seq_length()
         width = past + ids.shape[1]
@@ -197,11 +211,11 @@ class Group:
                 use_cache=cache is not None,
                 logits_to_keep=last,
             )
-        drawn = [(i, row) for i, row in enumerate(rows) if row is not None]
+        places = [place for place, _ in drawn]
         logits = output.logits[:, -1]
-        if len(drawn) < len(rows):
-            logits = logits[torch.as_tensor([i for i, _ in drawn], device=self._device)]
-        self._append([row for _, row in drawn], logits)
+        if places != list(range(len(ids))):
+            logits = logits[torch.as_tensor(places, device=self._device)]
+        self._append([generation for _, generation in drawn], logits)
 
     def _only_ends_of(self, ids: np.ndarray[Any, Any]) -> AbstractContextManager[Any]:
         """In the block, the last layer computes only the last position of each row."""
@@ -233,20 +247,22 @@ class Group:
     def _numbers(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self._device)
 
-    def _join(self, joining: Sequence[Generation], kept: Sequence[int], cache: Cache) -> None:
-        """Adds ``kept`` of ``joining``, whose keys and values are in ``cache``."""
+    def _join(self, joining: Sequence[tuple[int, Generation]], cache: Cache) -> None:
+        """Adds generations, whose keys and values are in the named rows of ``cache``."""
+        rows, generations = [row for row, _ in joining], [g for _, g in joining]
         if self._cache is None or not self.running:
-            self._cache = cache
-            self._rows = [g if g.finish_reason is None else None for g in joining]
+            if rows != list(range(cache.layers[0].keys.shape[0])):
+                take_rows(cache, rows)
+            self._cache, self._rows = cache, list(generations)
             return
         free = [i for i, row in enumerate(self._rows) if row is None]
         end = len(self._rows)
-        places = [*free, *range(end, end + len(kept))][: len(kept)]
-        length = max(len(joining[i].prompt) for i in kept)
-        join_rows(self._cache, cache, kept, places, length=length, most_rows=self._max_rows)
+        places = [*free, *range(end, end + len(rows))][: len(rows)]
+        length = max(len(g.prompt) for g in generations)
+        join_rows(self._cache, cache, rows, places, length=length, most_rows=self._max_rows)
         self._rows += [None] * (max(places) + 1 - end)
-        for place, i in zip(places, kept, strict=True):
-            self._rows[place] = joining[i]
+        for place, generation in zip(places, generations, strict=True):
+            self._rows[place] = generation
 
     def _compact(self) -> None:
         """Drops positions that no row needs, and ended rows once they are more than an eighth."""

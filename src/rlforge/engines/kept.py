@@ -36,13 +36,15 @@ class _Entry:
     key: PolicyKey
     tokens: tuple[int, ...]
     row: Row
-    copies: int = 1
+    copies: float = 1
 
 
 class KeptRows:
-    """Keys and values by policy version and tokens; those kept longest ago are dropped first.
+    """Keys and values by policy version and tokens; those not used for longest are dropped first.
 
     Each is handed out as often as it was put in: two games may have had the same turns so far.
+    Those of prompts that many requests have, such as the start of a game, can be handed out for
+    ever; they are dropped when they were not used for longest.
 
     Example: of a prompt of five tokens, the first three are known:
         >>> kept, step = KeptRows(), PolicyKey("step-1", "checkpoints/step-1")
@@ -56,17 +58,17 @@ class KeptRows:
         self._powers = np.empty(0, dtype=np.uint64)
         self.tokens = 0
 
-    def put(self, key: PolicyKey, tokens: tuple[int, ...], row: Row) -> None:
-        """Keeps ``row``, the keys and values of ``tokens`` under the version ``key``."""
+    def put(self, key: PolicyKey, tokens: tuple[int, ...], row: Row, *, copies: float = 1) -> None:
+        """Keeps ``row``, the keys and values of ``tokens``, for so many requests of ``key``."""
         number = self._hashes(key, tokens)[-1]
         entry = self._entries.get(number)
         if entry is not None and (entry.key, entry.tokens) == (key, tokens):
-            entry.copies += 1
+            entry.copies += copies
             self._entries.move_to_end(number)
             return
         if entry is not None:  # two texts with one hash
             self._drop(number)
-        self._entries[number] = _Entry(key, tokens, row)
+        self._entries[number] = _Entry(key, tokens, row, copies)
         self.tokens += len(tokens)
 
     def take(self, key: PolicyKey, prompt: tuple[int, ...]) -> tuple[Row, int]:
@@ -81,13 +83,19 @@ class KeptRows:
             entry = self._entries.get(hashes[length - 1])
             if entry is not None and entry.key == key and entry.tokens == prompt[:length]:
                 entry.copies -= 1
+                self._entries.move_to_end(hashes[length - 1])
                 if not entry.copies:
                     self._drop(hashes[length - 1])
                 return entry.row, length
         return _NOTHING
 
+    def has(self, key: PolicyKey, tokens: tuple[int, ...]) -> bool:
+        """Whether the keys and values of just these tokens are kept."""
+        entry = self._entries.get(self._hashes(key, tokens)[-1])
+        return entry is not None and (entry.key, entry.tokens) == (key, tokens)
+
     def shrink(self, most: int) -> None:
-        """Drops the oldest until they have at most ``most`` tokens."""
+        """Drops those not used for longest until all have at most ``most`` tokens."""
         while self._entries and self.tokens > most:
             self._drop(next(iter(self._entries)))
 
