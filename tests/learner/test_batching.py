@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from rlforge.errors import RunError
 from rlforge.learner.batching import Row, collate, select_rows, split_rows, whole
-from rlforge.learner.packing import Segment
+from rlforge.learner.packing import Segment, Segments
+from rlforge.learner.partition import in_order, segments
 
 
 def row(prompt: int, answer: int, step: int = 0, start: int = 0) -> Row:
@@ -88,10 +89,10 @@ def test_packed_rows_follow_each_other():
 
 def test_segments_continue_their_shared_prefix():
     rows = [row(3, 3), row(6, 1)]
-    stem = Segment(row=1, begin=0, end=2, shared=True)
+    stem = Segment(row=1, begin=0, end=2)
     ends = [Segment(row=n, begin=2, end=rows[n].input_length, parent=0) for n in range(2)]
 
-    micro = collate(rows, 0, torch.device("cpu"), [stem, *ends])
+    micro = collate(rows, 0, torch.device("cpu"), Segments(segments=(stem, *ends), ends=(1, 2)))
 
     assert micro.input_ids.tolist() == [[1, 2, 3, 101, 102, 3, 4, 5, 6]]
     assert micro.positions.tolist() == [2, 3, 4, 8]
@@ -102,6 +103,31 @@ def test_segments_continue_their_shared_prefix():
     assert packing.keys.tolist() == [0, 1, 0, 1, 2, 3, 4, 0, 1, 5, 6, 7, 8]
     assert packing.key_ends.tolist() == [0, 2, 7, 13]
     assert (packing.longest, micro.padding, micro.reused) == ((4, 6), 0, 2)
+
+
+def test_equal_answers_after_equal_tokens_are_computed_and_scored_once():
+    """Groups of one prompt, and short answers, repeat themselves: 207 turns of Kuhn had 24 texts.
+
+    The first two rows are equal; the third shares their prompt and the first answer token.
+    """
+    rows = in_order(
+        [
+            Row(step=0, prompt=(1, 2), answer=(3, 4, 5), start=0),
+            Row(step=1, prompt=(1, 2), answer=(3, 4, 5), start=3),
+            Row(step=2, prompt=(1, 2), answer=(3, 6), start=6),
+        ]
+    )
+    micro = collate(rows, 0, torch.device("cpu"), segments(rows))
+
+    assert micro.input_ids.tolist() == [[1, 2, 3, 4]]
+    assert micro.reused == 4 + 4 + 3 - 4
+    scored = zip(micro.positions.tolist(), micro.token_ids.tolist(), strict=True)
+    assert list(scored) == [(1, 3), (2, 4), (2, 6), (3, 5)]
+    assert micro.reads.tolist() == [1, 2, 3]
+    assert [row.step for row in rows] == [2, 0, 1]
+    assert micro.copies.tolist() == [0, 2, 0, 1, 3, 0, 1, 3]
+    assert micro.flat.tolist() == [6, 7, 0, 1, 2, 3, 4, 5]
+    assert micro.last_prompt.tolist() == [1, 1, 1]
 
 
 def test_padded_lays_out_tokens_row_by_row_with_zeros_in_the_padding():
@@ -211,8 +237,8 @@ def test_each_token_of_a_conversation_is_computed_once(parts):
     whole_length = len(steps[-1].prompt_token_ids) + len(steps[-1].token_ids) - 1
     apart = sum(len(step.prompt_token_ids) + len(step.token_ids) - 1 for step in steps)
 
-    for segments in (None, whole(rows)):
-        micro = collate(rows, 0, torch.device("cpu"), segments)
+    for packed in (None, whole(rows)):
+        micro = collate(rows, 0, torch.device("cpu"), packed)
         assert micro.input_ids.numel() == whole_length
         assert (micro.padding, micro.reused) == (0, apart - whole_length)
         ids = micro.input_ids.flatten()

@@ -11,10 +11,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rlforge.learner.attention import segment_attention
 from rlforge.learner.batching import Row, collate, whole
-from rlforge.learner.packing import Packing, Segment
+from rlforge.learner.packing import Packing, Segment, Segments
 from rlforge.learner.partition import in_order, segments
 
 CPU = torch.device("cpu")
+
+
+def packing_of(segments):
+    """Of ``segments``, whatever rows they belong to."""
+    return Packing.of(Segments(segments=tuple(segments), ends=()), CPU)
 
 
 def one_by_one(query, key, value, packing):
@@ -59,16 +64,16 @@ def test_blocks_give_the_attention_of_each_segment_and_its_gradient(prompts, sha
 
 def test_segments_of_one_length_are_one_block_without_a_mask():
     rows = [Segment(row=n, begin=0, end=7) for n in range(50)]
-    [block] = Packing.of(rows, CPU).blocks.blocks
+    [block] = packing_of(rows).blocks.blocks
     assert (block.count, block.queries, block.keys, block.causal) == (50, 7, 7, True)
     assert block.mask is None
 
 
 def test_many_short_segments_after_a_prefix_are_few_blocks():
     """A call for each took as long as the rest of an update of short turns."""
-    stem = Segment(row=0, begin=0, end=30, shared=True)
+    stem = Segment(row=0, begin=0, end=30)
     ends = [Segment(row=n, begin=30, end=31 + n % 20, parent=0) for n in range(200)]
-    blocks = Packing.of([stem, *ends], CPU).blocks
+    blocks = packing_of([stem, *ends]).blocks
     assert len(blocks.blocks) < 20
     padded = sum(block.count * block.queries * block.keys for block in blocks.blocks)
     assert padded < 1.3 * sum((end.end - 30) * end.end for end in ends)
@@ -76,7 +81,7 @@ def test_many_short_segments_after_a_prefix_are_few_blocks():
 
 def test_long_segments_are_not_padded():
     rows = [Segment(row=n, begin=0, end=length) for n, length in enumerate((900, 300, 500, 320))]
-    blocks = Packing.of(rows, CPU).blocks.blocks
+    blocks = packing_of(rows).blocks.blocks
     assert sorted((block.count, block.keys) for block in blocks) == [
         (1, 300),
         (1, 320),

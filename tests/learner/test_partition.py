@@ -30,9 +30,8 @@ def row(prompt, step=0, answer=(1,)):
     return Row(step=step, prompt=tuple(prompt), answer=answer)
 
 
-prompts = st.lists(
-    st.lists(st.integers(1, 2), min_size=1, max_size=12).map(tuple), min_size=1, max_size=25
-)
+texts = st.lists(st.integers(1, 2), min_size=1, max_size=12).map(tuple)
+answers = st.lists(st.integers(1, 2), max_size=4).map(tuple)
 
 
 def tokens_of(made, rows, index):
@@ -40,26 +39,20 @@ def tokens_of(made, rows, index):
     segment = made[index]
     before = () if segment.parent is None else tokens_of(made, rows, segment.parent)
     assert len(before) == segment.begin < segment.end
-    row = rows[segment.row]
-    return before + (row.prompt + row.answer[:-1])[segment.begin : segment.end]
+    return before + rows[segment.row].tokens[segment.begin : segment.end]
 
 
-@given(prompts, st.integers(0, 3))
-def test_segments_make_every_row_and_hold_each_shared_prefix_once(drawn, answered):
-    answer = tuple(range(7, 7 + answered))
-    rows = in_order([row(prompt, step, answer) for step, prompt in enumerate(drawn)])
+@given(st.lists(st.tuples(texts, answers), min_size=1, max_size=25))
+def test_segments_make_every_row_and_hold_each_shared_prefix_once(drawn):
+    rows = in_order([row(prompt, step, answer) for step, (prompt, answer) in enumerate(drawn)])
     made = segments(rows)
-    ends = {segment.row: index for index, segment in enumerate(made) if not segment.shared}
-    assert sorted(ends) == list(range(len(rows)))
-    for index, each in enumerate(rows):
-        assert tokens_of(made, rows, ends[index]) == each.prompt + each.answer[:-1]
-    for index, segment in enumerate(made):
+    for end, each in zip(made.ends, rows, strict=True):
+        assert tokens_of(made.segments, rows, end) == each.prompt + each.answer[:-1]
+    for index, segment in enumerate(made.segments):
         assert segment.parent is None or segment.parent < index
-        assert segment.shared == any(other.parent == index for other in made)
-    beginnings = {each.prompt[:n] for each in rows for n in range(1, len(each.prompt))}
-    own = sum(1 + max(0, len(each.answer) - 1) for each in rows)
-    computed = sum(segment.end - segment.begin for segment in made)
-    assert computed == len(beginnings) + own
+    beginnings = {each.tokens[:n] for each in rows for n in range(1, len(each.tokens) + 1)}
+    computed = sum(segment.end - segment.begin for segment in made.segments)
+    assert computed == len(beginnings)
     lengths = sum(each.input_length for each in rows)
     assert computed == lengths - sum(shared_with_previous(rows))
 
@@ -68,20 +61,21 @@ def test_turns_continue_earlier_turns_and_games_continue_the_rules():
     rules, first, second = (1, 2, 3), (4, 5), (6,)
     turns = [(*rules, *first, 9), (*rules, *first, 8, 9), (*rules, *second, 9), (*rules, 7, 9)]
     made = segments(in_order([row(prompt) for prompt in turns]))
-    assert [(s.begin, s.end, s.parent, s.shared) for s in made] == [
-        (0, 3, None, True),
-        (3, 5, 0, True),
-        (5, 6, 1, False),
-        (5, 7, 1, False),
-        (3, 5, 0, False),
-        (3, 5, 0, False),
+    assert [(s.begin, s.end, s.parent) for s in made.segments] == [
+        (0, 3, None),
+        (3, 5, 0),
+        (5, 7, 1),
+        (5, 6, 1),
+        (3, 5, 0),
+        (3, 5, 0),
     ]
+    assert made.ends == (2, 3, 4, 5)
 
 
 def test_a_game_of_many_turns_needs_no_recursion():
     """Each turn continues all earlier ones: more than Python's recursion limit."""
-    rows = [row(range(n)) for n in range(2, 3002)]
-    assert len(segments(rows)) == 2 * len(rows) - 1
+    rows = [row((*range(n), 9000 + n)) for n in range(2, 3002)]
+    assert len(segments(in_order(rows)).segments) == 2 * len(rows) - 1
 
 
 @given(
@@ -193,7 +187,7 @@ PROMPTS = st.lists(st.lists(st.integers(1, 2), min_size=1, max_size=12), max_siz
 
 def reads(rows: list[Row]) -> int:
     """Tokens that a rank computes for ordered rows with shared prefixes."""
-    return sum(segment.end - segment.begin for segment in segments(rows))
+    return sum(segment.end - segment.begin for segment in segments(rows).segments)
 
 
 @given(PROMPTS, PARTS)

@@ -32,14 +32,14 @@ def test_operations_are_those_that_torch_counts(parts, full):
     noncausal = 6 * operations.attention * 48**2
     head = 48 * operations.head * (6 if full else 4)
     counted = counter.get_total_flops() - noncausal - head
-    assert operations.training([row], reused=0) == pytest.approx(counted, rel=0.03)
+    assert operations.training([row], reused=0, scored=0) == pytest.approx(counted, rel=0.03)
 
 
 def test_shared_tokens_padding_and_prompts_in_the_head_cost_nothing(parts):
     operations = Operations(linear=100, trained=10, head=1000, attention=7)
     rows = [Row(step=0, prompt=(1, 2, 3), answer=(4, 5)), Row(step=1, prompt=(1, 2), answer=(9,))]
     by_hand = (6 - 2) * (4 * 100 + 2 * 10) + 3 * 4 * 1000 + (16 + 4) * 6 * 7
-    assert operations.training(rows, reused=2) == by_hand
+    assert operations.training(rows, reused=2, scored=3) == by_hand
 
 
 def test_positions_that_the_last_layer_leaves_out_cost_only_its_keys_and_values(parts):
@@ -56,7 +56,7 @@ def test_positions_that_the_last_layer_leaves_out_cost_only_its_keys_and_values(
             scores = scorer.score(micro)
             scores.logprobs.sum().backward()
         counted.append(counter.get_total_flops())
-        planned.append(operations.training([row], reused=0, unread=scores.unread))
+        planned.append(operations.training([row], reused=0, scored=4, unread=scores.unread))
     assert scores.unread == 47 - 4
     assert planned[0] - planned[1] == pytest.approx(counted[0] - counted[1], rel=0.001)
 
@@ -153,7 +153,7 @@ def test_mfu_is_operations_over_time_and_peak(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _device: 3_000_000_000)
     monkeypatch.setattr(update_metrics.time, "perf_counter", lambda: next(now))
     watch = Stopwatch(cuda)
-    metrics = watch.metrics(1_999, operations.training(rows, reused=0), devices=2)
+    metrics = watch.metrics(1_999, operations.training(rows, reused=0, scored=201), devices=2)
     assert metrics["tflops"] == pytest.approx(40.848012)
     assert metrics["mfu"] == pytest.approx(40.848012 / 140)
     assert metrics["tokens_per_s"] == pytest.approx(3_998_000)

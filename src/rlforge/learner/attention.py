@@ -86,7 +86,7 @@ def varlen_attention(
     grouped: dict[str, Any] = {"enable_gqa": gqa} if _asks_for_groups(varlen_attn) else {}
     query, key = query.to(value.dtype), key.to(value.dtype)
     if packing.keys is not None:
-        key, value = _gathered(key, packing.keys), _gathered(value, packing.keys)
+        key, value = gathered(key, packing.keys), gathered(value, packing.keys)
     output = varlen_attn(
         query,
         key,
@@ -103,22 +103,18 @@ def varlen_attention(
 
 
 class _Gathered(torch.autograd.Function):
-    """``index_select`` of rows, whose gradient is summed in float32 at least.
-
-    Hundreds of sequences may share a prefix: the sum of their gradients in bfloat16 would be
-    wrong by several percent.
-    """
+    """See ``gathered``."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, index: Tensor) -> Tensor:
-        """[N, G, D] of rows [S, G, D]; index [N]."""
+        """[N, ...] of rows [S, ...]; index [N]."""
         ctx.save_for_backward(index)
         ctx.count = rows.shape[0]
         return rows.index_select(0, index)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Sum [S, G, D] of the gradients of each row's copies."""
+        """Sum [S, ...] of the gradients of each row's copies."""
         (index,) = ctx.saved_tensors
         wide = torch.promote_types(gradient.dtype, torch.float32)
         total = gradient.new_zeros(ctx.count, *gradient.shape[1:], dtype=wide)
@@ -126,9 +122,14 @@ class _Gathered(torch.autograd.Function):
         return total.to(gradient.dtype), None
 
 
-def _gathered(rows: Tensor, index: Tensor) -> Tensor:
-    gathered: Tensor = _Gathered.apply(rows, index)  # type: ignore[no-untyped-call]
-    return gathered
+def gathered(rows: Tensor, index: Tensor) -> Tensor:
+    """``rows.index_select(0, index)``, whose gradient is summed in float32 at least.
+
+    Hundreds of sequences may share a prefix: the sum of their gradients in bfloat16 would be
+    wrong by several percent.
+    """
+    selected: Tensor = _Gathered.apply(rows, index)  # type: ignore[no-untyped-call]
+    return selected
 
 
 @functools.cache
@@ -143,7 +144,7 @@ def segment_attention(
     """The same as ``varlen_attention``, with a call for each block of segments."""
     plan = packing.blocks
     queries = query.index_select(0, plan.queries)
-    keys, values = (_gathered(part, plan.keys) for part in (key, value))
+    keys, values = (gathered(part, plan.keys) for part in (key, value))
     sizes = [block.count * block.keys for block in plan.blocks]
     parted = (
         torch.split(queries, [block.count * block.queries for block in plan.blocks]),

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from rlforge.errors import RunError
-from rlforge.learner.packing import Packing, Segment, to_device
+from rlforge.learner.packing import Packing, Segment, Segments, to_device
 from rlforge.types import Step, continues, value
 
 Layout = Literal["padded", "packed", "shared"]
 """How rows of one forward pass are arranged: padded to the same length, concatenated, or
-concatenated with each shared prompt prefix only once."""
+concatenated with each shared prefix only once."""
 
 
 @value
@@ -57,9 +57,9 @@ class Row:
         return len(self.prompt) + max(len(self.answer) - 1, 0)
 
     @property
-    def shareable(self) -> int:
-        """How many tokens other rows may share: those before the first that predicts an answer."""
-        return len(self.turns[0].prompt) - 1
+    def tokens(self) -> tuple[int, ...]:
+        """What the model reads."""
+        return self.prompt + self.answer[:-1]
 
 
 @value
@@ -84,11 +84,13 @@ class MicroBatch:
     """The rows of one forward pass. R rows of L input tokens; B turns, a row has one or more, with
     T answer tokens each, N of them real.
 
-    input_ids [R, L], or [1, S] with ``packing``. mask [B, T]: 1.0 at answer tokens. token_ids [N]:
-    the answer tokens, turn by turn; for each, positions [N]: index in ``input_ids.flatten()`` of
-    the token that predicts it; slots [N]: its index in ``mask.flatten()``; flat [N]: its index
-    among the answer tokens of the batch. steps [B]: index in the batch. last_prompt [B]: last
-    prompt token in ``input_ids.flatten()``. padding: positions that belong to no row. reused:
+    input_ids [R, L], or [1, S] with ``packing``; positions are indexes in ``input_ids.flatten()``.
+    mask [B, T]: 1.0 at answer tokens. token_ids [M]: the answer tokens to score, those that follow
+    the same tokens once; positions [M]: of the token that predicts each. copies [N]: for each
+    answer token, turn by turn, its index in ``token_ids``; None: it is the same, M = N. slots [N]:
+    its index in ``mask.flatten()``; flat [N]: its index among the answer tokens of the batch. steps
+    [B]: index in the batch. last_prompt [B]: position of the last prompt token. reads: those of
+    ``positions`` and ``last_prompt``, each once. padding: positions that belong to no row. reused:
     tokens of turns that are not computed again, as another turn has them. packing: None where rows
     are padded.
     """
@@ -97,6 +99,8 @@ class MicroBatch:
     mask: Tensor
     token_ids: Tensor
     positions: Tensor
+    reads: Tensor
+    copies: Tensor | None
     slots: Tensor
     flat: Tensor
     steps: Tensor
@@ -191,71 +195,71 @@ def collate(
     rows: Sequence[Row],
     pad_token_id: int,
     device: torch.device,
-    segments: Sequence[Segment] | None = None,
+    segments: Segments | None = None,
 ) -> MicroBatch:
     """Tensors of ``rows`` on ``device``. Rows without an answer give empty per-token tensors.
 
-    segments: those of a packed row, parents before children; None: rows are padded.
+    segments: those of ``rows``, packed; None: rows are padded.
     """
     lengths = [row.input_length for row in rows]
     if segments is None:
-        input_ids, starts = _padded(rows, lengths, pad_token_id)
+        input_ids = _padded(rows, lengths, pad_token_id)
+        width = input_ids.shape[1]
+        places = [np.arange(width) + index * width for index in range(len(rows))]
     else:
-        input_ids, starts = _packed(rows, segments)
-    placed = [(turn, start) for row, start in zip(rows, starts, strict=True) for turn in row.turns]
+        input_ids = _packed(rows, segments)
+        places = [segments.places[end] for end in segments.ends]
+    placed = [(turn, where) for row, where in zip(rows, places, strict=True) for turn in row.turns]
     width = max(len(turn.answer) for turn, _ in placed)
     mask = np.zeros((len(placed), width), dtype=np.float32)
     positions, slots, flat = [], [], []
-    for index, (turn, start) in enumerate(placed):
-        count, first = len(turn.answer), start + len(turn.prompt) - 1
+    for index, (turn, where) in enumerate(placed):
+        count, first = len(turn.answer), len(turn.prompt) - 1
         mask[index, :count] = 1.0
-        positions.append(np.arange(first, first + count))
+        positions.append(where[first : first + count])
         slots.append(np.arange(index * width, index * width + count))
         flat.append(np.arange(turn.start, turn.start + count))
+    at = np.concatenate(positions)
     token_ids = np.array([token for turn, _ in placed for token in turn.answer], dtype=np.int64)
+    last_prompt = np.array([where[len(turn.prompt) - 1] for turn, where in placed])
+    copies = None
+    if len(np.unique(at)) < at.size:
+        pairs = at * (token_ids.max() + 1) + token_ids
+        _, first_of, copies = np.unique(pairs, return_index=True, return_inverse=True)
+        at, token_ids = at[first_of], token_ids[first_of]
     computed = sum(lengths) if segments is None else input_ids.size
     return MicroBatch(
         input_ids=to_device(input_ids, device),
         mask=to_device(mask, device),
         token_ids=to_device(token_ids, device),
-        positions=to_device(np.concatenate(positions), device),
+        positions=to_device(at, device),
+        reads=to_device(np.unique(np.concatenate([at, last_prompt])), device),
+        copies=None if copies is None else to_device(copies, device),
         slots=to_device(np.concatenate(slots), device),
         flat=to_device(np.concatenate(flat), device),
         steps=to_device(np.array([turn.step for turn, _ in placed], dtype=np.int64), device),
-        last_prompt=to_device(
-            np.array([start + len(turn.prompt) - 1 for turn, start in placed], dtype=np.int64),
-            device,
-        ),
+        last_prompt=to_device(last_prompt, device),
         padding=input_ids.size - computed,
         reused=sum(turn.input_length for turn, _ in placed) - computed,
         packing=Packing.of(segments, device) if segments is not None else None,
     )
 
 
-def whole(rows: Sequence[Row]) -> list[Segment]:
+def whole(rows: Sequence[Row]) -> Segments:
     """Each row a segment of its own."""
-    return [Segment(row=i, begin=0, end=row.input_length) for i, row in enumerate(rows)]
+    made = [Segment(row=i, begin=0, end=row.input_length) for i, row in enumerate(rows)]
+    return Segments(segments=tuple(made), ends=tuple(range(len(rows))))
 
 
-def _padded(
-    rows: Sequence[Row], lengths: Sequence[int], pad_token_id: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Input ids [B, L], and where in them, flattened, each row begins [B]."""
-    longest = max(lengths)
-    input_ids = np.full((len(rows), longest), pad_token_id, dtype=np.int64)
+def _padded(rows: Sequence[Row], lengths: Sequence[int], pad_token_id: int) -> np.ndarray:
+    """Input ids [B, L]."""
+    input_ids = np.full((len(rows), max(lengths)), pad_token_id, dtype=np.int64)
     for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        input_ids[index, :length] = row.prompt + row.answer[:-1]
-    return input_ids, np.arange(len(rows)) * longest
+        input_ids[index, :length] = row.tokens
+    return input_ids
 
 
-def _packed(rows: Sequence[Row], segments: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
-    """Input ids [1, S], and where in them each row begins or, after a shared prefix, would [B]."""
-    sizes = np.array([segment.end - segment.begin for segment in segments])
-    starts = np.zeros(len(rows), dtype=np.int64)
-    input_ids = np.empty((1, int(sizes.sum())), dtype=np.int64)
-    for segment, place in zip(segments, np.cumsum(sizes) - sizes, strict=True):
-        row, end = rows[segment.row], place + segment.end - segment.begin
-        input_ids[0, place:end] = (row.prompt + row.answer[:-1])[segment.begin : segment.end]
-        if not segment.shared:
-            starts[segment.row] = place - segment.begin
-    return input_ids, starts
+def _packed(rows: Sequence[Row], segments: Segments) -> np.ndarray:
+    """Input ids [1, S]."""
+    parts = [rows[part.row].tokens[part.begin : part.end] for part in segments.segments]
+    return np.concatenate([np.array(part, dtype=np.int64) for part in parts])[None]

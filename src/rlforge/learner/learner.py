@@ -306,7 +306,7 @@ class Learner:
         """Accumulate the gradient over the micro-batches of ``rows`` and apply it if finite."""
         turns = [turn for row in rows for turn in row.turns]
         total_tokens = sum(len(turn.answer) for turn in turns)
-        counts = {"positions": 0, "padding": 0, "reused": 0, "unread": 0}
+        counts = {"positions": 0, "padding": 0, "reused": 0, "unread": 0, "scored": 0}
         # Sums stay on the device and are read once, so that passes follow without a sync.
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         sums: dict[str, Tensor] = {}
@@ -327,6 +327,7 @@ class Learner:
                 counts["padding"] += micro.padding
                 counts["reused"] += micro.reused
                 counts["unread"] += scores.unread
+                counts["scored"] += micro.token_ids.numel()
                 for name, number in output.metrics.items():
                     sums[name] = sums.get(name, torch.zeros_like(loss)) + number
         with watch.phase("optimizer"):
@@ -349,7 +350,9 @@ class Learner:
             positions=counts["positions"],
             padding=counts["padding"],
             reused=counts["reused"],
-            operations=self._operations.training(rows, counts["reused"], counts["unread"]),
+            operations=self._operations.training(
+                rows, counts["reused"], counts["scored"], counts["unread"]
+            ),
             metrics=metrics,
         )
 

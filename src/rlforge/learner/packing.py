@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,17 +17,49 @@ _CALL = 500
 
 @value
 class Segment:
-    """Tokens ``begin`` to ``end`` of a row, which continue another segment.
+    """Tokens ``begin`` to ``end`` of a row, and of all rows that are equal up to there.
 
-    row: its index. parent: index of the segment it continues; None: it begins the row. shared: it
-    is a prefix of several rows; otherwise the row ends with it.
+    row: index of one of them. parent: index of the segment it continues; None: it begins the row.
     """
 
     row: int
     begin: int
     end: int
     parent: int | None = None
-    shared: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segments:
+    """Rows as segments that follow each other, parents before children.
+
+    ends: for each row, the segment that it ends with; equal rows end with the same one.
+
+    Example: two rows of three tokens, equal but for the last one.
+        >>> stem = Segment(row=0, begin=0, end=2)
+        >>> ends = [Segment(row=n, begin=2, end=3, parent=0) for n in range(2)]
+        >>> made = Segments(segments=(stem, *ends), ends=(1, 2))
+        >>> [made.places[end].tolist() for end in made.ends]
+        [[0, 1, 2], [0, 1, 3]]
+    """
+
+    segments: tuple[Segment, ...]
+    ends: tuple[int, ...]
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Tokens of each segment."""
+        return np.array([segment.end - segment.begin for segment in self.segments])
+
+    @cached_property
+    def places(self) -> list[np.ndarray]:
+        """For each segment, where its tokens and those it continues are, in order."""
+        places: list[np.ndarray] = []
+        starts = np.cumsum(self.sizes) - self.sizes
+        for segment, start, size in zip(self.segments, starts, self.sizes, strict=True):
+            own = np.arange(start, start + size)
+            before = [] if segment.parent is None else [places[segment.parent]]
+            places.append(np.concatenate([*before, own]))
+        return places
 
 
 @value
@@ -77,21 +108,15 @@ class Packing:
     longest: tuple[int, int]
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], device: torch.device) -> Packing:
-        """That of ``segments``, parents before children."""
-        sizes = np.array([segment.end - segment.begin for segment in segments])
+    def of(cls, made: Segments, device: torch.device) -> Packing:
+        segments, sizes = made.segments, made.sizes
         attended = np.array([segment.end for segment in segments])
-        keys: list[np.ndarray] = []
-        for segment, start, size in zip(segments, np.cumsum(sizes) - sizes, sizes, strict=True):
-            own = np.arange(start, start + size)
-            before = [] if segment.parent is None else [keys[segment.parent]]
-            keys.append(np.concatenate([*before, own]))
         ends = [np.append(0, np.cumsum(counts)).astype(np.int32) for counts in (sizes, attended)]
         alone = all(segment.parent is None for segment in segments)
         places = np.concatenate([np.arange(s.begin, s.end) for s in segments])
         return cls(
             position_ids=to_device(places[None], device),
-            keys=None if alone else to_device(np.concatenate(keys), device),
+            keys=None if alone else to_device(np.concatenate(made.places), device),
             query_ends=to_device(ends[0], device),
             key_ends=to_device(ends[1], device),
             longest=(int(sizes.max()), int(attended.max())),

@@ -1,9 +1,9 @@
 """How rows are divided: among ranks, into forward passes, and into segments of shared prefixes.
 
-Prompts share prefixes: the rules of a game, the turns before this one. A pass computes a shared
-prefix once instead of once per row, forward and backward (``rlforge.learner.attention``). Sorted by
-prompt, the rows' shared prefixes form a tree: the rules at the root, games below, later turns of a
-game below its earlier ones.
+Rows share prefixes: the rules of a game, the turns before this one, the beginning of an answer, or
+all of a prompt and its answer. A pass computes a shared prefix once instead of once per row,
+forward and backward (``rlforge.learner.attention``). Sorted, the rows' shared prefixes form a tree:
+the rules at the root, games below, later turns of a game below its earlier ones.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
+from operator import itemgetter
 
 from rlforge.learner.batching import Layout, Row
-from rlforge.learner.packing import Segment
+from rlforge.learner.packing import Segment, Segments
 from rlforge.types import value
 
 #: Number of shared tokens that take the memory of one computed token: for a shared token each row
@@ -55,8 +56,8 @@ def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
 def deal(rows: Sequence[Row], parts: int, layout: Layout) -> list[list[Row]]:
     """``rows`` dealt to ``parts`` ranks, balanced by the tokens that each must compute.
 
-    With shared prefixes rows are sorted by prompt and cut into contiguous parts, because each rank
-    computes the prefixes of its rows again.
+    With shared prefixes rows are sorted by their tokens and cut into contiguous parts, because each
+    rank computes the prefixes of its rows again.
     """
     if layout != "shared":
         lengths = [row.input_length for row in rows]
@@ -110,47 +111,52 @@ def _filled(lengths: Sequence[int], shared: Sequence[int], most: int) -> list[in
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
-    """``rows`` sorted by prompt, so that rows with a common prefix are neighbours."""
-    return sorted(rows, key=lambda row: row.prompt[: row.shareable])
+    """``rows`` sorted by their tokens, so that rows with a common prefix are neighbours."""
+    return sorted(rows, key=lambda row: row.tokens)
 
 
 def shared_with_previous(rows: Sequence[Row]) -> list[int]:
     """For ordered rows, the length of the prefix that each shares with the row before it."""
-    return [0, *(_common(one, other, 0) for one, other in pairwise(rows))][: len(rows)]
+    texts = [row.tokens for row in rows]
+    return [0, *(_common(one, other, 0) for one, other in pairwise(texts))][: len(rows)]
 
 
-def segments(rows: Sequence[Row]) -> list[Segment]:
+def segments(rows: Sequence[Row]) -> Segments:
     """The prefix tree of ordered ``rows``: each of its tokens once, parents before children.
 
-    A prefix shared by several rows is a segment; so is the rest of each row, which continues the
-    longest prefix that it shares with any other and has at least the last prompt token.
+    A prefix shared by several rows is a segment; so is the rest of a row, which continues the
+    longest prefix that it shares with any other.
 
     Example:
         >>> rows = [
         ...     Row(step=0, prompt=(1, 2, 3, 4), answer=(5,)),
         ...     Row(step=1, prompt=(1, 2, 7), answer=(8, 9)),
         ... ]
-        >>> [(s.row, s.begin, s.end, s.parent) for s in segments(rows)]
+        >>> [(s.row, s.begin, s.end, s.parent) for s in segments(rows).segments]
         [(0, 0, 2, None), (0, 2, 4, 0), (1, 2, 4, 0)]
     """
+    texts = [row.tokens for row in rows]
     made: list[Segment] = []
+    ends = [0] * len(rows)
     todo: list[tuple[range, int | None, int]] = [(range(len(rows)), None, 0)] if rows else []
     while todo:
         which, parent, begin = todo.pop()
-        first, last = rows[which[0]], rows[which[-1]]
-        if len(which) == 1:
-            made.append(
-                Segment(
-                    row=which[0], begin=begin, end=first.input_length, parent=parent, shared=False
-                )
-            )
-            continue
-        stem = _common(first, last, begin)
+        stem = _common(texts[which[0]], texts[which[-1]], begin)
         if stem > begin:
-            made.append(Segment(row=which[0], begin=begin, end=stem, parent=parent, shared=True))
+            made.append(Segment(row=which[0], begin=begin, end=stem, parent=parent))
             parent = len(made) - 1
-        todo += [(branch, parent, stem) for branch in reversed(_branches(rows, which, stem))]
-    return made
+        branches = []
+        following = ((texts[index][stem : stem + 1], index) for index in which)
+        for token, group in groupby(following, itemgetter(0)):
+            indexes = [index for _, index in group]
+            if token:
+                branches.append((range(indexes[0], indexes[-1] + 1), parent, stem))
+                continue
+            assert parent is not None, "no row is empty"
+            for index in indexes:
+                ends[index] = parent
+        todo += reversed(branches)
+    return Segments(segments=tuple(made), ends=tuple(ends))
 
 
 def parts(
@@ -158,13 +164,13 @@ def parts(
 ) -> Iterator[list[Row]]:
     """``rows`` cut into forward passes of at most ``max_tokens`` positions each.
 
-    Sorted by length, which wastes the least padding; with shared prefixes by prompt, and copies of
+    Sorted by length, which wastes the least padding; with shared prefixes by tokens, and copies of
     keys and values count as the positions whose memory they take (``SHARED_PER_TOKEN``). A row
     longer than ``max_tokens`` has a pass of its own.
     """
-    by_prompt = layout == "shared"
-    ordered = in_order(rows) if by_prompt else sorted(rows, key=lambda row: row.input_length)
-    alike = shared_with_previous(ordered) if by_prompt else [0] * len(rows)
+    share = layout == "shared"
+    ordered = in_order(rows) if share else sorted(rows, key=lambda row: row.input_length)
+    alike = shared_with_previous(ordered) if share else [0] * len(rows)
     part: list[Row] = []
     before = 0
     for row, shared in zip(ordered, alike, strict=True):
@@ -173,7 +179,8 @@ def parts(
             positions = (len(part) + 1) * length
         else:
             # Twice: the row and its branching point each keep a copy of shared keys and values.
-            positions = before + length - shared + 2 * shared // SHARED_PER_TOKEN
+            copied = 2 * shared if shared < length else 0
+            positions = before + length - shared + copied // SHARED_PER_TOKEN
         if part and (positions > max_tokens or len(part) == max_rows):
             yield part
             part, positions = [], length
@@ -183,28 +190,12 @@ def parts(
         yield part
 
 
-def _branches(rows: Sequence[Row], which: range, stem: int) -> list[range]:
-    """``which`` rows by their token after ``stem`` tokens; each row that ends there is alone."""
-    branches = []
-    for token, group in groupby(which, lambda index: _token_at(rows[index], stem)):
-        indexes = list(group)
-        if token is None:
-            branches += [range(index, index + 1) for index in indexes]
-        else:
-            branches.append(range(indexes[0], indexes[-1] + 1))
-    return branches
-
-
-def _token_at(row: Row, place: int) -> int | None:
-    return row.prompt[place] if place < row.shareable else None
-
-
-def _common(one: Row, other: Row, known: int) -> int:
-    """Length of the prefix that two rows share, at least ``known``."""
-    least, most = known, min(one.shareable, other.shareable)
+def _common(one: tuple[int, ...], other: tuple[int, ...], known: int) -> int:
+    """Length of the prefix that two rows' tokens share, at least ``known``."""
+    least, most = known, min(len(one), len(other))
     while least < most:  # by bisection: tuples are compared much faster than single tokens
         middle = (least + most + 1) // 2
-        if one.prompt[least:middle] == other.prompt[least:middle]:
+        if one[least:middle] == other[least:middle]:
             least = middle
         else:
             most = middle - 1

@@ -21,7 +21,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from rlforge.errors import ConfigError
-from rlforge.learner.attention import NAME
+from rlforge.learner.attention import NAME, gathered
 from rlforge.learner.batching import MicroBatch, Row, collate
 from rlforge.learner.logprobs import (
     Head,
@@ -121,14 +121,17 @@ class Scorer:
         unread = 0
         with self._precision():
             if self._reading is not None:
-                hidden, unread = self._hidden(micro, micro.positions)
+                hidden, unread = self._hidden(micro)
                 logprobs, entropies = self._by_chunks(
-                    hidden.index_select(0, micro.positions), micro.token_ids, self._reading, entropy
+                    gathered(hidden, micro.positions), micro.token_ids, self._reading, entropy
                 )
             else:
                 hidden, logits = self._narrowed(micro.input_ids, micro.positions)
                 reading = Reading(temperature=self._options.temperature)
                 logprobs, entropies = logprobs_of(logits, micro.token_ids, reading, entropy=entropy)
+        if micro.copies is not None:
+            logprobs = logprobs.index_select(0, micro.copies)
+            entropies = None if entropies is None else entropies.index_select(0, micro.copies)
         return Scores(
             logprobs=logprobs,
             entropy=entropies,
@@ -140,7 +143,7 @@ class Scorer:
         """The critic's estimate [B] at the last prompt token; no logits are computed."""
         with self._precision():
             if self.decoder_and_head:
-                hidden, _ = self._hidden(micro, micro.last_prompt)
+                hidden, _ = self._hidden(micro)
             else:
                 hidden, _ = self._narrowed(micro.input_ids, micro.last_prompt[:0])
         values = self._values(hidden, micro.last_prompt)
@@ -155,13 +158,13 @@ class Scorer:
     def _values(self, hidden: Tensor, last_prompt: Tensor) -> Tensor | None:
         if self._value_head is None:
             return None
-        values: Tensor = self._value_head(hidden.index_select(0, last_prompt).float())
+        values: Tensor = self._value_head(gathered(hidden, last_prompt).float())
         return values.squeeze(-1)
 
-    def _hidden(self, micro: MicroBatch, read: Tensor) -> tuple[Tensor, int]:
-        """The decoder's last hidden states [B * L, H], and how many of them are not computed.
+    def _hidden(self, micro: MicroBatch) -> tuple[Tensor, int]:
+        """The decoder's last hidden states [R * L, H], and how many of them are not computed.
 
-        read: positions whose states are needed; the others may hold anything.
+        Those at ``micro.reads`` are; the others may hold anything.
         """
         options: dict[str, Any] = {"use_cache": self._options.use_cache}
         if micro.packing is not None:
@@ -171,14 +174,14 @@ class Scorer:
                 "use_cache": False,
             }
         layer, total = self._last_layer, micro.input_ids.numel()
-        with nullcontext(0) if layer is None else layer.read_at(read, total) as unread:
+        with nullcontext(0) if layer is None else layer.read_at(micro.reads, total) as unread:
             output = self._decoder(input_ids=micro.input_ids, **options)
         hidden: Tensor = output.last_hidden_state
         return hidden.flatten(0, 1), unread
 
     def _ends(self, micro: MicroBatch) -> Tensor:
         """Hidden states [B, H] at the ends of the prompts."""
-        hidden, _ = self._hidden(micro, micro.last_prompt)
+        hidden, _ = self._hidden(micro)
         return hidden[micro.last_prompt]
 
     def _narrowed(self, input_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

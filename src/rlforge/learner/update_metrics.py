@@ -201,7 +201,7 @@ class Operations:
     recomputation and padding. Per token, N weights of linear layers take 2 N forward and 2 N for
     the gradient of their inputs; trained weights another 2 each. Causal attention over n tokens
     takes 2 n^2 d forward, d = layers x heads x head size, and twice that backward. The head is
-    computed at answer tokens only.
+    computed at answer tokens only, once for equal ones after equal ones.
 
     linear: weights of linear layers without the head; trained: those of them, or of adapters, that
     get a gradient; head: weights of the head; attention: d. left_out: linear and trained weights
@@ -209,7 +209,7 @@ class Operations:
 
     Example:
         >>> model = Operations(linear=100, trained=10, head=1000, attention=7)
-        >>> model.training([Row(step=0, prompt=(1, 2), answer=(3,))], reused=0)
+        >>> model.training([Row(step=0, prompt=(1, 2), answer=(3,))], reused=0, scored=1)
         5008.0
     """
 
@@ -243,21 +243,21 @@ class Operations:
             ),
         )
 
-    def training(self, rows: Sequence[Row], reused: int, unread: int = 0) -> float:
+    def training(self, rows: Sequence[Row], reused: int, scored: int, unread: int = 0) -> float:
         """Operations of one pass over ``rows`` with its gradient.
 
         ``reused`` tokens cost nothing, ``unread`` ones less: the last layer leaves them out.
-        Attention counts whole sequences, because its share in common prefixes is small.
+        scored: answer tokens that the head computes. Attention counts whole sequences, because its
+        share in common prefixes is small.
         """
         turns = [turn for row in rows for turn in row.turns]
         tokens = sum(turn.input_length for turn in turns) - reused
-        answers = sum(len(turn.answer) for turn in turns)
         squares = sum(row.input_length**2 for row in rows)
         linear, trained = self.left_out
         return float(
             tokens * (4 * self.linear + 2 * self.trained)
             - unread * (4 * linear + 2 * trained)
-            + answers * 4 * self.head
+            + scored * 4 * self.head
             + squares * 6 * self.attention
         )
 
