@@ -1,4 +1,4 @@
-"""Exact NashConv of a run's policy at Kuhn poker: before training and at its newest checkpoint.
+"""Exact NashConv of a run's policy at Kuhn poker: where training began, and its newest version.
 
     python experiments/nash_conv.py RUN_DIR
 
@@ -65,14 +65,14 @@ def probability(
 
 
 def policy_nash_conv(run_dir: Path) -> dict[str, float]:
-    """NashConv and illegal mass of the untrained model and of the newest checkpoint."""
+    """NashConv and illegal mass of the version that training began with, and of the newest."""
     config = from_yaml(run_dir / "config.yaml")
     tokenizer = load_tokenizer(config.model)
-    base = load_base_model(config.model, torch.device("cpu"), torch.float32)
     figures = {}
-    newest, _ = find_policy(run_dir, "latest")
-    trained = load_policy(base, str(newest.path_or_name), newest.uid)
-    for name, model in (("before", base), ("after", trained)):
+    for name, version in (("before", "step-0"), ("after", "latest")):
+        found, _ = find_policy(run_dir, version)
+        base = load_base_model(config.model, torch.device("cpu"), torch.float32)
+        model = load_policy(base, str(found.path_or_name), found.uid)
         policy, illegal = tabular(model, tokenizer, config)
         figures[name] = nash_conv(GAME, policy)
         figures[f"illegal_{name}"] = illegal

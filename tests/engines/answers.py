@@ -11,12 +11,15 @@ import torch
 
 from rlforge.engines.base import Answer
 from rlforge.engines.batching import BatchGenerator
-from rlforge.types import Completion, PolicyRef
+from rlforge.types import Completion, PolicyRef, SamplingParams
 
 from .conftest import VOCABULARY
 
 Core = Callable[..., BatchGenerator]
 Adapter = Callable[..., tuple[PolicyRef, Any]]
+
+
+Prompt = tuple[int, ...]
 
 
 def random_prompts(count: int, seed: int = 0, longest: int = 20) -> list[tuple[int, ...]]:
@@ -53,3 +56,26 @@ def direct_logprobs(model: Any, completion: Completion, temperature: float = 1.0
 def assert_true_logprobs(model: Any, completion: Completion, temperature: float = 1.0) -> None:
     expected = direct_logprobs(model, completion, temperature)
     assert list(completion.logprobs) == pytest.approx(expected, abs=1e-4)
+
+
+def words(rng: random.Random, least: int, most: int) -> Prompt:
+    return tuple(rng.randrange(VOCABULARY) for _ in range(rng.randint(least, most)))
+
+
+def ask(
+    core: BatchGenerator, prompt: Prompt, policy: PolicyRef, *, keep: bool = True, **given: Any
+) -> Completion:
+    params = SamplingParams(
+        conversation=0 if keep else None, **{"max_tokens": 5, "seed": len(prompt), **given}
+    )
+    number = core.submit(prompt, params, policy)
+    return completion_of(finish(core)[number])
+
+
+def ask_all(core: BatchGenerator, prompts: list[Prompt], policy: PolicyRef) -> list[Completion]:
+    numbers = [
+        core.submit(prompt, SamplingParams(max_tokens=4, seed=place), policy)
+        for place, prompt in enumerate(prompts)
+    ]
+    answers = finish(core)
+    return [completion_of(answers[number]) for number in numbers]

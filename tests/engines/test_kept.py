@@ -15,24 +15,17 @@ from rlforge.engines.kept import LEAST_SHARED, MOST_SHARED, KeptRows, SharedBegi
 from rlforge.engines.versions import PolicyKey
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
-from .answers import Adapter, Core, completion_of, direct_logprobs, finish
-from .conftest import VOCABULARY
-
-Prompt = tuple[int, ...]
-
-
-def words(rng: random.Random, least: int, most: int) -> Prompt:
-    return tuple(rng.randrange(VOCABULARY) for _ in range(rng.randint(least, most)))
-
-
-def ask(
-    core: BatchGenerator, prompt: Prompt, policy: PolicyRef, *, keep: bool = True, **given: Any
-) -> Completion:
-    params = SamplingParams(
-        conversation=0 if keep else None, **{"max_tokens": 5, "seed": len(prompt), **given}
-    )
-    number = core.submit(prompt, params, policy)
-    return completion_of(finish(core)[number])
+from .answers import (
+    Adapter,
+    Core,
+    Prompt,
+    ask,
+    ask_all,
+    completion_of,
+    direct_logprobs,
+    finish,
+    words,
+)
 
 
 def whole(completion: Completion) -> Prompt:
@@ -302,76 +295,7 @@ def test_lookup_takes_time_in_proportion_to_the_prompt() -> None:
     assert compared <= 1
 
 
-# ---------------------------------------------------------------- equal prompts
-
-
-def test_equal_prompts_are_read_once_and_answered_as_if_alone(
-    make_core: Core, base_policy: PolicyRef
-) -> None:
-    """As the first turns of many games, and the groups of GRPO, are asked."""
-    rng = random.Random(0)
-    positions = [words(rng, 20, 40) for _ in range(3)]
-    prompts = [rng.choice(positions) for _ in range(20)]
-    core, alone = make_core(max_model_len=64), make_core(max_model_len=64, kept_tokens=0)
-    for reads in (sum(len(p) for p in positions), len(positions)):
-        before = core.stats().read_tokens
-        said = ask_all(core, prompts, base_policy)
-        assert core.stats().read_tokens - before <= max(reads, 3 * max(map(len, positions)))
-        for place, (prompt, each) in enumerate(zip(prompts, said, strict=True)):
-            one = ask(alone, prompt, base_policy, keep=False, max_tokens=4, seed=place)
-            assert each.token_ids == one.token_ids
-            assert list(each.logprobs) == pytest.approx(list(one.logprobs), abs=1e-4)
-    assert len({each.token_ids for each in said}) > 3  # each draws for itself
-
-
-def test_a_prompt_of_several_requests_is_known_to_later_ones(
-    make_core: Core, make_adapter: Adapter, base_policy: PolicyRef
-) -> None:
-    rng = random.Random(2)
-    start, other = words(rng, 30, 30), words(rng, 30, 30)
-    core, (policy, model) = make_core(max_model_len=64), make_adapter(1)
-    ask_all(core, [start, other, start], base_policy)
-    for prompt, version, reads in (
-        (start, base_policy, 1),
-        (start, base_policy, 1),  # and again
-        (other, base_policy, 30),  # one request had it
-        (start, policy, 30),  # another version
-    ):
-        before = core.stats().read_tokens
-        [said] = ask_all(core, [prompt], version)
-        assert core.stats().read_tokens - before == reads
-    assert list(said.logprobs) == pytest.approx(direct_logprobs(model, said), abs=1e-4)
-
-
-def test_equal_prompts_that_end_at_different_times_leave_each_other_alone(
-    make_core: Core, base_policy: PolicyRef
-) -> None:
-    core, alone = make_core(max_model_len=64), make_core(max_model_len=64)
-    prompt = words(random.Random(3), 20, 20)
-    settings = [SamplingParams(max_tokens=1 + place % 6, seed=place) for place in range(9)]
-    numbers, answers = [], {}
-    for place, params in enumerate(settings):
-        numbers.append(core.submit(prompt, params, base_policy))
-        if place % 3 == 2:
-            answers |= {answer.id: answer for answer in core.step()}
-    answers |= finish(core)
-    for number, params in zip(numbers, settings, strict=True):
-        one = alone.submit(prompt, params, base_policy)
-        assert completion_of(finish(alone)[one]).token_ids == (
-            completion_of(answers[number]).token_ids
-        )
-
-
 # ---------------------------------------------------------------- shared beginnings
-
-
-def ask_all(core: BatchGenerator, prompts: list[Prompt], policy: PolicyRef) -> list[Completion]:
-    numbers = [
-        core.submit(prompt, SamplingParams(max_tokens=4, seed=place), policy)
-        for place, prompt in enumerate(prompts)
-    ]
-    answers = finish(core)
-    return [completion_of(answers[number]) for number in numbers]
 
 
 def test_rules_that_prompts_share_are_read_once_per_version(

@@ -73,9 +73,9 @@ def test_temperature_zero_takes_the_largest_logit_with_logprob_zero() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, 0.0, 0.0]])
     temperature = torch.tensor([0.0, 1.0])
     tokens, logprobs = sample(
-        logits, temperature, _ones(2), torch.tensor([0.99, 0.0], dtype=torch.float64)
+        logits, temperature, _ones(2), torch.tensor([[0.99], [0.0]], dtype=torch.float64)
     )
-    assert tokens.tolist() == [1, 0]
+    assert tokens.tolist() == [[1], [0]]
     assert logprobs[0] == 0
     assert logprobs[1] == pytest.approx(float(torch.log_softmax(logits[1], 0)[0]))
 
@@ -85,28 +85,41 @@ def test_frequencies_match_probabilities() -> None:
     probabilities = torch.tensor([0.05, 0.6, 0.0, 0.35])
     numbers = torch.from_numpy(uniforms(*np.array([[3] * count, range(count)], dtype=np.uint64)))
     tokens, logprobs = sample(
-        probabilities.log().expand(count, 4), _ones(count), _ones(count), numbers
+        probabilities.log().expand(count, 4), _ones(count), _ones(count), numbers[:, None]
     )
-    shares = torch.bincount(tokens, minlength=4) / count
+    shares = torch.bincount(tokens[:, 0], minlength=4) / count
     assert shares.tolist() == pytest.approx(probabilities.tolist(), abs=0.01)
     assert shares[2] == 0
     assert torch.allclose(logprobs.exp(), probabilities[tokens])
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.6])
+def test_several_tokens_of_a_row_are_those_of_as_many_equal_rows(top_p: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(5, 40, generator=generator)
+    numbers = torch.rand(5, 8, generator=generator, dtype=torch.float64)
+    tokens, logprobs = sample(logits, _ones(5), _ones(5, top_p), numbers)
+    apart = sample(
+        logits.repeat_interleave(8, 0), _ones(40), _ones(40, top_p), numbers.reshape(40, 1)
+    )
+    assert torch.equal(tokens.reshape(40, 1), apart[0])
+    assert torch.equal(logprobs.reshape(40, 1), apart[1])
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2.0**-53])
 def test_the_ends_of_the_unit_interval_draw_tokens_with_mass(uniform: float) -> None:
     logits = torch.tensor([[-torch.inf, 1.0, 2.0, -torch.inf]])
     tokens, logprobs = sample(
-        logits, _ones(1), _ones(1), torch.tensor([uniform], dtype=torch.float64)
+        logits, _ones(1), _ones(1), torch.tensor([[uniform]], dtype=torch.float64)
     )
-    assert tokens.tolist() == ([1] if uniform == 0 else [2])
+    assert tokens.tolist() == ([[1]] if uniform == 0 else [[2]])
     assert torch.isfinite(logprobs).all()
 
 
 def test_large_batches_are_sampled_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(7, 50, generator=generator)
-    numbers = torch.rand(7, generator=generator, dtype=torch.float64)
+    numbers = torch.rand(7, 3, generator=generator, dtype=torch.float64)
     whole = sample(logits, _ones(7), _ones(7, 0.9), numbers)
     monkeypatch.setattr(sampling, "_CHUNK_ELEMENTS", 100)
     parts = sample(logits, _ones(7), _ones(7, 0.9), numbers)
@@ -121,13 +134,13 @@ def test_a_row_without_a_distribution_gets_nan_and_its_neighbours_do_not(
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 50, generator=generator)
-    numbers = torch.rand(6, generator=generator, dtype=torch.float64)
+    numbers = torch.rand(6, 1, generator=generator, dtype=torch.float64)
     top_p, top_k, min_p = (_ones(6, each) for each in filters)
     settings = _ones(6, temperature), top_p, numbers, top_k, min_p
     expected = sample(logits, *settings)
     logits[0, 3], logits[2, 49], logits[4] = torch.nan, torch.inf, -torch.inf
     tokens, logprobs = sample(logits, *settings)
-    assert logprobs.isnan().tolist() == [True, False, True, False, True, False]
+    assert logprobs[:, 0].isnan().tolist() == [True, False, True, False, True, False]
     assert ((tokens >= 0) & (tokens < 50)).all()
     assert torch.equal(tokens[1::2], expected[0][1::2])
     assert torch.equal(logprobs[1::2], expected[1][1::2])

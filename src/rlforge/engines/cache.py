@@ -194,8 +194,9 @@ def join_rows(
 ) -> None:
     """Puts the rows ``taken`` of ``other``, their last ``length`` positions, at ``places``.
 
-    The places are unused rows of ``cache``, or follow its last one. most_rows: most rows that the
-    batch can ever have. Rows in use are intact at every moment, also after a failure half-way.
+    The places are unused rows of ``cache``, or follow its last one. other: may be ``cache``.
+    most_rows: most rows that the batch can ever have. Rows in use are intact at every moment, also
+    after a failure half-way.
     """
     layers = list(zip(cache.layers, other.layers, strict=True))
     rows = max(layers[0][0].keys.shape[0], max(places) + 1)
@@ -209,13 +210,6 @@ def join_rows(
         mine.write(targets, *new, window=window)
     for mine, _ in layers:
         mine.show(rows, window)
-
-
-def take_rows(cache: Cache, rows: Sequence[int]) -> None:
-    """Makes ``rows`` the rows of ``cache``, in this order; one may be taken several times."""
-    index = _index(cache, rows)
-    for layer in cache.layers:
-        layer.begin(layer.keys[index], layer.values[index], layer.keys.shape[-2])
 
 
 def keep_rows(cache: Cache, rows: Sequence[int]) -> list[int]:

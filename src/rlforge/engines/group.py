@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ from rlforge.engines.cache import (
     keep_rows,
     new_cache,
     shrink,
-    take_rows,
     trim,
 )
 from rlforge.engines.core import EngineRequest
@@ -69,12 +67,12 @@ class Generation(EngineRequest):
 class Group:
     """The running batch of one policy: generations join after their prefill and leave when done.
 
-    Rows of generations that ended or were dropped stay in the cache until others take their
-    places, or until they are more than an eighth of it. max_rows: most sequences of the engine.
-    narrow: the last layer computes only the last position of each prompt
-    (``rlforge.models.last_layer``). keep: called with a generation that is over and asked to be
-    kept, its cache and its row there. share: called with the prompts that were just read, how many
-    generations have each, and their cache.
+    Generations whose tokens are equal so far are one row of the batch, and part when they draw
+    different tokens. Rows without a generation stay in the cache until others take their places, or
+    until they are more than an eighth of it. max_rows: most sequences of the engine. narrow: the
+    last layer computes only the last position of each prompt (``rlforge.models.last_layer``). keep:
+    called with a generation that is over and asked to be kept, its cache and its row there. share:
+    called with the prompts that were just read, how many generations have each, and their cache.
     """
 
     def __init__(
@@ -93,22 +91,22 @@ class Group:
         self._pad_id = pad_id
         self._max_rows = max_rows
         self._device = next(model.parameters()).device
-        self._rows: list[Generation | None] = []
+        self._rows: list[list[Generation]] = []
         self._cache: Cache | None = None
 
     @property
     def running(self) -> list[Generation]:
         """Generations that need more tokens."""
-        return [row for row in self._rows if row is not None]
+        return [generation for row in self._rows for generation in row]
 
     def size(self, joining: Sequence[Generation] = ()) -> int:
-        """Tokens that its rows have room for, once ``joining`` are among them."""
+        """Most tokens that its rows have room for, once ``joining`` are among them."""
         width = 0 if self._cache is None else self._cache.get_seq_length()
         return (len(self._rows) + len(joining)) * max([width, *(len(g.prompt) for g in joining)])
 
     def drop(self, ids: set[int]) -> None:
         """Forgets cancelled generations."""
-        self._rows = [None if row is None or row.id in ids else row for row in self._rows]
+        self._rows = [[g for g in row if g.id not in ids] for row in self._rows]
 
     def prefill(self, joining: Sequence[Generation]) -> list[Generation]:
         """Reads the prompts of ``joining`` as one batch and draws the first token of each.
@@ -117,72 +115,94 @@ class Group:
         of what others know, the last tokens are read again, in the place of padding. So every row
         ends where the batch ends. Returns those that are over after it; the others keep running.
         """
-        prompts = Counter(generation.prompt for generation in joining)
-        rows = {prompt: row for row, prompt in enumerate(prompts)}
-        places = [rows[generation.prompt] for generation in joining]
-        read = {g.prompt: g for g in sorted(joining, key=lambda g: g.known)}
-        readers = [read[prompt] for prompt in prompts]
+        alike: dict[tuple[int, ...], list[Generation]] = {}
+        for generation in joining:
+            alike.setdefault(generation.prompt, []).append(generation)
+        rows = list(alike.values())
+        readers = [max(row, key=lambda g: g.known) for row in rows]
         width = max(g.unread for g in readers)
         ids = np.full((len(readers), width), self._pad_id, dtype=np.int64)
-        for row, reader in zip(ids, readers, strict=True):
-            tokens = reader.prompt[-width:]
-            row[width - len(tokens) :] = tokens
-            reader.known = len(reader.prompt) - len(tokens)
+        for tokens, reader in zip(ids, readers, strict=True):
+            read = reader.prompt[-width:]
+            tokens[width - len(read) :] = read
+            reader.known = len(reader.prompt) - len(read)
         cache = None  # answers of one token need none
         if any(g.known for g in readers):
             cache = cache_of([(g.row, g.known) for g in readers], spare=width)
         elif any(g.limit > 1 or g.params.conversation is not None for g in joining):
             cache = new_cache()
-        for generation in joining:
-            generation.row = ()
-            if generation is not read[generation.prompt]:
-                generation.known = len(generation.prompt)
-        drawn = list(zip(places, joining, strict=True))
-        self._draw(drawn, ids, [len(g.prompt) for g in readers], cache)
-        if cache is not None:
-            self._share(prompts, cache)
-        over = self._over(drawn, cache)
-        running = [(place, g) for place, g in drawn if g.finish_reason is None]
-        if cache is not None and running:
-            self._join(running, cache)
-        return over
+        for row, reader in zip(rows, readers, strict=True):
+            for generation in row:
+                generation.row = ()
+                if generation is not reader:
+                    generation.known = len(generation.prompt)
+        self._draw(rows, ids, [len(g.prompt) for g in readers], cache)
+        if cache is None:
+            return _over(rows)
+        self._share({prompt: len(row) for prompt, row in alike.items()}, cache)
+        return self._part(rows, cache)
 
     def step(self) -> list[Generation]:
         """Draws the next token of every running generation; returns those that are over."""
         self._compact()
         if self._cache is None:
             return []
-        running = [(i, row) for i, row in enumerate(self._rows) if row is not None]
-        # Rows that ended get the padding token; their output is ignored.
-        ids = np.full((len(self._rows), 1), self._pad_id, dtype=np.int64)
-        ids[[i for i, _ in running], 0] = [g.token_ids[-1] for _, g in running]
-        lengths = [1 if row is None else row.length for row in self._rows]
-        self._draw(running, ids, lengths, self._cache)
-        over = self._over(running, self._cache)
-        self._rows = [
-            None if row is None or row.finish_reason is not None else row for row in self._rows
-        ]
+        # Rows without a generation get the padding token; their output is ignored.
+        ids = np.array([[row[0].token_ids[-1] if row else self._pad_id] for row in self._rows])
+        lengths = [row[0].length if row else 1 for row in self._rows]
+        self._draw(self._rows, ids, lengths, self._cache)
+        return self._part(self._rows, self._cache)
+
+    def _part(self, rows: Sequence[Sequence[Generation]], cache: Cache) -> list[Generation]:
+        """Places generations by the token that each has drawn; returns those that are over.
+
+        rows: the generations of each row of ``cache``, which is that of the batch, or joins it.
+        What those that are over ask to keep is kept.
+        """
+        over = _over(rows)
+        for place, row in enumerate(rows):
+            for generation in row:
+                keep = generation.params.conversation is not None
+                if keep and generation.finish_reason in ("stop", "length"):
+                    self._keep(generation, cache, place)
+        if not self.running:
+            self._cache = cache
+        own = cache is self._cache
+        if own:
+            self._rows = [[] for _ in rows]
+        sources, parts = [], []
+        for source, row in enumerate(rows):
+            drawn: dict[int, list[Generation]] = {}
+            for generation in row:
+                if generation.finish_reason is None:
+                    drawn.setdefault(generation.token_ids[-1], []).append(generation)
+            for part in drawn.values():
+                if own and not self._rows[source]:
+                    self._rows[source] = part
+                else:
+                    sources.append(source)
+                    parts.append(part)
+        if parts:
+            self._join(parts, sources, cache)
         return over
 
-    def _over(
-        self, placed: Sequence[tuple[int, Generation]], cache: Cache | None
-    ) -> list[Generation]:
-        """Those that are over; what they ask to keep is kept. placed: with rows of ``cache``."""
-        over = []
-        for place, generation in placed:
-            if generation.finish_reason is None:
-                continue
-            over.append(generation)
-            asked = (
-                generation.params.conversation is not None and generation.finish_reason != "error"
-            )
-            if asked and cache is not None:
-                self._keep(generation, cache, place)
-        return over
+    def _join(
+        self, parts: Sequence[list[Generation]], sources: Sequence[int], cache: Cache
+    ) -> None:
+        """Adds a row for each of ``parts``, with the keys and values of a row of ``cache``."""
+        assert self._cache is not None
+        free = [place for place, row in enumerate(self._rows) if not row]
+        end = len(self._rows)
+        places = [*free, *range(end, end + len(parts))][: len(parts)]
+        length = max(part[0].length for part in parts) - 1  # the cache lacks the token just drawn
+        join_rows(self._cache, cache, sources, places, length=length, most_rows=self._max_rows)
+        self._rows += [[] for _ in range(max(places) + 1 - end)]
+        for place, part in zip(places, parts, strict=True):
+            self._rows[place] = part
 
     def _draw(
         self,
-        drawn: Sequence[tuple[int, Generation]],
+        rows: Sequence[Sequence[Generation]],
         ids: np.ndarray[Any, np.dtype[np.int64]],
         lengths: Sequence[int],
         cache: Cache | None,
@@ -190,7 +210,7 @@ class Group:
         """One forward pass over ``ids`` [B, T], whose last token of each row is real.
 
         lengths: tokens of each sequence including these. Draws a token for each generation of
-        ``drawn``, from the row that it names; several may name one.
+        ``rows`` [B].
         """
         past = 0 if cache is None else cache.get_seq_length()
         width = past + ids.shape[1]
@@ -211,11 +231,7 @@ class Group:
                 use_cache=cache is not None,
                 logits_to_keep=last,
             )
-        places = [place for place, _ in drawn]
-        logits = output.logits[:, -1]
-        if places != list(range(len(ids))):
-            logits = logits[torch.as_tensor(places, device=self._device)]
-        self._append([generation for _, generation in drawn], logits)
+        self._append(rows, output.logits[:, -1])
 
     def _only_ends_of(self, ids: np.ndarray[Any, Any]) -> AbstractContextManager[Any]:
         """In the block, the last layer computes only the last position of each row."""
@@ -224,20 +240,37 @@ class Group:
         ends = torch.arange(1, len(ids) + 1, device=self._device) * ids.shape[1] - 1
         return self._last_layer.read_at(ends, ids.size)
 
-    def _append(self, generations: Sequence[Generation], logits: Tensor) -> None:
+    def _append(self, rows: Sequence[Sequence[Generation]], logits: Tensor) -> None:
+        """Draws for all generations, those of one row and one setting from one distribution."""
+        drawn: dict[tuple[int, float, float, int, float], list[Generation]] = {}
+        for place, row in enumerate(rows):
+            for generation in row:
+                how = generation.params
+                setting = (place, how.temperature, how.top_p, how.top_k, how.min_p)
+                drawn.setdefault(setting, []).append(generation)
+        places, temperatures, top_p, top_k, min_p = zip(*drawn, strict=True)
+        if places != tuple(range(len(logits))):
+            logits = logits[torch.as_tensor(places, device=self._device)]
+        generations = [each for alike in drawn.values() for each in alike]
         seeds = np.array([g.seed for g in generations], dtype=np.uint64)
         counters = np.array([len(g.token_ids) for g in generations], dtype=np.uint64)
-        settings = [g.params for g in generations]
+        counts = np.array([len(alike) for alike in drawn.values()])
+        numbers = np.zeros((len(counts), counts.max()))
+        used = np.arange(counts.max()) < counts[:, None]
+        numbers[used] = uniforms(seeds, counters)
         tokens, logprobs = sample(
             logits,
-            self._numbers([each.temperature for each in settings]),
-            self._filter([each.top_p for each in settings], off=1.0),
-            torch.from_numpy(uniforms(seeds, counters)).to(self._device),
-            self._filter([each.top_k for each in settings], off=0),
-            self._filter([each.min_p for each in settings], off=0.0),
+            self._numbers(temperatures),
+            self._filter(top_p, off=1.0),
+            torch.from_numpy(numbers).to(self._device),
+            self._filter(top_k, off=0),
+            self._filter(min_p, off=0.0),
         )
         for generation, token, logprob in zip(
-            generations, tokens.tolist(), logprobs.tolist(), strict=True
+            generations,
+            tokens.cpu().numpy()[used].tolist(),
+            logprobs.cpu().numpy()[used].tolist(),
+            strict=True,
         ):
             generation.append(token, logprob)
 
@@ -247,33 +280,19 @@ class Group:
     def _numbers(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self._device)
 
-    def _join(self, joining: Sequence[tuple[int, Generation]], cache: Cache) -> None:
-        """Adds generations, whose keys and values are in the named rows of ``cache``."""
-        rows, generations = [row for row, _ in joining], [g for _, g in joining]
-        if self._cache is None or not self.running:
-            if rows != list(range(cache.layers[0].keys.shape[0])):
-                take_rows(cache, rows)
-            self._cache, self._rows = cache, list(generations)
-            return
-        free = [i for i, row in enumerate(self._rows) if row is None]
-        end = len(self._rows)
-        places = [*free, *range(end, end + len(rows))][: len(rows)]
-        length = max(len(g.prompt) for g in generations)
-        join_rows(self._cache, cache, rows, places, length=length, most_rows=self._max_rows)
-        self._rows += [None] * (max(places) + 1 - end)
-        for place, generation in zip(places, generations, strict=True):
-            self._rows[place] = generation
-
     def _compact(self) -> None:
-        """Drops positions that no row needs, and ended rows once they are more than an eighth."""
-        running = self.running
-        if not running or self._cache is None:
+        """Drops positions that no row needs, and unused rows once they are more than an eighth."""
+        alive = [place for place, row in enumerate(self._rows) if row]
+        if not alive or self._cache is None:
             self._rows, self._cache = [], None
             return
-        if len(self._rows) - len(running) > len(self._rows) // 8:
-            alive = [i for i, row in enumerate(self._rows) if row is not None]
+        if len(self._rows) - len(alive) > len(self._rows) // 8:
             self._rows = [self._rows[i] for i in keep_rows(self._cache, alive)]
             shrink(self._cache)
-        longest = max(g.length for g in running) - 1  # the cache lacks the token drawn last
+        longest = max(row[0].length for row in self._rows if row) - 1  # without the last token
         if longest < self._cache.get_seq_length():
             trim(self._cache, longest)
+
+
+def _over(rows: Sequence[Sequence[Generation]]) -> list[Generation]:
+    return [each for row in rows for each in row if each.finish_reason is not None]

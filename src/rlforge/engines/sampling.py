@@ -120,11 +120,11 @@ def sample(
     top_k: Tensor | None = None,
     min_p: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Draws one token per row.
+    """Draws K tokens per row, each for itself.
 
-    uniform [B]: float64 in [0, 1); all others as in ``sampling_logprobs``. Returns token ids int64
-    [B] and their log-probabilities under it, float32 [B]; where that is NaN the token means
-    nothing.
+    uniform [B, K]: float64 in [0, 1); all others as in ``sampling_logprobs``. Returns token ids
+    int64 [B, K] and their log-probabilities under it, float32 [B, K]; where that is NaN the token
+    means nothing.
     """
     rows = max(1, _CHUNK_ELEMENTS // logits.shape[1])
     filters = (top_p, top_k, min_p)
@@ -150,8 +150,8 @@ def _sample_rows(
     total = cumulative[:, -1:]
     # Strictly below the total, so that some entry exceeds it. The first entry to do so is a token
     # with mass: one without mass equals the entry before it.
-    target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, total.new_zeros(())))
+    target = torch.minimum(uniform * total, torch.nextafter(total, total.new_zeros(())))
     tokens = torch.searchsorted(cumulative, target, right=True)
     # For NaN the search ends after the last entry, where a gather is a fatal error on a GPU.
     tokens = tokens.clamp(max=logits.shape[1] - 1)
-    return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]
+    return tokens, logprobs.gather(1, tokens)
