@@ -146,7 +146,7 @@ def measure_append() -> dict[str, dict[str, float]]:
         for name, way in ways.items():
             with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
                 start = time.perf_counter()
-                # Closing moves what is left in the log: all of the work is paid for.
+                # Closing moves what is left in the database: all of the work is paid for.
                 with TrajectoryStore(Path(folder) / "store") as store:
                     done = way(store)
                 rates[name].append(done / (time.perf_counter() - start))

@@ -43,7 +43,9 @@ def run_dir(tmp_path: Path) -> Path:
     """A run with a ready window at 10:00, one that lacks all at 11:00, and an open one."""
     make, root = Make(), tmp_path / "runs" / "market" / "first"
     root.mkdir(parents=True)
-    (root / "config.yaml").write_text("store: {}\nwindow: {clock: simulated}\n")
+    (root / "config.yaml").write_text(
+        "store: {}\nwindow: {clock: simulated, avg_reward_threshold: 0.3}\n"
+    )
     with TrajectoryStore(root / "store") as store:
         store.append([make.whole(n, f"agent-{a}") for a in range(3) for n in range(5)])
         store.append([make.whole(60, "agent-0", reward=0.1), make(61, "agent-1")])

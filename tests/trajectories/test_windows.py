@@ -200,6 +200,36 @@ def test_scripted_traders_do_not_count_and_refused_answers_are_no_obstacle(
         assert store.activity() == activity_of([*model, *poor], model[0].window_id)
 
 
+@pytest.mark.parametrize("share", [1.0, 0.9])
+def test_a_model_that_is_mostly_refused_is_ready_to_be_corrected(
+    tmp_path: Path, make: Any, share: float
+) -> None:
+    """An answer without an action is a NO_OP with a problem."""
+    silent = {"type": "NO_OP", "problem": "Your answer held no JSON action."}
+    decisions = [
+        make.whole(i, f"agent-{a}", reward=-1.0, action=silent)
+        if i < 10 * share
+        else make.whole(i, f"agent-{a}", reward=0.5)
+        for a in range(3)
+        for i in range(10)
+    ]
+    assert reasons(decisions, avg_reward_threshold=0.3) == ()
+    with TrajectoryStore(tmp_path / "store") as store:
+        store.append(decisions)
+        assert store.activity() == activity_of(decisions, decisions[0].window_id)
+
+
+def test_rewards_outside_of_the_bounds_are_left_out(
+    store: TrajectoryStore, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As an earlier release let clients report them: their sum is no number."""
+    store.append([make.whole(n, "liar", reward=reward) for n, reward in enumerate((1e308, 1e308))])
+    window = Windows(store, WindowConfig(), rewards=(-1.0, 1.0)).batch(TEN_ID)
+    assert (window.ready, len(window.decisions), window.avg_reward) == (True, 15, 0.5)
+    assert "liar" not in window.agents
+    assert "2 of 17 decisions are left out, whose rewards lie outside of [-1, 1]" in caplog.text
+
+
 def test_no_op_is_not_an_action(make: Any) -> None:
     idle = window(make, agents=2) + [
         make.whole(i, "idle", action={"type": "NO_OP"}) for i in range(9)
@@ -232,7 +262,7 @@ def test_time_left_and_grace(make: Any) -> None:
 
 
 def test_every_reason_is_given(make: Any) -> None:
-    assert reasons([make.whole(1, reward=0.1), make(2)], left=1) == (
+    assert reasons([make.whole(1, reward=0.1), make(2)], left=1, avg_reward_threshold=0.3) == (
         "it is open for another 0:01",
         "0 of 3 learning agents have 5 decisions and 5 actions",
         "1 of 2 decisions have no known outcome",

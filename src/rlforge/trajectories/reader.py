@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -12,8 +13,9 @@ import duckdb
 import pyarrow as pa
 
 from rlforge.errors import StoreError
+from rlforge.system.files import readable_size
 from rlforge.system.values import Codec
-from rlforge.trajectories.columns import DECISIONS, to_decisions
+from rlforge.trajectories.columns import to_decisions
 from rlforge.trajectories.grid import window_start
 from rlforge.trajectories.layout import StoreLayout, WindowFile
 from rlforge.trajectories.open_windows import read_open_windows
@@ -27,7 +29,9 @@ _LOOKS = 20
 _ACTIVITY = f"""
     SELECT windowId, agentId, count(*) AS decisions,
         bool_or(NOT regexp_matches(metadata.provider, '^({SCRIPTED}|{CONTROL})')) AS learns,
-        count(*) FILTER (coalesce(json_extract_string(action, '$.type'), '') <> 'NO_OP') AS actions,
+        count(*) FILTER (
+            NOT accepted OR coalesce(json_extract_string(action, '$.type'), '') <> 'NO_OP'
+        ) AS actions,
         count(*) FILTER (complete) AS complete, count(reward) FILTER (accepted) AS rewarded,
         coalesce(sum(reward) FILTER (accepted), 0) AS rewardSum, max(timestamp) AS newest
     FROM (SELECT *, NOT json_exists(action, '$.{PROBLEM}') AS accepted FROM decisions)
@@ -51,11 +55,6 @@ class StoreReader:
         self.layout.check()
         self._db = duckdb.connect(":memory:", config={"autoinstall_known_extensions": "false"})
         self._sound: dict[Path, bool] = {}
-
-    @property
-    def damaged(self) -> list[Path]:
-        """Files left out so far because they are damaged."""
-        return sorted(path for path, sound in self._sound.items() if not sound)
 
     def window_ids(self) -> list[str]:
         """Windows that hold decisions, in order of time."""
@@ -106,12 +105,14 @@ class StoreReader:
 
     def is_sound(self, file: WindowFile) -> bool:
         """Whether a file is as it was written; a damaged one is named in a warning once."""
-        if file.path not in self._sound:
-            damage = file.damage()
-            self._sound[file.path] = damage is None
-            if damage is not None:
-                log.warning("%s is damaged: %s; the rest is served", file.path, damage)
-        return self._sound[file.path]
+        sound = self._sound.get(file.path)
+        if sound is None:
+            content = file.path.read_bytes()
+            self._sound[file.path] = sound = zlib.crc32(content) == file.crc
+            if not sound:
+                what = f"its {readable_size(len(content))} are not what was written"
+                log.warning("%s is damaged: %s; the rest is served", file.path, what)
+        return sound
 
     def _query(
         self,
@@ -122,50 +123,40 @@ class StoreReader:
         texts: bool = True,
         **parameters: Any,
     ) -> pa.Table:
-        """``sql`` over the table ``decisions`` of these windows and agent."""
+        """``sql`` over the table ``decisions`` of these windows and agent.
+
+        The writer may move windows between the database and files meanwhile: then it looks again.
+        """
         where = "" if agent_id is None else " WHERE agentId = $agent"
         given = parameters if agent_id is None else {**parameters, "agent": agent_id}
+        failed: list[WindowFile] | None = None
         for _ in range(_LOOKS):
+            files = self.layout.files()
             try:
-                fresh, files = self._look(window_ids, agent_id, texts=texts)
+                place = self.layout.open_windows
+                here, fresh = read_open_windows(place, window_ids, agent_id, texts=texts)
+                wanted = [
+                    file
+                    for file in files
+                    if file.window_id not in here
+                    and (window_ids is None or file.window_id in window_ids)
+                    and self.is_sound(file)
+                ]
+                if self.layout.files() != files:
+                    continue
                 with closing(self._db.cursor()) as cursor:
                     cursor.register("fresh", fresh)
-                    table = f"WITH decisions AS ({_union(files)}{where}) {sql}"
+                    table = f"WITH decisions AS (FROM ({_union(wanted)}){where}) {sql}"
                     return cursor.sql(table, params=given).to_arrow_table()
             except FileNotFoundError:
                 continue
             except duckdb.Error as error:
-                if not self._changed(files):
+                if wanted == failed:
                     raise StoreError(f"{self.layout.root} cannot be read: {error}") from error
+                failed = wanted  # checked anew: they may be damaged or deleted since
+                for file in wanted:
+                    self._sound.pop(file.path, None)
         raise StoreError(f"{self.layout.root}: its files keep changing; try again")
-
-    def _look(
-        self, window_ids: Collection[str] | None, agent_id: str | None, *, texts: bool
-    ) -> tuple[pa.Table, list[WindowFile]]:
-        """Rows of the open windows, and files of the closed ones.
-
-        Raises FileNotFoundError if the writer moved a window from one to the other meanwhile.
-        """
-        before = self.layout.files()
-        place = self.layout.open_windows
-        here, fresh = read_open_windows(place, window_ids, agent_id, texts=texts)
-        if self.layout.files() != before:
-            raise FileNotFoundError
-        wanted = [
-            file
-            for file in before
-            if file.window_id not in here and (window_ids is None or file.window_id in window_ids)
-        ]
-        return fresh, [file for file in wanted if self.is_sound(file)]
-
-    def _changed(self, files: Sequence[WindowFile]) -> bool:
-        """Whether any of the files was deleted or damaged since it was listed."""
-        for file in files:
-            self._sound.pop(file.path, None)
-        try:
-            return not all(self.is_sound(file) for file in files)
-        except FileNotFoundError:
-            return True
 
 
 def _one(window_id: str | None) -> tuple[str] | None:
@@ -173,11 +164,8 @@ def _one(window_id: str | None) -> tuple[str] | None:
 
 
 def _union(files: Sequence[WindowFile]) -> str:
-    """SQL for all rows; its columns do not depend on which parts are empty."""
-    columns = ", ".join(f'"{name}"' for name in DECISIONS.names)
-    fresh = f"SELECT {columns} FROM fresh"
+    """SQL for all rows; their columns are those of ``fresh``, which files of old may lack."""
     if not files:
-        return f"SELECT * FROM ({fresh})"
+        return "FROM fresh"
     paths = ", ".join("'" + str(file.path).replace("'", "''") + "'" for file in files)
-    closed = f"SELECT * FROM read_parquet([{paths}], union_by_name = true)"
-    return f"SELECT {columns} FROM ({fresh} UNION ALL BY NAME {closed})"
+    return f"FROM fresh UNION ALL BY NAME FROM read_parquet([{paths}], union_by_name = true)"

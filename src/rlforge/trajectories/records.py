@@ -149,9 +149,9 @@ class TrainingWindow:
 class AgentActivity:
     """Counts of one agent's decisions in one window.
 
-    learns: see ``Metadata``. actions: decisions with an action other than NO_OP. complete:
-    those whose outcome is known. rewarded, reward_sum: number and sum of the known rewards of
-    actions that were not refused. newest: latest timestamp.
+    learns: see ``Metadata``. actions: decisions with an action other than NO_OP, refused ones
+    included. complete: those whose outcome is known. rewarded, reward_sum: number and sum of the
+    known rewards of actions that were not refused. newest: latest timestamp.
     """
 
     window_id: str

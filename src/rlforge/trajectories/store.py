@@ -11,11 +11,10 @@ import logging
 import threading
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from rlforge.config.continuous import StoreConfig
 from rlforge.errors import StoreError
@@ -37,6 +36,8 @@ from rlforge.trajectories.records import Decision, DecisionOutcome
 from rlforge.trajectories.upgrade import upgrade
 
 log = logging.getLogger(__name__)
+
+_FIND = "SELECT windowId, id, complete FROM decisions WHERE id IN (SELECT unnest($ids))"
 
 
 def store_folder(config: StoreConfig, run_dir: Path) -> Path:
@@ -78,7 +79,7 @@ class TrajectoryStore(StoreReader):
         root = Path(root)
         self._writer_lock = RunLock(root)
         with full_disk_explained(root):
-            _prepare(root)
+            _prepare(StoreLayout(root=root))
             self._writer_lock.acquire()
             try:
                 upgrade(root)
@@ -128,12 +129,18 @@ class TrajectoryStore(StoreReader):
         """
         rows = {row["id"]: row for row in map(outcome_row, outcomes)}
         with self._lock, full_disk_explained(self.layout.root):
-            places = self._places(rows)
-            fresh = {place: rows[place[1]] for place, complete in places.items() if not complete}
-            if fresh:
-                self._open.complete(fresh)
-                self._close_some()
-        return len(fresh)
+            if left := rows.keys() - self._open.find(rows).keys():
+                found = self._query(_FIND, None, texts=False, ids=list(left)).to_pylist()
+                if unknown := left - {row["id"] for row in found}:
+                    raise StoreError(
+                        f"no decision {min(unknown)!r} in {self.layout.root}; its outcome cannot "
+                        "be kept"
+                    )
+                for window_id in {row["windowId"] for row in found if not row["complete"]}:
+                    self._reopen(window_id)
+            new = self._open.complete(rows)
+            self._close_some()
+        return new
 
     def delete(self, window_ids: Collection[str]) -> None:
         """Delete windows with their decisions; those that are not there are skipped."""
@@ -152,15 +159,16 @@ class TrajectoryStore(StoreReader):
 
     def close(self) -> None:
         """Compact, and let another process write. A second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            self.compact()
-        finally:
-            self._open.close()
-            self._writer_lock.release()
-            super().close()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self.compact()
+            finally:
+                self._open.close()
+                self._writer_lock.release()
+                super().close()
 
     def __enter__(self) -> Self:
         return self
@@ -170,40 +178,14 @@ class TrajectoryStore(StoreReader):
 
     def _insert(self, rows: Sequence[Row]) -> int:
         for window_id in {row["windowId"] for row in rows} - self._open.sizes.keys():
-            known = {row["id"] for row in self._closed_rows(window_id, ["id"])}
+            closed = self._query("SELECT id FROM decisions", (window_id,), texts=False)
+            known = set(closed["id"].to_pylist())
             rows = [r for r in rows if r["windowId"] != window_id or r["id"] not in known]
             if known and any(row["windowId"] == window_id for row in rows):
                 self._reopen(window_id)
-        if not rows:
-            return 0
         new = self._open.insert(rows)
         self._close_some()
         return new
-
-    def _places(self, ids: Collection[str]) -> dict[tuple[str, str], bool]:
-        """Window and id of each decision, open from now on, and whether it is complete."""
-        found = {one: (window_id, done) for window_id, one, done in self._open.find(ids)}
-        left = set(ids) - found.keys()
-        for file in reversed(self.layout.files() if left else []):
-            if file.window_id in self._open.sizes or not left:
-                continue
-            closed = self._closed_rows(file.window_id, ["id", "complete"])
-            known = {row["id"]: row["complete"] for row in closed}
-            found |= {one: (file.window_id, known[one]) for one in left & known.keys()}
-            if any(not known[one] for one in left & known.keys()):
-                self._reopen(file.window_id)
-            left -= known.keys()
-        if left:
-            raise StoreError(
-                f"no decision {min(left)!r} in {self.layout.root}; its outcome cannot be kept"
-            )
-        return {(window_id, one): bool(done) for one, (window_id, done) in found.items()}
-
-    def _closed_rows(self, window_id: str, columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Columns of a closed window; empty where there is none."""
-        files = [f for f in self.layout.files() if f.window_id == window_id and self.is_sound(f)]
-        tables = [pq.read_table(file.path, columns=list(columns)) for file in files]
-        return [row for table in tables for row in table.to_pylist()]
 
     def _reopen(self, window_id: str) -> None:
         """Move a closed window back into the database."""
@@ -229,20 +211,15 @@ class TrajectoryStore(StoreReader):
         self._open.delete(window_id)
 
 
-def _prepare(root: Path) -> None:
-    """Make the folders of a new store; an existing store is left as it is."""
-    layout = StoreLayout(root=root)
-    if root.exists() and (not root.is_dir() or (root / ABOUT).exists() or _strangers(layout)):
-        layout.version()  # refuses another folder before a lock is left in it
+def _prepare(layout: StoreLayout) -> None:
+    """Make the folders of a new store; an existing store is left as it is, others are refused."""
+    root, begun = layout.root, (layout.windows.name, RunLock.FILE)
+    if root.exists() and not (
+        root.is_dir() and all(p.name in begun or p.suffix == ".tmp" for p in root.iterdir())
+    ):
+        layout.version()
         return
     layout.windows.mkdir(parents=True, exist_ok=True)
     write_json(root / ABOUT, {"schema_version": SCHEMA_VERSION})
     for path in (root / ABOUT, root, root.parent):
         sync(path)
-
-
-def _strangers(layout: StoreLayout) -> list[Path]:
-    """Files that a store without ``store.json`` cannot have: ``root`` is another folder."""
-    own = (layout.windows.name, RunLock.FILE)
-    paths = layout.root.iterdir()
-    return [path for path in paths if path.name not in own and path.suffix != ".tmp"]

@@ -1,15 +1,20 @@
-"""Stores of layout version 1, rewritten.
+"""Stores of older layouts, rewritten.
 
-There, a window was a folder with files ``KIND-FIRST-LAST-CRC.parquet`` of decisions and of
+In version 1 a window was a folder with files ``KIND-FIRST-LAST-CRC.parquet`` of decisions and of
 outcomes, and what was being written lay in segments of a log. Rows may occur twice, in a segment
-and a file, or in a file and one that it was merged into.
+and a file, or in a file and one that it was merged into. Version 2 differs from the present one in
+the rows of the database only: it had compressed JSON.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import logging
 import re
 import shutil
+import sqlite3
 import struct
 import zlib
 from collections.abc import Iterator
@@ -23,6 +28,7 @@ from rlforge.system.files import sync
 from rlforge.tracking.files import write_json
 from rlforge.trajectories.columns import DECISIONS
 from rlforge.trajectories.layout import ABOUT, SCHEMA_VERSION, StoreLayout, write_window
+from rlforge.trajectories.open_windows import errors_explained
 
 log = logging.getLogger(__name__)
 
@@ -40,29 +46,93 @@ _Rows = dict[str, dict[str, dict[str, Any]]]
 
 
 def upgrade(root: Path) -> bool:
-    """Rewrite the store in ``root`` if it has version 1; returns whether it had.
+    """Rewrite the store in ``root`` if it is of an older version; returns whether it was.
 
     Damaged files are named in a warning and left where they are. After an interruption, the next
     call begins again.
     """
     layout = StoreLayout(root=root)
-    old = layout.version() == 1
-    if old:
-        log.info("%s has version 1 of the store's layout and is rewritten", root)
-        for file in layout.files():  # of an interrupted call
-            file.path.unlink()
-        rest = _read_log(root / "log")
-        for folder in _folders(layout):
-            window_id = folder.name.replace(".", ":")
-            _add_files(folder, rows := rest.pop(window_id, {}))
-            _write(layout, window_id, rows)
-        for window_id, rows in rest.items():
-            _write(layout, window_id, rows)
+    version = layout.version()
+    if version < SCHEMA_VERSION:
+        log.info("%s has version %s of the store's layout and is rewritten", root, version)
+        if version == 1:
+            _rewrite_folders(layout)
+        else:
+            _close_windows(layout)
         write_json(root / ABOUT, {"schema_version": SCHEMA_VERSION})
         sync(root / ABOUT)
         sync(root)
     _delete_old(layout)
-    return old
+    return version < SCHEMA_VERSION
+
+
+# ---------------------------------------------------------------- version 2
+
+
+def _close_windows(layout: StoreLayout) -> None:
+    """Move all windows of the database into files."""
+    with (
+        errors_explained(layout.open_windows),
+        contextlib.closing(sqlite3.connect(layout.open_windows)) as database,
+    ):
+        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'decisions'").fetchone():
+            return
+        query = "SELECT * FROM decisions ORDER BY windowId, agentId, timestamp, id"
+        for window_id, packed in itertools.groupby(database.execute(query), lambda row: row[0]):
+            before = [file for file in layout.files() if file.window_id == window_id]
+            rows = [_unpacked(*row) for row in packed]
+            path = write_window(layout, window_id, [pa.Table.from_pylist(rows, schema=DECISIONS)])
+            for file in before:  # the last writer was interrupted while it moved the window
+                if file.path != path and zlib.crc32(file.path.read_bytes()) == file.crc:
+                    file.path.unlink()
+        database.execute("DROP TABLE decisions")
+
+
+def _unpacked(
+    window_id: str,
+    one: str,
+    agent_id: str,
+    timestamp: float,
+    complete: int,
+    facts: str,
+    texts: bytes,
+    following: bytes | None,
+) -> dict[str, Any]:
+    """A row of the database, in the order of its columns."""
+    state, observation, completion = json.loads(_text(texts))
+    return {
+        **json.loads(facts),
+        "windowId": window_id,
+        "id": one,
+        "agentId": agent_id,
+        "timestamp": timestamp,
+        "complete": bool(complete),
+        "state": state,
+        "nextState": None if following is None else _text(following),
+        "observation": observation,
+        "completion": completion,
+    }
+
+
+def _text(compressed: bytes) -> str:
+    """A text of the database: its length in four bytes, then its content compressed."""
+    size = int.from_bytes(compressed[:4], "little")
+    return bytes(pa.decompress(compressed[4:], size, "zstd", asbytes=True)).decode()
+
+
+# ---------------------------------------------------------------- version 1
+
+
+def _rewrite_folders(layout: StoreLayout) -> None:
+    for file in layout.files():  # of an interrupted call
+        file.path.unlink()
+    rest = _read_log(layout.root / "log")
+    for folder in _folders(layout):
+        window_id = folder.name.replace(".", ":")
+        _add_files(folder, rows := rest.pop(window_id, {}))
+        _write(layout, window_id, rows)
+    for window_id, rows in rest.items():
+        _write(layout, window_id, rows)
 
 
 def _write(layout: StoreLayout, window_id: str, rows: _Rows) -> None:

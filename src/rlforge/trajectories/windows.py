@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -13,6 +14,8 @@ from rlforge.trajectories.grid import WindowGrid
 from rlforge.trajectories.reader import StoreReader
 from rlforge.trajectories.records import AgentActivity, Decision, TrainingWindow
 from rlforge.types import value
+
+log = logging.getLogger(__name__)
 
 
 def activity_of(decisions: Iterable[Decision], window_id: str) -> list[AgentActivity]:
@@ -26,7 +29,7 @@ def activity_of(decisions: Iterable[Decision], window_id: str) -> list[AgentActi
             agent_id=agent,
             learns=any(decision.metadata.learns for decision in own),
             decisions=len(own),
-            actions=sum(decision.action.get("type") != "NO_OP" for decision in own),
+            actions=sum(d.refused or d.action.get("type") != "NO_OP" for d in own),
             complete=sum(decision.complete for decision in own),
             rewarded=sum(d.reward is not None and not d.refused for d in own),
             reward_sum=math.fsum(d.reward for d in own if d.reward is not None and not d.refused),
@@ -78,8 +81,9 @@ def missing(
         share = "" if config.completeness == 1 else f"; {config.completeness:.0%} must be known"
         reasons.append(f"{open_ones} of {decisions} decisions have no known outcome{share}")
     average, threshold = average_reward(activity), config.avg_reward_threshold
+    accepted = any(agent.learns and agent.rewarded for agent in activity)
     # Sums of the same rewards in another order differ by rounding.
-    if threshold is not None and average < threshold - 1e-9:
+    if threshold is not None and accepted and average < threshold - 1e-9:
         reasons.append(f"average reward {number(average)} is below {threshold:g}")
     return tuple(reasons)
 
@@ -115,6 +119,7 @@ class Windows:
 
     now: the time by the clock that stamps the decisions. A window is not ready before its end and
     ``window.grace_seconds``; without ``now``, windows count as over.
+    rewards: the least and the largest reward of a decision; those with others are left out.
     Raises ConfigError for invalid settings.
 
     Example:
@@ -128,9 +133,15 @@ class Windows:
         '2024-11-13-10:00'
     """
 
-    def __init__(self, reader: StoreReader, config: WindowConfig) -> None:
+    def __init__(
+        self,
+        reader: StoreReader,
+        config: WindowConfig,
+        rewards: tuple[float, float] = (-math.inf, math.inf),
+    ) -> None:
         self._reader = reader
         self._config = config
+        self._rewards = rewards
         self.grid = WindowGrid(config.minutes)
 
     def ids(self) -> list[str]:
@@ -210,6 +221,14 @@ class Windows:
         self, window_id: str, decisions: Sequence[Decision], now: float | None
     ) -> TrainingWindow:
         start, end = self.grid.span(window_id)
+        low, high = self._rewards
+        kept = [one for one in decisions if one.reward is None or low <= one.reward <= high]
+        if left_out := len(decisions) - len(kept):
+            log.warning(
+                "%s: %d of %d decisions are left out, whose rewards lie outside of [%g, %g]",
+                *(window_id, left_out, len(decisions), low, high),
+            )
+        decisions = kept
         activity = activity_of(decisions, window_id)
         reasons = missing(activity, self._config, self._left(window_id, now))
         return TrainingWindow(
