@@ -21,7 +21,7 @@ import numpy as np
 from common import record
 
 from rlforge.config.serving import AbTestConfig
-from rlforge.serving.records import Deployment
+from rlforge.serving.records import Arm, Deployment
 from rlforge.serving.router import Trial
 
 AGENTS, TICKS, SPREAD = 24, 24, 0.35
@@ -48,14 +48,19 @@ def run(setting: tuple[float, bool, float, float], seed: int) -> tuple[str, int]
     )
     trial, episode = Trial(deployment, config), 0
     own = draw.normal(0, SPREAD * correlation**0.5, size=AGENTS)
+    share: float = -1.0
+    arms: list[Arm] = []
     while trial.ending is None:
         if not lasting:
             own = draw.normal(0, SPREAD * correlation**0.5, size=AGENTS)
         level = draw.normal(0, drift)
         luck = draw.normal(0, SPREAD * (1 - correlation) ** 0.5, size=(TICKS, AGENTS))
         for rewards in (level + own + luck).tolist():
-            arms = [trial.arm(f"agent-{agent}") for agent in range(AGENTS)]
+            if trial.share != share:
+                share, arms = trial.share, [trial.arm(f"agent-{n}") for n in range(AGENTS)]
             for agent, (arm, reward) in enumerate(zip(arms, rewards, strict=True)):
+                if trial.ending is not None:
+                    break
                 trial.add(
                     arm,
                     reward + gain * (arm == "new"),

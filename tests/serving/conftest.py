@@ -114,6 +114,7 @@ def opened(
         holdout: Any = None,
         on_phase: Any = None,
         asked: tuple[Probe, ...] = probes,
+        rewards: tuple[float, float] = (-1.0, 1.0),
         **settings: Any,
     ) -> AsyncIterator[DeploymentService]:
         service = await DeploymentService.open(
@@ -124,6 +125,7 @@ def opened(
             asked,
             holdout=holdout,
             on_phase=on_phase,
+            rewards=rewards,
         )
         try:
             yield service

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import CanineTokenizer, PreTrainedTokenizerFast
 
 from rlforge.engines.base import decoder
+from rlforge.errors import ConfigError
 from rlforge.models.tiny.vocabulary import build_tokenizer
-from rlforge.serving.answering import TextStream
+from rlforge.serving.answering import Answering, Limits, TextStream
+from rlforge.types import SamplingParams
 
 TOKENIZER: Any = build_tokenizer([" yes", " no", "go"])
 DECODE = decoder(TOKENIZER)
@@ -18,7 +23,7 @@ SIZE = len(TOKENIZER)
 
 
 def _stream(pieces: list[list[int]], stops: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:
-    text = TextStream(DECODE, stops)
+    text = TextStream(TOKENIZER, stops)
     out = [text.add(piece) for piece in pieces]
     out.append(text.finish([token for piece in pieces for token in piece]))
     return out, text
@@ -28,6 +33,48 @@ def _stream(pieces: list[list[int]], stops: tuple[str, ...] = ()) -> tuple[list[
 def test_the_concatenated_pieces_are_the_whole_text(pieces: list[list[int]]) -> None:
     out, _ = _stream(pieces)
     assert "".join(out) == DECODE([token for piece in pieces for token in piece])
+
+
+WRITTEN = "the market's don't, . ! a  quick  héllo 日本 🙂"
+
+
+def _tokenizer(of: str) -> Any:
+    """A tokenizer whose tokens are joined as those of GPT-2, Llama or BERT."""
+    letters = sorted({character for character in WRITTEN if character.isascii()} - {" "})
+    if of == "GPT-2":
+        tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
+    elif of == "Llama":
+        tokens = ["▁", *letters, *(f"<0x{byte:02X}>" for byte in range(256))]
+    else:
+        tokens = [*letters, *(f"##{letter}" for letter in letters)]
+    vocabulary = {token: number for number, token in enumerate(["<unk>", "</s>", *tokens])}
+    if of == "BERT":
+        tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+    else:
+        tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+        byte_level = of == "GPT-2"
+        tokenizer.pre_tokenizer = (
+            pre_tokenizers.ByteLevel() if byte_level else pre_tokenizers.Metaspace()
+        )
+        space, strip = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+        steps = [space, decoders.ByteFallback(), decoders.Fuse(), strip]
+        tokenizer.decoder = decoders.ByteLevel() if byte_level else decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+
+
+@pytest.mark.parametrize("of", ["GPT-2", "Llama", "BERT"])
+def test_the_pieces_of_any_kind_of_tokenizer_are_its_text_without_special_tokens(of: str) -> None:
+    tokenizer, draw = _tokenizer(of), random.Random(0)
+    for written in (WRITTEN, *("".join(draw.sample(WRITTEN, 20)) for _ in range(300))):
+        ids = tokenizer.encode(written, add_special_tokens=False)
+        ids.insert(draw.randrange(len(ids)), tokenizer.eos_token_id)
+        text, whole = TextStream(tokenizer), decoder(tokenizer)(ids)
+        pieces = [text.add([token]) for token in ids]
+        assert "".join(pieces) + text.finish(ids) == text.text == whole
+        assert not any("�" in piece for piece in pieces)
+        assert of == "BERT" or whole.strip() == written.strip()
 
 
 @given(st.text(max_size=30))
@@ -60,7 +107,7 @@ def test_the_text_ends_before_the_first_complete_stop_string(
 
 
 def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
-    text = TextStream(DECODE, ("yes!",))
+    text = TextStream(TOKENIZER, ("yes!",))
     (yes,) = TOKENIZER.encode(" yes", add_special_tokens=False)
     assert text.add([yes]) == " "
     assert text.finish([yes]) == "yes"
@@ -68,4 +115,11 @@ def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
 
 @pytest.mark.parametrize("stops", [(), ("zz",)])
 def test_an_empty_answer_is_empty(stops: tuple[str, ...]) -> None:
-    assert TextStream(DECODE, stops).finish([]) == ""
+    assert TextStream(TOKENIZER, stops).finish([]) == ""
+
+
+def test_a_tokenizer_in_python_is_refused() -> None:
+    service: Any = None
+    limits = Limits(model_len=64, vocab_size=100, defaults=SamplingParams())
+    with pytest.raises(ConfigError, match=r"CanineTokenizer is a tokenizer in Python.*json"):
+        Answering(service, CanineTokenizer(), limits, "market")

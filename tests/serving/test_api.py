@@ -21,6 +21,8 @@ import pytest
 from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, EngineDeadError
+from rlforge.serving.conversations import tool_calls, without_calls
+from rlforge.serving.guard import network
 from rlforge.serving.server import answer_requests, assembled, listen, url_of
 from rlforge.serving.service import DeploymentService
 from rlforge.serving.tokens import (
@@ -39,6 +41,8 @@ TOKENS = Tokens(client="a token for clients", admin="a token for administrators"
 PROMPT = "tic tac toe [0]"
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 HALF = {"name": "add", "arguments": "{"}
+DEEP = {"name": "add", "arguments": '{"a": ' + "[" * 100_000}
+STRICT = {"name": "add", "strict": True}
 
 
 @value
@@ -237,6 +241,19 @@ async def test_a_stop_string_ends_the_answer_before_it(serving: Serving) -> None
             {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": HALF}]}]},
             "arguments",
         ),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{**CALL, "function": DEEP}]},
+                ]
+            },
+            "arguments",
+        ),
+        ({"tool_choice": "required"}, "tool_choice: Value error, nothing forces the model"),
+        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": STRICT}]}, "strict: Value error, nothing"),
+        ({"store": True}, "store: Value error, completions are not kept"),
+        ({"metadata": {"a": 1}}, "metadata"),
         ({"no_such_thing": 1}, "no_such_thing"),
         ({"logprobs": True, "stream": True}, "log-probabilities"),
         ({"messages": [{"role": "user", "content": "go " * 500}]}, "max_model_len"),
@@ -424,15 +441,23 @@ def test_ids_of_answers_are_those_of_their_service_only() -> None:
     assert len({ours.read(one) for one in made}) == 100  # each of another, unknown user
     users = [AnswerIds("one").read(ours.new("cmpl", "deploy-7", user)) for user in "aab"]
     assert users[0] == users[1] != users[2]
+    trials = [ours.read(ours.new("cmpl", "deploy-7", trial=trial)) for trial in (None, 8)]
+    assert [known and known.trial for known in trials] == [None, 8]
     again = AnswerIds("one").read(made[0])  # after a restart
     assert again == ours.read(made[0])
     assert again is not None
-    assert again[0] == "deploy-7"
+    assert again.uid == "deploy-7"
     assert {other.read(one) for one in made} == {None}
     first = made[0]
     for place in range(len(first)):  # no character can be changed
         other_character = "0" if first[place] != "0" else "1"
         assert ours.read(first[:place] + other_character + first[place + 1 :]) is None
+
+
+def test_addresses_of_one_machine_are_one() -> None:
+    assert network("2001:db8::1") == network("2001:db8::ffff:1") != network("2001:db8:0:1::1")
+    assert network("::ffff:10.0.0.1") == network("10.0.0.1") != network("10.0.0.2")
+    assert network("testclient") == "testclient"
 
 
 async def test_no_token_is_ever_logged(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
@@ -638,10 +663,10 @@ async def test_outcomes_of_answers_decide_a_trial(
             answer = await served.openai.completions.create(
                 model="small", prompt="go", max_tokens=1, user=f"agent-{number}"
             )
-            reward = float(answer.system_fingerprint == "deploy-1") + 0.1 * (number % 2)
+            reward = 0.9 * (answer.system_fingerprint == "deploy-1") + 0.1 * (number % 2)
             for counted in (True, False) if served.service.trial is not None else ():
                 answered = await served.http.post(
-                    "/v1/outcomes", json={"id": answer.id, "reward": reward}
+                    "/v1/outcomes", json={"id": answer.id, "reward": reward}, headers=_admin()
                 )
                 assert answered.json()["version"] == answer.system_fingerprint
                 assert answered.json()["counted"] == counted
@@ -657,6 +682,67 @@ async def test_outcomes_of_answers_decide_a_trial(
             "/v1/outcomes", content=content, headers={"content-type": "application/json"}
         )
         assert nan.status_code == 400
+
+
+async def test_one_client_cannot_decide_a_trial_with_made_up_users(
+    serving: Serving, make_adapter: MakeAdapter
+) -> None:
+    """Without the administrators' token all that comes from one address counts as one user."""
+    trial = AbTestConfig(shares=[0.5], min_outcomes=5, max_outcomes=60)
+    async with serving(deployment={"strategy": "ab_test", "ab": trial}) as served:
+        await served.service.deploy(make_adapter(1))
+        for number in range(60):
+            looked = served.service.trial
+            answer = await served.openai.completions.create(
+                model="small", prompt="go", max_tokens=1, user=f"made up {number}"
+            )
+            reward = float(answer.system_fingerprint == "deploy-1")
+            reported = await served.http.post(
+                "/v1/outcomes",
+                json={"id": answer.id, "reward": reward},
+                headers=_admin(TOKENS.client),
+            )
+            assert reported.json()["counted"]
+        assert looked is not None
+        assert looked.test.p_value == 1.0
+        assert served.service.current.uid == "deploy-0"  # undecided, and so as it was
+
+
+async def test_only_answers_that_the_trial_chose_a_version_for_count_in_it(
+    serving: Serving, make_adapter: MakeAdapter
+) -> None:
+    async with serving(deployment={"strategy": "ab_test"}) as served:
+
+        async def asked(model: str = "small") -> str:
+            answer = await served.openai.completions.create(model=model, prompt="go", max_tokens=1)
+            return answer.id
+
+        async def counted(answer_id: str) -> bool:
+            body = {"id": answer_id, "reward": 1.0}
+            reported = await served.http.post("/v1/outcomes", json=body, headers=_admin())
+            return bool(reported.json()["counted"])
+
+        before = await asked()
+        await served.service.deploy(make_adapter(1))
+        named = [await asked(f"small@deploy-{number}") for number in (0, 1)]
+        during, later = await asked(), await asked()
+        assert [await counted(one) for one in (before, *named, during)] == [False] * 3 + [True]
+        await served.service.rollback()
+        await served.service.deploy(make_adapter(2))
+        assert not await counted(later)  # it belongs to the trial before
+
+
+@pytest.mark.parametrize("reward", [1.001, -1e308])
+async def test_a_reward_outside_of_its_bounds_is_a_400_that_names_them(
+    serving: Serving, reward: float
+) -> None:
+    async with serving() as served:
+        answer = await served.openai.completions.create(model="small", prompt="go", max_tokens=1)
+        refused = await served.http.post("/v1/outcomes", json={"id": answer.id, "reward": reward})
+        assert refused.status_code == 400
+        error = refused.json()["error"]
+        assert error["param"] == "reward"
+        assert "in [-1, 1] (serve.outcome_low, serve.outcome_high)" in error["message"]
 
 
 def test_an_address_in_use_is_an_error_that_says_what_to_change() -> None:
@@ -781,6 +867,32 @@ async def test_where_no_tool_is_to_be_chosen_calls_are_text(
     assert answer.choices[0].message.tool_calls is None
     assert answer.choices[0].message.content == "".join(pieces) == CALLS
     assert len(pieces) > 10
+
+
+async def test_without_parallel_calls_the_first_one_counts(
+    serving: Serving, prompts: list[str]
+) -> None:
+    async with serving() as served:
+        answer = await served.openai.chat.completions.create(
+            model="small",
+            messages=[{"role": "user", "content": "2 + 2"}],
+            tools=[ADD],
+            tool_choice="auto",
+            parallel_tool_calls=False,
+            metadata={"purpose": "sums"},
+            store=False,
+        )
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert json.loads(call.function.arguments) == {"a": 2, "b": "ü"}  # type: ignore[union-attr]
+    assert answer.choices[0].message.content == "Let me see."
+
+
+def test_a_call_that_is_nested_too_deeply_is_text() -> None:
+    for depth in (300, 100_000):
+        deep = '{"name": "add", "arguments": {"a": ' + "[" * depth + "]" * depth + "}}"
+        text = f"<tool_call>{deep}</tool_call>"
+        assert tool_calls(text) == ()
+        assert without_calls(text) == text
 
 
 async def test_a_template_that_shows_no_tools_refuses_them(serving: Serving) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlforge.config.serving import AbTestConfig
-from rlforge.serving.records import Deployment
+from rlforge.serving.records import Arm, Deployment
 from rlforge.serving.router import Trial, place
 
 NEW = Deployment(number=3, phase="trial", strategy="ab_test", source="somewhere")
@@ -43,14 +46,45 @@ def test_a_user_changes_to_the_new_version_once_and_never_back(user: str) -> Non
     assert [arms[0], arms[10], arms[20]] == expected
 
 
-def test_the_share_grows_with_outcomes_of_the_new_version_only() -> None:
+@pytest.mark.parametrize("arm", ["current", "new"])
+def test_the_share_grows_with_outcomes_of_either_version(arm: Arm) -> None:
     trial = _trial(shares=[0.1, 0.5], step_outcomes=5, min_outcomes=1000)
-    for _ in range(100):
-        trial.add("current", 0.0)
+    for _ in range(4):
+        trial.add(arm, 0.0)
     assert trial.share == 0.1
-    for _ in range(5):
-        trial.add("new", 0.0)
+    trial.add(arm, 0.0)
     assert trial.share == 0.5
+
+
+def test_a_trial_goes_on_where_no_agent_is_among_the_first_share() -> None:
+    """Of the 16 agents of a default run, deploy-2 gets none at first."""
+    trial = Trial(dataclasses.replace(NEW, number=2), AbTestConfig())
+    agents = [f"agent-{number}" for number in range(1, 17)]
+    assert {trial.arm(agent) for agent in agents} == {"current"}
+    draw = np.random.default_rng(0)
+    for episode in range(100):
+        for agent in agents * 24:
+            if trial.ending is not None:
+                break
+            arm = trial.arm(agent)
+            reward = draw.normal(0.2 * (arm == "new"), 0.35)
+            trial.add(arm, reward, cluster=f"{agent}/{episode}", stage=str(episode))
+    assert trial.ending == "promote"
+    assert trial.test.outcomes < 10_000
+
+
+@given(number=st.integers(0, 10**6), agents=st.integers(1, 40))
+def test_every_trial_ends_whatever_the_places_of_its_agents(number: int, agents: int) -> None:
+    config = AbTestConfig(step_outcomes=20, min_outcomes=20, max_outcomes=100)
+    trial, shares = Trial(dataclasses.replace(NEW, number=number), config), set()
+    outcomes = 0
+    while trial.ending is None:
+        agent = f"agent-{outcomes % agents + 1}"
+        shares.add(trial.share)
+        trial.add(trial.arm(agent), outcomes % 2, cluster=agent, stage=str(outcomes // 40))
+        outcomes += 1
+    assert outcomes <= 100
+    assert outcomes < 100 or shares == {0.1, 0.25, 0.5}
 
 
 def test_requests_without_a_user_are_divided_by_the_share() -> None:

@@ -555,11 +555,36 @@ async def test_during_a_trial_other_deployments_fail_and_a_rollback_ends_it(
         assert service.history()[1].reason == "trial: enough"
 
 
-async def test_a_reward_must_be_a_finite_number(
+async def test_a_reward_must_be_a_number_within_its_bounds(
     opened: Opened, config: ServingConfig, adapter: Checkpoint
 ) -> None:
     async with opened(**_ab(config)) as service:
         await service.deploy(adapter)
-        with pytest.raises(ValueError, match="finite"):
-            await service.record_outcome(float("nan"), uid="deploy-1")
+        for reward in (float("nan"), float("inf"), 1.001, -1e200):
+            with pytest.raises(ValueError, match=r"must be a number in \[-1, 1\], not"):
+                await service.record_outcome(reward, uid="deploy-1")
         assert not await service.record_outcome(1.0, uid="deploy-7")
+
+
+async def test_outcomes_on_record_outside_of_the_bounds_are_left_out_of_a_trial(
+    opened: Opened,
+    config: ServingConfig,
+    adapter: Checkpoint,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As an earlier release took them: their squares are no numbers any more."""
+    settings = _ab(config, shares=[0.5], min_outcomes=10, max_outcomes=30)
+    async with opened(rewards=(-1e300, 1e300), **settings) as service:
+        await service.deploy(adapter)
+        for reward in (0.5, 1e200, -1e200, 0.25):
+            assert await service.record_outcome(reward, uid="deploy-1")
+    async with opened(**settings) as service:
+        assert "goes on without 2 of 4 outcomes: their rewards lie outside of [-1, 1]" in (
+            caplog.text
+        )
+        assert service.trial is not None
+        arm = service.trial.test.arms["new"]
+        assert (arm.count, arm.total) == (2, 0.75)
+        for number in range(28):
+            await service.record_outcome(number / 28, uid=f"deploy-{number % 2}")
+        assert service.trial is None

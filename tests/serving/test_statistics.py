@@ -168,6 +168,38 @@ def test_the_variance_is_that_of_clusters(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen[-1] == pytest.approx(plain * effective / (effective - 2))
 
 
+def test_a_user_counts_once_in_a_stage_however_many_the_outcomes() -> None:
+    test = MixtureSprt(alpha=0.05, effect=0.1, min_outcomes=10)
+    for user in range(20):
+        for arm, reward in (("current", 0.1 * (user % 2)), ("new", 0.5 + 0.1 * (user % 3))):
+            test.add(arm, reward, stage="1", cluster=f"{arm}{user}")  # type: ignore[arg-type]
+    for _ in range(1000):
+        test.add("new", -1.0, stage="1", cluster="new0")
+    test.look()
+    # The mean of user 0 becomes (0.5 - 1000) / 1001, one of twenty.
+    new = [0.5 + 0.1 * (user % 3) for user in range(1, 20)] + [(0.5 - 1000) / 1001]
+    assert test.difference == pytest.approx(np.mean(new) - 0.05)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_one_client_cannot_decide_a_trial_of_equal_versions(share: float) -> None:
+    """A ``share`` of the outcomes is its own: 1 for the new version, -1 for the current one."""
+    for seed in range(5):
+        draw = np.random.default_rng(seed)
+        test = MixtureSprt(alpha=0.05, effect=0.03, min_outcomes=50)
+        for number in range(10_000):
+            arm: Arm = "new" if draw.uniform() < 0.5 else "current"
+            lies = draw.uniform() < share
+            test.add(
+                arm,
+                (1.0 if arm == "new" else -1.0) if lies else draw.normal(0.3, 0.35),
+                stage=str(number // 50),
+                cluster="liar" if lies else f"user {number}",
+            )
+        test.look()
+        assert test.verdict is None
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_equal_versions_are_told_apart_rarely_by_dependent_drifting_outcomes(
     persistent: bool,

@@ -60,8 +60,12 @@ def serve(
     """
     from rlforge.serving import server
 
-    setup = server.compose_service(arguments or [], config_dir)
-    server.serve(setup, lambda text: typer.echo(text, err=True))
+    setup, checks = server.compose_service(arguments or [], config_dir), None
+    if setup.continuous is not None and setup.source is not None:
+        from rlforge.continuous.policy_side import checks_of_run  # imports torch
+
+        checks = checks_of_run(setup.source, setup.continuous)
+    server.serve(setup, lambda text: typer.echo(text, err=True), checks)
 
 
 def deploy(

@@ -32,16 +32,16 @@ class AbTestConfig(Group):
     shares: Annotated[list[Probability], Length(1, inf)] = field(
         default_factory=lambda: [0.1, 0.25, 0.5]
     )
-    #: Outcomes of the new version after which the next share holds.
-    step_outcomes: Count = 100
+    #: Outcomes of both versions after which the next share holds.
+    step_outcomes: Count = 500
     #: Probability of a verdict where there is no difference, over all looks at the data.
     alpha: Probability = 0.05
     #: Difference of mean rewards for which the test is most powerful (sd of the normal mixture).
     effect: Positive = 0.03
     #: Outcomes of each version before the test may give a verdict.
     min_outcomes: Count = 50
-    #: Outcomes of the new version after which an undecided test ends.
-    max_outcomes: Count = 20000
+    #: Outcomes of both versions after which an undecided test ends.
+    max_outcomes: Count = 40000
     #: After an undecided test ``keep`` the current version or ``promote`` the new one.
     undecided: Literal["keep", "promote"] = "keep"
 
@@ -73,8 +73,9 @@ class DeploymentConfig(Group):
     alpha: Probability = 0.05
     #: Test of the paired differences: ``t``, ``wilcoxon`` or ``sign``.
     test: Literal["t", "wilcoxon", "sign"] = "t"
-    #: Refuse a version whose rewards in held-out markets rise while its profit does not, or whose
-    #: answers are refused more often: it exploits the reward. Without a market nothing is checked.
+    #: Refuse a version whose profit in held-out markets does not rise with its rewards, which puts
+    #: money at stake much less often, or whose answers are refused more often: it exploits the
+    #: reward. Without a market nothing is checked.
     check_conduct: bool = True
     #: Time-out in seconds of each step of a deployment, including the held-out games.
     timeout_s: Positive = 600.0
@@ -115,6 +116,10 @@ class ServeConfig(Group):
     max_concurrent: Count = 64
     #: Most tokens of an answer whose request names no limit.
     default_max_tokens: Count = 256
+    #: Least reward that a client may report (``POST /v1/outcomes``).
+    outcome_low: float = -1.0
+    #: Largest reward that a client may report.
+    outcome_high: float = 1.0
     #: Seconds for running requests to finish when the service stops.
     drain_s: Positive = 30.0
     #: Collector of OpenTelemetry spans (OTLP over HTTP), as ``http://localhost:6006/v1/traces`` of
@@ -122,6 +127,10 @@ class ServeConfig(Group):
     traces: Url | None = None
     #: How often dead engines are restarted before the service ends.
     max_engine_restarts: Whole = 100
+
+    def clashes(self) -> Iterator[Problem]:
+        if not self.outcome_low < self.outcome_high:
+            yield "outcome_low", f"must be below serve.outcome_high={self.outcome_high:g}"
 
 
 @dataclass

@@ -10,12 +10,19 @@ from rlforge.rollout.lineup import eval_envs
 from rlforge.system.packages import need_packages
 
 
-def check_service(composed: Composed[ServingConfig], *, keys: bool = True) -> None:
-    """Raise ConfigError for the first impossible value, unknown name or contradiction."""
+def check_service(
+    composed: Composed[ServingConfig], *, keys: bool = True, games: bool = True
+) -> None:
+    """Raise ConfigError for the first impossible value, unknown name or contradiction.
+
+    games: whether new versions are tested in the games of ``env``; those of a continuous run have
+    tests of their own.
+    """
     config = composed.config
     check_policy(composed)
-    check_lineup(composed, keys=keys)
-    if config.deployment.holdout_games:
+    if games:
+        check_lineup(composed, keys=keys)
+    if games and config.deployment.holdout_games:
         opponent = [config.deployment.holdout_opponent]
         check_opponents(composed, "deployment.holdout_opponent", opponent, eval_envs(config))
     needed = 3 if config.deployment.strategy == "ab_test" else 2

@@ -7,20 +7,19 @@ import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
-from rlforge.engines.base import check_request, decoder
-from rlforge.errors import EngineError, RlforgeError
+from tokenizers.decoders import DecodeStream
+
+from rlforge.engines.base import check_request
+from rlforge.errors import ConfigError, EngineError, RlforgeError
 from rlforge.serving.conversations import conversation_tokens, takes_tools
 from rlforge.serving.protocol import ChatRequest, CompletionRequest, Sampling
 from rlforge.serving.records import Deployment
 from rlforge.serving.service import DeploymentService
 from rlforge.system.values import writable
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
-
-#: The character that tokenizers put for bytes that are not, or not yet, a whole character.
-_UNFINISHED = "�"
 
 
 class BadRequestError(RlforgeError):
@@ -49,7 +48,8 @@ class Limits:
 class CheckedRequest:
     """A checked request. pinned: the version that it names; None: that of its ``user``.
 
-    began: when it came, in seconds since 1970.
+    trial: number of the deployment on trial that chooses its version; None where none does. began:
+    when it came, in seconds since 1970.
     """
 
     began: float
@@ -58,6 +58,7 @@ class CheckedRequest:
     stops: tuple[str, ...]
     user: str | None
     pinned: PolicyRef | None
+    trial: int | None
 
 
 @value
@@ -120,23 +121,23 @@ class AnswerObserver(Protocol):
 class TextStream:
     """Turns tokens into pieces of text; their concatenation is the text of all tokens.
 
-    decode: ids to text. stops: strings that end the text and are not part of it; text that may be
-    the beginning of one is held back, as are characters whose bytes are incomplete.
+    tokenizer: a Hugging Face one of ``tokenizers``. stops: strings that end the text and are not
+    part of it; text that may be the beginning of one is held back, as are characters whose bytes
+    are incomplete.
 
     Example:
-        >>> text = TextStream(lambda ids: bytes(ids).decode(errors="replace"), stops=("END",))
-        >>> [text.add(piece) for piece in (b"Hall", b"o E", b"-", "é".encode()[:1], b"\\xa9 END.")]
-        ['Hall', 'o ', 'E-', '', 'é ']
+        >>> from rlforge.models.tiny.vocabulary import build_tokenizer
+        >>> tokenizer = build_tokenizer([])  # a token a byte
+        >>> text = TextStream(tokenizer, stops=["END"])
+        >>> [text.add([token]) for token in tokenizer.encode("é EEND.")]
+        ['', 'é', ' ', '', 'E', '', '', '']
         >>> text.stopped
         True
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
-        self._decode, self._stops = decode, tuple(stops)
-        self._ids: list[int] = []
-        # Ids up to _read are in _text. New ids are decoded together with those from _prefix on,
-        # because the text of a token may depend on the token before it.
-        self._prefix = self._read = 0
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
+        self._tokenizer, self._stops = tokenizer, tuple(stops)
+        self._stream = DecodeStream(skip_special_tokens=True)
         self._text = ""
         self._sent = 0
         self.stopped = False
@@ -148,25 +149,14 @@ class TextStream:
 
     def add(self, ids: Sequence[int]) -> str:
         """The next piece, which may be empty."""
-        self._ids.extend(ids)
-        fresh = self._fresh()
-        if fresh and not fresh.endswith(_UNFINISHED):
-            self._take(fresh)
+        self._text += self._stream.step(self._tokenizer.backend_tokenizer, list(ids)) or ""
         return self._release(self._held_back())
 
     def finish(self, ids: Sequence[int]) -> str:
         """The last piece; ``ids`` are all tokens of the answer, including those added before."""
-        self._ids.extend(ids[len(self._ids) :])
-        self._take(self._fresh())
+        whole = self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=True)
+        self._text += whole[len(self._text) :]
         return self._release(0)
-
-    def _fresh(self) -> str:
-        known = self._decode(self._ids[self._prefix : self._read])
-        return self._decode(self._ids[self._prefix :])[len(known) :]
-
-    def _take(self, fresh: str) -> None:
-        self._text += fresh
-        self._prefix, self._read = self._read, len(self._ids)
 
     def _held_back(self) -> int:
         """Number of characters at the end that may begin a stop string."""
@@ -256,8 +246,12 @@ class Answering:
         limits: Limits,
         model_name: str,
     ) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise ConfigError(
+                f"model.name: {type(tokenizer).__name__} is a tokenizer in Python, and answers are "
+                "decoded by the library tokenizers; serve a model that has a tokenizer.json"
+            )
         self._service, self._tokenizer, self._limits = service, tokenizer, limits
-        self._decode = decoder(tokenizer)
         self.model_name = model_name
 
     def models(self) -> dict[str, Deployment]:
@@ -282,6 +276,7 @@ class Answering:
         limits = self._limits
         named, prompt = self.model(request.model), self._prompt(request)
         pinned = None if request.model == self.model_name else named.policy()
+        trial = self._service.trial if pinned is None else None
         given: dict[str, Any] = {
             "temperature": request.temperature,
             "top_p": request.top_p,
@@ -320,6 +315,7 @@ class Answering:
             stops=request.stops(),
             user=request.user,
             pinned=pinned,
+            trial=None if trial is None else trial.deployment.number,
         )
 
     def conversation(
@@ -342,7 +338,7 @@ class Answering:
         Closing the iterator, or a stop string, cancels the request in the engine. Raises
         EngineError when there is no answer.
         """
-        text = TextStream(self._decode, asked.stops)
+        text = TextStream(self._tokenizer, asked.stops)
         tokens = TokenStream(self._service, asked, as_drawn=stream or bool(asked.stops))
         completion, finish_reason = None, "stop"
         try:
@@ -387,12 +383,8 @@ class Answering:
             if tools and not takes_tools(self._tokenizer, tools):
                 raise BadRequestError("the model's chat template knows no tools", param="tools")
             return conversation_tokens(self._tokenizer, _messages(request), tools)
-        except BadRequestError:
-            raise
-        except Exception as error:  # templates raise errors of many kinds
-            raise BadRequestError(
-                f"the model's chat template refuses these messages: {error}", param="messages"
-            ) from error
+        except ValueError as error:
+            raise BadRequestError(str(error), param="messages") from error
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(writable(text), add_special_tokens=False))

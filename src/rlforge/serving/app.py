@@ -36,7 +36,7 @@ from rlforge.serving.answering import (
     End,
     Piece,
 )
-from rlforge.serving.guard import App, Guard
+from rlforge.serving.guard import App, Guard, network
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.protocol import (
     ChatRequest,
@@ -78,13 +78,14 @@ class Api:
         engine: Engine,
         answering: Answering,
         config: ServeConfig,
-        ids: AnswerIds,
+        tokens: Tokens,
         metrics: Metrics,
         ready: Callable[[], bool],
         observers: Sequence[AnswerObserver],
     ) -> None:
         self._service, self._engine, self._answering = service, engine, answering
-        self._config, self._ids, self._metrics, self._ready = config, ids, metrics, ready
+        self._config, self._metrics, self._ready = config, metrics, ready
+        self._tokens, self._ids = tokens, AnswerIds(tokens.admin)
         self._observers = tuple(observers)
         self._under_way = 0
 
@@ -107,25 +108,48 @@ class Api:
         """``GET /v1/models/NAME``."""
         return JSONResponse(_model(name, self._answering.model(name)))
 
-    async def outcome(self, given: OutcomeRequest) -> Response:
+    async def outcome(self, given: OutcomeRequest, request: Request) -> Response:
         """``POST /v1/outcomes``: the reward of the answer ``id``.
 
         counted: in the trial under way. learned: it becomes a decision to learn from.
         """
+        low, high = self._config.outcome_low, self._config.outcome_high
+        if not low <= given.reward <= high:
+            raise BadRequestError(
+                f"a reward lies in [{low:g}, {high:g}] (serve.outcome_low, serve.outcome_high), "
+                f"and {given.reward:g} does not",
+                param="reward",
+            )
         known = self._ids.read(given.id)
         if known is None:
             raise BadRequestError(
                 f"{given.id!r} is not the id of an answer of this service", param="id"
             )
-        uid, user = known
-        counted = await self._service.record_outcome(
-            given.reward, uid=uid, key=given.id, cluster=user
+        trial = self._service.trial
+        counted = (
+            trial is not None
+            and known.trial == trial.deployment.number
+            and await self._service.record_outcome(
+                given.reward, uid=known.uid, key=given.id, cluster=self._judge(request, known.user)
+            )
         )
         self._metrics.outcomes.labels(str(counted).lower()).inc()
         learned = [await one.rewarded(given.id, given.reward) for one in self._observers]
         return JSONResponse(
-            {"id": given.id, "version": uid, "counted": counted, "learned": any(learned)}
+            {"id": given.id, "version": known.uid, "counted": counted, "learned": any(learned)}
         )
+
+    def _judge(self, request: Request, user: str) -> str:
+        """16 digits that stand for who judges an answer to ``user``.
+
+        Administrators' programs report what each user found. Other clients can call their users
+        what they like, so all that comes from one address is one judgement.
+        """
+        header = request.headers.get("authorization", "").encode("latin-1")
+        if self._tokens.allow(header, admin=True):
+            return user
+        host = request.client.host if request.client is not None else ""
+        return self._ids.stand_in(f"address {network(host)}")
 
     # ------------------------------------------------------------ operation
 
@@ -187,7 +211,7 @@ class Api:
         pieces = None
         if asked.wants_logprobs() and end.completion is not None:
             pieces = self._answering.token_texts(end.completion)
-        envelope = self._envelope(asked, end.policy)
+        envelope = self._envelope(asked, checked, end.policy)
         await self._observe(envelope.id, asked, checked, end)
         answer = envelope.answer(
             end.text, end.finish_reason, end.completion, pieces, tools=bool(asked.offered())
@@ -218,7 +242,7 @@ class Api:
             await pieces.aclose()
             raise
         self._metrics.first_token.observe(time.perf_counter() - started)
-        envelope = self._envelope(asked, first.policy)
+        envelope = self._envelope(asked, checked, first.policy)
         usage_wanted = asked.stream_options is not None and asked.stream_options.include_usage
         prompt = len(checked.prompt_token_ids) if usage_wanted else None
 
@@ -274,14 +298,15 @@ class Api:
         if prompt is not None:
             yield envelope.usage_piece(prompt, piece.tokens)
 
-    def _envelope(self, asked: Sampling, policy: PolicyRef) -> Envelope:
+    def _envelope(self, asked: Sampling, checked: CheckedRequest, policy: PolicyRef) -> Envelope:
         prefix = "chatcmpl" if asked.kind == "chat" else "cmpl"
         return Envelope(
             kind=asked.kind,
-            id=self._ids.new(prefix, policy.uid, asked.user),
+            id=self._ids.new(prefix, policy.uid, asked.user, trial=checked.trial),
             created=int(time.time()),
             model=asked.model,
             uid=policy.uid,
+            parallel=not (isinstance(asked, ChatRequest) and asked.parallel_tool_calls is False),
         )
 
     async def _observe(
@@ -294,7 +319,7 @@ class Api:
         assert known is not None, "it is one of ours"
         answer = Answered(
             id=answer_id,
-            user=known[1],
+            user=known.user,
             version=end.policy.uid,
             began=checked.began,
             prompt_tokens=len(checked.prompt_token_ids),
@@ -337,8 +362,7 @@ def make_app(
     observers: Sequence[AnswerObserver] = (),
 ) -> App:
     """The service as an ASGI application behind its guard."""
-    ids = AnswerIds(tokens.admin)
-    api = Api(service, engine, answering, config, ids, metrics, ready, observers)
+    api = Api(service, engine, answering, config, tokens, metrics, ready, observers)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for method, path, endpoint in (
         ("POST", "/v1/chat/completions", api.chat),

@@ -6,12 +6,17 @@ Calls are read as Hermes and Qwen write them, any number of them with text aroun
 
 from __future__ import annotations
 
-import json
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from rlforge.system.values import writable
+from pydantic_core import from_json
+
+from rlforge.errors import ConfigError
+from rlforge.games.encoding import Encoder
+from rlforge.games.markup import chat_text
 
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
@@ -21,30 +26,35 @@ def conversation_tokens(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[int, ...]:
-    """The prompt of a conversation, by the model's chat template. tools: in OpenAI's form."""
-    text = _rendered(tokenizer, messages, tools)
-    return tuple(tokenizer.encode(writable(text), add_special_tokens=False))
+    """The prompt of a conversation, by the model's chat template. tools: in OpenAI's form.
+
+    Control tokens are those of the template: in messages, in calls and in tools they are text.
+    Raises ValueError where the template refuses the messages.
+    """
+    with _refusals_explained():
+        return _encoder(tokenizer, str(tokenizer.chat_template)).chat(messages, tools or ())
+
+
+@lru_cache(maxsize=8)
+def _encoder(tokenizer: Any, chat_template: str) -> Encoder:
+    """The encoder of a tokenizer with this chat template, whose change makes it void."""
+    return Encoder(tokenizer)
 
 
 def takes_tools(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the model's chat template shows tools to the model."""
+    """Whether the model's chat template shows tools to the model. Raises ValueError as above."""
     asked = [{"role": "user", "content": "?"}]
-    return _rendered(tokenizer, asked, tools) != _rendered(tokenizer, asked, None)
+    with _refusals_explained():
+        return chat_text(asked, tokenizer, tools) != chat_text(asked, tokenizer)
 
 
-def _rendered(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
-) -> str:
-    return str(
-        tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tools=[dict(tool) for tool in tools] if tools else None,
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-    )
+@contextlib.contextmanager
+def _refusals_explained() -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        reason = error.__cause__ or error
+        raise ValueError(f"the model's chat template refuses these messages: {reason}") from error
 
 
 def tool_calls(text: str, prefix: str = "call") -> tuple[Mapping[str, Any], ...]:
@@ -71,8 +81,8 @@ def without_calls(text: str) -> str:
 
 def _call(written: str) -> dict[str, Any] | None:
     try:
-        call = json.loads(written)
-    except ValueError:
+        call = from_json(written, allow_inf_nan=False)
+    except ValueError:  # no JSON, or nested too deeply
         return None
     if not isinstance(call.get("name"), str):
         return None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Callable
 from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlforge.config.serving import ServeConfig
 from rlforge.serving.protocol import error_body
@@ -18,13 +21,9 @@ from rlforge.serving.tokens import Tokens
 _PUBLIC = ("/health", "/ready")
 _ADMIN = "/admin/"
 
-log = logging.getLogger(__name__)
+App = ASGIApp
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Scope = MutableMapping[str, Any]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+log = logging.getLogger(__name__)
 
 
 def is_loopback(host: str) -> bool:
@@ -33,6 +32,25 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def network(host: str) -> str:
+    """An address; of IPv6 the /64, as one machine may have all addresses of it.
+
+    Example:
+        >>> network("10.0.0.7"), network("::ffff:10.0.0.7"), network("2001:db8::7")
+        ('10.0.0.7', '10.0.0.7', '2001:db8::/64')
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return host
+    mapped = address.ipv4_mapped
+    if mapped is not None:
+        return str(mapped)
+    return str(ipaddress.ip_network((int(address), 64), strict=False))
 
 
 class Guard:
@@ -79,12 +97,12 @@ class Guard:
                 log.warning("%s %r: %s", scope["method"], scope["path"], status or "no answer")
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = {name.lower(): content for name, content in scope["headers"]}
+        headers = Headers(scope=scope)
         refused = self._refuse(scope["path"], headers)
         if refused is None and scope["method"] in ("POST", "PUT", "PATCH"):
             refused = self._refuse_form(headers)
             if refused is None:
-                body = await self._read(receive)
+                body = await self._read(Request(scope, receive))
                 if isinstance(body, bytes):
                     await self._app(scope, _replay(body, receive), send)
                     return
@@ -92,11 +110,10 @@ class Guard:
         if refused is None:
             await self._app(scope, receive, send)
         else:
-            await _answer(send, *refused)
+            await _answer(*refused)(scope, receive, send)
 
-    def _refuse(self, path: str, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
-        host = headers.get(b"host", b"").decode("latin-1")
-        if self._loopback and not is_loopback(_hostname(host)):
+    def _refuse(self, path: str, headers: Headers) -> tuple[int, str, str] | None:
+        if self._loopback and not is_loopback(_hostname(headers.get("host", ""))):
             return 403, "forbidden_host", "this service answers to names of this machine only"
         admin = path.startswith(_ADMIN)
         needs = admin or (
@@ -104,17 +121,17 @@ class Guard:
         )
         if not needs:
             return None
-        kind, _, given = headers.get(b"authorization", b"").partition(b" ")
-        if kind.lower() == b"bearer" and self._tokens.allow(given.strip(), admin=admin):
+        given = headers.get("authorization", "").encode("latin-1")
+        if self._tokens.allow(given, admin=admin):
             return None
         which = "the administrators' token" if admin else "a token"
         return 401, "invalid_api_key", f"{which} is needed: Authorization: Bearer TOKEN"
 
-    def _refuse_form(self, headers: dict[bytes, bytes]) -> tuple[int, str, str] | None:
-        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if kind != b"application/json":  # browsers do not send it across sites unasked
+    def _refuse_form(self, headers: Headers) -> tuple[int, str, str] | None:
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":  # browsers do not send it across sites unasked
             return 415, "unsupported_media_type", "the body must be application/json"
-        length = headers.get(b"content-length", b"0")
+        length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._config.max_body_bytes:
             return self._too_large()
         return None
@@ -123,22 +140,20 @@ class Guard:
         most = self._config.max_body_bytes
         return 413, "request_too_large", f"the body is larger than {most} bytes"
 
-    async def _read(self, receive: Receive) -> bytes | tuple[int, str, str]:
+    async def _read(self, request: Request) -> bytes | tuple[int, str, str]:
         body = bytearray()
         try:
             async with asyncio.timeout(self._config.body_timeout_s):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return 400, "incomplete_body", "the connection ended before the body"
-                    body += message.get("body", b"")
+                async for part in request.stream():
+                    body += part
                     if len(body) > self._config.max_body_bytes:
                         return self._too_large()
-                    if not message.get("more_body", False):
-                        return bytes(body)
+        except ClientDisconnect:
+            return 400, "incomplete_body", "the connection ended before the body"
         except TimeoutError:
             limit = self._config.body_timeout_s
             return 408, "body_timeout", f"the body did not arrive within {limit:g} s"
+        return bytes(body)
 
 
 def _hostname(host: str) -> str:
@@ -161,12 +176,11 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
-async def _answer(send: Send, status: int, code: str, message: str) -> None:
-    body = json.dumps(error_body(message, "invalid_request_error", code=code)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+def _answer(status: int, code: str, message: str) -> JSONResponse:
+    headers = {}
     if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
+        headers["www-authenticate"] = "Bearer"
     if status in (408, 413):  # the rest of the body is not read
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+        headers["connection"] = "close"
+    body = error_body(message, "invalid_request_error", code=code)
+    return JSONResponse(body, status, headers)

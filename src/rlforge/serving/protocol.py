@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
+from pydantic_core import from_json
 
 from rlforge.serving.conversations import tool_calls, without_calls
 from rlforge.types import Completion, value
@@ -38,7 +39,14 @@ class Function(_Strict):
     name: Text
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
+    strict: bool | None = None
+
+    @field_validator("strict")
+    @classmethod
+    def _check(cls, strict: bool | None) -> bool | None:
+        if strict:
+            raise ValueError("nothing forces arguments to follow the schema; use false")
+        return strict
 
 
 class Tool(_Strict):
@@ -57,7 +65,8 @@ class Called(_Strict):
     @field_validator("arguments")
     @classmethod
     def _check(cls, arguments: str) -> str:
-        if not isinstance(json.loads(arguments), dict):
+        # Unlike json.loads this refuses deep nesting with a ValueError.
+        if not isinstance(from_json(arguments, allow_inf_nan=False), dict):
             raise ValueError("must be the JSON text of an object")
         return arguments
 
@@ -102,7 +111,7 @@ class Message(_Strict):
                     "type": "function",
                     "function": {
                         "name": call.function.name,
-                        "arguments": json.loads(call.function.arguments),
+                        "arguments": from_json(call.function.arguments),
                     },
                 }
                 for call in self.tool_calls
@@ -181,9 +190,27 @@ class ChatRequest(Sampling):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = 0
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: Literal[True] | None = None
+    tool_choice: Any = None
+    #: False: of an answer with several calls of tools the first one counts.
+    parallel_tool_calls: bool | None = True
     response_format: ResponseFormat | None = None
+    #: Labels of a completion that is kept, which none is.
+    metadata: dict[str, str] | None = None
+    store: bool | None = False
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _check_choice(cls, choice: Any) -> Any:
+        if choice not in (None, "none", "auto"):
+            raise ValueError("nothing forces the model to call a tool; use auto or none")
+        return choice
+
+    @field_validator("store")
+    @classmethod
+    def _check_store(cls, store: bool | None) -> bool | None:
+        if store:
+            raise ValueError("completions are not kept for a later request; use false")
+        return store
 
     def limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
@@ -232,6 +259,7 @@ class Envelope:
     """The fields that all parts of one answer share. model: the name in the request.
 
     uid: of the version that answers; ``id`` contains it, so that outcomes find their version.
+    parallel: whether an answer may hold several calls of tools; otherwise the first one counts.
     """
 
     kind: Kind
@@ -239,6 +267,7 @@ class Envelope:
     created: int
     model: str
     uid: str
+    parallel: bool = True
 
     def _whole(self, chunk: bool, choices: list[dict[str, Any]]) -> dict[str, Any]:
         name = "chat.completion" if self.kind == "chat" else "text_completion"
@@ -253,6 +282,7 @@ class Envelope:
 
     def calls(self, text: str) -> list[dict[str, Any]]:
         """The calls of tools in an answer, their arguments as JSON text."""
+        calls = tool_calls(text, f"call_{self.id[-12:]}")
         return [
             {
                 **call,
@@ -261,7 +291,7 @@ class Envelope:
                     "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
                 },
             }
-            for call in tool_calls(text, f"call_{self.id[-12:]}")
+            for call in (calls if self.parallel else calls[:1])
         ]
 
     def answer(

@@ -28,15 +28,16 @@ class Trial:
 
     Each user has a fixed place in [0, 1); those below ``share`` get the new version, so a growing
     share moves users from the current version to the new one and never back. A request without a
-    user gets a random place.
+    user gets a random place. Share and end follow from the number of outcomes of both versions, so
+    a trial goes on and ends where no user has a place below the first shares.
 
     Example:
         >>> new = Deployment(number=2, phase="trial", strategy="ab_test", source="step-40")
         >>> trial = Trial(new, AbTestConfig(shares=[0.1, 0.5], step_outcomes=2))
         >>> trial.share, trial.arm("agent-1"), trial.arm("agent-2")
         (0.1, 'current', 'current')
-        >>> for reward in (0.3, 0.7):
-        ...     trial.add("new", reward)
+        >>> trial.add("current", 0.3)
+        >>> trial.add("new", 0.7)
         >>> trial.share, trial.arm("agent-1"), trial.arm("agent-2")
         (0.5, 'current', 'new')
     """
@@ -51,7 +52,7 @@ class Trial:
     @property
     def share(self) -> float:
         """Share of users with the new version; the next of ``shares`` every ``step_outcomes``."""
-        step = self.test.arms["new"].count // self._config.step_outcomes
+        step = self.test.outcomes // self._config.step_outcomes
         return self._config.shares[min(step, len(self._config.shares) - 1)]
 
     def arm(self, user: str | None) -> Arm:
@@ -69,7 +70,7 @@ class Trial:
         if stage is None:
             stage = str(self.test.outcomes // self._config.min_outcomes)
         self.test.add(arm, reward, cluster=cluster, stage=stage)
-        if self.test.arms["new"].count >= self._config.max_outcomes:
+        if self.test.outcomes >= self._config.max_outcomes:
             self.test.look()
 
     @property
@@ -77,7 +78,7 @@ class Trial:
         """``promote`` or ``roll_back`` once the test or ``max_outcomes`` has decided."""
         if self.test.verdict is not None:
             return "promote" if self.test.verdict == "new_is_better" else "roll_back"
-        if self.test.arms["new"].count >= self._config.max_outcomes:
+        if self.test.outcomes >= self._config.max_outcomes:
             return "promote" if self._config.undecided == "promote" else "roll_back"
         return None
 

@@ -20,9 +20,9 @@ from omegaconf.errors import OmegaConfBaseException
 from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import Composed, compose, from_yaml, to_yaml
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.roots import kind_of_run
+from rlforge.config.roots import kind_of_run, read_run
 from rlforge.config.rules import changed
-from rlforge.config.schema import EnvEntry, HardwareConfig
+from rlforge.config.schema import HardwareConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine
 from rlforge.errors import ConfigError, DeploymentError, RunError
@@ -32,7 +32,7 @@ from rlforge.serving.answering import AnswerObserver
 from rlforge.serving.client import ADDRESS_FILE, STATE_DIR
 from rlforge.serving.guard import App, is_loopback
 from rlforge.serving.metrics import Metrics
-from rlforge.serving.records import Deployment
+from rlforge.serving.records import Deployment, Holdout, Probe
 from rlforge.serving.service import DeploymentService
 from rlforge.serving.tokens import Tokens, make_tokens
 from rlforge.system.files import atomic_write
@@ -51,11 +51,27 @@ _SERVICE_GROUPS = ("deployment", "serve", "hardware")
 
 @value
 class ServiceSetup:
-    """config: validated. source: a run to deploy at the first start; None: the base model."""
+    """config: validated. source: a run to deploy at the first start; None: the base model.
+
+    continuous: the source's configuration with the service's changes, where it is a continuous run.
+    """
 
     config: ServingConfig
     source: Path | None
     state_dir: Path
+    continuous: ContinuousConfig | None = None
+
+
+@value
+class Checks:
+    """What every new version must answer, and how it is compared with the current one."""
+
+    probes: Sequence[Probe]
+    holdout: Holdout | None
+
+
+MakeChecks = Callable[[Engine, Any], Checks]
+"""Makes the checks of new versions, for the engine that answers and its tokenizer."""
 
 
 def compose_service(arguments: Sequence[str], config_dir: Path | None = None) -> ServiceSetup:
@@ -73,9 +89,21 @@ def compose_service(arguments: Sequence[str], config_dir: Path | None = None) ->
     else:
         composed = compose(overrides, config_dir, root=ServingConfig)
         source, state_dir = None, Path(STATE_DIR)
-    check_service(composed)
+    continuous = None
+    if source is not None and kind_of_run(source) is ContinuousConfig:
+        continuous = _served(read_run(source, ContinuousConfig), composed.config)
+    check_service(composed, games=continuous is None)
     state_dir = Path(composed.config.serve.state_dir or state_dir)
-    return ServiceSetup(config=composed.config, source=source, state_dir=state_dir)
+    return ServiceSetup(
+        config=composed.config, source=source, state_dir=state_dir, continuous=continuous
+    )
+
+
+def _served(run: ContinuousConfig, service: ServingConfig) -> ContinuousConfig:
+    """The configuration of ``run`` with all that a service has, too, as ``service`` has it."""
+    names = {field.name for field in dataclasses.fields(run)}
+    shared = names & {field.name for field in dataclasses.fields(service)}
+    return dataclasses.replace(run, **{name: getattr(service, name) for name in shared})
 
 
 def _of_run(
@@ -100,8 +128,6 @@ def _of_run(
                 f"single values of it, as in {_head(change)}.KEY=VALUE"
             )
     config = from_yaml(run / "config.yaml", ServingConfig)
-    if kind_of_run(run) is ContinuousConfig:  # no environments: probes and games are of its market
-        config.env.train = [EnvEntry(id="market", source="market", max_turns=100)]
     config.deployment, config.serve = service.deployment, service.serve
     if any(_head(o) == "hardware" for o in overrides):
         config.hardware = service.hardware
@@ -116,10 +142,11 @@ def _head(override: str) -> str:
     return override.partition("=")[0].lstrip("+").split(".")[0].split("@")[0]
 
 
-def serve(setup: ServiceSetup, say: Say) -> None:
+def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> None:
     """Serve until SIGINT or SIGTERM; requests under way are finished then.
 
-    say: called with the progress of the start, and the address. Raises ConfigError before anything
+    say: called with the progress of the start, and the address. checks: of new versions; None: in
+    the games of the configuration. Raises ConfigError before anything
     is started, DeploymentError when no version can be served, and RunError when an engine died too
     often.
     """
@@ -144,7 +171,7 @@ def serve(setup: ServiceSetup, say: Say) -> None:
             resolve_model(config.model, say)
             with ray_started(hardware, graph.num_cpus):
                 setup = dataclasses.replace(setup, state_dir=state_dir)
-                asyncio.run(_serve(setup, graph, hardware, tokens, listener, say))
+                asyncio.run(_serve(setup, graph, hardware, tokens, listener, say, checks))
 
 
 async def _serve(
@@ -154,6 +181,7 @@ async def _serve(
     tokens: Tokens,
     listener: socket.socket,
     say: Say,
+    checks: MakeChecks | None,
 ) -> None:
     """Start the engines, open the service, answer until a signal."""
     from rlforge.actors.cluster import reason, start_actors
@@ -170,10 +198,9 @@ async def _serve(
     timeout_s = config.engine.request_timeout_s
     engine = RemoteEngine(actors.engines, "service", timeout_s=timeout_s, poll_s=REPORT_POLL_S)
     try:
-        async with assembled(config, state_dir, tokens, engine, ready=lambda: engine.ready) as (
-            service,
-            app,
-        ):
+        async with assembled(
+            config, state_dir, tokens, engine, checks=checks, ready=lambda: engine.ready
+        ) as (service, app):
             await _begin(service, setup.source, say)
             say(f"serving {service.current.uid} at {url_of(listener)}/v1, state in {state_dir}")
             if config.serve.require_token or not is_loopback(config.serve.host):
@@ -199,13 +226,15 @@ async def assembled(
     tokens: Tokens,
     engine: Engine,
     *,
+    checks: MakeChecks | None = None,
     ready: Callable[[], bool] = lambda: True,
     on_phase: Callable[[Deployment], None] = lambda deployment: None,
 ) -> AsyncIterator[tuple[DeploymentService, App]]:
     """The deployments in ``state_dir`` over ``engine``, and the HTTP application over them.
 
-    Probes and held-out games are those of the environments of evaluation. ready: whether the
-    engine answers. on_phase, errors raised: as for ``DeploymentService.open``.
+    checks: of new versions; None: probes and held-out games are those of the environments of
+    evaluation. ready: whether the engine answers. on_phase, errors raised: as for
+    ``DeploymentService.open``.
     """
     from rlforge.models.load import load_tokenizer, stop_token_ids
     from rlforge.serving.game_checks import GameHoldout, game_probes
@@ -214,6 +243,11 @@ async def assembled(
     tokenizer = load_tokenizer(config.model)
     stops = stop_token_ids(config.model, tokenizer)
     settings, metrics = config.deployment, Metrics()
+    if checks is None:
+        games = GameHoldout(config, engine, tokenizer, stops) if settings.holdout_games else None
+        tests = Checks(probes=game_probes(config, tokenizer, stops), holdout=games)
+    else:
+        tests = checks(engine, tokenizer)
 
     def count(deployment: Deployment) -> None:
         metrics.on_phase(deployment)
@@ -224,9 +258,10 @@ async def assembled(
         engine,
         settings,
         config.model,
-        game_probes(config, tokenizer, stops),
-        holdout=GameHoldout(config, engine, tokenizer, stops) if settings.holdout_games else None,
+        tests.probes,
+        holdout=tests.holdout,
         on_phase=count,
+        rewards=(config.serve.outcome_low, config.serve.outcome_high),
     )
     try:
         async with spans_of(config.serve, config.name, str(state_dir)) as spans:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import math
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -53,10 +52,12 @@ class DeploymentService:
         probes: Sequence[Probe],
         holdout: Holdout | None,
         on_phase: Callable[[Deployment], None] | None,
+        rewards: tuple[float, float],
     ) -> None:
         folder = folder.absolute()  # engines may run in another folder
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._config, self._holdout = folder, config, holdout
+        self._rewards = rewards
         self._lock = RunLock(folder)
         self._lock.acquire()
         try:
@@ -85,18 +86,20 @@ class DeploymentService:
         *,
         holdout: Holdout | None = None,
         on_phase: Callable[[Deployment], None] | None = None,
+        rewards: tuple[float, float] = (-1e6, 1e6),
     ) -> Self:
         """Serve the last version served from ``folder``; in a new folder, the engine's base model.
 
         Where that version's files are damaged, the newest former one is served (``fell_back``).
         model: which adapters must fit. probes: at least one. holdout: compares new versions with
         the current one where ``deploy`` is given none; None: no comparison. on_phase: called with
-        the deployment after every change of a phase.
+        the deployment after every change of a phase. rewards: the least and the largest outcome
+        of a trial; one on record that lies outside is left out.
         Raises ConfigError for impossible settings, RunError when another process owns the folder,
         DeploymentError when no version in it can be served, EngineError when the base model does
         not answer.
         """
-        service = cls(folder, engine, config, model, probes, holdout, on_phase)
+        service = cls(folder, engine, config, model, probes, holdout, on_phase, rewards)
         try:
             await service._resume()
         except BaseException:
@@ -221,10 +224,11 @@ class DeploymentService:
         depend on each other, as those of a user do. stage: names the stretch of time, in which
         versions are compared; None: counted by outcomes. Returns whether it counted: only outcomes
         of the two versions of a trial do. The outcome that decides a trial also ends it.
-        Raises ValueError for a reward that is not finite.
+        Raises ValueError for a reward outside of ``rewards`` of ``open``.
         """
-        if not math.isfinite(reward):
-            raise ValueError(f"a reward must be a finite number, not {reward}")
+        if not self._bounded(reward):
+            low, high = self._rewards
+            raise ValueError(f"a reward must be a number in [{low:g}, {high:g}], not {reward}")
         trial = self.trial
         if trial is None or uid not in (self.current.uid, trial.deployment.uid):
             return False
@@ -342,6 +346,9 @@ class DeploymentService:
             "another one, or set deployment.fall_back_to_base=true to serve the base model"
         )
 
+    def _bounded(self, reward: float) -> bool:
+        return self._rewards[0] <= reward <= self._rewards[1]
+
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work`` in a task of its own, which goes on when the caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
@@ -393,7 +400,15 @@ class DeploymentService:
                 log.error("the trial of %s cannot go on: %s", tried.uid, problem)
                 await self._deployer.advance(tried.number, "rolled_back", reason=problem)
                 continue
-            trial = Trial(tried, self._config.ab)
-            for one in self._journal.outcomes(tried.number):
+            trial, outcomes = Trial(tried, self._config.ab), self._journal.outcomes(tried.number)
+            kept = [one for one in outcomes if self._bounded(one.reward)]
+            if left_out := len(outcomes) - len(kept):
+                low, high = self._rewards
+                log.warning(
+                    "the trial of %s goes on without %d of %d outcomes: their rewards lie outside "
+                    "of [%g, %g]",
+                    *(tried.uid, left_out, len(outcomes), low, high),
+                )
+            for one in kept:
                 trial.add(one.arm, one.reward, cluster=one.cluster, stage=one.stage)
             self._router.live = dataclasses.replace(self._router.live, trial=trial)

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -114,13 +113,14 @@ class Sum:
 class MixtureSprt:
     """A two-sided mixture sequential probability ratio test of equal mean rewards.
 
-    Versions are compared within stages, stretches of time in which rewards have one level: the
-    difference d is the mean of the stages' differences of means, weighted by n_new n_current / n,
-    so neither a level that drifts nor a share that grows moves it. Outcomes of one cluster, such as
-    those of a user in an episode, may depend on each other: the variance v of d is the sum of the
-    squared influences of clusters (Liang and Zeger 1986), each part scaled by sqrt(g / (g - 1)) for
-    the g clusters of its stage and version, and by f / (f - 2) for f = (sum u^2)^2 / sum u^4
-    effective clusters of influences u. Stages with one cluster of a version do not count.
+    Versions are compared within stages, stretches of time in which rewards have one level, by the
+    means of clusters, such as the users or an agent in an episode: however many outcomes a cluster
+    has of a version in a stage, their mean counts once. The difference d is the mean of the stages'
+    differences of means, weighted by g_new g_current / (g_new + g_current) for the g clusters of a
+    stage and version, so neither a level that drifts nor a share that grows moves it. The variance
+    v of d is the sum of the squared influences of clusters (Liang and Zeger 1986), each part scaled
+    by sqrt(g / (g - 1)), and by f / (f - 2) for f = (sum u^2)^2 / sum u^4 effective clusters of
+    influences u. Stages with one cluster of a version do not count.
 
     The likelihood ratio of d is averaged over differences drawn from N(0, effect^2) (Robbins 1970;
     Johari et al. 2022, "Always valid inference", equation 8):
@@ -147,26 +147,24 @@ class MixtureSprt:
         self._stages: dict[str, dict[Arm, dict[str, Sum]]] = {}
         self._stage: str | None = None
         self.arms: dict[Arm, Sum] = {"current": Sum(), "new": Sum()}
+        #: Outcomes of both versions.
+        self.outcomes = 0
         self.difference = math.nan
         self.p_value = 1.0
         self.verdict: Verdict | None = None
 
-    @property
-    def outcomes(self) -> int:
-        """Outcomes of both versions."""
-        return sum(arm.count for arm in self.arms.values())
-
     def add(self, arm: Arm, reward: float, *, stage: str, cluster: str | None = None) -> None:
         """Include an outcome; the first one of another stage is also a ``look`` at those before.
 
-        cluster: outcomes with the same one may depend on each other; None: this one on no other.
-        Raises ValueError unless the reward is finite.
+        cluster: outcomes with the same one may depend on each other, and count as one in a stage;
+        None: this one depends on no other. Raises ValueError unless the reward is finite.
         """
         if not math.isfinite(reward):
             raise ValueError(f"a reward must be a finite number, not {reward}")
         if stage != self._stage:
             self.look()
             self._stage = stage
+        self.outcomes += 1
         self.arms[arm].add(reward)
         name = f"\0{self.outcomes}" if cluster is None else cluster
         cells = self._stages.setdefault(stage, {"current": {}, "new": {}})
@@ -181,14 +179,15 @@ class MixtureSprt:
         for cells in self._stages.values():
             if min(map(len, cells.values())) < 2:
                 continue
-            new, current = (_total(cells[arm]) for arm in ("new", "current"))
-            share = new.count * current.count / (new.count + current.count)
+            new, current = cells["new"], cells["current"]
+            share = len(new) * len(current) / (len(new) + len(current))
             weight += share
-            weighted += share * (new.mean - current.mean)
-            for sign, side, whole in ((1, cells["new"], new), (-1, cells["current"], current)):
-                scale = sign * share / whole.count * math.sqrt(len(side) / (len(side) - 1))
+            for sign, side in ((1, new), (-1, current)):
+                mean = math.fsum(own.mean for own in side.values()) / len(side)
+                weighted += sign * share * mean
+                scale = sign * share / math.sqrt(len(side) * (len(side) - 1))
                 for name, own in side.items():
-                    moved = scale * (own.total - own.count * whole.mean)
+                    moved = scale * (own.mean - mean)
                     influences[name] = influences.get(name, 0.0) + moved
         squares = math.fsum(moved**2 for moved in influences.values())
         if weight == 0.0:
@@ -203,13 +202,6 @@ class MixtureSprt:
         self.p_value = min(self.p_value, mixture_p_value(self.difference, variance, self._effect))
         if self.verdict is None and self.p_value <= self._alpha:
             self.verdict = "new_is_better" if self.difference > 0 else "new_is_worse"
-
-
-def _total(cells: Mapping[str, Sum]) -> Sum:
-    return Sum(
-        count=sum(one.count for one in cells.values()),
-        total=math.fsum(one.total for one in cells.values()),
-    )
 
 
 def mixture_p_value(difference: float, variance: float, effect: float) -> float:

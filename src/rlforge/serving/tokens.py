@@ -28,9 +28,12 @@ class Tokens:
     client: str
     admin: str
 
-    def allow(self, given: bytes, *, admin: bool) -> bool:
-        """Whether ``given`` allows a request, or, with ``admin``, an administrator's."""
-        known = (self.admin,) if admin else (self.admin, self.client)
+    def allow(self, authorization: bytes, *, admin: bool) -> bool:
+        """Whether a header ``Bearer TOKEN`` allows a request, or, with ``admin``, an admin call."""
+        kind, _, given = authorization.partition(b" ")
+        if kind.lower() != b"bearer":
+            return False
+        given, known = given.strip(), (self.admin,) if admin else (self.admin, self.client)
         return any(hmac.compare_digest(given, one.encode()) for one in known)
 
 
@@ -79,18 +82,33 @@ def _read(file: Path, variable: str) -> str:
     return token
 
 
+@value
+class AnswerId:
+    """What the id of an answer says.
+
+    uid: the deployment that answered. trial: number of the deployment on trial that chose it; None
+    for an answer outside of trials, and for one whose request named its version. user: 16 digits
+    that stand for the user.
+    """
+
+    uid: str
+    trial: int | None
+    user: str
+
+
 class AnswerIds:
     """Makes ids of answers, and recognises its own, so that no client can make one up.
 
-    An id names the deployment that answered, stands for the user without giving the name away, and
-    holds a signature. Services with the same ``secret`` recognise each other's.
+    An id names the deployment that answered and the trial that chose it, stands for the user
+    without giving the name away, and holds a signature. Services with the same ``secret`` recognise
+    each other's.
 
     Example:
         >>> ids = AnswerIds("secret")
-        >>> made = ids.new("chatcmpl", "deploy-3", "ann")
-        >>> deployment, user = ids.read(made)
-        >>> deployment, user == ids.read(ids.new("cmpl", "deploy-4", "ann"))[1]
-        ('deploy-3', True)
+        >>> made = ids.new("chatcmpl", "deploy-3", "ann", trial=4)
+        >>> known = ids.read(made)
+        >>> known.uid, known.trial, known.user == ids.stand_in("user ann")
+        ('deploy-3', 4, True)
         >>> ids.read(made.replace("deploy-3", "deploy-4")) is None
         True
     """
@@ -98,22 +116,21 @@ class AnswerIds:
     def __init__(self, secret: str) -> None:
         self._key = hashlib.sha256(f"answer ids\0{secret}".encode()).digest()
 
-    def new(self, kind: str, uid: str, user: str | None = None) -> str:
-        """The id of an answer of kind ``chatcmpl`` or ``cmpl`` by the deployment ``uid``."""
-        known = secrets.token_hex(8) if user is None else self._signature(f"user {user}")
-        begun = f"{kind}-{uid}-{known}{secrets.token_hex(8)}"
-        return begun + self._signature(begun)
+    def new(self, kind: str, uid: str, user: str | None = None, *, trial: int | None = None) -> str:
+        """The id of an answer of kind ``chatcmpl`` or ``cmpl``; see ``AnswerId``."""
+        known = secrets.token_hex(8) if user is None else self.stand_in(f"user {user}")
+        chosen_by = "" if trial is None else trial
+        begun = f"{kind}-{uid}-{chosen_by}-{known}{secrets.token_hex(8)}"
+        return begun + self.stand_in(begun)
 
-    def read(self, given: str) -> tuple[str, str] | None:
-        """Deployment of the answer ``given``, and 16 digits that are equal for answers to one user.
-
-        None where no answer has that id.
-        """
-        form = r"((?:chatcmpl|cmpl)-(deploy-\d+)-([0-9a-f]{16})[0-9a-f]{16})([0-9a-f]{16})"
-        found = re.fullmatch(form, given)
-        if found is None or not hmac.compare_digest(found[4], self._signature(found[1])):
+    def read(self, given: str) -> AnswerId | None:
+        """What the id ``given`` says; None where no answer has it."""
+        form = r"((?:chatcmpl|cmpl)-(deploy-\d+)-(\d*)-([0-9a-f]{16})[0-9a-f]{16})([0-9a-f]{16})"
+        found = re.fullmatch(form, given, re.ASCII)
+        if found is None or not hmac.compare_digest(found[5], self.stand_in(found[1])):
             return None
-        return found[2], found[3]
+        return AnswerId(uid=found[2], trial=int(found[3]) if found[3] else None, user=found[4])
 
-    def _signature(self, begun: str) -> str:
-        return hmac.new(self._key, begun.encode(), hashlib.sha256).hexdigest()[:16]
+    def stand_in(self, name: str) -> str:
+        """16 digits that stand for ``name``: only the service can tell which."""
+        return hmac.new(self._key, name.encode(), hashlib.sha256).hexdigest()[:16]

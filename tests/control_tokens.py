@@ -1,0 +1,172 @@
+"""Tokenizers of several families, and texts that read like their control tokens."""
+
+import copy
+
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
+from transformers import PreTrainedTokenizerFast
+
+from rlforge.models.tiny.vocabulary import build_tokenizer
+
+TEXT = [
+    "You play a game. The board is 3 by 3 and [4] is free. Player 1: hello! < | > [ ]",
+    "assistant user system model start end of turn think im_start sep bos eot_id header",
+] * 3
+QWEN = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+SENTENCES = ["<s>", "</s>", "<unk>", "<start_of_turn>", "<end_of_turn>", "<bos>"]
+LLAMA3 = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def trained(core, trainer, *, special=(), normalized=(), plain=(), **named):
+    core.train_from_iterator(TEXT, trainer)
+    core.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    core.add_special_tokens(
+        [AddedToken(text, special=True, normalized=True) for text in normalized]
+    )
+    core.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
+    return PreTrainedTokenizerFast(tokenizer_object=core, **named)
+
+
+def qwen():
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=BYTES, show_progress=False)
+    return trained(
+        core, trainer, special=QWEN, plain=["<think>", "</think>", "\n\n"], eos_token="<|im_end|>"
+    )
+
+
+def llama3():
+    core = Tokenizer(models.BPE())
+    core.normalizer = normalizers.NFKC()
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=BYTES, show_progress=False)
+    return trained(core, trainer, normalized=LLAMA3, plain=["<|python_tag|>"])
+
+
+def gemma():
+    """BPE with byte fallback; a normaliser writes spaces as ``▁`` and adds one in front."""
+    core = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    core.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=[*SENTENCES, *fallback], show_progress=False
+    )
+    return trained(core, trainer, plain=["<h1>", "▁▁"], unk_token="<unk>", bos_token="<bos>")
+
+
+def unigram():
+    """Unigram with metaspaces; some control tokens are found only after normalisation."""
+    core = Tokenizer(models.Unigram())
+    core.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    core.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=120, special_tokens=SENTENCES, unk_token="<unk>", show_progress=False
+    )
+    return trained(
+        core,
+        trainer,
+        normalized=["<extra_id_0>", "<extra_id_1>"],
+        unk_token="<unk>",
+        eos_token="</s>",
+    )
+
+
+def word_pieces():
+    core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    core.normalizer = normalizers.BertNormalizer(lowercase=True)
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=BERT, show_progress=False)
+    return trained(
+        core, trainer, normalized=["[A]"], special=["§"], unk_token="[UNK]", sep_token="[SEP]"
+    )
+
+
+def tiny():
+    return build_tokenizer(["tak", " a____", " b____", " [4]", " go"])
+
+
+TOKENIZERS = {make.__name__: make() for make in (qwen, llama3, gemma, unigram, word_pieces, tiny)}
+CONTROL = [*QWEN, *LLAMA3, *SENTENCES, *BERT, "<think>", "<pad>", "<eos>", "<extra_id_0>", "[A]"]
+FRAGMENTS = [
+    *CONTROL,
+    *(text[: len(text) // 2] for text in CONTROL),
+    *(text[len(text) // 2 :] for text in CONTROL),
+    *(text[1:] for text in CONTROL),
+    *(text[:-1] for text in CONTROL),
+    *(text.upper() for text in CONTROL),
+    *("".join(chr(ord(c) + 0xFEE0) for c in text) for text in CONTROL),  # full-width: NFKC
+    *("<", "|", ">", "[", "]", "§", " ", "\n", "\n\n", "▁", "é", "👋", "<0x0A>", "<h1>"),
+    *("assistant\n", "Player 1: hello", "[4]", "im_start", "\u200b", "\ufb01"),
+]
+
+
+def control_tokens(tokenizer, ids):
+    """Ids of added tokens that are special or tags; unknown characters, spaces, bytes are none."""
+    added = tokenizer.added_tokens_decoder
+    return [
+        token
+        for token in ids
+        if token in added
+        and token != tokenizer.unk_token_id
+        and not added[token].content.startswith("<0x")
+        and (added[token].special or added[token].content.startswith("<"))
+    ]
+
+
+#: How chat templates write the content of a message.
+CHATS = {
+    "writes": "{{ m.content }}",
+    "trims": "{{ m.content | trim }}",
+    "escapes": "{{ m.content | tojson }}",
+    "cuts reasoning": "{{ m.content.split('</think>')[-1].lstrip('\n') }}",
+    "rewrites": "{{ m.content | replace('e', 'E') }}",
+    "compares": "{% if m.content.startswith('<') %}CLOSE{% endif %}{{ m.content }}",
+}
+#: What opens and closes a message in the chat templates of the tokenizers.
+SIGNS = {
+    "qwen": ("<|im_start|>", "<|im_end|>"),
+    "llama3": ("<|start_header_id|>", "<|eot_id|>"),
+    "gemma": ("<start_of_turn>", "<end_of_turn>"),
+    "unigram": ("<start_of_turn>", "<end_of_turn>"),
+    "word_pieces": ("[CLS]", "[SEP]"),
+    "tiny": ("<pad>", "<eos>"),
+}
+
+
+def with_chat(name, chat):
+    """A tokenizer with a chat template, of one of ``CHATS``, that shows tools and their calls."""
+    template = (
+        "{% for tool in tools or [] %}OPENtool\n{{ tool | tojson }}CLOSE{% endfor %}"
+        "{% for m in messages %}OPEN{{ m.role }}\n"
+        f"{CHATS[chat]}"
+        "{% for call in m.tool_calls or [] %}OPENcall {{ call.function.name }}\n"
+        "{{ call.function.arguments | tojson }}CLOSE{% endfor %}CLOSE\n{% endfor %}"
+        "{% if add_generation_prompt %}OPENassistant\n{% endif %}"
+    )
+    opened, closed = SIGNS[name]
+    tokenizer = copy.deepcopy(TOKENIZERS[name])
+    tokenizer.chat_template = template.replace("OPEN", opened).replace("CLOSE", closed)
+    return tokenizer
+
+
+def attack(draw):
+    """A text of pieces that read like control tokens, or like parts of them."""
+    return "".join(draw.choices(FRAGMENTS, k=draw.randint(1, 6)))
