@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -36,15 +37,62 @@ class Handler(ChatHandler):
             self.send(500, {"error": {"message": "boiler burst"}}, retry_after_ms="10")
         elif mood == "refuses":
             self.send(404, {"error": {"message": "no such model"}})
+        elif mood == "reasons" and "temperature" in asked:
+            self.send(400, {"error": {"message": "'temperature' does not support 0.3"}})
         elif mood in TOO_LONG:
-            self.send(400, {"error": TOO_LONG[mood]})
+            status, error = TOO_LONG[mood]
+            self.send(status, {"error": error})
+        elif mood in OTHERS:
+            status, message = OTHERS[mood]
+            self.send(status, {"error": {"message": message}}, retry_after_ms="10")
         else:
             self.send(200, ANSWERS.get(mood, completion("[4]")))
 
 
-TOO_LONG = {
-    "too long": {"message": "too much", "code": "context_length_exceeded"},
-    "too long, in words": {"message": "This model's maximum context length is 8 tokens."},
+#: Statuses and errors of servers for messages that are too long.
+TOO_LONG: dict[str, tuple[int, Any]] = {
+    "OpenAI": (400, {"message": "too much", "code": "context_length_exceeded"}),
+    "vLLM": (400, {"message": "This model's maximum context length is 8 tokens."}),
+    "a new vLLM": (
+        400,
+        {"message": "The prompt (length 9) is longer than the maximum model length"},
+    ),
+    "SGLang": (400, {"message": "The input (9 tokens) is longer than the model's context length"}),
+    "llama.cpp": (
+        400,
+        {
+            "code": 400,
+            "message": "request (9 tokens) exceeds the available context size (8 tokens)",
+            "type": "exceed_context_size_error",
+        },
+    ),
+    "llama.cpp, while it answers": (500, {"message": "Context size has been exceeded."}),
+    "llama-cpp-python": (400, {"message": "Requested tokens (9) exceed context window of 8"}),
+    "Anthropic": (400, {"message": "prompt is too long: 9 tokens > 8 maximum"}),
+    "Anthropic, with the answer": (
+        400,
+        {"message": "input length and `max_tokens` exceed context limit: 5 + 4 > 8"},
+    ),
+    "Anthropic, in bytes": (413, {"message": "Request exceeds the maximum size"}),
+    "LM Studio": (400, "the model is loaded with context length of only 8 tokens"),
+    "LM Studio, without a status": (200, "Context size has been exceeded."),
+    "Ollama": (400, {"message": "the input length exceeds the context length"}),
+    "text-generation-inference": (
+        422,
+        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8. "
+        "Given: 9 `inputs` tokens and 1 `max_new_tokens`",
+    ),
+    "text-generation-inference, alone": (422, "`inputs` must have less than 8 tokens. Given: 9"),
+    "xAI": (400, {"message": "This model's maximum prompt length is 8 but the request has 9"}),
+    "Gemini": (400, {"message": "The input token count (9) exceeds the maximum number of tokens"}),
+    "Bedrock": (400, {"message": "Input is too long for requested model."}),
+}
+#: Those for requests that are wrong in another way.
+OTHERS: dict[str, tuple[int, str]] = {
+    "the answer is too long": (400, "max_tokens is too large: 99. This model supports at most 9"),
+    "TGI's answer is too long": (422, "Input validation error: `max_new_tokens` must be <= 9"),
+    "a rate limit": (429, "Limit of input tokens reached: the context window of your tier is full"),
+    "no access": (403, "your key has no access to this context length"),
 }
 ANSWERS = {
     "not json": b"<html>hello</html>",
@@ -54,6 +102,22 @@ ANSWERS = {
     "a list": [1, 2],
     "no text": completion(None, "tool_calls"),
     "cut": completion("I think", "length"),
+    "spent": completion("", "length"),
+    "anthropic": {
+        "id": "1",
+        "type": "message",
+        "role": "assistant",
+        "model": "claude",
+        "content": [{"type": "text", "text": "[5]"}],
+        "stop_reason": "end_turn",
+        "usage": {"input_tokens": 3, "output_tokens": 4},
+    },
+    "cut by the context": completion(
+        "I think", "length", usage={"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 15}
+    ),
+    "cut in its thoughts": completion(
+        None, "length", usage={"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    ),
 }
 
 
@@ -111,6 +175,26 @@ async def test_an_answer_cut_short_says_so(server: ChatServer) -> None:
     assert (await _chat(_config(server))).finish_reason == "length"
 
 
+@pytest.mark.parametrize(("most", "reason"), [(6, "context"), (5, "length"), (2, "length")])
+async def test_an_answer_cut_before_its_most_tokens_was_cut_by_the_context(
+    server: ChatServer, most: int, reason: str
+) -> None:
+    """Five tokens, of which three are thoughts that the server does not count."""
+    server.mood = "cut by the context"
+    assert (await _chat(_config(server, max_tokens=most))).finish_reason == reason
+
+
+async def test_an_answer_cut_by_the_context_before_it_has_text_is_a_full_context(
+    server: ChatServer,
+) -> None:
+    server.mood = "cut in its thoughts"
+    with pytest.raises(PromptTooLongError, match="without text"):
+        await _chat(_config(server, max_tokens=6))
+    with pytest.raises(EngineError) as caught:
+        await _chat(_config(server, max_tokens=5))
+    assert not isinstance(caught.value, PromptTooLongError)
+
+
 async def test_server_errors_are_tried_again(server: ChatServer) -> None:
     server.mood = "recovers"
     assert (await _chat(_config(server))).text == "[4]"
@@ -145,9 +229,19 @@ async def test_a_conversation_that_does_not_fit_is_told_apart(
 ) -> None:
     """A game is cut there, where it would fail after another error."""
     server.mood = mood
-    with pytest.raises(PromptTooLongError, match=str(TOO_LONG[mood]["message"])):
-        await _chat(_config(server))
+    _, error = TOO_LONG[mood]
+    said = error if isinstance(error, str) else error["message"]
+    with pytest.raises(PromptTooLongError, match=re.escape(said[:20])):
+        await _chat(_config(server, max_retries=0))
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("mood", OTHERS)
+async def test_other_refusals_are_not_taken_for_it(server: ChatServer, mood: str) -> None:
+    server.mood = mood
+    with pytest.raises(EngineError) as caught:
+        await _chat(_config(server, max_retries=0))
+    assert not isinstance(caught.value, PromptTooLongError)
 
 
 async def test_a_slow_server_is_given_up_after_the_retries(server: ChatServer) -> None:
@@ -169,6 +263,23 @@ async def test_an_address_without_a_server_is_named(server: ChatServer) -> None:
         EngineError, match=r"openai:m at http://127.0.0.1:9/v1 cannot be reached in 1 try;"
     ):
         await _chat(config)
+
+
+async def test_a_model_that_takes_no_temperature_keeps_its_own(server: ChatServer) -> None:
+    server.mood = "reasons"
+    player = ApiPlayer(_config(server, temperature=0.3))
+    policy = PolicyRef(uid="p", kind="api", path_or_name="openai:m")
+    for _ in range(2):
+        assert (await player.chat(MESSAGES, policy)).text == "[4]"
+    await player.close()
+    assert ["temperature" in asked for asked in server.requests] == [True, False, False]
+
+
+async def test_an_answer_that_reasoning_has_used_up_names_the_key(server: ChatServer) -> None:
+    server.mood = "spent"
+    with pytest.raises(EngineError, match=r"used up pool\.api\.max_tokens=77; raise it"):
+        await _chat(_config(server, max_tokens=77))
+    assert len(server.requests) == 1
 
 
 async def test_requests_wait_for_a_place(server: ChatServer) -> None:
@@ -213,3 +324,71 @@ async def test_a_key_is_not_part_of_an_error(
         await _chat(_config(server, max_retries=0))
     assert server.requests[0]["key"] == "Bearer secret-3"
     assert "secret-3" not in str(caught.value)
+
+
+# ---------------------------------------------------------------- LiteLLM
+
+
+@pytest.fixture
+def litellm_config(server: ChatServer) -> ApiConfig:
+    pytest.importorskip("litellm")
+    return ApiConfig(litellm_base_url=server.url, max_retries=1, timeout_s=0.5)
+
+
+async def test_litellm_asks_providers_in_their_own_way(
+    server: ChatServer, litellm_config: ApiConfig
+) -> None:
+    server.mood = "anthropic"
+    answer = await _chat(litellm_config, "litellm:anthropic/claude-sonnet-4-5")
+    assert (answer.text, answer.finish_reason) == ("[5]", "stop")
+    assert answer.policy_uid == "litellm:anthropic/claude-sonnet-4-5"
+    (asked,) = server.requests
+    assert (asked["model"], asked["max_tokens"]) == ("claude-sonnet-4-5", 1024)
+    assert asked["messages"][0]["content"][0]["text"] == MESSAGES[0]["content"]
+
+
+async def test_litellm_drops_what_a_model_does_not_take(
+    server: ChatServer, litellm_config: ApiConfig
+) -> None:
+    assert (await _chat(litellm_config, "litellm:openai/gpt-5-mini")).text == "[4]"
+    (asked,) = server.requests
+    assert "temperature" not in asked
+    assert asked["max_completion_tokens"] == 1024
+
+
+@pytest.mark.parametrize(
+    ("mood", "message", "tries"),
+    [
+        ("broken", "HTTP status 500.*boiler burst", 2),
+        ("refuses", "HTTP status 404.*no such model", 1),
+        ("spent", "used up pool.api.max_tokens=1024", 1),
+        ("slow", "no answer within 0.5 s", 2),
+    ],
+)
+async def test_failures_by_litellm_read_as_those_of_other_endpoints(
+    server: ChatServer, litellm_config: ApiConfig, mood: str, message: str, tries: int
+) -> None:
+    server.mood = mood
+    with pytest.raises(EngineError, match=message):
+        await _chat(litellm_config, "litellm:openai/m")
+    assert len(server.requests) == tries
+
+
+def test_litellm_s_providers_and_keys_are_checked_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("litellm")
+    for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="LLM Provider NOT provided"):
+        check_api("litellm:nosuch/m", ApiConfig())
+    with pytest.raises(ConfigError, match=r"needs a key: .* ANTHROPIC_API_KEY"):
+        check_api("litellm:anthropic/claude-sonnet-4-5", ApiConfig())
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "secret-4")
+    assert check_api("litellm:anthropic/claude-sonnet-4-5", ApiConfig()).base_url is None
+
+
+def test_without_litellm_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'rlforge\[litellm\]'"):
+        check_api("litellm:openai/m", ApiConfig())

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.control_tokens import CHATS, TOKENIZERS, attack, control_tokens, with_chat
 
 from rlforge.config.ruler import JudgeConfig, RulerConfig
 from rlforge.engines.openai import ChatError
@@ -31,7 +34,10 @@ SCHEMA = {"properties": {"scores": {"items": _ENTRY}}}
 class Letters:
     """A tokenizer of one token per character, with or without turn markup."""
 
+    unk_token_id = bos_token_id = eos_token_id = None
+
     def __init__(self, chat: bool) -> None:
+        self.added_tokens_decoder: dict[int, Any] = {}
         self.chat_template = "yes" if chat else None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -117,6 +123,39 @@ async def test_a_model_that_ignores_the_form_is_asked_for_each_score() -> None:
     asked = [prompt.rpartition("<assistant>")[2] for prompt, _ in model.asked]
     assert asked[1:] == [f'{{"scores": [{{"id": "{name}", "score":' for name in ("aa", "bb")]
     assert reply.tokens == sum(len(prompt) for prompt, _ in model.asked)
+
+
+class Listening(Model):
+    """Keeps the tokens that it is asked with."""
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
+    ) -> Completion:
+        self.ids = tuple(prompt_token_ids)
+        return Completion(text="")
+
+
+@pytest.mark.parametrize("chat", [*CHATS, None])
+@pytest.mark.parametrize("name", TOKENIZERS)
+async def test_what_agents_say_makes_no_control_token(name: str, chat: str | None) -> None:
+    draw = random.Random(f"{name} {chat}")
+    tokenizer = TOKENIZERS[name] if chat is None else with_chat(name, chat)
+    model = Listening()
+    local = LocalModel(generator=model, tokenizer=tokenizer, policy=POLICY)
+    judge = LocalJudge(JudgeConfig(), local)
+
+    async def control(rubric: str, note: str) -> list[int]:
+        said = [
+            {"role": "system", "content": rubric},
+            {"role": "user", "content": f"Decision aa\n{note}"},
+        ]
+        await judge.answer(said, SCHEMA)
+        return control_tokens(tokenizer, model.ids)
+
+    wanted = await control("so", "so")
+    for _ in range(20):
+        texts = attack(draw), attack(draw)
+        assert await control(*texts) == wanted, texts
 
 
 @pytest.mark.parametrize("numbers", ["", " high", " -1"])

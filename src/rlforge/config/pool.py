@@ -52,15 +52,18 @@ class ExplorationConfig(Group):
 
 @dataclass
 class ApiConfig(Group):
-    """Opponents behind an OpenAI-compatible HTTP endpoint (``openai:MODEL``, ``openrouter:MODEL``).
+    """Opponents behind an HTTP API: ``openai:MODEL``, ``openrouter:MODEL`` or, of any provider that
+    LiteLLM reaches (``rlforge[litellm]``), ``litellm:PROVIDER/MODEL``.
 
-    Keys come from the environment only: OPENAI_API_KEY, OPENROUTER_API_KEY.
+    Keys come from the environment only: OPENAI_API_KEY, OPENROUTER_API_KEY, or the provider's.
     """
 
     #: Base URL for ``openai:MODEL``; null is the library's default.
     openai_base_url: Url | None = None
     #: Base URL for ``openrouter:MODEL``.
     openrouter_base_url: Url = "https://openrouter.ai/api/v1"
+    #: Base URL for ``litellm:PROVIDER/MODEL``; null is the provider's.
+    litellm_base_url: Url | None = None
     #: Seconds until a request counts as failed.
     timeout_s: Positive = 60.0
     #: Tries after the first.
@@ -69,7 +72,7 @@ class ApiConfig(Group):
     max_concurrency: Count = 32
     #: Most tokens in one answer.
     max_tokens: Count = 1024
-    #: Sampling temperature.
+    #: Sampling temperature; models that take none, as reasoning models, keep their own.
     temperature: NotNegative = 0.7
     #: Prompt template of their seats, whatever the environment's is.
     prompt_template: str = "chat-actions"
@@ -88,7 +91,8 @@ class PoolConfig(Group):
     max_active_lora: Count = 5
     #: [low, high] versions behind the current one, for mode ``lagged``; 1 is the previous one.
     lag_range: Annotated[list[Whole], Length(2)] = field(default_factory=lambda: [1, 4])
-    #: Names: a scripted player, ``base``, ``checkpoint:DIR``, ``openai:M`` or ``openrouter:M``.
+    #: Names: a scripted player, ``base``, ``checkpoint:DIR``, ``openai:M``, ``openrouter:M``
+    #: or ``litellm:P/M``.
     fixed_opponents: list[Text] = field(default_factory=list)
     #: Whether random, match_quality, ts_dist and exploration may draw the current version too. They
     #: draw it in any case where there is no other opponent.

@@ -49,10 +49,12 @@ class RegressionConfig(Group):
 class JudgeConfig(Group):
     """The language model that judges groups of decisions.
 
-    Keys come from the environment only: OPENAI_API_KEY, OPENROUTER_API_KEY.
+    Keys come from the environment only: OPENAI_API_KEY, OPENROUTER_API_KEY, or those of the
+    provider that LiteLLM asks.
     """
 
-    #: ``openai:MODEL`` or ``openrouter:MODEL`` behind HTTP, or ``engine``: the run's own model.
+    #: ``openai:MODEL`` or ``openrouter:MODEL`` behind HTTP, ``litellm:PROVIDER/MODEL`` for every
+    #: provider that LiteLLM reaches (``rlforge[litellm]``), or ``engine``: the run's own model.
     model: Text = "openai:gpt-5-mini"
     #: Base URL of the endpoint; null is the provider's own.
     base_url: Url | None = None
@@ -62,13 +64,13 @@ class JudgeConfig(Group):
     group_size: Annotated[int, Range(2)] = 12
     #: ``time``: neighbours in time, of all agents; ``agent``: decisions of one agent.
     group_by: Literal["time", "agent"] = "time"
-    #: Sampling temperature of the judge; null leaves the endpoint's own, since reasoning models
-    #: refuse any other (``engine`` is greedy then).
+    #: Sampling temperature of the judge; null leaves the endpoint's own, and a model that takes no
+    #: other, as reasoning models, keeps it (``engine`` is greedy then).
     sampling_temperature: NotNegative | None = None
     #: Form of the answer: ``json_schema``, ``json_object``, ``text``, or ``auto``: the first of
     #: them that the endpoint accepts.
     structured: Literal["auto", "json_schema", "json_object", "text"] = "auto"
-    #: Most tokens in one answer.
+    #: Most tokens in one answer, thoughts of reasoning models included.
     max_answer_tokens: Count = 2048
     #: Characters kept of a decision's text, and of the prefix that all texts of a group share.
     max_text_chars: Annotated[int, Range(100)] = 6000
@@ -84,12 +86,6 @@ class JudgeConfig(Group):
     max_calls: Count = 200
     #: Most tokens for one window, of prompts and answers together.
     max_tokens: Count = 1_000_000
-    #: Groups of a window that are judged a second time, without what agents said about their
-    #: actions, so that flattery shows.
-    audit_groups: Whole = 1
-    #: Kendall's tau between the scores with and without those words; below it the window is left
-    #: unscored, because the judge goes by the words and not by the actions.
-    audit_tau: Annotated[float, Range(-1, 1)] = 0.2
     #: Cache usable answers: in ``judge.sqlite`` under ``ruler.model_path``, or in memory.
     cache: bool = True
 

@@ -23,6 +23,9 @@ from rlforge.types import Completion, PolicyRef, SamplingParams
 #: Added to the run's seed, so that the markets of training, comparison, holdout and probes differ.
 _COMPARISON, _HOLDOUT, _PROBES = 104_729, 1_299_709, 15_485_863
 
+#: Money at stake in a trade, as a share of the starting balance, where a version makes no trade.
+_LEAST_STAKE = 0.01
+
 
 class MarketTrials:
     """Runs policies through whole episodes, several markets at once.
@@ -60,15 +63,24 @@ class MarketTrials:
         new, old = await asyncio.gather(self._conduct(candidate), self._conduct(current))
         suspect: list[str] = []
         if self._config.deployment.check_conduct:
-            suspect = concerns(new, old, current.uid)
+            suspect = self._concerns(new, old, current.uid)
             if not suspect and current.path_or_name != self._first.path_or_name:
                 if self._of_first is None:
                     self._of_first = await self._conduct(self._first)
-                suspect = concerns(new, self._of_first, "the first version")
+                suspect = self._concerns(new, self._of_first, "the first version")
         return PairedOutcomes(
             candidate=tuple(one.reward for one in new),
             current=tuple(one.reward for one in old),
             concerns=tuple(suspect),
+        )
+
+    def _concerns(self, new: Sequence[Conduct], old: Sequence[Conduct], name: str) -> list[str]:
+        return concerns(
+            new,
+            old,
+            name,
+            pnl_weight=self._config.decision_reward.pnl_weight,
+            stake=_LEAST_STAKE * self._config.market.starting_balance,
         )
 
     async def _conduct(self, policy: PolicyRef) -> tuple[Conduct, ...]:
@@ -147,7 +159,7 @@ def market_probes(
             Probe(
                 prompt_token_ids=question.token_ids,
                 params=greedy,
-                extraction=config.model.action_extraction,
+                extraction=prompter.extraction,
                 legal_actions=question.legal,
             )
         )

@@ -1,15 +1,17 @@
-"""The client of OpenAI-compatible HTTP endpoints, and the players behind them.
+"""The client of language models behind HTTP APIs, and the players behind them.
 
-``openai:MODEL`` and ``openrouter:MODEL`` name opponents in games and judges of decisions. They are
-never trained, because their tokens are not seen. API keys come from the environment only, and are
-never part of a message.
+``openai:MODEL``, ``openrouter:MODEL`` and ``litellm:PROVIDER/MODEL`` name opponents in games and
+judges of decisions. They are never trained, because their tokens are not seen. API keys come from
+the environment only, and are never part of a message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -17,35 +19,65 @@ from urllib.parse import urlsplit
 from rlforge.config.schema import ApiConfig
 from rlforge.errors import ConfigError, EngineError, PromptTooLongError
 from rlforge.games.markup import Message
-from rlforge.types import Completion, PolicyRef, value
+from rlforge.system.packages import need_packages
+from rlforge.types import Completion, FinishReason, PolicyRef, value
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+log = logging.getLogger(__name__)
 
 _KEY_VARIABLES = {"openai": "OPENAI_API_KEY", "openrouter": "OPENROUTER_API_KEY"}
 #: Sent to servers on this machine, which need no key.
 _NO_KEY = "none"
 
+#: How the names of environment variables end that hold keys.
+_SECRETS = ("_API_KEY", "_TOKEN", "_SECRET_ACCESS_KEY")
+
 #: HTTP statuses with which a server refuses every request of this caller, and statuses after which
 #: another try may succeed (as may one after 500 and above).
 _REFUSED = (401, 403, 404)
 _AGAIN = (408, 409, 425, 429)
-_TOO_LONG = "maximum context length"
+
+#: The status of a request that is too large, those that others give messages which are too long,
+#: and the words and codes in which they say so.
+_TOO_LARGE = 413
+_MAYBE_TOO_LONG = (400, 422, 500)
+_TOO_LONG = re.compile(
+    r"context[ _-]?(length|size|window|limit)"  # OpenAI, vLLM, SGLang, llama.cpp, LM Studio, Ollama
+    r"|(prompt|input)s?( \([^)]*\))? (is |are )?too long"  # Anthropic, Bedrock, Ollama
+    r"|\binputs\b`? (tokens .*must be <=|must have less than)"  # text-generation-inference
+    r"|maximum (prompt|input|model) length"  # xAI, vLLM
+    r"|input (length|token count) .*exceeds",  # SGLang, Gemini
+    re.IGNORECASE | re.DOTALL,
+)
 
 #: Longest pause of the client library before another try, and longest ``Retry-After`` obeyed.
 _LONGEST_PAUSE_S = 8.0
 
 #: again: another try may succeed. form: one that asks for a simpler form of answer may. rejected:
-#: this request always fails. refused: every request fails, as with a wrong key.
-ChatFailure = Literal["again", "form", "rejected", "refused"]
+#: this request always fails. refused: every request fails, as with a wrong key. spent: the most
+#: tokens of an answer were used up before there was any text, as by a model that reasons.
+ChatFailure = Literal["again", "form", "rejected", "refused", "spent"]
 
 
 class ChatError(EngineError):
-    """No usable answer. wait_s: the pause that the server asks for."""
+    """No usable answer. wait_s: the pause that the server asks for.
 
-    def __init__(self, message: str, kind: ChatFailure, *, wait_s: float = 0.0) -> None:
+    tokens, cost: of an answer without text, which is paid for as any other.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        kind: ChatFailure,
+        *,
+        wait_s: float = 0.0,
+        tokens: int = 0,
+        cost: float | None = None,
+    ) -> None:
         super().__init__(message)
-        self.kind, self.wait_s = kind, wait_s
+        self.kind, self.wait_s, self.tokens, self.cost = kind, wait_s, tokens, cost
 
 
 class ChatTooLongError(ChatError, PromptTooLongError):
@@ -54,7 +86,10 @@ class ChatTooLongError(ChatError, PromptTooLongError):
 
 @value
 class Endpoint:
-    """A model at an API. base_url None: the library's default address of ``provider``."""
+    """A model at an API. base_url None: the library's default address of ``provider``.
+
+    key: empty where LiteLLM reads it from the environment.
+    """
 
     provider: str
     model: str
@@ -65,16 +100,19 @@ class Endpoint:
         return f"{self.provider}:{self.model} at {self.base_url or 'its API'}"
 
     def shown(self, content: object) -> str:
-        """At most 200 characters of a text for a message, on one line and without the key."""
+        """At most 200 characters of a text for a message, on one line and without keys."""
         text = " ".join(str(content).split())
-        return (text if self.key == _NO_KEY else text.replace(self.key, "***"))[:200]
+        for name, secret in os.environ.items():
+            if name.endswith(_SECRETS) and secret.strip():
+                text = text.replace(secret.strip(), "***")
+        return text[:200]
 
 
 def check_api(name: str, config: ApiConfig) -> Endpoint:
-    """The endpoint of ``openai:MODEL`` or ``openrouter:MODEL``; sends no request.
+    """The endpoint of ``openai:MODEL``, ``openrouter:MODEL`` or ``litellm:PROVIDER/MODEL``.
 
-    A server on this machine needs no key. Raises ConfigError for another form of name, and where
-    a key is needed and the environment has none.
+    Sends no request. A server on this machine needs no key. Raises ConfigError for another form of
+    name, and where a key or the package is needed and there is none.
 
     Example:
         >>> config = ApiConfig(openai_base_url="http://127.0.0.1:8000/v1")
@@ -82,10 +120,12 @@ def check_api(name: str, config: ApiConfig) -> Endpoint:
         openai:my-model at http://127.0.0.1:8000/v1
     """
     provider, _, model = name.partition(":")
+    if provider == "litellm" and model:
+        return _check_litellm(name, model, config.litellm_base_url)
     if provider not in _KEY_VARIABLES or not model:
         raise ConfigError(
             f"API player {name!r}: write openai:MODEL or openrouter:MODEL, as in "
-            "openrouter:qwen/qwen3-8b"
+            "openrouter:qwen/qwen3-8b, or litellm:PROVIDER/MODEL"
         )
     openai = provider == "openai"
     base_url = config.openai_base_url if openai else config.openrouter_base_url
@@ -100,6 +140,34 @@ def check_api(name: str, config: ApiConfig) -> Endpoint:
     return Endpoint(provider=provider, model=model, base_url=base_url, key=key)
 
 
+def _check_litellm(name: str, model: str, base_url: str | None) -> Endpoint:
+    litellm = _litellm(name)
+    key = _NO_KEY if base_url is not None and _is_loopback(base_url) else ""
+    endpoint = Endpoint(provider="litellm", model=model, base_url=base_url, key=key)
+    try:
+        litellm.get_llm_provider(model)
+    except litellm.exceptions.BadRequestError as error:
+        raise ConfigError(f"API player {name!r}: {endpoint.shown(error)}") from None
+    missing = litellm.validate_environment(model)["missing_keys"]
+    if missing and not key:
+        raise ConfigError(
+            f"API player {name!r} needs a key: set the environment variable {' or '.join(missing)}"
+        )
+    return endpoint
+
+
+def _litellm(name: str) -> Any:
+    """The package LiteLLM, which takes seconds to import. Raises ConfigError without it."""
+    # Its tables of prices and of headers are those of the package, not of a download.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    os.environ.setdefault("LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS", "True")
+    need_packages(name, "litellm", "litellm")
+    import litellm
+
+    litellm.suppress_debug_info = True
+    return litellm
+
+
 def _is_loopback(url: str) -> bool:
     host = urlsplit(url).hostname or ""
     try:
@@ -110,11 +178,15 @@ def _is_loopback(url: str) -> bool:
 
 @value
 class ChatReply:
-    """An answer that has text. tokens: of prompt and answer, None where the server does not say."""
+    """An answer that has text. tokens: of prompt and answer, None where the server does not say.
+
+    cost: in dollars, None where it is not known.
+    """
 
     text: str
-    finish_reason: str = "stop"
+    finish_reason: FinishReason = "stop"
     tokens: int | None = None
+    cost: float | None = None
 
 
 class ChatClient:
@@ -122,12 +194,17 @@ class ChatClient:
 
     A request is tried ``1 + retries`` times, each within ``timeout_s``: again after a failed
     connection, a time-out, a rate limit or a server error.
-    keys: the configuration group of these settings, for error messages.
+    keys: the configuration group of these settings, for error messages; limit: the key in it that
+    says how long an answer may be.
     """
 
-    def __init__(self, keys: str, *, timeout_s: float, retries: int) -> None:
+    def __init__(
+        self, keys: str, *, timeout_s: float, retries: int, limit: str = "max_tokens"
+    ) -> None:
         self._keys, self._timeout_s, self._retries = keys, timeout_s, retries
+        self._limit = limit
         self._connections: dict[str, AsyncOpenAI] = {}
+        self._own_temperature: set[str] = set()  # endpoints that take no other
 
     async def chat(
         self,
@@ -140,30 +217,48 @@ class ChatClient:
     ) -> ChatReply:
         """The endpoint's answer to messages with ``role`` and ``content``. Raises ChatError.
 
-        temperature None: the endpoint's own. options: further arguments of the request.
+        temperature None: the endpoint's own, which is also used where it takes no other, as of
+        reasoning models. options: further arguments of the request.
         """
         # OpenAI's newer models know only max_completion_tokens, other servers only max_tokens.
         own = endpoint.provider == "openai" and endpoint.base_url is None
         options["max_completion_tokens" if own else "max_tokens"] = max_tokens
-        if temperature is not None:
-            options["temperature"] = temperature
-        response = await self._request(
-            endpoint, {"model": endpoint.model, "messages": list(conversation), **options}
-        )
+        request = {"model": endpoint.model, "messages": list(conversation), **options}
+        if temperature is not None and str(endpoint) not in self._own_temperature:
+            request["temperature"] = temperature
+        try:
+            response = await self._request(endpoint, request)
+        except ChatError as error:
+            if error.kind != "rejected" or "temperature" not in request.keys() & _words(error):
+                raise
+            log.warning("%s takes no temperature of %g: its own is used", endpoint, temperature)
+            self._own_temperature.add(str(endpoint))
+            del request["temperature"]
+            response = await self._request(endpoint, request)
         try:
             choice = response.choices[0]
             text, finish = choice.message.content, choice.finish_reason
         except (AttributeError, LookupError, TypeError) as error:
-            shown = endpoint.shown(response)
-            raise ChatError(
-                f"{endpoint} gave an answer without choices: {shown}", "again"
-            ) from error
+            message = f"{endpoint} gave an answer without choices: {endpoint.shown(response)}"
+            if _TOO_LONG.search(str(response)):  # LM Studio answers with status 200
+                raise ChatTooLongError(message, "rejected") from error
+            raise ChatError(message, "again") from error
+        tokens, asked = _used(response, "total_tokens"), _used(response, "prompt_tokens")
+        cost = getattr(response, "_hidden_params", {}).get("response_cost")  # LiteLLM's
+        reason: FinishReason = "length" if finish == "length" else "stop"
+        # All but the prompt: not every server counts reasoning among ``completion_tokens``.
+        if reason == "length" and tokens and asked and tokens - asked < max_tokens:
+            reason = "context"
         if not isinstance(text, str) or not text.strip():
             message = f"{endpoint} gave an answer without text (finish_reason {finish!r})"
-            raise ChatError(message, "again")
-        used = getattr(getattr(response, "usage", None), "total_tokens", None)
-        tokens = used if isinstance(used, int) and used > 0 else None
-        return ChatReply(text=text, finish_reason=str(finish), tokens=tokens)
+            paid: dict[str, Any] = {"tokens": tokens or 0, "cost": cost}
+            if reason == "context":
+                raise ChatTooLongError(f"{message}: its context is full", "rejected", **paid)
+            if reason == "length":
+                message += f": it has used up {self._keys}.{self._limit}={max_tokens}; raise it"
+                raise ChatError(message, "spent", **paid)
+            raise ChatError(message, "again", **paid)
+        return ChatReply(text=text, finish_reason=reason, tokens=tokens, cost=cost)
 
     async def close(self) -> None:
         """Closes the connections; a later request opens new ones."""
@@ -179,6 +274,8 @@ class ChatClient:
         try:
             # The library's time-out limits each pause between bytes; this one limits the whole.
             async with asyncio.timeout(longest):
+                if endpoint.provider == "litellm":
+                    return await self._by_litellm(endpoint, arguments)
                 return await self._connection(endpoint).chat.completions.create(**arguments)
         except (openai.APITimeoutError, TimeoutError) as error:
             raise ChatError(
@@ -189,10 +286,14 @@ class ChatClient:
         except openai.APIStatusError as error:
             status = error.status_code
             again = status in _AGAIN or status >= 500
-            # OpenAI's code, and the words of servers that have none.
-            too_long = error.code == "context_length_exceeded" or _TOO_LONG in str(error)
-            raise (ChatTooLongError if status == 400 and too_long else ChatError)(
-                f"{endpoint} refused with HTTP status {status}: {endpoint.shown(error)}",
+            # The library's text has no codes, and nothing of a body without a message.
+            said = str(error) if isinstance(error.body, Mapping) else f"{error} {error.body or ''}"
+            message = f"{endpoint} refused with HTTP status {status}: {endpoint.shown(said)}"
+            too_long = status in _MAYBE_TOO_LONG and _TOO_LONG.search(f"{error} {error.body}")
+            if too_long or status == _TOO_LARGE:
+                raise ChatTooLongError(message, "rejected") from error
+            raise ChatError(
+                message,
                 "refused" if status in _REFUSED else "again" if again else "rejected",
                 wait_s=_retry_after(error.response.headers),
             ) from error
@@ -206,6 +307,18 @@ class ChatClient:
             shown = endpoint.shown(error)
             raise ChatError(f"{endpoint} gave an unreadable answer: {shown}", "again") from error
 
+    async def _by_litellm(self, endpoint: Endpoint, arguments: Mapping[str, Any]) -> Any:
+        """As of OpenAI's library, whose exceptions LiteLLM's are kinds of."""
+        return await _litellm(str(endpoint)).acompletion(
+            **arguments,
+            api_base=endpoint.base_url,
+            api_key=endpoint.key or None,  # None: of the environment
+            timeout=self._timeout_s,
+            max_retries=0,
+            num_retries=self._retries,
+            drop_params=True,  # what a model does not take
+        )
+
     def _connection(self, endpoint: Endpoint) -> AsyncOpenAI:
         from openai import AsyncOpenAI
 
@@ -217,6 +330,16 @@ class ChatClient:
                 max_retries=self._retries,
             )
         return self._connections[endpoint.provider]
+
+
+def _words(error: ChatError) -> set[str]:
+    return set(re.findall(r"\w+", str(error)))
+
+
+def _used(response: Any, name: str) -> int | None:
+    """A count of tokens in a response; None where the server does not say."""
+    used = getattr(getattr(response, "usage", None), name, None)
+    return used if isinstance(used, int) and used > 0 else None
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
@@ -258,7 +381,7 @@ class ApiPlayer:
             )
         return Completion(
             text=reply.text,
-            finish_reason="length" if reply.finish_reason == "length" else "stop",
+            finish_reason=reply.finish_reason,
             policy_uid=policy.uid,
             policy_version=policy.version,
         )

@@ -11,16 +11,21 @@ from rlforge.types import PolicyRef
 #: The model as it was before training.
 BASE = PolicyRef(uid="base", kind="checkpoint")
 
-_PREFIXES = {"checkpoint": "DIR", "openai": "MODEL", "openrouter": "MODEL"}
+_PREFIXES = {
+    "checkpoint": "DIR",
+    "openai": "MODEL",
+    "openrouter": "MODEL",
+    "litellm": "PROVIDER/MODEL",
+}
 
 
 def parse_opponent(name: str) -> PolicyRef:
     """The opponent called ``name``: a scripted player, ``base``, or a prefixed name.
 
     Players are those of ``rlforge.config.plugins.PLAYERS``. ``checkpoint:DIR`` is a saved adapter
-    or model, ``openai:MODEL`` and ``openrouter:MODEL`` answer over HTTP. The whole name is the
-    opponent's uid. Raises ConfigError, with the nearest names, for anything else and for a
-    directory that does not exist.
+    or model; ``openai:MODEL``, ``openrouter:MODEL`` and ``litellm:PROVIDER/MODEL`` answer over
+    HTTP. The whole name is the opponent's uid. Raises ConfigError, with the nearest names, for
+    anything else and for a directory that does not exist.
 
     Example:
         >>> parse_opponent("random_legal").kind

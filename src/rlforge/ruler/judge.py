@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import random
 import sqlite3
 from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
@@ -25,7 +24,6 @@ from rlforge.ruler.base import (
     finite_rewards,
     nothing_to_compare,
     undecided,
-    unscored,
 )
 from rlforge.ruler.features import STATE_ACTION
 from rlforge.ruler.judge_backends import JudgeBackend, estimated_tokens
@@ -141,6 +139,7 @@ class JudgeBudget:
         self._config = config
         self.places = asyncio.Semaphore(config.max_concurrency)
         self.calls = self.tokens = self.retries = self.cache_hits = 0
+        self.cost: float | None = None  # of the calls whose price is known, in dollars
         self._silent_groups = 0
         self.down: str | None = None
 
@@ -159,9 +158,11 @@ class JudgeBudget:
         self.tokens += reserved
         return reserved
 
-    def charge(self, reserved: int, tokens: int) -> None:
-        """Replace the reserved tokens of a call by those that it took."""
+    def charge(self, reserved: int, tokens: int, cost: float | None) -> None:
+        """Replace the reserved tokens of a call by those that it took. cost: in dollars."""
         self.tokens += tokens - reserved
+        if cost is not None:
+            self.cost = (self.cost or 0.0) + cost
 
     def answered(self) -> None:
         """The judge has answered a call."""
@@ -179,8 +180,7 @@ class JudgeScorer:
 
     A group without a usable answer after ``ruler.judge.retries`` more tries stays unscored: None
     for each of its decisions, a warning in the log, a count in the metrics. ``ruler.temperature`` T
-    changes the judge's scores to sigmoid(logit(score) / T). Some groups are judged a second time
-    without the agents' own words; where the scores do not agree, the whole window stays unscored.
+    changes the judge's scores to sigmoid(logit(score) / T).
     """
 
     def __init__(self, config: RulerConfig, backend: JudgeBackend, *, seed: int = 0) -> None:
@@ -224,43 +224,8 @@ class JudgeScorer:
                 else:
                     values[position] = self._tempered(group.verdicts[place].score)
                     explanations[position] = group.verdicts[place].explanation
-        tau = await self._audit(decisions, verdicts, budget)
-        metrics = self._metrics(budget, verdicts)
-        if tau is not None:
-            metrics["judge_audit_tau"] = tau
-            if tau < self._config.judge.audit_tau:
-                return unscored(
-                    decisions,
-                    "the judge goes by what agents say, not by what they do: without their words "
-                    f"it scores otherwise (Kendall's tau {tau:.2f}, below ruler.judge.audit_tau)",
-                    metrics,
-                )
         self._given = {one.id: score for one, score in zip(decisions, values, strict=True)}
-        return finished(decisions, values, explanations, metrics)
-
-    async def _audit(
-        self, decisions: Sequence[Decision], groups: Sequence[GroupVerdict], budget: JudgeBudget
-    ) -> float | None:
-        """Agreement of scores with those without the agents' words; None: nothing to compare."""
-        judged = [
-            group
-            for group in groups
-            if group.verdicts is not None
-            and any(decisions[i].metadata.reasoning.strip() for i in group.positions)
-        ]
-        chosen = random.Random(self._seed).sample(
-            judged, min(self._config.judge.audit_groups, len(judged))
-        )
-        found = []
-        for group in chosen:
-            assert group.verdicts is not None
-            again = await self._group(
-                [decisions[i] for i in group.positions], group.positions, budget, words=False
-            )
-            if again.verdicts is not None:
-                pairs = ([one.score for one in all_] for all_ in (group.verdicts, again.verdicts))
-                found.append(agreement(*pairs))
-        return pooled(found).kendall_tau
+        return finished(decisions, values, explanations, self._metrics(budget, verdicts))
 
     def learn(self, windows: Sequence[TrainingWindow]) -> Mapping[str, float]:
         """See ``DecisionScorer``. A judge does not learn; its last scores are compared."""
@@ -279,15 +244,10 @@ class JudgeScorer:
             self._cache.close()
 
     async def _group(
-        self,
-        group: Sequence[Decision],
-        positions: tuple[int, ...],
-        budget: JudgeBudget,
-        *,
-        words: bool = True,
+        self, group: Sequence[Decision], positions: tuple[int, ...], budget: JudgeBudget
     ) -> GroupVerdict:
         config = self._config
-        question = ask(group, config.judge, config.features, self._seed, words=words)
+        question = ask(group, config.judge, config.features, self._seed)
         try:
             found = await self._answer(question, budget)
         except UnscoredError as error:
@@ -330,24 +290,30 @@ class JudgeScorer:
             try:
                 reply = await self._backend.answer(messages, question.schema)
             except ChatError as error:
-                budget.charge(reserved, 0)  # endpoints charge for answers only
+                # Endpoints charge for answers only, also for those without text.
+                budget.charge(reserved, error.tokens, error.cost)
                 if error.kind == "form":
                     continue  # with the next of three forms
                 problem, again = str(error), error.kind == "again"
                 pause = max(error.wait_s, min(_LONGEST_PAUSE_S, config.backoff_s * 2**tries))
                 if error.kind == "refused":
                     budget.down = problem
-                elif again and silent and tries == config.retries:
+                elif silent and (error.kind == "spent" or (again and tries == config.retries)):
                     budget.failed(problem)
             else:
                 tokens = reply.tokens or estimated_tokens(messages, reply.text)
-                budget.charge(reserved, tokens)
+                budget.charge(reserved, tokens, reply.cost)
                 budget.answered()
                 silent = False
                 try:
                     return read(reply.text, question.ids)
                 except UnusableAnswerError as error:
                     problem, again = f"the judge's answer cannot be used: {error}", True
+                    if reply.finish_reason == "length":
+                        problem += (
+                            "; it was cut at ruler.judge.max_answer_tokens="
+                            f"{config.max_answer_tokens}"
+                        )
                     messages, pause = question.again(str(error)), 0.0
             tries += 1
             if not again or tries > config.retries:
@@ -360,7 +326,8 @@ class JudgeScorer:
 
     def _metrics(self, budget: JudgeBudget, groups: Sequence[GroupVerdict]) -> dict[str, float]:
         failed = sum(group.verdicts is None for group in groups)
-        return {
+        cost = {} if budget.cost is None else {"judge_cost": budget.cost}
+        return cost | {
             "judge_groups": float(len(groups)),
             "judge_failed_groups": float(failed),
             "judge_calls": float(budget.calls),

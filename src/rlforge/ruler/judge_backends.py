@@ -12,9 +12,17 @@ from typing import Any, Protocol
 from rlforge.config.ruler import JudgeConfig
 from rlforge.config.schema import ApiConfig
 from rlforge.engines.base import Generator
-from rlforge.engines.openai import ChatClient, ChatError, ChatReply, Endpoint, check_api
+from rlforge.engines.openai import (
+    ChatClient,
+    ChatError,
+    ChatReply,
+    ChatTooLongError,
+    Endpoint,
+    check_api,
+)
 from rlforge.errors import ConfigError, EngineDeadError, EngineError
-from rlforge.games.markup import Message, Tokenizer
+from rlforge.games.encoding import Encoder
+from rlforge.games.markup import Markup, Message, Tokenizer, by_chat_template
 from rlforge.ruler.question import UnusableAnswerError, asked_ids, read
 from rlforge.types import PolicyRef, SamplingParams, value
 
@@ -23,6 +31,10 @@ _CHARS_PER_TOKEN = 3
 
 #: The number that follows ``"score":``, and how many tokens it takes at most.
 _NUMBER, _NUMBER_TOKENS = re.compile(r'"score":\s*([01](?:\.\d+)?)'), 6
+
+
+#: How a model without chat template is asked.
+_WITHOUT_CHAT = Markup(user="{content}\n\n", assistant="Answer:{content}")
 
 
 class JudgeBackend(Protocol):
@@ -67,6 +79,7 @@ class LocalJudge:
 
     def __init__(self, config: JudgeConfig, model: LocalModel) -> None:
         self._model = model
+        self._encoder = Encoder(model.tokenizer)
         self._params = SamplingParams(
             temperature=config.sampling_temperature or 0.0,
             max_tokens=config.max_answer_tokens,
@@ -123,22 +136,15 @@ class LocalJudge:
         self, messages: Sequence[Message], begun: str, params: SamplingParams
     ) -> ChatReply:
         """The model's answer to ``messages``, which begins with ``begun``."""
-        prompt = self._model.tokenizer.encode(
-            self._text(messages) + begun, add_special_tokens=False
-        )
+        tokenizer = self._model.tokenizer
+        if tokenizer.chat_template:
+            asked = by_chat_template(messages, begun, tokenizer)
+        else:
+            asked = _WITHOUT_CHAT.render(messages, begun)
+        prompt = self._encoder.encode(asked)  # what agents say is text, whatever it reads like
         completion = await self._model.generator.generate(prompt, params, self._model.policy)
         tokens = len(prompt) + len(completion.token_ids)
         return ChatReply(text=begun + completion.text, tokens=tokens)
-
-    def _text(self, messages: Sequence[Message]) -> str:
-        tokenizer = self._model.tokenizer
-        if not tokenizer.chat_template:
-            return "\n\n".join(message["content"] for message in messages) + "\n\nAnswer:"
-        return str(
-            tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
-        )
 
 
 #: Forms of an answer, the strictest first.
@@ -149,7 +155,8 @@ def check_endpoint(config: JudgeConfig) -> Endpoint:
     """Where ``ruler.judge.model`` answers. Raises ConfigError for a bad name or a missing key."""
     urls: dict[str, Any] = {}
     if config.base_url is not None:
-        urls = {"openai_base_url": config.base_url, "openrouter_base_url": config.base_url}
+        providers = ("openai", "openrouter", "litellm")
+        urls = {f"{provider}_base_url": config.base_url for provider in providers}
     try:
         return check_api(config.model, ApiConfig(**urls))
     except ConfigError as error:
@@ -162,7 +169,9 @@ class ApiJudge:
     def __init__(self, config: JudgeConfig) -> None:
         self._config, self._endpoint = config, check_endpoint(config)
         # Each try is paid for from the budget of ``JudgeScorer``, so the client makes only one.
-        self._client = ChatClient("ruler.judge", timeout_s=config.timeout_s, retries=0)
+        self._client = ChatClient(
+            "ruler.judge", timeout_s=config.timeout_s, retries=0, limit="max_answer_tokens"
+        )
         self._forms = FORMS if config.structured == "auto" else (config.structured,)
         self._form = self._accepted = 0
 
@@ -183,7 +192,7 @@ class ApiJudge:
                 **_form_options(self._forms[form], schema),
             )
         except ChatError as error:
-            if error.kind != "rejected":
+            if error.kind != "rejected" or isinstance(error, ChatTooLongError):
                 raise
             if form + 1 < len(self._forms):
                 self._form = max(self._form, form + 1)

@@ -6,48 +6,48 @@ import contextlib
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from rlforge.config.ruler import JudgeConfig
 from rlforge.games.markup import Message
-from rlforge.market.actions import CONFIDENCE, NOTE
+from rlforge.market.actions import CONFIDENCE, FIELDS, NOTE
 from rlforge.market.text import describe
 from rlforge.ruler.features import WITH_OUTCOME
 from rlforge.system.values import json_objects
-from rlforge.trajectories.records import Decision
+from rlforge.trajectories.records import PROBLEM, Decision, Json
 from rlforge.types import value
 
 #: Parts that agents share come first, so that the texts of a group begin alike.
 _ROOMS = ("markets", "social", "portfolio", "agent")
 _CUT = "\n[…]\n"
 
+#: Fields of an action in the agent's words: a judge scores what is done, not what is said.
+_WORDS = ("content", CONFIDENCE, NOTE)
+
+#: What a reasoning model thinks, also where the prompt has opened it or the end is cut off.
+_THOUGHTS = re.compile(r"\A.*</think>|<think>.*", re.DOTALL)
+
 
 def situation(decision: Decision) -> str:
-    """What the agent knew: the market in prose, the prompt of its model, or one fact a line."""
+    """What the agent knew: the market in prose, the prompt of its model, or one fact a line.
+
+    Of a market without what agents said: their posts, the agent's own notes and confidence.
+    """
+    state = _unspoken_state(decision.state)
     with contextlib.suppress(KeyError):  # of the state of something else than a market
-        return describe(decision.state)
+        return describe(state)
     if decision.observation:
         return decision.observation.strip()
-    state = decision.state
     rooms = [*_ROOMS, *sorted(set(state) - set(_ROOMS))]
     return "\n".join(line for room in rooms if room in state for line in _facts(room, state[room]))
 
 
-def choice(decision: Decision, features: str, *, words: bool = True) -> str:
-    """Action, reasoning and confidence; the outcome if ``features`` is ``with_outcome``.
-
-    words: whether the agent's own are shown: reasoning, confidence, and its note.
-    """
-    shown = decision.action
-    if not words:
-        shown = {key: part for key, part in shown.items() if key not in (CONFIDENCE, NOTE)}
-    lines = [f"Action: {_compact(shown)}"]
-    if words and decision.metadata.reasoning.strip():
-        lines.append(f"Reasoning: {' '.join(decision.metadata.reasoning.split())}")
-    if words:
-        lines.append(f"Confidence: {decision.metadata.confidence:.2f}")
+def choice(decision: Decision, features: str) -> str:
+    """The action, without the agent's words; the outcome if ``features`` is ``with_outcome``."""
+    lines = [f"Action: {_compact(_unspoken(decision.action))}"]
     result = decision.result
     if features == WITH_OUTCOME and result is not None:
         lines.append(
@@ -55,6 +55,33 @@ def choice(decision: Decision, features: str, *, words: bool = True) -> str:
             f"{result.hold_time_minutes:g} minutes"
         )
     return "\n".join(lines)
+
+
+def _unspoken(action: Json) -> Json:
+    """An action of a market without the agent's words; an answer of anything else as it is."""
+    if action.get("type") not in FIELDS:
+        return action
+    if PROBLEM in action:  # any field may hold words, and the reason quotes them
+        return {"type": action["type"], PROBLEM: "refused"}
+    return {key: part for key, part in action.items() if key not in _WORDS}
+
+
+def _unspoken_state(state: Json) -> Json:
+    """A state with the posts of news accounts only, and without the agent's own notes and words."""
+    state = _each(state, "social", "feed", lambda post: post if post.get("stance") else None)
+    state = _each(
+        state, "agent", "memory", lambda note: None if note.get("kind") == "own" else note
+    )
+    return _each(state, "agent", "recentActions", _unspoken)
+
+
+def _each(state: Json, room: str, part: str, change: Callable[[Json], Json | None]) -> Json:
+    """``state`` with the objects of a list in it changed; those that become None are left out."""
+    inside = state.get(room)
+    if not isinstance(inside, Mapping) or not isinstance(inside.get(part), list | tuple):
+        return state
+    listed = (change(one) if isinstance(one, Mapping) else one for one in inside[part])
+    return {**state, room: {**inside, part: [one for one in listed if one is not None]}}
 
 
 def common_beginning(texts: Sequence[str]) -> tuple[str, list[str]]:
@@ -142,10 +169,8 @@ class JudgeQuestion:
         return (*before, {**last, "content": content})
 
 
-def ask(
-    group: Sequence[Decision], config: JudgeConfig, features: str, seed: int, *, words: bool = True
-) -> JudgeQuestion:
-    """The question about ``group``. features, words: see ``choice``.
+def ask(group: Sequence[Decision], config: JudgeConfig, features: str, seed: int) -> JudgeQuestion:
+    """The question about ``group``. features: see ``choice``.
 
     Decisions with equal texts are shown once, and so is the common beginning of all situations. The
     order is shuffled by ``seed`` and content, and ids say nothing about agents or order.
@@ -154,7 +179,7 @@ def ask(
     limit = config.max_text_chars
     members: dict[str, list[int]] = {}
     for position, (decision, rest) in enumerate(zip(group, rests, strict=True)):
-        text = f"{rest}\n{choice(decision, features, words=words)}".strip()
+        text = f"{rest}\n{choice(decision, features)}".strip()
         members.setdefault(shortened(text, limit), []).append(position)
     texts = sorted(members)
     content = hashlib.sha256("\0".join([str(seed), beginning, *texts]).encode()).digest()
@@ -177,10 +202,11 @@ def ask(
 def read(text: str, ids: Sequence[str]) -> dict[str, JudgeVerdict]:
     """The verdict under each id. Raises UnusableAnswerError unless each is there once, in range.
 
-    The last JSON object that is a whole answer counts: those before it are drafts. Prose, thoughts
-    and code fences around it are ignored.
+    The last JSON object that is a whole answer counts: those before it are drafts. Prose and code
+    fences around it are ignored, and so is what stands in ``<think>``.
     """
-    answers = [found["scores"] for found in json_objects(text) if _is_answer(found)]
+    said = _THOUGHTS.sub("", text)
+    answers = [found["scores"] for found in json_objects(said) if _is_answer(found)]
     if not answers:
         raise UnusableAnswerError('it holds no JSON object with a list under "scores"')
     *drafts, last = answers

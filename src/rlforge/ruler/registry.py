@@ -65,7 +65,7 @@ def judge(config: RulerConfig, seed: int, local: LocalModel | None) -> DecisionS
         backend = LocalJudge(config.judge, local)
     else:
         raise ConfigError(
-            "ruler.judge.model=engine: there is no engine here; name openai:MODEL or "
-            "openrouter:MODEL"
+            "ruler.judge.model=engine: there is no engine here; name openai:MODEL, "
+            "openrouter:MODEL or litellm:PROVIDER/MODEL"
         )
     return JudgeScorer(config, backend, seed=seed)
