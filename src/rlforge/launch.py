@@ -22,7 +22,14 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from rlforge.actors.specs import RunGraph
-from rlforge.config.compose import Composed, conf_dir, from_hydra, register_schemas, to_yaml
+from rlforge.config.compose import (
+    Composed,
+    as_hydra_takes,
+    conf_dir,
+    from_hydra,
+    register_schemas,
+    to_yaml,
+)
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.roots import compose_any, compose_run, read_run
 from rlforge.config.schema import PolicyConfig, RunConfig
@@ -44,7 +51,7 @@ from rlforge.system.locks import RunLock, claim_gpus
 from rlforge.system.loops import wait_for
 from rlforge.tracking.files import RunPaths
 from rlforge.training.graph import build_graph
-from rlforge.training.resume import check_resumable
+from rlforge.training.resume import check_resumable, with_own_start
 
 if TYPE_CHECKING:  # imports Ray
     from rlforge.training.lifecycle import Controller, RunContext
@@ -192,7 +199,9 @@ def sweep(
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
             register_schemas(root)
-            GlobalHydra.instance().hydra.multirun(root.primary, sweep_job, [*own, *overrides])
+            GlobalHydra.instance().hydra.multirun(
+                root.primary, sweep_job, [*own, *as_hydra_takes(overrides)]
+            )
     except HydraException as error:  # a launcher or sweeper that is not installed, or its options
         raise ConfigError(f"the sweep cannot start: {str(error).splitlines()[0]}") from error
     failed = sorted(path.parent.name for path in sweep_dir.glob("*/failed.txt"))
@@ -294,6 +303,7 @@ def _run(
         prepared(config, graph, hardware, run_dir, command, resume=resume) as folder,
     ):
         controller = _controller(config)
+        live = with_own_start(live, folder)
         if isinstance(live, SftConfig):
             live = _with_samples(live, folder)
         return execute(controller, divided(live), graph, hardware, folder, resume=resume)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.live_run import RUN, rows, start, wait_for
 
 from rlforge.cli import main
 from rlforge.continuous.journal import Journal
+from rlforge.models.made import TINY_MARKET
 from rlforge.tracking.report import write_report
 
 
@@ -43,6 +45,24 @@ def test_a_run_serves_over_http_and_ends_at_ctrl_c(small: Sequence[str]) -> None
     journal = Journal(RUN / "journal.sqlite")
     done = sum(entry.phase == "done" for entry in journal.entries())
     assert done == len(rows("windows.jsonl"))
+
+
+def test_the_documented_defaults_train(
+    run_continuous: Callable[..., int], market_model: Path
+) -> None:
+    """Plain ``rlforge continuous``, with a smaller model in the place of the tiny trader."""
+    shutil.copytree(market_model, TINY_MARKET.folder)
+    try:
+        few = ["window.clock=simulated", "continuous.windows=1", "continuous.compare_episodes=0"]
+        few += ["deployment.holdout_games=16", "deployment.min_format=0"]
+        assert run_continuous(*few, f"run_dir={RUN.absolute()}") == 0, Path("log").read_text()
+    finally:
+        shutil.rmtree(TINY_MARKET.folder)
+    (row,) = rows("windows.jsonl")
+    assert row["reason"] == ""
+    assert row["policy_reward"] < 0.3  # as of most untrained models
+    assert row["high_score_count"] >= 5
+    assert (RUN / "checkpoints" / "step-1").is_dir()
 
 
 def command(

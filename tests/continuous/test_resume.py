@@ -14,10 +14,18 @@ from typing import Any
 
 import pytest
 
+from rlforge.config.compose import to_yaml
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.roots import compose_run, read_run
 from rlforge.continuous.journal import Journal
+from rlforge.continuous.policy_side import checks_of_run
+from rlforge.continuous.trials import market_probes
 from rlforge.engines.registry import make_engine
+from rlforge.games.trading import AgentPrompter
+from rlforge.local.policies import find_policy
+from rlforge.models.load import load_tokenizer
 from rlforge.serving.records import Deployment, Probe
-from rlforge.serving.server import compose_service
+from rlforge.serving.server import ServiceSetup, compose_service
 from rlforge.serving.service import DeploymentService
 from rlforge.system.checkpoint import list_checkpoints, read_manifest
 from rlforge.trajectories.reader import StoreReader
@@ -107,6 +115,27 @@ def test_a_moved_run_goes_on_as_if_it_were_not(
     assert policy_weights(moved, "step-2") == policy_weights(whole, "step-2")
 
 
+def test_a_moved_run_needs_nothing_of_the_adapter_that_it_began_with(
+    run_continuous: Run, small: Sequence[str], whole: Path
+) -> None:
+    """Neither to answer control agents, nor for the KL penalty to it."""
+    begun, start = Path("begun").absolute(), Path("sft").absolute()
+    shutil.copytree(whole / "checkpoints" / "step-1", start)
+    weights = (start / "adapter_model.safetensors").read_bytes()
+    own = [f"learner.initial_adapter={start}", "continuous.control_agents=1"]
+    own += ["algorithm.kl.to=base", "algorithm.kl.coef=0.1", f"run_dir={begun}"]
+    killed = run_continuous(*small, *own, kill=(1, "done", "after"))
+    assert killed == -signal.SIGKILL, Path("log").read_text()
+    shutil.rmtree(start)
+    moved = begun.rename(begun.with_name("moved"))
+    assert run_continuous("--resume", moved) == 0, Path("log").read_text()
+    assert policy_weights(moved, "step-0") == weights
+    assert [row["version"] for row in rows(moved, "windows.jsonl")] == ["step-1", "step-2"]
+    control = [d for d in decisions(moved) if d.metadata.provider == "control"]
+    assert {d.completion.policy_uid for d in control} == {"control"}
+    assert find_policy(moved, "step-0")[0].path_or_name == str(moved / "checkpoints" / "step-0")
+
+
 async def deploy_elsewhere(run_dir: Path, adapter: Path) -> Deployment:
     """Deploy ``adapter`` into the state of a run, as rlforge serve does."""
     config = compose_service([str(run_dir)]).config
@@ -164,8 +193,50 @@ def test_a_finished_run_goes_on_for_more_windows(run_continuous: Run, whole: Pat
     assert [one["after"]["version"] for one in measured] == ["step-2", "step-3"]
 
 
-def test_a_service_of_the_run_asks_new_versions_about_the_market(whole: Path) -> None:
-    composed = compose_service([str(whole)])
-    assert [entry.source for entry in composed.config.env.train] == ["market"]
-    assert composed.source == whole
-    assert composed.state_dir == whole / "deployments"
+def probes_of(setup: ServiceSetup) -> tuple[Sequence[Probe], list[str]]:
+    """What a service asks new versions, and as text; nothing is answered."""
+    assert setup.continuous is not None
+    assert setup.source is not None
+    tokenizer = load_tokenizer(setup.config.model)
+    engine = make_engine(setup.config, device="cpu", threads=1)
+    probes = checks_of_run(setup.source, setup.continuous)(engine, tokenizer).probes
+    asyncio.run(engine.close())
+    return probes, [tokenizer.decode(probe.prompt_token_ids) for probe in probes]
+
+
+def test_a_service_of_the_run_asks_new_versions_about_its_own_market(whole: Path) -> None:
+    setup = compose_service([str(whole), "deployment.probes=5"])
+    assert (setup.source, setup.state_dir) == (whole, whole / "deployments")
+    own = read_run(whole, ContinuousConfig)
+    assert setup.continuous is not None
+    assert setup.continuous.market == own.market
+    probes, texts = probes_of(setup)
+    assert len(probes) == 5
+    assert all(text.startswith("market ") for text in texts)
+    prompter = AgentPrompter(own, own.market, load_tokenizer(own.model))
+    params = SamplingParams(max_tokens=4, stop_token_ids=probes[0].params.stop_token_ids)
+    asked = market_probes(setup.continuous, prompter, params)
+    assert [one.prompt_token_ids for one in probes] == [one.prompt_token_ids for one in asked]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ["+experiment=served_answers"],
+        ["continuous.source=episodes", "episodes.function=my_episodes:play"],
+    ],
+)
+def test_a_service_of_a_run_without_a_market_asks_nothing_about_one(
+    make_config: Callable[..., ContinuousConfig], market_model: Path, source: list[str]
+) -> None:
+    run_dir = Path("run")
+    (run_dir / "checkpoints" / "step-0").mkdir(parents=True)
+    (run_dir / "checkpoints" / "step-0" / "manifest.json").write_text("{}")
+    given = [*source, "model=hf", f"model.name={market_model}", "window.clock=wall"]
+    config = compose_run(given, None, ContinuousConfig).config
+    (run_dir / "config.yaml").write_text(to_yaml(config))
+    probes, _ = probes_of(compose_service([str(run_dir), "deployment.probes=2"]))
+    tokenizer = load_tokenizer(config.model)
+    words = [tokenizer.encode(f"Count to {n}.", add_special_tokens=False) for n in (1, 2)]
+    assert [list(probe.prompt_token_ids) for probe in probes] == words
+    assert {probe.extraction for probe in probes} == {"raw"}

@@ -86,7 +86,8 @@ def test_json_and_words_are_both_understood():
 
 def test_a_view_has_prose_a_compact_board_and_words():
     view = make_game(SMALL, 0).view()
-    assert view.observation.startswith("You are player-0; 12 rounds are left.")
+    assert view.observation.startswith("You are player-0.\n\n")
+    assert "\n\n12 rounds are left.\n\n" in view.observation
     assert "BUY_SHARES" in view.observation
     assert all(word in view.observation for word in view.legal_actions)
     assert view.board.startswith("market bet p5 ")

@@ -73,27 +73,69 @@ def test_a_prompt_is_no_longer_than_the_market_wants(tokenizer: Any, state: Any)
 
 
 def test_a_context_without_room_for_a_state_is_refused_at_once(tokenizer: Any) -> None:
-    with pytest.raises(ConfigError, match=r"has \d+ tokens, and there is room for 500"):
+    with pytest.raises(ConfigError, match=r"max_model_len=600: .* room for 500, .*max_tokens=100"):
         make(tokenizer, "engine.max_tokens=100", "engine.max_model_len=600")
 
 
-@pytest.mark.parametrize("extraction", ["json", "boxed", "raw", "last_line"])
-def test_what_the_prompt_asks_for_is_read_and_asked_for_once(
+@pytest.mark.parametrize("extraction", ["json", "boxed", "raw", "last_line", "number"])
+def test_prose_asks_for_json_alone_and_reads_it_wherever_it_stands(
     tokenizer: Any, state: Any, extraction: str
 ) -> None:
     prompter = make(tokenizer, f"model.action_extraction={extraction}")
     question = prompter.ask(state)
-    action = json.dumps({"type": "FOLLOW_USER", "userId": "wire"})
-    said = rf"\boxed{{{action}}}" if extraction == "boxed" else action
-    assert (r"\boxed" in question.text) == (extraction == "boxed")
-    assert question.text.count("JSON object") == (2 if extraction == "json" else 1)
-    assert prompter.read(question, f"They know more.\n{said}").action == json.loads(action)
-
-
-def test_json_prose_and_words_are_all_read(tokenizer: Any, state: Any) -> None:
-    prompter = make(tokenizer, "model.action_extraction=raw")
-    question = prompter.ask(state)
-    reading = prompter.read(question, 'I think so. {"type": "FOLLOW_USER", "userId": "wire"}')
-    assert reading.action == {"type": "FOLLOW_USER", "userId": "wire"}
-    assert prompter.read(question, "[hold]").action == {"type": "NO_OP"}
+    assert "boxed" not in question.text
+    assert question.text.count("End with one action as a JSON object.") == 1
+    assert "game" not in question.text.partition("Minute")[0]
+    action = {"type": "FOLLOW_USER", "userId": "wire"}
+    text = json.dumps(action)
+    escaped = text.replace("{", r"\{").replace("}", r"\}")
+    for answer in (
+        text,
+        f"They know more.\n{text}",
+        f"```json\n{text}\n```",
+        rf"\boxed{{{text}}}",
+        rf"\boxed{{{escaped}}}",
+        f'<think>{{"type": "NO_OP"}}</think>{text}',
+    ):
+        assert prompter.read(question, answer).action == action, answer
     assert "no JSON action" in prompter.read(question, "let me think about that").problem
+
+
+@pytest.mark.parametrize("model", ["qwen2p5_0p5b", "smollm2_135m", "hf"])
+def test_every_language_model_is_asked_about_a_market_in_one_form(
+    tokenizer: Any, state: Any, model: str
+) -> None:
+    chat = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
+    chat.chat_template = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    )
+    config = compose([f"model={model}"], root=ContinuousConfig).config
+    prompter = AgentPrompter(config, config.market, chat)
+    system = prompter.ask(state).text.partition("\nuser:")[0]
+    assert system == (
+        "system: You trade in a market. Choose the action that earns you most. "
+        "End with one action as a JSON object."
+    )
+    assert prompter.extraction == "json"
+
+
+def test_compact_words_are_asked_for_and_read_by_the_models_extraction(
+    tokenizer: Any, state: Any
+) -> None:
+    board = "model.prompt_template=board"
+    prompter = make(tokenizer, board, "model.action_extraction=bracket")
+    question = prompter.ask(state)
+    assert prompter.extraction == "bracket"
+    assert prompter.read(question, "[hold]").action == {"type": "NO_OP"}
+    assert "square brackets" in prompter.read(question, "hold").problem
+    follow = {"type": "FOLLOW_USER", "userId": "wire"}
+    assert prompter.read(question, json.dumps(follow)).action == follow
+
+
+def test_a_room_for_the_least_state_is_room_for_every_state(tokenizer: Any, state: Any) -> None:
+    """With rules and forms the shortest prompt of the first state takes all of the room."""
+    small = ["market.predictions=1", "market.tickers=[]", "learner.max_train_len=null"]
+    most = make(tokenizer, *small, "market.prompt_chars=200").ask(state)
+    room = len(most.token_ids)
+    tight = make(tokenizer, *small, "engine.max_tokens=9", f"engine.max_model_len={room + 9}")
+    assert len(tight.ask(state).token_ids) <= room

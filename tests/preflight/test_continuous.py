@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
+import rlforge
 from rlforge.config.compose import conf_dir, from_yaml, to_yaml
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.prompts import PromptConfig
 from rlforge.config.roots import compose_any, compose_run, read_run
 from rlforge.config.schema import RunConfig
+from rlforge.config.sft import SftConfig
+from rlforge.continuous.session import Session
 from rlforge.errors import ConfigError
-from rlforge.preflight.continuous import check_continuous
+from rlforge.market.text import FORMS
+from rlforge.preflight.continuous import check_answers, check_continuous
+from rlforge.preflight.sft import check_sft
 from rlforge.system.hardware import Machine
 from rlforge.training.graph import build_graph
 from rlforge.trajectories.store import TrajectoryStore
+
+
+async def play(session: Session) -> float:
+    return 1.0
+
+
+def plays_at_once(session: Session) -> float:
+    return 1.0
+
+
+class Player:
+    """Its objects are called."""
+
+    async def __call__(self, session: Session) -> float:
+        return 1.0
+
+
+PLAYER = Player()
 
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("market_*.yaml"))
 OTHERS = ["served_answers", "smollm2_market"]
@@ -52,7 +78,7 @@ def test_the_default_is_the_documents_configuration() -> None:
     assert config.learner.max_train_len == 2048
     assert (config.algorithm.kl.coef, config.algorithm.kl.to) == (0.05, "previous")
     assert (config.continuous.threshold, config.continuous.min_selected) == (0.5, 5)
-    assert config.continuous.select_by == "score"
+    assert config.continuous.selects_by == "score"
     assert (config.window.minutes, config.window.min_agents) == (60.0, 3)
 
 
@@ -82,6 +108,16 @@ def test_the_default_is_the_documents_configuration() -> None:
         (["+collector=tiny"], r"\+collector=tiny .*no such key"),
         (["serve.state_dir=x"], r"serve\.state_dir=x .*keeps its versions"),
         (["learner.schedule=linear", "continuous.windows=null"], r"learner\.schedule=linear"),
+        (
+            [
+                "deployment=ab_test",
+                "continuous.source=episodes",
+                "window.clock=simulated",
+                f"episodes.function={__name__}:play",
+            ],
+            r"deployment\.strategy=ab_test .*would never end: continuous\.source=episodes .*repl",
+        ),
+        (["serve.outcome_low=1"], r"serve\.outcome_low=1.0 .*below serve\.outcome_high=1"),
         (["window.min_trajectories_per_agent=50"], r"a window has 12: window\.minutes=60"),
         (
             ["continuous.agents=2", "window.min_agents=3"],
@@ -117,6 +153,15 @@ def test_contradictions_are_one_message(overrides: list[str], message: str) -> N
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("train_on", ["score", "mix", "reward"])
+def test_a_judge_is_not_the_reward_of_the_answers_that_it_reads(train_on: str) -> None:
+    given = ["+experiment=served_answers", "ruler=judge", f"continuous.train_on={train_on}"]
+    composed = compose_run([*given, "continuous.select_by=score"], None, ContinuousConfig)
+    refused = pytest.raises(ConfigError, match=f"train_on={train_on} .*please the judge.*reward")
+    with contextlib.nullcontext() if train_on == "reward" else refused:
+        check_continuous(composed, keys=False)
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -138,13 +183,17 @@ def test_a_run_that_cannot_get_decisions_is_refused(override: str, message: str)
     [
         ("episodes.function=null", r"names no function, and continuous\.source=episodes calls one"),
         ("episodes.function=no_such:play", "there is no module no_such"),
+        ("episodes.function=math:sqrt", "is not an async function of a Session"),
+        (f"episodes.function={__name__}:plays_at_once", "is not an async function of a Session"),
+        (f"episodes.function={__name__}:Player", "is not an async function of a Session"),
         ("window.clock=wall", "needs simulated"),
         ("window.grace_seconds=60", "episodes end with their window; use null"),
         ("continuous.start=2024-11-13-10:30", "no window of 60 minutes begins then"),
     ],
 )
 def test_episodes_need_a_function_and_simulated_time(override: str, message: str) -> None:
-    given = ["continuous.source=episodes", "window.clock=simulated", "episodes.function=math:sqrt"]
+    given = ["continuous.source=episodes", "window.clock=simulated"]
+    given += [f"episodes.function={__name__}:play"]
     check_continuous(compose_run(given, None, ContinuousConfig), keys=False)
     composed = compose_run([*given, override], None, ContinuousConfig)
     with pytest.raises(ConfigError, match=message):
@@ -229,3 +278,100 @@ def test_a_template_that_shows_squares_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match="squares shows a grid of squares; markets have none"):
         check_continuous(dataclasses.replace(composed, config=config))
+
+
+@pytest.mark.parametrize("name", ["play", "PLAYER"])
+def test_by_default_all_answers_of_episodes_are_learned_from(name: str) -> None:
+    given = ["continuous.source=episodes", "window.clock=simulated"]
+    given += [f"episodes.function={__name__}:{name}"]
+    composed = compose_run(given, None, ContinuousConfig)
+    check_continuous(composed, keys=False)
+    config = composed.config
+    assert config.continuous.selects_by == "all"
+    assert config.window.avg_reward_threshold is None
+    # One answer in each episode is enough for an agent to count.
+    assert config.episodes.per_agent >= config.window.min_trajectories_per_agent
+    assert config.episodes.per_agent >= config.window.min_actions
+    own = compose_run([*given, "continuous.select_by=score"], None, ContinuousConfig).config
+    assert own.continuous.selects_by == "score"
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a model that checks read: its tokenizer, of about three bytes a token."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=alphabet, show_progress=False, special_tokens=["<eos>"]
+    )
+    core.train_from_iterator([FORMS], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>")
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    )
+    folder = tmp_path_factory.mktemp("models") / "text"
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["engine.max_tokens=4"], r"engine\.max_tokens=4: an answer .* has \d+ tokens; raise it"),
+        (["engine.max_model_len=700"], r"engine\.max_model_len=700: .* raise it to \d{4}"),
+        (["learner.max_train_len=800"], r"learner\.max_train_len=800: .* raise it to \d{4}"),
+        (["+experiment=market_continuous"], r"engine\.max_model_len=128: .* raise it to \d{3}"),
+        (
+            ["model.prompt_template=board", "model.action_extraction=number"],
+            r"model\.action_extraction=number: .*is not read as an action",
+        ),
+    ],
+)
+def test_a_model_that_could_not_take_part_is_refused(
+    language_model: Path, overrides: list[str], message: str
+) -> None:
+    given = ["model=hf", f"model.name={language_model}"]
+    long = ["engine.max_model_len=4096", "learner.max_train_len=null"]
+    fits = compose_run([*given, *long], None, ContinuousConfig)
+    check_continuous(fits, keys=False)
+    check_answers(fits.config)
+    long = [] if overrides[0].startswith("+") else long
+    composed = compose_run([*given, *long, *overrides], None, ContinuousConfig)
+    with pytest.raises(ConfigError, match=message):
+        check_continuous(composed, keys=False)
+    with pytest.raises(ConfigError, match=message):
+        check_answers(composed.config)
+
+
+def test_a_market_in_prose_is_refused_where_the_last_prompts_of_an_episode_do_not_fit(
+    language_model: Path,
+) -> None:
+    """Also to be learned from with ``rlforge sft``."""
+    given = ["+experiment=smollm2_market", "model=hf", f"model.name={language_model}"]
+    given += ["engine.max_model_len=600", "data=value_trader", "engine.max_tokens=64"]
+    composed = compose_run(given, None, SftConfig)
+    with pytest.raises(ConfigError, match=r"engine\.max_model_len=600: .* raise it to"):
+        check_sft(composed, keys=False)
+
+
+@pytest.mark.parametrize("extraction", ["number", "bracket", "last_line", "boxed", "raw"])
+def test_language_models_take_part_whatever_finds_their_actions_in_games(
+    language_model: Path, extraction: str
+) -> None:
+    given = ["model=hf", f"model.name={language_model}", f"model.action_extraction={extraction}"]
+    given += ["engine.max_model_len=4096", "learner.max_train_len=null"]
+    check_continuous(compose_run(given, None, ContinuousConfig), keys=False)
+
+
+def test_the_documents_grpo_trains_in_the_market_of_the_tiny_trader(language_model: Path) -> None:
+    """As the docstring of ``GRPOConfig`` says."""
+    grpo = rlforge.GRPOConfig(model_name=str(language_model), max_length=4096)
+    for experiment in ("market_continuous", "smollm2_market"):
+        lines = [f"+experiment={experiment}", *grpo.overrides()]
+        composed = compose_run(lines, None, ContinuousConfig)
+        check_continuous(composed, keys=False)
+        engine = composed.config.engine
+        assert (engine.max_model_len, engine.max_tokens) == (4096, 512)

@@ -55,8 +55,8 @@ def test_what_can_run_passes(lines: tuple[str, ...]) -> None:
         ((MARKET, "data=value_trader", "data.last_turns=1"), r"data\.last_turns=1.*no last turns"),
         ((MARKET, "data=value_trader", "model=tiny"), r"model\.kind=tiny.*words of markets"),
         (
-            (MARKET, "data=value_trader", "model.action_extraction=number"),
-            r"data\.answer=.*not read as .*action_extraction=json",
+            (MARKET, "data=value_trader", """data.answer='{action} {"type": "WAIT"}'"""),
+            r"data\.answer=.*is not the one that is read",
         ),
     ],
 )

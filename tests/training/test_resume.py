@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from rlforge.config.schema import LearnerConfig, RunConfig
 from rlforge.system.checkpoint import list_checkpoints, step_name, step_number, write_checkpoint
-from rlforge.training.resume import Retention
+from rlforge.training.resume import (
+    BEFORE_ALL,
+    Retention,
+    keep_start,
+    rewind,
+    with_own_start,
+)
 
 
 def _save(root: Path, *versions: int) -> None:
@@ -46,3 +54,32 @@ def test_versions_of_the_saved_state_stay_until_a_newer_one_is_saved(tmp_path: P
     retention.resumable = {"step-4"}
     retention.prune({"step-4"}, published=4)
     assert _left(tmp_path) == [4]
+
+
+def test_the_start_of_a_run_stays_whatever_is_pruned_or_made_again(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    _save(root, 0, 1, 2)
+    Retention(root, 1).prune(set())
+    assert _left(root) == [0, 2]
+    rewind(tmp_path, BEFORE_ALL)
+    assert _left(root) == [0]
+
+
+def test_the_start_is_the_runs_own_copy_of_the_initial_adapter(tmp_path: Path) -> None:
+    sft = tmp_path / "sft"
+    sft.mkdir()
+    (sft / "adapter_config.json").write_text("{}")
+    (sft / "adapter_model.safetensors").write_text("weights")
+    (sft / "optimizer.pt").touch()
+    config = RunConfig(learner=LearnerConfig(initial_adapter=str(sft)))
+    run_dir = tmp_path / "run"
+    (run_dir / "checkpoints").mkdir(parents=True)
+    assert with_own_start(config, run_dir) == config
+    keep_start(config, run_dir)
+    own = run_dir / "checkpoints" / "step-0"
+    assert with_own_start(config, run_dir).learner.initial_adapter == str(own)
+    assert (own / "adapter_model.safetensors").read_text() == "weights"
+    assert not (own / "optimizer.pt").exists()
+    shutil.rmtree(sft)
+    keep_start(config, run_dir)  # as on resume
+    assert with_own_start(RunConfig(), run_dir) == RunConfig()

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 import rlforge
 from rlforge.errors import ConfigError, RunError
 from rlforge.local.evaluate import evaluate_run
+from rlforge.local.policies import find_policy
 from rlforge.tracking.game_files import read_games
 
 LEARNING = {"players": ["random_legal"], "games": 100, "epochs": 2.0, "validation": 0.1}
@@ -139,6 +140,28 @@ def test_training_on_games_goes_on_from_the_newest_version(
     # The engine plays the first games with the adapter, too.
     gaps = [row["logprob_gap_mean"] for row in rows("metrics.jsonl") if "logprob_gap_mean" in row]
     assert 0 < max(gaps) < 1e-5
+
+
+def test_a_moved_run_needs_nothing_of_the_run_that_it_started_from(
+    adapted: rlforge.Run, small_model: Path, tmp_path: Path
+) -> None:
+    source = shutil.copytree(adapted.path, tmp_path / "sft")
+    begun = run(
+        *train_arguments(small_model, "learner.total_updates=1", "algorithm.kl.coef=0.1"),
+        "algorithm.kl.to=base",
+        f"model.lora.rank={adapted.config.model.lora.rank}",
+        f"learner.initial_adapter={source.name}",
+    )
+    assert begun.returncode == 0, begun.stderr
+    shutil.rmtree(source)
+    moved = RUN.rename("moved").absolute()
+    resumed = run("train", "--resume", str(moved), "--more", "1")
+    assert resumed.returncode == 0, resumed.stderr
+    weights = Path("checkpoints", adapted.versions[-1], "adapter_model.safetensors")
+    own = moved / "checkpoints" / "step-0"
+    assert (own / weights.name).read_bytes() == (adapted.path / weights).read_bytes()
+    assert find_policy(moved, "step-0")[0].path_or_name == str(own)
+    assert rlforge.load_run(moved).versions == ["step-0", "step-1", "step-2"]
 
 
 def test_a_run_without_a_version_is_no_start(small_model: Path, tmp_path: Path) -> None:

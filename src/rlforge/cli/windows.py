@@ -180,8 +180,7 @@ def export_windows(
     _check_ids(window or [], reader)
     if folder.exists():
         raise ConfigError(f"{folder} exists already; name a folder that does not")
-    if push is not None:
-        check_push(push)
+    check_push(push, public=public)
     rows = export_dataset(reader, folder, window or None, _run_of(where))
     typer.echo(f"{rows:,} decisions", err=True)
     if push is not None:

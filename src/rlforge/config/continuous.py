@@ -73,7 +73,7 @@ class EpisodesConfig(Group):
     #: the model; returns the reward of its answers.
     function: Text | None = None
     #: Episodes that each agent plays in a window.
-    per_agent: Count = 4
+    per_agent: Count = 8
 
 
 @dataclass
@@ -92,14 +92,16 @@ class WindowConfig(Group):
     #: Learning agents that a window needs, counting those that meet the next two keys; scripted
     #: traders do not count.
     min_agents: Count = 3
-    #: Decisions with an action other than NO_OP that an agent needs to count.
+    #: Decisions with an action other than NO_OP, refused ones included, that an agent needs to
+    #: count.
     min_actions: Whole = 5
     #: Decisions that an agent needs to count.
     min_trajectories_per_agent: Count = 5
     #: Share of a window's decisions whose outcome must be known.
     completeness: Share = 1.0
-    #: Least average reward of the learning agents' decisions, without refused ones; null: any.
-    avg_reward_threshold: float | None = 0.3
+    #: Least average reward of the learning agents' decisions that were not refused, where there
+    #: are any; null: any. The document's is 0.3, which untrained models seldom reach.
+    avg_reward_threshold: float | None = None
     #: Decisions of a batch in mode ``rolling``.
     rolling_decisions: Count = 512
 
@@ -159,8 +161,10 @@ class ContinuousSettings(Group):
     control_agents: Whole = 4
     #: Window that simulated time begins with, in UTC.
     start: str = "2024-11-13-10:00"
-    #: Train on decisions whose ``score`` or ``reward`` exceeds ``threshold``, or on ``all``.
-    select_by: Literal["score", "reward", "all"] = "score"
+    #: Train on decisions whose ``score`` or ``reward`` exceeds ``threshold``, or on ``all``. Null:
+    #: ``score`` for decisions of a market or a store, ``all`` for answers in ``episodes`` and to
+    #: ``requests``.
+    select_by: Literal["score", "reward", "all"] | None = None
     #: Threshold of ``select_by``; scores range from 0 to 1.
     threshold: float = 0.5
     #: Least number of decisions to learn from, selected or refused ones, for an update.
@@ -185,6 +189,12 @@ class ContinuousSettings(Group):
     compare_episodes: Whole = 4
     #: Serve the current version over HTTP while the run lasts (group ``serve``).
     http: bool = False
+
+    @property
+    def selects_by(self) -> Literal["score", "reward", "all"]:
+        """``select_by``, or what follows from the source."""
+        trades = self.source in ("market", "store")
+        return self.select_by or ("score" if trades else "all")
 
 
 @dataclass

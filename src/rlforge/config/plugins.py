@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
 import sys
 import traceback
@@ -45,8 +46,8 @@ class Kind:
 
     name: the group of entry points is ``rlforge.`` and this. noun, key: what it is and where it is
     chosen, for messages. contract: what a Thing has to be, in words; needs: attributes that it must
-    have for that; called: whether it must be callable. families: where functions are that
-    find things called ``FAMILY:NAME``, by family.
+    have for that; called: whether it must be callable; awaited: whether it must be async.
+    families: where functions are that find things called ``FAMILY:NAME``, by family.
 
     Example:
         >>> MODES.find("mirror").__name__
@@ -65,11 +66,12 @@ class Kind:
         *,
         needs: Sequence[str] = (),
         called: bool = True,
+        awaited: bool = False,
         families: str = "",
     ) -> None:
         self.name, self.noun, self.key, self.contract = name, noun, key, contract
         self._built_in, self._needs, self._called = built_in, needs, called
-        self._families = families
+        self._awaited, self._families = awaited, families
         self._found: dict[str, Any] = {}
 
     def names(self) -> list[str]:
@@ -160,9 +162,12 @@ class Kind:
             name = points[0].value
         thing = _import(name)
         missing = [method for method in self._needs if not hasattr(thing, method)]
+        lacks = f" (it has no {', '.join(missing)})" if missing else ""
         if missing or (self._called and not callable(thing)):
-            lacks = f" (it has no {', '.join(missing)})" if missing else ""
             raise _UnusableError(f"{_place(thing, name)} is not {self.contract}{lacks}")
+        calls = (thing, type(thing).__call__)
+        if self._awaited and not any(map(inspect.iscoroutinefunction, calls)):
+            raise _UnusableError(f"{_place(thing, name)} is not {self.contract} (no async def)")
         return thing
 
 
@@ -415,6 +420,7 @@ EPISODES = Kind(
     "episodes.function",
     "an async function of a Session that returns the reward",
     {},
+    awaited=True,
 )
 
 KINDS = (

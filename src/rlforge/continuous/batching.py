@@ -180,12 +180,12 @@ class WindowFilter:
     def _selected(self, one: Scored) -> bool:
         """Above the threshold; without a score only where scores are not used."""
         settings = self.settings
-        scored = settings.select_by == "score" or settings.train_on in ("score", "mix")
+        scored = settings.selects_by == "score" or settings.train_on in ("score", "mix")
         if one.score is None and scored:
             return False
-        if settings.select_by == "all":
+        if settings.selects_by == "all":
             return True
-        measure = one.score if settings.select_by == "score" else one.reward
+        measure = one.score if settings.selects_by == "score" else one.reward
         return measure is not None and measure > settings.threshold
 
     def _fresh(self, one: Scored) -> bool:

@@ -67,8 +67,11 @@ class WindowLearner:
 
     async def begin(self) -> Checkpoint:
         """Save version 0, the model before the first window, to return to after a refusal."""
-        if not (self._root / step_name(0)).exists():
+        start = self._root / step_name(0)
+        if not start.exists():
             await self._group.save(0, None, meta={"window_id": None}, state={})
+        elif not read_manifest(start, verify=False).has_state:  # it is learner.initial_adapter
+            await self._group.save_state(0, {})
         return await self.restore(step_name(0))
 
     async def restore(self, uid: str) -> Checkpoint:
@@ -117,7 +120,7 @@ class WindowLearner:
 
     def prune(self, protected: Collection[str]) -> None:
         """Delete all but the newest versions, the first and ``protected``."""
-        self._retention.prune({*protected, self.standing, step_name(0)})
+        self._retention.prune({*protected, self.standing})
 
 
 def _checkpoint(path: Path) -> Checkpoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from rlforge.actors.engine_client import REPORT_POLL_S, RemoteEngine
@@ -15,6 +16,7 @@ from rlforge.market.books import Settled
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.serving.metrics import Metrics
 from rlforge.serving.records import Deployment
+from rlforge.serving.server import Checks, MakeChecks
 from rlforge.serving.service import DeploymentService
 from rlforge.system.checkpoint import step_name
 from rlforge.training.lifecycle import RunContext
@@ -125,24 +127,17 @@ async def policy_side(context: RunContext) -> AsyncIterator[PolicySide]:
         poll_s=REPORT_POLL_S,
     )
     metrics = Metrics()
-    prompter = trials = None
-    if config.has_market:
-        prompter = AgentPrompter(config, config.market, tokenizer)
-        trials = MarketTrials(
-            config, engine, prompter, params, reward_of_settled(config), first_version(context)
-        )
-        probes = market_probes(config, prompter, params)
-    else:
-        probes = answer_probes(config, tokenizer, params)
+    tests = _tests(config, context.run_dir, engine, tokenizer, params)
     try:
         service = await DeploymentService.open(
             context.run_dir / DEPLOYMENTS,
             engine,
             config.deployment,
             config.model,
-            probes,
-            holdout=trials.holdout if trials and config.deployment.holdout_games else None,
+            tests.checks.probes,
+            holdout=tests.checks.holdout,
             on_phase=metrics.on_phase,
+            rewards=reward_bounds(config),
         )
         try:
             yield PolicySide(
@@ -150,8 +145,8 @@ async def policy_side(context: RunContext) -> AsyncIterator[PolicySide]:
                 service=service,
                 deployments=DeploymentsByStep(service),
                 metrics=metrics,
-                trials=trials,
-                prompter=prompter,
+                trials=tests.trials,
+                prompter=tests.prompter,
                 params=params,
                 tokenizer=tokenizer,
             )
@@ -161,18 +156,70 @@ async def policy_side(context: RunContext) -> AsyncIterator[PolicySide]:
         await engine.close()
 
 
+def checks_of_run(run_dir: Path, config: ContinuousConfig) -> MakeChecks:
+    """Checks of versions of a run, in its market or by its answers, for a service that serves it.
+
+    config: that of the run, with the model, engine and deployment of the service.
+    """
+
+    def make(engine: Engine, tokenizer: Any) -> Checks:
+        params = config.engine.sampling(stop_token_ids(config.model, tokenizer))
+        return _tests(config, run_dir, engine, tokenizer, params).checks
+
+    return make
+
+
+@value
+class _Tests:
+    """trials, prompter: see ``PolicySide``."""
+
+    checks: Checks
+    trials: MarketTrials | None
+    prompter: AgentPrompter | None
+
+
+def _tests(
+    config: ContinuousConfig,
+    run_dir: Path,
+    engine: Engine,
+    tokenizer: Any,
+    params: SamplingParams,
+) -> _Tests:
+    if not config.has_market:
+        probes = answer_probes(config, tokenizer, params)
+        return _Tests(checks=Checks(probes=probes, holdout=None), trials=None, prompter=None)
+    prompter = AgentPrompter(config, config.market, tokenizer)
+    first, reward = first_version(config, run_dir), reward_of_settled(config)
+    trials = MarketTrials(config, engine, prompter, params, reward, first)
+    checks = Checks(
+        probes=market_probes(config, prompter, params),
+        holdout=trials.holdout if config.deployment.holdout_games else None,
+    )
+    return _Tests(checks=checks, trials=trials, prompter=prompter)
+
+
 def continuous_config(context: RunContext) -> ContinuousConfig:
     """The configuration of a continuous run."""
     assert isinstance(context.config, ContinuousConfig)
     return context.config
 
 
-def first_version(context: RunContext) -> PolicyRef:
+def first_version(config: ContinuousConfig, run_dir: Path) -> PolicyRef:
     """The version that the run begins with: the base model, or ``learner.initial_adapter``."""
-    if context.config.learner.initial_adapter is None:
+    if config.learner.initial_adapter is None:
         return PolicyRef(uid="base", kind="checkpoint")
-    path = str(context.run_dir / "checkpoints" / step_name(0))
+    path = str(run_dir / "checkpoints" / step_name(0))
     return PolicyRef(uid=CONTROL, kind="checkpoint", path_or_name=path)
+
+
+def reward_bounds(config: ContinuousConfig) -> tuple[float, float]:
+    """The least and the largest outcome of an answer: of the market, or reported by a client."""
+    own, serve = config.decision_reward, config.serve
+    invalid = config.continuous.invalid_reward
+    bounds = [own.low, own.high, serve.outcome_low, serve.outcome_high]
+    if invalid is not None:
+        bounds.append(invalid)
+    return min(bounds), max(bounds)
 
 
 def reward_of_settled(config: ContinuousConfig) -> Callable[[Settled], float]:

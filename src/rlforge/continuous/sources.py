@@ -75,12 +75,19 @@ async def source_of(
             context=context,
             policy=policy,
             store=store,
-            windows=Windows(store, config.window),
+            windows=_windows(store, config),
             last=last,
             stop=stop,
         )
         async with made[config.continuous.source](run) as source:
             yield source
+
+
+def _windows(store: TrajectoryStore, config: ContinuousConfig) -> Windows:
+    """The windows of the run's own store; earlier releases let clients report any reward."""
+    if config.continuous.source != "requests":
+        return Windows(store, config.window)
+    return Windows(store, config.window, (config.serve.outcome_low, config.serve.outcome_high))
 
 
 @value
@@ -194,7 +201,7 @@ def next_by_clock(windows: Windows, now: float, done: str | None) -> str:
 
 def _answers(run: _Recording) -> Ask:
     """Asks the deployment that serves an agent, and for control agents the first version."""
-    policy, first = run.policy, first_version(run.context)
+    policy, first = run.policy, first_version(run.config, run.context.run_dir)
 
     async def answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
         seeded = dataclasses.replace(policy.params, seed=draw)

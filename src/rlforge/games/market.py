@@ -113,8 +113,9 @@ class MarketGame(TurnGame):
     def _observation(self, state: Json, focus: str, legal: tuple[str, ...]) -> str:
         rounds = self._config.episode_ticks - self._world.ticks
         lines = [
-            f"You are {self._names[self._player]}; {rounds} rounds are left.",
+            f"You are {self._names[self._player]}.",
             prompt(state, self._config.prompt_chars),
+            f"{rounds} rounds are left.",
             f"Instead of JSON you may answer with one of these words about {focus}: "
             f"{', '.join(legal)}. yes, no, long and short stake "
             f"{', '.join(f'{100 * share:g} %' for share in self._config.stakes)} of the starting "

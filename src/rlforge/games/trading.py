@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rlforge.config.market import MarketConfig
-from rlforge.config.schema import PolicyConfig
+from rlforge.config.schema import ModelConfig, PolicyConfig
 from rlforge.errors import ConfigError
 from rlforge.games.actions import extract
 from rlforge.games.base import View
 from rlforge.games.markup import Tokenizer
-from rlforge.games.prompts import Prompter
+from rlforge.games.prompts import ANY_GAME, Prompter, Template
 from rlforge.market.actions import ActionError, Json
 from rlforge.market.compact import Compact, is_compact
 from rlforge.market.text import describe, prompt, read
@@ -20,11 +21,20 @@ from rlforge.types import value
 #: Characters of a state below which an agent would see no market.
 _LEAST_STATE = 200
 
+#: What a template for any game says in a market, and how an action in prose is asked for.
+_TRADER = "You trade in a market. Choose the action that earns you most."
+_REQUEST = "End with one action as a JSON object."
+
 
 def longest_prompt(config: PolicyConfig) -> int:
     """Tokens of the longest prompt with which an answer can be given, and learned from whole."""
     longest = config.learner.max_train_len or config.engine.max_model_len
     return min(config.engine.prompt_room, longest - config.engine.max_tokens)
+
+
+def asked_form(model: ModelConfig) -> str:
+    """The extraction whose form of answers is asked for in markets: ``json`` in prose."""
+    return model.action_extraction if model.prompt_template == "board" else "json"
 
 
 @value
@@ -50,21 +60,25 @@ class Reading:
 
 
 class AgentPrompter:
-    """Writes prompts in the model's template, and reads answers by its extraction.
+    """Writes prompts in the model's template, and reads the actions in answers.
 
-    The template ``board`` asks in the compact words of ``rlforge.market.compact``, every other one
-    in prose. Both forms of answer are read after both forms of prompt.
+    The template ``board`` asks in the compact words of ``rlforge.market.compact`` for an answer of
+    the model's extraction, every other one in prose for an action as JSON. A JSON action is read
+    wherever it stands in an answer: bare, in a code fence, in ``\\boxed{}``.
 
     config: model, engine and learner, whose limits say how long a prompt may be; of a state in
     prose as much is shown as fits. Raises ``ConfigError`` where the rules alone are too long.
+    extraction: the form of answers that prompts ask for.
     """
 
     def __init__(self, config: PolicyConfig, market: MarketConfig, tokenizer: Tokenizer) -> None:
         self._compact = Compact(market)
-        self._prompter = Prompter(tokenizer, config.prompts)
-        self._template = config.model.prompt_template
-        self._extraction = config.model.action_extraction
-        self._room = longest_prompt(config)
+        self._prompter, self._tokenizer = Prompter(tokenizer, config.prompts), tokenizer
+        self._prose: Template | None = None
+        self.extraction = asked_form(config.model)
+        if config.model.prompt_template != "board":
+            self._prose = _about_markets(self._prompter.template(config.model.prompt_template))
+        self._config, self._room = config, longest_prompt(config)
         self._most = market.prompt_chars
         world = World(market)
         world.join("agent")
@@ -78,33 +92,55 @@ class AgentPrompter:
         focus = self._compact.focus(state)
         board, most = self._compact.text(state, focus), self._most
         while True:
-            prose = "" if self._template == "board" else prompt(state, most)
-            view = View(player_id=0, observation=prose, board=board)
-            text, token_ids = self._prompter.encode(self._template, view, self._extraction)
+            text, token_ids = self._encoded(board, prompt(state, most) if self._prose else "")
             over = len(token_ids) - self._room
             if over <= 0:
                 break
+            shown = len(describe(state, most))
+            if self._prose is None or (most is not None and most <= _LEAST_STATE):
+                raise self._too_long(len(token_ids))
             # As many characters less as the tokens too many have, one at least.
-            most = len(describe(state, most)) - max(1, over * len(text) // len(token_ids))
-            if not prose or most < _LEAST_STATE:
-                raise ConfigError(
-                    f"a prompt about the market has {len(token_ids)} tokens, and there is room for "
-                    f"{self._room}: engine.max_model_len, or learner.max_train_len where that is "
-                    "less, without engine.max_tokens"
-                )
+            most = max(_LEAST_STATE, shown - max(1, over * len(text) // len(token_ids)))
         legal = self._compact.actions(state, focus)
         return Question(state=state, focus=focus, legal=legal, text=text, token_ids=token_ids)
 
     def read(self, question: Question, answer: str) -> Reading:
         """The action that ``answer`` names; the market may still refuse it."""
-        found = extract(self._extraction, answer, question.legal)
+        given = read(answer)
+        if given.action is not None or self._prose is not None:
+            return Reading(action=given.action, problem=given.feedback)
+        found = extract(self.extraction, answer, question.legal)
         if not found.well_formed:
             return Reading(action=None, problem=found.feedback)
         if not is_compact(found.action):
-            reading = read(found.action)
-            return Reading(action=reading.action, problem=reading.feedback)
+            return Reading(action=None, problem=given.feedback)
         try:
             action: Any = self._compact.action(found.action, question.state, question.focus)
         except ActionError as error:
             return Reading(action=None, problem=str(error))
         return Reading(action=action)
+
+    def _too_long(self, tokens: int) -> ConfigError:
+        engine, key = self._config.engine, "engine.max_model_len"
+        have, answer = engine.max_model_len, engine.max_tokens
+        if (trained := self._config.learner.max_train_len) is not None and trained < have:
+            key, have = "learner.max_train_len", trained
+        return ConfigError(
+            f"{key}={have}: a prompt about the market has {tokens} tokens, and there is room for "
+            f"{self._room}, as an answer may have engine.max_tokens={answer}; raise it to "
+            f"{tokens + answer} or more"
+        )
+
+    def _encoded(self, board: str, prose: str) -> tuple[str, tuple[int, ...]]:
+        view = View(player_id=0, observation=prose, board=board)
+        if self._prose is None:
+            return self._prompter.encode("board", view, self.extraction)
+        asked = self._prose.render(self._prose.messages(view, _REQUEST), self._tokenizer)
+        return asked.text, self._prompter.ids(asked)
+
+
+def _about_markets(template: Template) -> Template:
+    """``template`` with the words of markets where it speaks of any game."""
+    texts = ("user", "later", "system")
+    ours = {name: getattr(template, name).replace(ANY_GAME, _TRADER) for name in texts}
+    return replace(template, **ours)

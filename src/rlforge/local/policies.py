@@ -74,7 +74,8 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     if name == BEST:
         name = best_version(run)
     if name == step_name(0):
-        start = read_any(run_dir).learner.initial_adapter
+        start, own = read_any(run_dir).learner.initial_adapter, run.checkpoints / name
+        start = str(own) if start is not None and own.exists() else start
         return PolicyRef(uid=name, kind="checkpoint", path_or_name=start), 0
     try:
         path = find_checkpoint(

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from rlforge.config.compose import Composed
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.plugins import EPISODES, REDACTIONS, SCORERS
+from rlforge.config.market import MarketConfig
+from rlforge.config.plugins import EPISODES, EXTRACTIONS, REDACTIONS, SCORERS
 from rlforge.config.schema import GrpoConfig, PolicyConfig
-from rlforge.errors import RlforgeError, StoreError
+from rlforge.config.sft import SftConfig
+from rlforge.engines.base import decoder
+from rlforge.errors import ConfigError, RlforgeError, StoreError
 from rlforge.games.base import View
 from rlforge.games.prompts import Prompter
-from rlforge.games.trading import longest_prompt
+from rlforge.games.trading import AgentPrompter, longest_prompt
+from rlforge.market.actions import NO_OP, Json
+from rlforge.market.text import FORMS, describe
+from rlforge.market.traders import Crowd
+from rlforge.market.world import World
+from rlforge.models.files import MODEL_CONFIG
+from rlforge.models.load import load_tokenizer
+from rlforge.models.made import made_model
 from rlforge.preflight.policy import (
     check_learns_from_rewards,
     check_machine,
@@ -22,6 +33,7 @@ from rlforge.preflight.policy import (
 from rlforge.preflight.serving import check_traces
 from rlforge.ruler.registry import check_judge
 from rlforge.system.hub import check_push
+from rlforge.system.values import json_objects
 from rlforge.trajectories.grid import WindowGrid, window_start
 from rlforge.trajectories.layout import StoreLayout
 
@@ -35,7 +47,7 @@ def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True)
     check_policy(composed)
     check_learns_from_rewards(composed)
     if config.has_market:
-        check_agents(composed, config.continuous.agents + sum(config.market.traders.values()))
+        check_agents(composed, config.market, config.continuous.agents)
     check_name(composed, "ruler.scoring_method", config.ruler.scoring_method, SCORERS)
     checks = {
         "market": _check_market,
@@ -44,6 +56,20 @@ def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True)
         "store": _check_store,
     }
     checks[config.continuous.source](composed, config)
+    source = config.continuous.source
+    if source in ("episodes", "store") and config.deployment.strategy == "ab_test":
+        raise composed.error(
+            "deployment.strategy",
+            f"a trial would never end: continuous.source={source} reports no outcomes; use replace",
+        )
+    train_on = config.continuous.train_on
+    judged = config.ruler.scoring_method == "judge" and train_on in ("score", "mix")
+    if judged and source in ("episodes", "requests"):
+        raise composed.error(
+            "continuous.train_on",
+            f"{train_on} would teach answers to please the judge, who reads them, whatever they "
+            "are worth; use reward, and continuous.select_by=score to select by the judge",
+        )
     if config.serve.state_dir is not None:
         raise composed.error("serve.state_dir", "a continuous run keeps its versions with itself")
     if config.learner.schedule != "constant" and config.continuous.windows is None:
@@ -66,10 +92,10 @@ def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True)
         check_traces(config.serve)
 
 
-def check_agents(composed: Composed[PolicyConfig], agents: int) -> None:
+def check_agents(composed: Composed[PolicyConfig], market: MarketConfig, agents: int) -> None:
     """Refuse models that cannot be asked about markets, and prompts about other games.
 
-    agents: how many trade in the market.
+    agents: how many trade there, in addition to the scripted traders.
     """
     check_reads(composed, "model.kind", "market", "markets")
     config = composed.config
@@ -78,8 +104,9 @@ def check_agents(composed: Composed[PolicyConfig], agents: int) -> None:
     if template.players is not None:
         raise composed.error(
             "model.prompt_template",
-            f"{name} speaks of a game for {template.players}, and {agents} agents trade in this "
-            "market; use chat, or a template of your own (prompts)",
+            f"{name} speaks of a game for {template.players}, and "
+            f"{agents + sum(market.traders.values())} agents trade in this market; use chat, or a "
+            "template of your own (prompts)",
         )
     if longest_prompt(config) < 1:
         raise composed.error(
@@ -91,6 +118,61 @@ def check_agents(composed: Composed[PolicyConfig], agents: int) -> None:
         raise composed.error(
             "model.prompt_template", f"{name} shows a {lacking}; markets have none"
         )
+    made = made_model(config.model.kind)
+    here = Path(config.model.name or "").expanduser() if made is None else made.folder
+    if (here / MODEL_CONFIG).is_file():  # else it is checked once the model is there
+        check_answers(config)
+
+
+def check_answers(config: PolicyConfig) -> None:
+    """Raise ConfigError where agents in a market have no room for its prompts, or for an action.
+
+    The fullest prompt of an episode and an action in the form that it asks for are written and read
+    with the model's tokenizer, which is loaded. A run without a market passes.
+    """
+    market = config.market if isinstance(config, SftConfig | ContinuousConfig) else None
+    without = isinstance(config, ContinuousConfig) and not config.has_market
+    if market is None or without:
+        return
+    tokenizer = load_tokenizer(config.model)
+    prompter = AgentPrompter(config, market, tokenizer)
+    question = prompter.ask(_fullest_state(market))
+    board = config.model.prompt_template == "board"
+    action = "[hold]" if board else _longest_form(market)
+    answer = EXTRACTIONS.find(prompter.extraction).write(action)
+    tokens = tokenizer.encode(answer, add_special_tokens=False)
+    most = config.engine.max_tokens
+    if len(tokens) > most:
+        raise ConfigError(
+            f"engine.max_tokens={most}: an answer with the action {answer} has {len(tokens)} "
+            "tokens; raise it to that, and leave room for more in answers of a model that reasons"
+        )
+    if prompter.read(question, decoder(tokenizer)(tokens)).action is None:
+        raise ConfigError(
+            f"model.prompt_template={config.model.prompt_template} "
+            f"model.action_extraction={config.model.action_extraction}: {answer!r}, as the model "
+            "would write it, is not read as an action; language models need prompt_template=chat, "
+            "tiny_market prompt_template=board and action_extraction=bracket"
+        )
+
+
+def _fullest_state(market: MarketConfig) -> Json:
+    """The longest state that scripted traders see towards the end of an episode."""
+    world = World(market)
+    world.join("agent")
+    crowd = Crowd(world)
+    for _ in range(market.episode_ticks - 1):
+        for _ in crowd.act():
+            pass
+        world.tick()
+    return max(map(world.state, world.agent_ids), key=lambda state: len(describe(state)))
+
+
+def _longest_form(market: MarketConfig) -> str:
+    """The longest trade of the forms that prompts show."""
+    kinds = {"BUY_SHARES": market.predictions > 0, "OPEN_POSITION": bool(market.tickers)}
+    shown = [form for form in json_objects(FORMS) if kinds.get(form["type"])]
+    return max(map(json.dumps, [*shown, NO_OP]), key=len)
 
 
 def _check_market(composed: Composed[ContinuousConfig], config: ContinuousConfig) -> None:

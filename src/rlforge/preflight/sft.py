@@ -12,8 +12,10 @@ from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.games.actions import extract
 from rlforge.games.registry import make_game
+from rlforge.games.trading import asked_form
 from rlforge.league.names import parse_opponent
 from rlforge.market.actions import NO_OP
+from rlforge.market.text import read
 from rlforge.preflight.continuous import check_agents
 from rlforge.preflight.games import check_lineup, check_opponents
 from rlforge.preflight.policy import check_machine, check_policy
@@ -73,8 +75,8 @@ def _check_players(composed: Composed[SftConfig], *, keys: bool) -> None:
 
 def _check_traders(composed: Composed[SftConfig], market: MarketConfig) -> None:
     """Whether ``data.players`` are traders, and their actions can be written and read."""
-    data, extraction = composed.config.data, composed.config.model.action_extraction
-    check_agents(composed, TRADERS + sum(market.traders.values()))
+    data = composed.config.data
+    check_agents(composed, market, TRADERS)
     for name in data.players:
         if name not in KINDS:
             raise composed.error(
@@ -82,13 +84,9 @@ def _check_traders(composed: Composed[SftConfig], market: MarketConfig) -> None:
             )
     if data.last_turns is not None:
         raise composed.error("data.last_turns", "is for games; a market has no last turns")
-    text, action = written(data.answer, extraction, json.dumps(NO_OP)), json.dumps(NO_OP)
-    if extract(extraction, text).action != action:
-        raise composed.error(
-            "data.answer",
-            f"{text!r} is not read as {action} by model.action_extraction={extraction}; use "
-            "action_extraction=json",
-        )
+    text = written(data.answer, asked_form(composed.config.model), json.dumps(NO_OP))
+    if read(text).action != NO_OP:
+        raise composed.error("data.answer", f"the action in {text!r} is not the one that is read")
 
 
 def _check_run(composed: Composed[SftConfig], run: Path) -> None:

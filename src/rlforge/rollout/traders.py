@@ -75,7 +75,7 @@ def _episode(
             if not receipt.accepted:
                 left_out["refused by the market"] += 1
             elif name in (data.imitate or data.players):
-                answer = written(data.answer, config.model.action_extraction, json.dumps(action))
+                answer = written(data.answer, prompter.extraction, json.dumps(action))
                 question = prompter.ask(state)
                 tokens = encoder.answer(answer, after=question.text)
                 if prompter.read(question, encoder.text(tokens)).action != action:

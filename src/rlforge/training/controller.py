@@ -38,7 +38,7 @@ from rlforge.system.utilisation import Utilisation
 from rlforge.system.values import Codec
 from rlforge.training.evaluations import Evaluations
 from rlforge.training.lifecycle import RunContext
-from rlforge.training.resume import BEFORE_ALL, Retention, rewind
+from rlforge.training.resume import BEFORE_ALL, Retention, moved, rewind
 from rlforge.types import Checkpoint, GameRecord, GameSpec, PolicyRef
 
 log = logging.getLogger(__name__)
@@ -191,6 +191,7 @@ class GameController:
             self._actors.pool.state_dict.remote(), self._actors.buffer.state_dict.remote()
         )
         state = {
+            "run_dir": str(self._run_dir),
             "pool": pool,
             "buffer": buffer,
             "newest": _CHECKPOINTS.encode(self._newest),
@@ -216,6 +217,9 @@ class GameController:
 
     async def _restore(self, path: Path, version: int) -> None:
         state = await self._actors.learner.load_state(path.name)
+        here = str(self._run_dir)
+        was = state.get("run_dir", here)
+        state |= {name: moved(state[name], was, here) for name in ("pool", "newest")}
         self._version = self._state_saved = version
         self._newest = _CHECKPOINTS.decode(state["newest"])
         await asyncio.gather(

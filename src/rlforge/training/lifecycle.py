@@ -26,10 +26,11 @@ import ray
 from rlforge.actors.cluster import RunActors, explained, ray_started, start_actors
 from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import to_yaml
-from rlforge.config.schema import HardwareConfig, PolicyConfig, RunConfig
+from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig, RunConfig
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import ConfigError, RlforgeError
-from rlforge.rollout.lineup import eval_pairings, fixed_opponents
+from rlforge.preflight.continuous import check_answers
+from rlforge.rollout.lineup import eval_pairings, fixed_opponents, train_envs
 from rlforge.system.checkpoint import step_name
 from rlforge.system.hardware import gpu_loads
 from rlforge.system.locks import RunLock
@@ -39,6 +40,7 @@ from rlforge.tracking.files import open_log
 from rlforge.tracking.report import write_report
 from rlforge.tracking.scalars import taken
 from rlforge.training.graph import to_json
+from rlforge.training.resume import keep_start, with_own_start
 from rlforge.types import PolicyRef, value
 
 ONE_SIGNAL_S = 1.0
@@ -272,21 +274,27 @@ def prepared(
     """Check the model and saved policies, lock and fill the run directory, write the report.
 
     command: arguments of ``rlforge`` that start such a run, for command.txt. Yields the absolute
-    run directory. Raises ConfigError when a policy that the configuration names does not fit the
-    model, and RunError when another process holds the directory.
+    run directory. It then holds a copy of ``learner.initial_adapter`` (``with_own_start``). Raises
+    ConfigError when a policy that the configuration names does not fit the model, no room is left
+    for prompts, or agents cannot be asked about the market, and RunError when another process holds
+    the directory.
     """
     # Torch is imported late: importing this module does not cost seconds.
-    from rlforge.models.load import resolve_model
+    from rlforge.models.load import prompt_room, resolve_model
 
     if config.engine.name == "vllm":
         check_installed(hardware.device)
     model = resolve_model(config.model, lambda text: print(text, file=sys.stderr, flush=True))
-    if config.learner.initial_adapter is not None:
+    run_dir = run_dir.absolute()
+    here = with_own_start(config, run_dir)
+    if here.learner.initial_adapter is not None:
         from rlforge.models.fit import check_initial_adapter
 
-        check_initial_adapter(Path(config.learner.initial_adapter), config.model, model)
-    _check_policies(config)
-    run_dir = run_dir.absolute()
+        check_initial_adapter(Path(here.learner.initial_adapter), config.model, model)
+    _check_policies(here)
+    if isinstance(config, GamesConfig) and any(env.drops_turns for env in train_envs(config)):
+        prompt_room(config)
+    check_answers(config)
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(run_dir):
         if not resume:
@@ -294,6 +302,7 @@ def prepared(
             (run_dir / "graph.json").write_text(to_json(graph))
         with (run_dir / "command.txt").open("a") as commands:
             commands.write(f"{shlex.join(['rlforge', *command])}\n")
+        keep_start(config, run_dir)
         try:
             yield run_dir
         finally:

@@ -1,22 +1,30 @@
-"""Resuming a run: whether it is possible, what is dropped, which versions must stay on disk."""
+"""What a run keeps to be resumed anywhere: its start, and the versions that must stay on disk."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shutil
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any, TypeVar
 
+from rlforge.config.schema import PolicyConfig
 from rlforge.errors import CheckpointError, RunError
+from rlforge.models.files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, VALUE_HEAD
 from rlforge.system.checkpoint import (
     checkpoint_version,
     latest_checkpoint,
     list_checkpoints,
     prune,
     read_manifest,
+    step_name,
+    write_checkpoint,
 )
 
 log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=PolicyConfig)
 
 BEFORE_ALL = -1
 """The version to rewind to without a saved state: even version 0 is evaluated again."""
@@ -49,7 +57,47 @@ class Retention:
             for path in list_checkpoints(self._root)
             if published is not None and checkpoint_version(path) >= published
         }
-        prune(self._root, self._keep, protected={*needed, *coming, *self.resumable})
+        protected = {*needed, *coming, *self.resumable, step_name(0)}
+        prune(self._root, self._keep, protected=protected)
+
+
+def keep_start(config: PolicyConfig, run_dir: Path) -> None:
+    """Copy ``learner.initial_adapter``, if there is one, into the run: it is ``step-0``."""
+    start, root = config.learner.initial_adapter, run_dir / "checkpoints"
+    if start is None or (root / step_name(0)).exists():
+        return
+
+    def fill(folder: Path) -> None:
+        for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, VALUE_HEAD):
+            if (Path(start) / name).exists():
+                shutil.copyfile(Path(start) / name, folder / name)
+
+    facts = {"version": 0, "experiment": config.name, "parent_uid": None}
+    write_checkpoint(root, step_name(0), fill, facts)
+
+
+def with_own_start(config: C, run_dir: Path) -> C:
+    """The configuration with ``step-0`` of the run as its initial adapter, if it has one."""
+    own = run_dir / "checkpoints" / step_name(0)
+    if config.learner.initial_adapter is None or not own.exists():
+        return config
+    learner = dataclasses.replace(config.learner, initial_adapter=str(own))
+    return dataclasses.replace(config, learner=learner)
+
+
+def moved(data: Any, old: str, new: str) -> Any:
+    """Plain data with the places in the folder ``old`` as places in ``new``.
+
+    Example:
+        >>> moved([{"uid": "step-1", "path": "runs/a/checkpoints/step-1"}], "runs/a", "runs/b")
+        [{'uid': 'step-1', 'path': 'runs/b/checkpoints/step-1'}]
+    """
+    if isinstance(data, dict):
+        return {key: moved(each, old, new) for key, each in data.items()}
+    if isinstance(data, list):
+        return [moved(each, old, new) for each in data]
+    inside = isinstance(data, str) and data.startswith(f"{old}/")
+    return f"{new}{data[len(old) :]}" if inside else data
 
 
 def check_resumable(run_dir: Path, total_updates: int) -> None:
@@ -74,11 +122,13 @@ def check_resumable(run_dir: Path, total_updates: int) -> None:
 def rewind(run_dir: Path, version: int) -> None:
     """Drop the checkpoints and batches made after ``version``: they will be made again.
 
+    The start of the run, ``step-0``, stays in any case.
+
     A run that was killed may have gone on past its newest saved state. The tracker drops the lines
     of its own files (``Tracker.resume``). Games stay: each says which version played it.
     """
     for path in list_checkpoints(run_dir / "checkpoints"):
-        if checkpoint_version(path) > version:
+        if checkpoint_version(path) > max(version, 0):
             log.info("dropping %s, made after the state that is resumed", path.name)
             shutil.rmtree(path)
     for path in (run_dir / "batches").glob("batch-*.*"):
