@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, cast, dataclass_transform
 
 PolicyKind = Literal["checkpoint", "scripted", "api"]
 Purpose = Literal["train", "eval"]
-FinishReason = Literal["stop", "length", "scripted", "error"]
+FinishReason = Literal["stop", "length", "context", "scripted", "error"]
 EndReason = Literal["finished", "invalid_move", "turn_limit", "context_limit", "timeout", "error"]
 Outcome = Literal["win", "draw", "loss"]
 
@@ -61,7 +61,7 @@ class PolicyRef:
 
     kind: ``checkpoint`` (an adapter or full weights of the run's model; ``path_or_name`` None is
     the model before training), ``scripted`` (a player of ``rlforge.games.players``) or ``api``
-    (``openai:MODEL`` or ``openrouter:MODEL``).
+    (``openai:MODEL``, ``openrouter:MODEL`` or ``litellm:PROVIDER/MODEL``).
     version: number of learner updates that made a checkpoint; 0 for all others.
 
     Example:
@@ -102,6 +102,11 @@ class EnvSpec:
     api_action_extraction: str = "boxed"
     context: Literal["turn", "conversation"] = "turn"
     overflow: Literal["end", "drop_oldest"] = "end"
+
+    @property
+    def drops_turns(self) -> bool:
+        """Whether the oldest turns of its conversations are dropped once they are too long."""
+        return self.context == "conversation" and self.overflow == "drop_oldest"
 
     def outcome(self, rewards: Mapping[int, float], player_id: int) -> Outcome:
         """The result of ``player_id``: the one rule of rewards, metrics and evaluations.
@@ -210,6 +215,8 @@ class Completion:
 
     logprobs: one per token of ``token_ids``, natural log, of the sampling distribution (the
     behaviour log-probs); empty, as are both id tuples, for policies that return text only.
+    finish_reason: ``length`` where ``max_tokens`` cut it, ``context`` where the model's context
+    ended before, ``scripted`` for players that are no models.
 
     Example:
         >>> answer = Completion(text="[4]", token_ids=(17, 2), logprobs=(-0.7, -0.1))
@@ -271,7 +278,8 @@ class GameRecord:
     """A game that ended or failed. A failed one has ``error`` set and no rewards.
 
     rewards: raw reward per player id. invalid_by: the player whose invalid move ended the game.
-    cut_by: the player whose prompt did not fit into the context any more (``context_limit``).
+    cut_by: the player whose prompt or answer did not fit into the context any more
+    (``context_limit``).
     A game that is cut by a limit of turns, context or time is a draw.
 
     Example:
@@ -374,16 +382,6 @@ class Episode:
     group_id: str | None
     group_size: int
     steps: tuple[Step, ...]
-
-    @property
-    def oldest_version(self) -> int:
-        """The policy version of its oldest turn."""
-        return min(step.policy_version for step in self.steps)
-
-    @property
-    def newest_version(self) -> int:
-        """The policy version of its newest turn."""
-        return max(step.policy_version for step in self.steps)
 
 
 @value

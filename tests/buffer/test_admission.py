@@ -1,6 +1,7 @@
 """How many games may start."""
 
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -25,17 +26,20 @@ def test_stored_and_expected_samples_stay_within_both_limits():
     assert admission.reserve(100, stored=0, short=True) == 3
 
 
-def test_the_expectation_is_the_mean_of_games_that_brought_samples():
+def test_the_expectation_is_that_of_a_game_in_progress():
+    """At a random moment a game of 30 turns is in progress ten times as often as one of 3."""
     admission = Admission(max_stored=100, max_ahead=100, samples_per_game=50.0)
     assert admission.samples_per_game == 50
-    admission.observe([4, 0, 6])
-    assert admission.samples_per_game == 5
+    admission.observe([0])
+    assert admission.samples_per_game == 50
+    admission.observe([3, 0, 30])
+    assert admission.samples_per_game == pytest.approx((1 * 3 + 10 * 30) / 11)
 
 
 def test_rounding_of_the_mean_yield_does_not_cost_a_game():
-    admission = Admission(max_stored=7, max_ahead=7, samples_per_game=1.0)
-    admission.observe([2, 2, 3])
-    assert admission.reserve(100, stored=0, short=True) == 3
+    admission = Admission(max_stored=29, max_ahead=29, samples_per_game=1.0)
+    admission.observe([2, 5])  # 29 / 7 a game
+    assert admission.reserve(100, stored=0, short=True) == 7
 
 
 def test_one_game_may_start_when_none_runs_and_a_batch_is_incomplete():
@@ -278,3 +282,38 @@ def test_the_learner_never_waits_for_ever_between_two_published_versions(
         if (version + 1) % save_every == 0:
             published = version + 1
             buffer.set_version(published)
+
+
+@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
+@pytest.mark.parametrize(("staleness", "update"), [(0, 1), (0, 30), (1, 1), (1, 30), (2, 30)])
+def test_long_games_are_learned_from_as_often_as_they_are_played(
+    make_episode, kind, staleness, update
+):
+    """One game in ten has 100 turns, the others 5; a tick is a turn of each game in progress.
+
+    An update takes ``update`` ticks, so that a long game may last many updates.
+    """
+    rng = random.Random(0)
+    size = 256 if kind is StepBuffer else 18
+    buffer = buffer_of(kind, batch_size=size, max_staleness=staleness)
+    games, under_way, played, learned, ages = {}, {}, Counter(), Counter(), set()
+    version, ends = 0, None
+    while version < 160:
+        if ends == 0:
+            buffer.set_version(version)
+        ends = None if ends is None or ends == 0 else ends - 1
+        for _ in range(buffer.reserve(200 - len(under_way))):
+            name = f"g{len(games)}"
+            games[name], under_way[name] = rng.choice([5] * 9 + [100]), []
+        for name, versions in list(under_way.items()):
+            versions.append(buffer.version)
+            if len(versions) == games[name]:
+                buffer.add([make_episode(name, tuple(under_way.pop(name)))])
+                buffer.release(1)
+                played[games[name]] += games[name] * (version >= 30)
+        if ends is None and buffer.ready() and (batch := buffer.draw(size, version)) is not None:
+            ages |= {version - step.policy_version for step in batch.steps}
+            learned.update(games[step.game_id] for step in batch.steps if version >= 30)
+            version, ends = version + 1, update
+    assert learned[5] / learned.total() == pytest.approx(played[5] / played.total(), abs=0.02)
+    assert ages == {0} if staleness == 0 else max(ages) > staleness

@@ -78,14 +78,15 @@ class BufferMachine(RuleBasedStateMachine):
         return len({(step.game_id, step.player_id) for step in steps})
 
     def versions_that_count(self, steps):
-        """The version that staleness counts from: of a step, or the newest of a game or group."""
-        if self.kind is StepBuffer:
-            return [step.policy_version for step in steps]
+        """The versions that staleness counts from: the newest of a game, or of a stored group."""
         newest = {}
-        for step in steps:
-            unit = step.group_id or step.game_id
+        for step in self.offered if self.kind is StepBuffer else steps:
+            unit = self.unit(step)
             newest[unit] = max(step.policy_version, newest.get(unit, 0))
-        return list(newest.values())
+        return [newest[self.unit(step)] for step in steps]
+
+    def unit(self, step):
+        return step.game_id if self.kind is StepBuffer else step.group_id or step.game_id
 
     def add(self, episodes):
         result = self.buffer.add(episodes)
@@ -172,14 +173,11 @@ class BufferMachine(RuleBasedStateMachine):
         seen = Counter(keys(self.drawn))
         seen.update((step["game_id"], step["player_id"], step["turn_index"]) for step in left)
         assert set(seen.values()) <= {1}
-        # Fresh samples without a group are only missing if they were evicted.
+        # Samples of fresh games without a group are only missing if they were evicted.
         oldest = self.version - MAX_STALENESS
-        if self.kind is StepBuffer:
-            fresh = [step for step in self.offered if step.policy_version >= oldest]
-        else:
-            newest = {s.game_id: s.policy_version for s in self.offered}
-            stale = {game_id for game_id, version in newest.items() if version < oldest}
-            fresh = [s for s in self.offered if s.game_id not in stale and s.group_id is None]
+        newest = {s.game_id: s.policy_version for s in self.offered}
+        stale = {game_id for game_id, version in newest.items() if version < oldest}
+        fresh = [s for s in self.offered if s.game_id not in stale and s.group_id is None]
         gone = [step for step in fresh if keys([step])[0] not in seen]
         assert self.samples(gone) <= self.evicted
         super().teardown()

@@ -51,27 +51,80 @@ def test_a_batch_says_which_versions_made_it(make_episode):
 
 def test_stale_steps_are_dropped_counted_and_refused(make_episode):
     buffer = buffer_of(StepBuffer)
-    buffer.add([make_episode("a", (0, 1, 2))])
-    assert buffer.set_version(2) == 1
-    assert buffer.add([make_episode("b", (0, 1))]) == AddResult(stored=1, evicted=0, refused=1)
-    assert texts(buffer.draw(1, version=3).steps) == ["a at 2"]
-    buffer.add([make_episode("c", (3,))])
+    buffer.add([make_episode("a", (0, 0)), make_episode("b", (2,))])
+    assert buffer.set_version(2) == 2
+    assert buffer.add([make_episode("c", (0, 0))]) == AddResult(stored=0, evicted=0, refused=2)
+    assert texts(buffer.draw(1, version=3).steps) == ["b at 0"]
+    buffer.add([make_episode("d", (3,))])
     assert buffer.draw(1, version=3).dropped_stale == 0
 
 
 def test_dropped_stale_counts_since_the_last_batch(make_episode):
     buffer = buffer_of(StepBuffer)
-    buffer.add([make_episode("a", (0, 1, 2))])
+    buffer.add([make_episode("a", (0,)), make_episode("b", (1, 2))])
     buffer.set_version(2)
-    buffer.add([make_episode("b", (0, 1))])
+    buffer.add([make_episode("c", (0,)), make_episode("d", (1,))])
     assert buffer.draw(3, version=2).dropped_stale == 2
 
 
 def test_a_draw_takes_nothing_when_too_few_fresh_steps_are_left(make_episode):
     buffer = buffer_of(StepBuffer)
-    buffer.add([make_episode("a", (0, 2))])
+    buffer.add([make_episode("a", (0,)), make_episode("b", (2,))])
     assert buffer.draw(2, version=2) is None
     assert buffer.size() == 1
+
+
+@pytest.mark.parametrize(("kind", "samples"), [(StepBuffer, 4), (EpisodeBuffer, 2)])
+def test_all_turns_of_a_game_are_as_old_as_its_newest_one(make_episode, kind, samples):
+    """Else early turns of long games, and seats whose game went on without them, would be lost."""
+    buffer = buffer_of(kind)
+    buffer.set_version(3)
+    long_game = [make_episode("a", (0, 1, 3)), make_episode("a", (0,), player_id=1)]
+    assert buffer.add(long_game) == AddResult(stored=samples, evicted=0, refused=0)
+    again = buffer_of(kind)
+    again.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    for each in (buffer, again):
+        assert each.set_version(4) == 0
+        assert each.draw(samples, version=4).min_version == 0
+    assert again.set_version(5) == 0
+    again.add([make_episode("b", (1, 4)), make_episode("c", (2, 3))])
+    assert again.draw(1, version=5).dropped_stale == 2
+
+
+@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
+def test_on_policy_a_game_is_as_old_as_its_oldest_turn(make_episode, kind):
+    buffer = buffer_of(kind, max_staleness=0)
+    buffer.add([make_episode("a", (1, 2)), make_episode("b", (2,))])
+    assert buffer.set_version(2) == 2
+    assert buffer.size() == 1
+    late = buffer.add([make_episode("c", (2, 2)), make_episode("c", (1,), player_id=1)])
+    assert (late.stored, late.evicted) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
+def test_on_policy_the_learner_waits_for_the_games_in_progress(make_episode, kind):
+    """Their turns would be too old after the update."""
+    buffer = buffer_of(kind, max_staleness=0, samples_per_game=1.0)
+    assert buffer.reserve(2) == 2
+    buffer.add([make_episode(f"g{index}") for index in range(4)])
+    buffer.release(1)
+    assert (buffer.drawable(), buffer.ready()) == (4, False)
+    buffer.release(1)
+    assert buffer.ready()
+
+
+def test_an_older_checkpoint_without_the_versions_of_games_is_read(make_episode):
+    steps, groups = buffer_of(StepBuffer), buffer_of(EpisodeBuffer)
+    steps.add([make_episode("a", (1, 2))])
+    older = steps.state_dict()
+    del older["versions"]
+    steps.load_state_dict(older)
+    assert steps.set_version(3) == 1
+    groups.add(group_game(make_episode, "x", 0, version=1))
+    older = groups.state_dict()
+    del older["groups"][0]["version"]
+    groups.load_state_dict(older)
+    assert groups.set_version(3) == 4
 
 
 def test_the_learner_may_be_ahead_of_the_published_version(make_episode):
@@ -115,30 +168,14 @@ def test_episodes_stay_whole_adjacent_and_in_order(make_episode):
         assert [step.turn_index for step in episode] == [0, 1, 2]
 
 
-def test_an_episode_is_as_old_as_its_newest_turn(make_episode):
-    buffer = buffer_of(EpisodeBuffer)
-    buffer.add([make_episode("a", (1, 2, 3)), make_episode("b", (1, 1))])
-    assert buffer.set_version(3) == 2
-    assert buffer.size() == 1
-    assert buffer.add([make_episode("c", (0, 1))]) == AddResult(stored=0, evicted=0, refused=1)
-    assert buffer.draw(1, version=3).dropped_stale == 4
-
-
-def test_on_policy_an_episode_is_as_old_as_its_oldest_turn(make_episode):
-    buffer = buffer_of(EpisodeBuffer, max_staleness=0)
-    buffer.add([make_episode("a", (1, 2)), make_episode("b", (2, 2))])
-    assert buffer.set_version(2) == 2
-    assert buffer.size() == 1
-    assert buffer.add([make_episode("c", (1, 2))]) == AddResult(stored=0, evicted=0, refused=1)
-
-
-def test_games_longer_than_the_staleness_are_learned_from(make_episode):
+@pytest.mark.parametrize("kind", [StepBuffer, EpisodeBuffer])
+def test_games_longer_than_the_staleness_are_learned_from(make_episode, kind):
     """Each takes four updates, with max_staleness 1; no step is dropped."""
-    buffer = buffer_of(EpisodeBuffer)
+    buffer = buffer_of(kind)
     for version in range(3, 12):
         buffer.set_version(version)
         buffer.add([make_episode(f"g{version}", tuple(range(version - 3, version + 1)))])
-        assert buffer.draw(1, version=version).dropped_stale == 0
+        assert buffer.draw(buffer.drawable(), version=version).dropped_stale == 0
 
 
 def group_game(make_episode, group, game, version=0, size=2, seats=2):
@@ -234,9 +271,8 @@ def test_on_policy_a_late_stale_episode_drops_its_group(make_episode):
     assert late == AddResult(stored=0, evicted=0, refused=2)
     assert buffer.size() == 0
     buffer.add([make_episode("a", (2,))])
-    # The stored game's four steps and two of the late game's first seat, which drops the group;
-    # the second seat's are refused, not stale.
-    assert buffer.draw(1, version=2).dropped_stale == 6
+    # The stored game's four steps, and those of the late game.
+    assert buffer.draw(1, version=2).dropped_stale == 8
 
 
 def test_a_group_is_complete_without_the_games_that_are_passed_over(make_episode):

@@ -7,16 +7,19 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
-from rlforge.config.schema import CollectorConfig
+from rlforge.config.schema import CollectorConfig, EngineConfig, ModelConfig, PolicyConfig
 from rlforge.engines.base import check_request
 from rlforge.errors import EngineError, RunError
 from rlforge.games.base import View
 from rlforge.games.players import make_player
+from rlforge.models.load import load_tokenizer
 from rlforge.rollout.collector import Collector, Delivery
 from rlforge.rollout.episode import Answer
+from rlforge.rollout.policies import ModelPlayers
 from rlforge.rollout.schedule import derive_seed
 from rlforge.types import (
     Completion,
@@ -38,7 +41,7 @@ def game(number: int, *, trained: Sequence[bool] = (True, True)) -> GameSpec:
             player_id=seat,
             policy=player,
             trained=trained[seat],
-            prompt_template="board",
+            prompt_template="default",
             action_extraction="raw",
         )
         for seat in range(2)
@@ -217,7 +220,60 @@ class Models:
         return answer
 
 
-async def learned_from(models: Models, first: int, count: int = 120) -> list[GameRecord]:
+class Thinker:
+    """An engine for one game, whose answers are an action after 200 to 400 tokens of thought."""
+
+    def __init__(self, spec: GameSpec, most: int) -> None:
+        self.name, self.most = spec.game_id, most
+        self.action = ""
+        #: Tokens of the prompt, and of prompt and answer, by turn.
+        self.needed: list[tuple[int, int]] = []
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, policy: PolicyRef
+    ) -> Completion:
+        prompt = len(prompt_token_ids)
+        length = 200 + derive_seed(self.name, len(self.needed)) % 201
+        self.needed.append((prompt, prompt + length))
+        room = check_request(
+            prompt_token_ids, params, policy, max_model_len=self.most, vocab_size=10**6
+        )
+        whole, length = length <= room, min(length, room)
+        return Completion(
+            text=self.action if whole else "Let me think",
+            prompt_token_ids=tuple(prompt_token_ids),
+            token_ids=(1,) * length,
+            logprobs=(0.0,) * length,
+            finish_reason="stop" if whole else "length",
+        )
+
+
+class Thinkers:
+    """Random legal play at the seats of models with long answers."""
+
+    def __init__(self, tokenizer: object, most: int = 10**6) -> None:
+        self.tokenizer, self.most = tokenizer, most
+        self.config = PolicyConfig(engine=EngineConfig(max_tokens=600))
+        self.needed: dict[str, list[tuple[int, int]]] = {}
+
+    def __call__(self, spec: GameSpec) -> Answer:
+        player = make_player("random_legal", spec.env, spec.seed)
+        engine = Thinker(spec, self.most)
+        self.needed[spec.game_id] = engine.needed
+        models = ModelPlayers(self.config, self.tokenizer, engine, ())  # type: ignore[arg-type]
+        at = [models.at_seat(seat, spec.env, 1.0) for seat in spec.seats]
+
+        async def answer(seat: Seat, view: View, seed: int) -> Completion:
+            await asyncio.sleep(0)
+            engine.action = player.act(view)
+            return await at[seat.player_id].answer(view, CONTEXT, seed)
+
+        return answer
+
+
+async def learned_from(
+    models: Callable[[GameSpec], Answer], first: int, count: int = 120
+) -> list[GameRecord]:
     specs = [
         dataclasses.replace(game(number), env=ROWS, seed=derive_seed("lengths", number))
         for number in range(first, first + count)
@@ -263,6 +319,39 @@ async def test_a_context_limit_does_not_bias_the_lengths_of_games(
     cut = [record for record in limited if record.end_reason == "context_limit"]
     assert 0.3 < len(cut) / len(limited) < 0.7
     assert all(record.rewards == {0: 0.0, 1: 0.0} for record in cut)
+    # The test can tell: games that end by themselves within the limit are shorter.
+    ended = [len(record.turns) for record in limited if record not in cut]
+    assert differ(ended, expected)
+
+
+async def test_long_answers_at_a_context_limit_do_not_bias_the_lengths_of_games(
+    small_model: Path,
+) -> None:
+    """The room for an answer shrinks: it is cut many turns before the prompt alone is too long."""
+    tokenizer = load_tokenizer(ModelConfig(name=str(small_model)))
+    free = Thinkers(tokenizer)
+    whole = await learned_from(free, first=0)
+    most = int(statistics.median(max(n for _, n in turns) for turns in free.needed.values()))
+    # An unlimited game, cut after its first answer that would not have fitted.
+    expected = [
+        next(
+            (turn + (prompt < most) for turn, (prompt, n) in enumerate(turns) if n > most),
+            len(turns),
+        )
+        for turns in (free.needed[record.spec.game_id] for record in whole)
+    ]
+    limited = await learned_from(Thinkers(tokenizer, most), first=1000)
+    assert len(limited) == len(whole)
+    assert {record.end_reason for record in limited} == {"finished", "context_limit"}
+    cut = [record for record in limited if record.end_reason == "context_limit"]
+    assert not differ([len(record.turns) for record in limited], expected)
+    assert 0.3 < len(cut) / len(limited) < 0.7
+    for record in cut:
+        last = record.turns[-1]
+        assert record.rewards == {0: 0.0, 1: 0.0}
+        assert (last.player_id, last.completion.finish_reason) == (record.cut_by, "context")
+        # All that was sampled is kept.
+        assert len(last.completion.prompt_token_ids) + len(last.completion.token_ids) == most
     # The test can tell: games that end by themselves within the limit are shorter.
     ended = [len(record.turns) for record in limited if record not in cut]
     assert differ(ended, expected)

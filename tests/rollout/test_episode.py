@@ -86,8 +86,21 @@ async def test_an_answer_without_the_format_is_a_retry_with_feedback():
     assert (first.info["retry"], second.info["retry"]) == (False, True)
     assert first.player_id == second.player_id == 0
     assert r"had no \boxed{...}" in first.info["format_feedback"]
-    assert second.observation.endswith(first.info["format_feedback"])
+    assert second.observation.endswith("\n\n" + first.info["format_feedback"])
     assert not record.turns[2].info["retry"]
+
+
+async def test_format_feedback_is_news_in_a_game_that_shows_nothing_else():
+    seen = []
+    answers = saying("I take [4].", r"\boxed{4}")
+
+    async def answer(seat, view, seed):
+        seen.append(view)
+        return await answers(seat, view, seed)
+
+    await play_game(spec(EnvSpec(id="SimpleTak-v0-raw", max_turns=2)), answer)
+    assert seen[1].news == seen[1].observation
+    assert r"had no \boxed{...}" in seen[1].news
 
 
 async def test_an_illegal_action_is_told_apart_from_a_bad_format():
@@ -172,6 +185,50 @@ async def test_a_prompt_that_outgrows_the_context_cuts_the_game_and_names_its_pl
     assert (record.end_reason, record.error, record.cut_by) == ("context_limit", None, 1)
     assert record.rewards == {0: 0.0, 1: 0.0}
     assert len(record.turns) == 3
+
+
+def cut_at(turn, text, tokens=3):
+    """Random legal play; the context ends the answer of turn ``turn``, which is ``text`` then."""
+    turns = []
+
+    async def answer(seat, view, seed):
+        turns.append(seat)
+        given = await scripted(TAK)(seat, view, seed)
+        cut = len(turns) == turn + 1
+        return dataclasses.replace(
+            given,
+            text=text if cut else given.text,
+            token_ids=(1,) * tokens,
+            logprobs=(0.0,) * tokens,
+            finish_reason="context" if cut else "stop",
+        )
+
+    return answer
+
+
+@pytest.mark.parametrize("text", ["Let me thi", "The free cells are [", "[99]"])
+async def test_an_answer_that_the_context_ends_without_a_legal_action_cuts_the_game(text):
+    record = await play_game(spec(extraction="raw"), cut_at(3, text))
+    assert (record.end_reason, record.error, record.cut_by) == ("context_limit", None, 1)
+    assert record.invalid_by is None
+    assert record.rewards == {0: 0.0, 1: 0.0}
+    # Its turn counts, too: all that was sampled is learned from.
+    assert [turn.legal for turn in record.turns] == [True, True, True, False]
+    assert record.turns[-1].completion.token_ids == (1, 1, 1)
+
+
+async def test_a_legal_action_in_an_answer_that_the_context_ends_is_played():
+    env = dataclasses.replace(TAK, max_turns=6)
+    record = await play_game(spec(env, extraction="bracket"), cut_at(0, "Best is [5], becau"))
+    assert (record.turns[0].action, record.turns[0].legal) == ("[5]", True)
+    assert record.end_reason in ("finished", "turn_limit")
+    assert len(record.turns) > 1
+
+
+async def test_an_api_model_whose_context_is_full_fails_a_game_of_no_other_model():
+    record = await play_game(spec(extraction="raw"), cut_at(2, "I th", tokens=0))
+    assert (record.end_reason, record.rewards, record.cut_by) == ("context_limit", {}, 0)
+    assert record.error == "the context of someone ended before its answer had a legal action"
 
 
 @pytest.mark.parametrize("failure", [TOO_LONG, None])

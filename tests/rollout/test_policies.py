@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 import yaml
@@ -10,6 +11,7 @@ from tests.chat_server import ChatHandler, completion, serving
 
 import rlforge
 from rlforge.config.compose import compose, from_yaml, to_yaml
+from rlforge.errors import ConfigError
 from rlforge.games.registry import make_game
 from rlforge.models.load import load_tokenizer
 from rlforge.preflight.games import validate
@@ -84,6 +86,78 @@ def test_opponents_and_evaluated_versions_stay_what_they_are(answers):
     ask(seats, spec_of([version(3), version(1)], "step-3"), 1)
     ask(seats, spec_of([version(3), version(1)], None), 0)
     assert engine.versions == [1, 3]
+
+
+class Talker(Asked):
+    """An engine that answers with ``words`` in front of a free cell, and notes prompts."""
+
+    def __init__(self, tokenizer, words, most=None):
+        super().__init__()
+        self.tokenizer, self.words, self.most = tokenizer, words, most
+        self.prompts = []
+
+    async def generate(self, prompt_token_ids, params, policy):
+        self.prompts.append(prompt_token_ids)
+        text = self.words + self.tokenizer.decode(prompt_token_ids).rpartition("Available")[2][-4:]
+        ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))[: self.most]
+        return Completion(
+            text=text,
+            token_ids=ids,
+            logprobs=(0.0,) * len(ids),
+            finish_reason="length" if self.most else "stop",
+        )
+
+
+def talking(small_model, engine_words, *overrides, most=None):
+    """Seats of a small model with 2048 positions, and their engine."""
+    model = ["model=hf", f"model.name={small_model}", "model.prompt_template=default"]
+    config = compose(["+experiment=tictactoe_mirror", *model, *overrides]).config
+    tokenizer = load_tokenizer(config.model)
+    engine = Talker(tokenizer, engine_words, most)
+    [env] = train_envs(config)
+    return engine, SeatPolicies(config, tokenizer, engine, [0]), env
+
+
+@pytest.mark.parametrize(("most", "reason"), [(7, "context"), (8, "length"), (None, "stop")])
+@pytest.mark.parametrize("context", ["turn", "conversation"])
+def test_an_answer_cut_before_its_most_tokens_was_cut_by_the_context(
+    small_model, most, reason, context
+):
+    settings = ["engine.max_tokens=8", "engine.max_model_len=1024", f"env.context={context}"]
+    _, seats, env = talking(small_model, "[0] " * 9, *settings, most=most)
+    seat, view = line_up(env, [version(1), version(1)], None)[0], make_game(env, 0).view()
+    spec = GameSpec(game_id="g", env=env, seed=0, purpose="eval", seats=(seat,))
+    answer = asyncio.run(seats.for_game(spec)(seat, view, 0))
+    assert answer.finish_reason == reason
+
+
+DROPPING = ("env.context=conversation", "env.overflow=drop_oldest", "engine.max_model_len=8192")
+
+
+async def test_turns_are_dropped_to_fit_the_positions_of_the_model(small_model):
+    """As its engine counts: of engine.max_model_len=8192 a model of 2048 has no use."""
+    engine, seats, env = talking(small_model, "[0] " * 400, *DROPPING, "engine.max_tokens=500")
+    spec = GameSpec(
+        game_id="g",
+        env=env,
+        seed=0,
+        purpose="train",
+        seats=line_up(env, [version(1), version(1)], "step-1"),
+    )
+    views, answer = make_game(env, 0), seats.for_game(spec)
+    for turn in range(8):
+        view = dataclasses.replace(views.view(), observation=f"Rules.\n\nTurn {turn}")
+        await answer(spec.seats[0], view, turn)
+    assert len(engine.prompts) == 8
+    assert max(len(prompt) for prompt in engine.prompts) <= 2048 - 500
+
+
+def test_an_answer_that_leaves_no_room_in_the_model_is_refused(small_model):
+    _, seats, env = talking(small_model, "", *DROPPING, "engine.max_tokens=2048")
+    seats_of = line_up(env, [version(1), version(1)], None)
+    spec = GameSpec(game_id="g", env=env, seed=0, purpose="train", seats=seats_of)
+    with pytest.raises(ConfigError, match=r"max_tokens=2048 leaves no room .* 2048 tokens of both"):
+        seats.for_game(spec)
 
 
 class Handler(ChatHandler):

@@ -11,7 +11,7 @@ from typing import Any
 class Admission:
     """Back-pressure by expected samples (the staleness control of AReaL, Fu et al. 2025).
 
-    With E the expected samples of one game, games are admitted while
+    With E the expected samples of one game in progress, games are admitted while
 
         stored + E · in_flight              ≤ max_stored   and
         stored + E · in_flight + learning   ≤ max_ahead,
@@ -20,8 +20,12 @@ class Admission:
     ``max_ahead`` = (s + 1) batches no sample is more than s updates old when it is trained on, up
     to the error of E.
 
-    E is the mean yield of the last 512 games that brought samples. Games without samples are left
-    out of the mean, so that their places are filled as soon as they have ended.
+    E is the mean yield of the last 512 games that ended, weighted by yield: Σy² / Σy. The more
+    samples a game brings, the longer it lasts and the more often it is found in progress. With the
+    plain mean, the places of short games that have ended would be filled while the long ones, which
+    count too little, go on: more samples would come than are used in time, and the late ones,
+    those of long games, would go stale. Games without samples have no weight, so that their places
+    are filled as soon as they have ended.
 
     samples_per_game: E until the first game has ended. save_every: updates from one published
     version to the next.
@@ -42,15 +46,16 @@ class Admission:
         self._max_ahead = max_ahead
         self._guess = samples_per_game
         self._save_every = save_every
-        # Integers with an exact sum: the mean of a constant yield is exact.
+        # Integers with exact sums: the mean of a constant yield is exact.
         self._yields: deque[int] = deque(maxlen=512)
         #: Samples drawn, by the version they were drawn for.
         self._learning: dict[int, int] = {}
 
     @property
     def samples_per_game(self) -> float:
-        """Expected samples of one game."""
-        return sum(self._yields) / len(self._yields) if self._yields else self._guess
+        """Expected samples of one game in progress."""
+        total = sum(self._yields)
+        return sum(samples * samples for samples in self._yields) / total if total else self._guess
 
     def observe(self, yields: Iterable[int]) -> None:
         """Update the expectation with the sample counts of games that ended."""

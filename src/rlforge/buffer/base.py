@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -132,11 +131,16 @@ class Buffer(ABC):
     """Stores samples until the learner draws them, once each.
 
     A sample is a step or an episode, by subclass; every count is in that unit unless it says steps.
-    Beyond ``max_size``, samples are evicted uniformly at random, old and new alike. A sample made
-    more than ``max_staleness`` versions before the current one is dropped; where its tokens come
-    from several versions, the subclass says which one counts.
+    Beyond ``max_size``, samples are evicted uniformly at random, old and new alike.
     Batches are drawn from the oldest version first, uniformly among the samples of one version, so
     that admitted games are trained on before they go stale.
+
+    Samples more than ``max_staleness`` versions old are dropped, all of a game (and its group) or
+    none, so that of long games no less is learned than of short ones. Their version is that of the
+    game's newest turn: a game that lasts longer than an update continues with the newer version,
+    and its first turns are as much older as it lasted. With ``max_staleness`` 0 no turn may be
+    older, and none is: the learner waits for the games in progress, which all end in the version
+    in which they began.
     """
 
     kind: ClassVar[str]
@@ -167,20 +171,23 @@ class Buffer(ABC):
 
     def ready(self) -> bool:
         """Whether the learner may draw."""
+        if self._settings.max_staleness == 0 and self.in_flight:
+            return False
         return self.drawable() >= self._settings.ready_size
 
     def add(self, episodes: Sequence[Episode]) -> AddResult:
         """Store finished games; all episodes of one game come in one call."""
-        yields: Counter[str] = Counter()
+        games: dict[str, list[Episode]] = {}
         for episode in episodes:
-            yields[episode.game_id] += self._samples_in(episode)
-        self._admission.observe(yields.values())
-        stored = self._store(episodes)
+            games.setdefault(episode.game_id, []).append(episode)
+        yields = [sum(map(self._samples_in, game)) for game in games.values()]
+        self._admission.observe(yields)
+        stored = sum(map(self._store, games.values()))
         evicted = 0
         excess = self.size() - self._settings.max_size
         while evicted < excess:
             evicted += self._evict_one()
-        return AddResult(stored=stored, evicted=evicted, refused=sum(yields.values()) - stored)
+        return AddResult(stored=stored, evicted=evicted, refused=sum(yields) - stored)
 
     def draw(self, n: int, version: int) -> TrainBatch | None:
         """Remove ``n`` samples at random, oldest versions first, for an update of ``version``.
@@ -281,8 +288,8 @@ class Buffer(ABC):
     def _samples_in(self, episode: Episode) -> int: ...
 
     @abstractmethod
-    def _store(self, episodes: Sequence[Episode]) -> int:
-        """Store the samples that are not stale; returns their number."""
+    def _store(self, game: Sequence[Episode]) -> int:
+        """Store the episodes of one game unless it is stale; returns the number of samples."""
 
     @abstractmethod
     def _evict_one(self) -> int:
@@ -304,3 +311,12 @@ class Buffer(ABC):
 
     def _oldest_allowed(self) -> int:
         return self.version - self._settings.max_staleness
+
+    def _version_that_counts(self, versions: Iterable[int]) -> int:
+        """The version of a game or group, of those of its turns."""
+        return max(versions) if self._settings.max_staleness else min(versions)
+
+    def _version_of(self, game: Sequence[Episode]) -> int:
+        return self._version_that_counts(
+            step.policy_version for episode in game for step in episode.steps
+        )

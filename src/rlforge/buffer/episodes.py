@@ -19,12 +19,14 @@ _EPISODES = Codec(Episode, form="json")
 class _Group:
     """Episodes that stay together: a GRPO group, or a single episode that has no group.
 
-    games: those that bring episodes: all of the group but the ones passed over.
+    games: those that bring episodes: all of the group but the ones passed over. version: the one
+    from which staleness counts; None without episodes.
     """
 
     group_id: str | None
     games: int
     episodes: list[Episode]
+    version: int | None = None
 
     @property
     def complete(self) -> bool:
@@ -44,6 +46,11 @@ class _Group:
         return not all(is_constant(of_player) for of_player in scores.values())
 
 
+def _version_of_group(group: _Group) -> int:
+    assert group.version is not None, "it has episodes"
+    return group.version
+
+
 class EpisodeBuffer(Buffer):
     """Stores whole episodes, for group advantages and critics.
 
@@ -53,10 +60,8 @@ class EpisodeBuffer(Buffer):
     at least n episodes: exactly n if a group's episodes (games times trained seats) divide n,
     otherwise fewer than n plus one group.
 
-    A game that lasts longer than an update continues with the newer version, so its turns differ
-    in age. Staleness counts from the newest turn of a group: otherwise long games, and the short
-    games grouped with them, would always be dropped. With ``max_staleness`` 0 it counts from the
-    oldest turn.
+    A group is as old as its newest game, so that short games may wait for the long ones of their
+    group; with ``max_staleness`` 0 as its oldest.
 
     With ``max_replaced``, complete groups in which every player's episodes have the same score are
     not stored, and their places are free for other games: a batch then holds groups with an
@@ -79,10 +84,7 @@ class EpisodeBuffer(Buffer):
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings)
-        self._on_policy = settings.max_staleness == 0
-        self._complete: VersionQueue[_Group] = VersionQueue(
-            lambda group: self._version(group.episodes), self._random
-        )
+        self._complete: VersionQueue[_Group] = VersionQueue(_version_of_group, self._random)
         self._complete_size = 0
         self._open: dict[str, _Group] = {}
         self._open_size = 0
@@ -112,22 +114,31 @@ class EpisodeBuffer(Buffer):
         group.games -= 1
         self._close_if_complete(group_id)
 
-    def _version(self, episodes: Sequence[Episode]) -> int:
-        """The version from which the staleness of a group counts."""
-        if self._on_policy:
-            return min(episode.oldest_version for episode in episodes)
-        return max(episode.newest_version for episode in episodes)
-
     def _samples_in(self, episode: Episode) -> int:
         return 1
 
-    def _store(self, episodes: Sequence[Episode]) -> int:
-        stored = sum(self._store_one(episode) for episode in episodes)
-        # A group can be complete only once all seats of its last game are stored.
-        group_ids = {episode.group_id for episode in episodes if episode.group_id is not None}
-        for group_id in group_ids & self._open.keys():
-            self._close_if_complete(group_id)
-        return stored
+    def _store(self, game: Sequence[Episode]) -> int:
+        group_id, version = game[0].group_id, self._version_of(game)
+        if group_id in self._given_up:
+            return 0
+        known = self._open.get(group_id) if group_id is not None else None
+        if known is not None and known.version is not None:
+            version = self._version_that_counts((known.version, version))
+        if version < self._oldest_allowed():
+            self._dropped_stale_steps += sum(len(episode.steps) for episode in game)
+            if group_id is not None:
+                self._dropped_stale_steps += self._give_up_stale(group_id)
+            return 0
+        if group_id is None:
+            for episode in game:
+                self._add_complete(_Group(None, 1, [episode], version))
+            return len(game)
+        group = self._open.setdefault(group_id, _Group(group_id, game[0].group_size, []))
+        group.episodes += game
+        group.version = version
+        self._open_size += len(game)
+        self._close_if_complete(group_id)
+        return len(game)
 
     def _leave_out(self, group: _Group) -> bool:
         """Whether a complete group is not stored, as none of its episodes has an advantage."""
@@ -136,24 +147,6 @@ class EpisodeBuffer(Buffer):
             return False
         self._replacing = replacing
         return True
-
-    def _store_one(self, episode: Episode) -> int:
-        group_id = episode.group_id
-        if group_id in self._given_up:
-            return 0
-        others = self._open[group_id].episodes if group_id in self._open else []
-        if self._version([*others, episode]) < self._oldest_allowed():
-            self._dropped_stale_steps += len(episode.steps)
-            if group_id is not None:
-                self._dropped_stale_steps += self._give_up_stale(group_id)
-            return 0
-        if group_id is None:
-            self._add_complete(_Group(None, 1, [episode]))
-            return 1
-        group = self._open.setdefault(group_id, _Group(group_id, episode.group_size, []))
-        group.episodes.append(episode)
-        self._open_size += 1
-        return 1
 
     def _close_if_complete(self, group_id: str) -> None:
         group = self._open[group_id]
@@ -199,7 +192,7 @@ class EpisodeBuffer(Buffer):
         self._complete_size -= sum(len(group.episodes) for group in gone)
         dropped = sum(group.steps for group in gone)
         for group_id, group in list(self._open.items()):
-            if group.episodes and self._version(group.episodes) < oldest:
+            if group.version is not None and group.version < oldest:
                 dropped += self._give_up_stale(group_id)
         # A game that ends even later reopens its group, which then goes stale.
         self._given_up = {g: since for g, since in self._given_up.items() if since >= oldest}
@@ -217,6 +210,7 @@ class EpisodeBuffer(Buffer):
                 {
                     "group_id": group.group_id,
                     "games": group.games,
+                    "version": group.version,
                     "episodes": [_EPISODES.encode(episode) for episode in group.episodes],
                 }
                 for group in groups
@@ -226,14 +220,13 @@ class EpisodeBuffer(Buffer):
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        groups = [
-            _Group(
-                group["group_id"],
-                group["games"],
-                [_EPISODES.decode(episode) for episode in group["episodes"]],
-            )
-            for group in state["groups"]
-        ]
+        groups = []
+        for group in state["groups"]:
+            episodes = [_EPISODES.decode(episode) for episode in group["episodes"]]
+            # Older checkpoints do not have the versions.
+            known = self._version_of(episodes) if episodes else None
+            version = group.get("version", known)
+            groups.append(_Group(group["group_id"], group["games"], episodes, version))
         self._complete.clear()
         self._complete.add(group for group in groups if group.complete)
         self._open = {g.group_id: g for g in groups if g.group_id is not None and not g.complete}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any
 
 from rlforge.buffer.base import Buffer, BufferSettings, VersionQueue
@@ -15,6 +15,8 @@ _STEPS = Codec(Step, form="json")
 
 class StepBuffer(Buffer):
     """Stores single turns: batches of any size, mixed from many games.
+
+    Each is as old as its game, so that all turns of a game go stale together.
 
     Example:
         >>> settings = BufferSettings(
@@ -39,7 +41,8 @@ class StepBuffer(Buffer):
 
     def __init__(self, settings: BufferSettings) -> None:
         super().__init__(settings)
-        self._steps: VersionQueue[Step] = VersionQueue(attrgetter("policy_version"), self._random)
+        #: Steps with the versions of their games.
+        self._steps: VersionQueue[tuple[int, Step]] = VersionQueue(itemgetter(0), self._random)
 
     def size(self) -> int:
         return len(self._steps)
@@ -53,27 +56,34 @@ class StepBuffer(Buffer):
     def _samples_in(self, episode: Episode) -> int:
         return len(episode.steps)
 
-    def _store(self, episodes: Sequence[Episode]) -> int:
-        steps = [step for episode in episodes for step in episode.steps]
-        oldest = self._oldest_allowed()
-        fresh = [step for step in steps if step.policy_version >= oldest]
-        self._dropped_stale_steps += len(steps) - len(fresh)
-        self._steps.add(fresh)
-        return len(fresh)
+    def _store(self, game: Sequence[Episode]) -> int:
+        steps = [step for episode in game for step in episode.steps]
+        version = self._version_of(game)
+        if version < self._oldest_allowed():
+            self._dropped_stale_steps += len(steps)
+            return 0
+        self._steps.add((version, step) for step in steps)
+        return len(steps)
 
     def _evict_one(self) -> int:
         self._steps.evict()
         return 1
 
     def _take(self, n: int) -> tuple[list[Step], int]:
-        return [self._steps.take() for _ in range(n)], n
+        return [self._steps.take()[1] for _ in range(n)], n
 
     def _drop_stale(self, oldest: int) -> int:
         return len(self._steps.drop_older(oldest))
 
     def _contents(self) -> dict[str, Any]:
-        return {"steps": [_STEPS.encode(step) for step in self._steps]}
+        return {
+            "steps": [_STEPS.encode(step) for _, step in self._steps],
+            "versions": [version for version, _ in self._steps],
+        }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
+        steps = list(map(_STEPS.decode, state["steps"]))
+        # Older checkpoints do not have the versions of the games.
+        versions = state.get("versions", [step.policy_version for step in steps])
         self._steps.clear()
-        self._steps.add(map(_STEPS.decode, state["steps"]))
+        self._steps.add(zip(versions, steps, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from torch import nn
@@ -13,6 +12,7 @@ from rlforge.engines.batching import BatchGenerator, BatchLimits
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.threaded import ThreadedEngine
 from rlforge.errors import ConfigError
+from rlforge.models.load import positions
 from rlforge.system.limits import PROMPT_TOKENS
 
 #: Steps for which requests wait on a GPU, to be read together. A prefill costs about one decode
@@ -63,7 +63,7 @@ class TransformersEngine(ThreadedEngine):
             PolicyStore(model.requires_grad_(False).eval(), config.max_loras),
             BatchLimits(
                 max_sequences=config.max_parallel_seq,
-                max_model_len=min(config.max_model_len, _positions(causal)),
+                max_model_len=min(config.max_model_len, positions(causal.config)),
                 step_prompt_tokens=tokens,
                 batch_prompt_tokens=tokens,
                 patience_steps=0 if on_cpu else _GPU_PATIENCE_STEPS,
@@ -75,12 +75,6 @@ class TransformersEngine(ThreadedEngine):
             seed=seed,
         )
         super().__init__(core, stuck_after_s=config.stuck_after_s)
-
-
-def _positions(model: Any) -> int:
-    """Most tokens the model has positions for."""
-    config = model.config.get_text_config()
-    return int(getattr(config, "max_position_embeddings", None) or sys.maxsize)
 
 
 def _check_layers(model: Any) -> None:

@@ -247,7 +247,12 @@ class VllmEngine(ThreadedEngine):
         import torch
 
         from rlforge.models.devices import named_device, resolve_dtype
-        from rlforge.models.load import load_model_config, load_tokenizer, model_source
+        from rlforge.models.load import (
+            load_model_config,
+            load_tokenizer,
+            model_source,
+            positions,
+        )
 
         if threads is not None:
             torch.set_num_threads(threads)
@@ -258,7 +263,7 @@ class VllmEngine(ThreadedEngine):
             model=model_source(config.model),
             device=device,
             dtype=str(dtype).removeprefix("torch."),
-            positions=getattr(described, "max_position_embeddings", None) or sys.maxsize,
+            positions=positions(described),
             gpus=gpus,
         )
         if device == "cpu":

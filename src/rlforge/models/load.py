@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from rlforge.config.schema import ModelConfig
+from rlforge.config.schema import ModelConfig, PolicyConfig
 from rlforge.errors import ConfigError
 from rlforge.models.files import ADAPTER_CONFIG, MODEL_CONFIG, VALUE_HEAD, no_progress_bars
 from rlforge.models.made import made_model
@@ -116,6 +117,27 @@ def load_model_config(config: ModelConfig) -> Any:
     from transformers import AutoConfig
 
     return _load(config, AutoConfig.from_pretrained)
+
+
+def positions(described: Any) -> int:
+    """Most tokens that a model has positions for. described: its Hugging Face configuration."""
+    most = getattr(described.get_text_config(), "max_position_embeddings", None)
+    return int(most or sys.maxsize)
+
+
+def prompt_room(config: PolicyConfig) -> int:
+    """Tokens of the longest prompt that an answer of ``engine.max_tokens`` can follow.
+
+    Raises ConfigError where the model has positions for none.
+    """
+    engine = config.engine
+    most = min(engine.max_model_len, positions(load_model_config(config.model)))
+    if most <= engine.max_tokens:
+        raise ConfigError(
+            f"engine.max_tokens={engine.max_tokens} leaves no room for a prompt: {most} tokens of "
+            f"both fit into engine.max_model_len and the model {config.model.label}; lower it"
+        )
+    return most - engine.max_tokens
 
 
 def model_source(config: ModelConfig) -> str:

@@ -22,7 +22,7 @@ Answer = Callable[[Seat, View, int], Awaitable[Completion]]
 
 
 class _ContextLimitError(Exception):
-    """The prompt of ``player_id`` is too long for the policy at its seat."""
+    """The context of the policy at the seat of ``player_id`` is full."""
 
     def __init__(self, player_id: int, message: str) -> None:
         super().__init__(message)
@@ -34,9 +34,12 @@ async def play_game(
 ) -> GameRecord:
     """Play one game to its end; many may run concurrently, each as a coroutine.
 
-    A game is cut where a prompt outgrows the context (``PromptTooLongError``) and after
-    ``env.timeout_s``. As at ``env.max_turns`` it is a draw and its turns count: without them, long
-    games would be missing. If no model has answered by then, the game failed.
+    A game is cut where a prompt outgrows the context (``PromptTooLongError``), where the context
+    ends an answer (``finish_reason`` ``context``) in which the game finds no legal action, and
+    after ``env.timeout_s``. As at ``env.max_turns`` it is a draw and its turns count: without them,
+    long games would be missing. So does the turn of the answer that was cut: all that was sampled
+    is learned from with the outcome it had. Without it, of the answers to prompts of that length
+    only the short ones would be learned from. If no model has answered by then, the game failed.
 
     A failed game is data: errors of the game, the engine or an API (``RlforgeError``,
     ``TimeoutError``) end up in ``GameRecord.error``, with the turns until then and without rewards.
@@ -68,7 +71,12 @@ async def play_game(
         async with time_limit(spec.env.timeout_s) as limit:
             game = make_game(spec.env, spec.seed)
             while not game.done:
-                turns.append(await _play_turn(spec, game, turns, answer))
+                turn = await _play_turn(spec, game, turns, answer)
+                turns.append(turn)
+                if turn.completion.finish_reason == "context" and not turn.legal:
+                    name = spec.seats[turn.player_id].policy.uid
+                    message = f"the context of {name} ended before its answer had a legal action"
+                    raise _ContextLimitError(turn.player_id, message)
             result = game.result()
     except TimeoutError as error:
         if limit.expired():
@@ -102,7 +110,11 @@ def seed_of(text: str) -> int:
 async def _play_turn(spec: GameSpec, game: Game, turns: list[Turn], answer: Answer) -> Turn:
     view = game.view()
     if view.retry and (feedback := turns[-1].info["format_feedback"]):
-        view = dataclasses.replace(view, observation=f"{view.observation}\n{feedback}")
+        view = dataclasses.replace(
+            view,
+            observation=f"{view.observation}\n\n{feedback}",
+            news=None if view.news is None else f"{view.news}\n\n{feedback}",
+        )
     seat = spec.seats[view.player_id]
     try:
         completion = await answer(seat, view, turn_seed(spec, len(turns)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from functools import cached_property
 
 from rlforge.config.schema import GamesConfig, PolicyConfig
 from rlforge.engines.base import Generator
@@ -13,6 +14,7 @@ from rlforge.games.base import View
 from rlforge.games.markup import Tokenizer
 from rlforge.games.players import Player, make_player
 from rlforge.games.prompts import Prompter
+from rlforge.models.load import prompt_room
 from rlforge.rollout.conversation import Conversation, conversation_in
 from rlforge.rollout.episode import Answer
 from rlforge.types import Completion, EnvSpec, GameSpec, PolicyRef, SamplingParams, Seat
@@ -33,17 +35,23 @@ class ModelPlayers:
     ) -> None:
         self.prompter = Prompter(tokenizer, config.prompts)
         self._engine = engine
-        self._settings = config.engine
+        self._config = config
         self._stop = tuple(stop_token_ids)
         self._numbers = itertools.count()
 
+    @cached_property
+    def _room(self) -> int:
+        return prompt_room(self._config)
+
     def at_seat(self, seat: Seat, env: EnvSpec, temperature: float) -> ModelSeat:
-        """The model at a seat of one game of ``env``."""
-        settings = self._settings
+        """The model at a seat of one game of ``env``. Raises ConfigError as ``prompt_room``."""
         template, extraction = seat.prompt_template, seat.action_extraction
-        chat = conversation_in(env, self.prompter, template, extraction, settings.prompt_room)
+        room = self._room if env.drops_turns else None
+        chat = conversation_in(env, self.prompter, template, extraction, room)
         number = None if chat is None else next(self._numbers)
-        params = settings.sampling(self._stop, temperature=temperature, conversation=number)
+        params = self._config.engine.sampling(
+            self._stop, temperature=temperature, conversation=number
+        )
         return ModelSeat(self.prompter, self._engine, params, seat, chat)
 
 
@@ -67,13 +75,17 @@ class ModelSeat:
     async def answer(self, view: View, policy: PolicyRef, seed: int | None) -> Completion:
         """The answer of the version ``policy``; errors of ``Prompter.encode`` and the engine."""
         params = dataclasses.replace(self._params, seed=seed)
-        if self._chat is None:
+        question = None if self._chat is None else self._chat.ask(view)
+        if question is None:
             template, extraction = self._seat.prompt_template, self._seat.action_extraction
             _, ids = self._prompter.encode(template, view, extraction)
-            return await self._engine.generate(ids, params, policy)
-        question = self._chat.ask(view)
-        answer = await self._engine.generate(question.token_ids, params, policy)
-        self._chat.add(question, answer)
+        else:
+            ids = question.token_ids
+        answer = await self._engine.generate(ids, params, policy)
+        if answer.finish_reason == "length" and len(answer.token_ids) < params.max_tokens:
+            answer = dataclasses.replace(answer, finish_reason="context")
+        if self._chat is not None and question is not None:
+            self._chat.add(question, answer)
         return answer
 
 
