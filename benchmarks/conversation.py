@@ -12,6 +12,10 @@ float32, the tokens are random, and both halves compute the same numbers:
 
 Tokens computed are those that a layer reads, padding left out: of the engine's prompts and answers,
 and of the learner's rows. By turns the two halves and repeats take turns.
+
+``real_games`` are games of random legal actions, once, for their tokens alone: what a game says has
+other lengths than the messages above, and ``env.context=turn``, against which they are compared,
+shows no earlier answers. The tokenizer is SmolLM2's; answers are the model's own 24 tokens.
 """
 
 from __future__ import annotations
@@ -19,10 +23,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import random
 import tempfile
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -33,19 +37,35 @@ from rlforge.config.compose import compose
 from rlforge.config.schema import RunConfig
 from rlforge.engines.base import LocalEngine
 from rlforge.engines.registry import make_engine
+from rlforge.games.prompts import Prompter
+from rlforge.games.registry import make_game
 from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
+from rlforge.models.load import load_tokenizer
 from rlforge.models.tiny.vocabulary import build_tokenizer
-from rlforge.types import PolicyRef, SamplingParams, Step, TrainBatch
+from rlforge.rollout.conversation import Conversation
+from rlforge.types import Completion, EnvSpec, PolicyRef, SamplingParams, Step, TrainBatch
 
 FIRST, ANSWER, MESSAGE = 200, 24, 56
 BASE = PolicyRef(uid="base", kind="checkpoint")
 WAYS = ("conversation", "turn by turn")
+REAL_GAMES = (
+    EnvSpec(id="ConnectFour-v0-train"),
+    EnvSpec(id="KuhnPoker-v0-long-train"),
+    EnvSpec(id="SimpleTak-v0-train"),
+    EnvSpec(id="connect_four", source="openspiel"),
+    EnvSpec(id="goofspiel", source="openspiel"),
+)
+#: Overrides of the ways to play real games.
+REAL_WAYS: dict[str, list[str]] = {
+    "conversation": ["engine.cache_tokens=null", "learner.share_prefixes=false"],
+    "turn by turn, nothing shared": ["engine.cache_tokens=0", "learner.share_prefixes=false"],
+    "turn by turn": ["engine.cache_tokens=null", "learner.share_prefixes=true"],
+}
 
 
-def make_model(folder: Path, layers: int, width: int) -> Path:
-    """A Llama of random weights with a tokenizer, as a folder to load."""
-    tokenizer = build_tokenizer([" yes", " no"])
+def make_model(folder: Path, layers: int, width: int, tokenizer: Any) -> Path:
+    """A Llama of random weights with ``tokenizer``, as a folder to load."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -62,9 +82,8 @@ def make_model(folder: Path, layers: int, width: int) -> Path:
     return folder
 
 
-def configured(model: Path, turns: int, games: int) -> RunConfig:
-    """The configuration of engine and learner."""
-    length = FIRST + turns * (ANSWER + MESSAGE)
+def configured(model: Path, length: int, games: int, *overrides: str) -> RunConfig:
+    """The configuration of engine and learner; length: tokens of the longest episode."""
     return compose(
         [
             "env.context=conversation",
@@ -81,6 +100,7 @@ def configured(model: Path, turns: int, games: int) -> RunConfig:
             "learner.mini_batch_size=null",
             "learner.share_prefixes=false",
             "hardware.device=cpu",
+            *overrides,
         ]
     ).config
 
@@ -106,7 +126,7 @@ async def play(
 
 
 async def _episode(engine: LocalEngine, number: int, turns: int, keep: bool) -> list[Step]:
-    draw = random.Random(number)
+    draw = Random(number)
     prompt = tuple(draw.randrange(3, 40) for _ in range(FIRST))
     steps = []
     for turn in range(turns):
@@ -116,28 +136,33 @@ async def _episode(engine: LocalEngine, number: int, turns: int, keep: bool) -> 
             conversation=number if keep else None,
         )
         answer = await engine.generate(prompt, params, BASE)
-        steps.append(
-            Step(
-                game_id=f"game-{number}",
-                env_id="conversation",
-                player_id=0,
-                group_id=None,
-                turn_index=turn,
-                last_turn=turn == turns - 1,
-                observation="",
-                action="",
-                prompt_token_ids=prompt,
-                token_ids=answer.token_ids,
-                logprobs=answer.logprobs,
-                raw_reward=0.0,
-                reward=draw.gauss(0.0, 1.0),
-                policy_uid=BASE.uid,
-                policy_version=0,
-            )
-        )
+        step = _step(number, 0, turn, prompt, answer, draw)
+        steps.append(dataclasses.replace(step, last_turn=turn == turns - 1))
         message = tuple(draw.randrange(3, 40) for _ in range(MESSAGE))
         prompt = (*prompt, *answer.token_ids, *message)
     return steps
+
+
+def _step(
+    game: int, player: int, turn: int, prompt: tuple[int, ...], answer: Completion, draw: Random
+) -> Step:
+    return Step(
+        game_id=f"game-{game}",
+        env_id="conversation",
+        player_id=player,
+        group_id=None,
+        turn_index=turn,
+        last_turn=False,
+        observation="",
+        action="",
+        prompt_token_ids=prompt,
+        token_ids=answer.token_ids,
+        logprobs=answer.logprobs,
+        raw_reward=0.0,
+        reward=draw.gauss(0.0, 1.0),
+        policy_uid=BASE.uid,
+        policy_version=0,
+    )
 
 
 def learn(config: RunConfig, steps: list[Step], *, together: bool) -> tuple[Half, dict[str, float]]:
@@ -194,6 +219,72 @@ def measure(config: RunConfig, turns: int, games: int, repeats: int) -> dict[str
     }
 
 
+def measure_real(folder: Path, layers: int, width: int, games: int) -> list[dict[str, Any]]:
+    """Of each real game the tokens computed in each way, and their ratio to the first way's."""
+    tokenizer = load_tokenizer(compose(["model=smollm2_135m"]).config.model)
+    model = make_model(folder, layers, width, tokenizer)
+    rows = []
+    for env in REAL_GAMES:
+        row: dict[str, Any] = {"game": env.id}
+        for way, overrides in REAL_WAYS.items():
+            config = configured(model, 1 << 13, 2 * games, *overrides)
+            prompter = Prompter(tokenizer)
+            engine = make_engine(config, device="cpu", threads=None)
+            try:
+                together = way == "conversation"
+                played, steps = asyncio.run(
+                    _play_real(engine, prompter, env, games, together=together)
+                )
+            finally:
+                asyncio.run(engine.close())
+            learned, _ = learn(config, steps, together=together)
+            row["turns_of_a_player"] = len(steps) / (2 * games)
+            row[way] = {"engine_tokens": played, "learner_tokens": learned.tokens}
+        ours = sum(row["conversation"].values())
+        for way in [*REAL_WAYS][1:]:
+            row[f"ratio to {way}"] = ours / sum(row[way].values())
+        rows.append(row)
+    return rows
+
+
+async def _play_real(
+    engine: LocalEngine, prompter: Prompter, env: EnvSpec, games: int, *, together: bool
+) -> tuple[int, list[Step]]:
+    """Random games at the same time: the tokens that the engine computed, and the steps."""
+    before = engine.stats()
+    played = await asyncio.gather(
+        *(_real_game(engine, prompter, env, number, together) for number in range(games))
+    )
+    after = engine.stats()
+    tokens = after.read_tokens - before.read_tokens
+    tokens += after.generated_tokens - before.generated_tokens
+    return tokens, [step for steps in played for step in steps]
+
+
+async def _real_game(
+    engine: LocalEngine, prompter: Prompter, env: EnvSpec, number: int, together: bool
+) -> list[Step]:
+    game, draw, steps = make_game(env, number), Random(number), []
+    chats = [Conversation(prompter, "default", "boxed") for _ in range(2)]
+    while not game.done:
+        view = game.view()
+        player = view.player_id
+        turn = sum(step.player_id == player for step in steps)
+        params = SamplingParams(
+            max_tokens=ANSWER,
+            seed=1000 * number + len(steps),
+            conversation=2 * number + player if together else None,
+        )
+        question = chats[player].ask(view) if together else None
+        prompt = question.token_ids if question else prompter.encode("default", view, "boxed")[1]
+        answer = await engine.generate(prompt, params, BASE)
+        if question:
+            chats[player].add(question, answer)
+        steps.append(_step(number, player, turn, prompt, answer, draw))
+        game.step(draw.choice(view.legal_actions or ()))
+    return steps
+
+
 def show(results: dict[str, Any]) -> None:
     """A table."""
     print(f"{'':14}{'engine tokens':>15}{'learner tokens':>16}{'engine s':>22}{'learner s':>22}")
@@ -210,6 +301,9 @@ def show(results: dict[str, Any]) -> None:
         f"log-probs of learner and engine: mean {results['logprob_gap_mean']:.1e}, "
         f"most {results['logprob_gap_max']:.1e} apart"
     )
+    for row in results["real_games"]:
+        ratios = ", ".join(f"{row[f'ratio to {way}']:.3f} of {way}" for way in [*REAL_WAYS][1:])
+        print(f"{row['game']}, {row['turns_of_a_player']:.1f} turns a player: {ratios}")
 
 
 def main() -> None:
@@ -223,9 +317,14 @@ def main() -> None:
     if arguments.repeats < 2 or arguments.width % 64 or arguments.turns < 1:
         parser.error("--repeats: at least 2; --width: a multiple of 64; --turns: at least 1")
     with tempfile.TemporaryDirectory() as folder:
-        model = make_model(Path(folder), arguments.layers, arguments.width)
-        config = configured(model, arguments.turns, arguments.games)
+        tokenizer = build_tokenizer([" yes", " no"])
+        model = make_model(Path(folder), arguments.layers, arguments.width, tokenizer)
+        length = FIRST + arguments.turns * (ANSWER + MESSAGE)
+        config = configured(model, length, arguments.games)
         results = measure(config, arguments.turns, arguments.games, arguments.repeats)
+        other = Path(folder) / "real"
+        real = measure_real(other, arguments.layers, arguments.width, arguments.games)
+        results["real_games"] = real
     show(results)
     record("conversation", vars(arguments) | results)
 

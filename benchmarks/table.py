@@ -80,6 +80,12 @@ def _engine_swaps(results: Results) -> str:
     return "; ".join(spread_cell(results["swaps"][who]) for who in ("rlforge", "peft"))
 
 
+def _real_games(results: Results) -> str:
+    rows = results.get("real_games", [])
+    cells = (f"{row['game']} {row['ratio to turn by turn, nothing shared']:.3f}" for row in rows)
+    return ", ".join(cells) or "*unmeasured*"
+
+
 def _shares(engines: str) -> Callable[[Results], str]:
     def read(results: Results) -> str:
         return ", ".join(
@@ -190,6 +196,13 @@ FIGURES = (
         "at most 0.15",
         "conversation",
         lambda results: f"{results['ratios']['tokens']:.3f}",
+    ),
+    Figure(
+        "the same, random real games, turn by turn with `env.context=turn`, whose prompts hold the "
+        "current observation alone",
+        "no figure",
+        "conversation",
+        _real_games,
     ),
     Figure(
         "2,000 concurrent games of TicTacToe in one process, one core",

@@ -164,7 +164,7 @@ def test_a_retry_is_told_apart_from_the_first_try_and_says_why():
     game.step("[77]")
     second = game.view()
     assert (first.retry, second.retry) == (False, True)
-    assert second.observation.startswith(first.observation)
+    assert second.observation.startswith(f"{first.observation}\n\nYour last action was")
     assert "not accepted" in second.observation
     assert "Invalid cell number 77" in second.observation
     game.step("[3]")
@@ -216,8 +216,18 @@ def test_the_first_player_need_not_be_player_0():
 
 
 def test_raw_ids_show_their_messages_as_text():
-    observation = TextArenaGame(EnvSpec(id="TicTacToe-v0-raw"), 0).view().observation
-    assert observation.startswith("[GAME] You are Player 0 in Tic Tac Toe.")
+    view = TextArenaGame(EnvSpec(id="TicTacToe-v0-raw"), 0).view()
+    assert view.observation.startswith("[GAME] You are Player 0 in Tic Tac Toe.")
+
+
+def test_raw_ids_show_nothing_but_news():
+    game = TextArenaGame(EnvSpec(id="TicTacToe-v0-raw"), 0)
+    game.step("[0]")
+    game.step("[1]")
+    view = game.view()
+    assert view.observation == view.news
+    assert "You are Player 0" not in view.news
+    assert TextArenaGame(EnvSpec(id="TicTacToe-v0-train"), 0).view().news is None
 
 
 def test_the_turn_limit_counts_every_answer_and_is_a_draw():

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from rlforge.config.prompts import PromptConfig
 from rlforge.games.base import View
 from rlforge.games.prompts import Prompter
+from rlforge.games.registry import make_game
 from rlforge.rollout.conversation import Conversation, new_part
-from rlforge.types import Completion
+from rlforge.types import Completion, EnvSpec
 
 PLAIN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -22,6 +24,12 @@ PLAIN = (
 TRIMMING = PLAIN.replace("m.content", "m.content | trim")
 #: As Qwen3 and DeepSeek-R1 do: only answers after the last question keep their reasoning.
 FORGETTING = PLAIN.replace("m.content", "m.content.split('</think>')[-1].lstrip('\\n')")
+#: Takes reasoning in a field of its own, too, and keeps it.
+REMEMBERING = PLAIN.replace(
+    "{{ m.content }}",
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}",
+)
 RULES = "You are player 0 in a game of words. Say one that was not said before."
 
 
@@ -49,6 +57,7 @@ TOKENIZERS = {
         "plain": PLAIN,
         "trimming": TRIMMING,
         "forgetting": FORGETTING,
+        "remembering": REMEMBERING,
     }.items()
 }
 
@@ -138,16 +147,24 @@ def test_a_template_that_forgets_reasoning_begins_a_new_sequence():
     assert begins(third, second, tokenizer, answers[1])
 
 
+def test_a_template_that_keeps_reasoning_keeps_the_tokens_of_whole_answers():
+    tokenizer = TOKENIZERS["remembering"]
+    answers = ["<think>\nIs it (4)?\n</think>\n\n[4]", "<think>\nNo!\n</think>\n\n[5]", "x"]
+    first, second, third = play(tokenizer, answers)
+    assert begins(second, first, tokenizer, answers[0])
+    assert begins(third, second, tokenizer, answers[1])
+
+
 def test_the_oldest_turns_are_dropped_where_there_is_no_room():
     tokenizer = TOKENIZERS["plain"]
     answers = [f"Move number {turn}, then." for turn in range(12)]
     whole = play(tokenizer, answers)
-    room = len(whole[5].token_ids)
+    room = len(whole[7].token_ids)
 
     questions = play(tokenizer, answers, room=room)
 
-    assert [len(one.token_ids) for one in questions[:6]] == [
-        len(one.token_ids) for one in whole[:6]
+    assert [len(one.token_ids) for one in questions[:8]] == [
+        len(one.token_ids) for one in whole[:8]
     ]
     assert all(len(one.token_ids) <= room for one in questions)
     last = questions[-1].prompt.text
@@ -155,13 +172,14 @@ def test_the_oldest_turns_are_dropped_where_there_is_no_room():
     assert "Move 11: x to 11" in last
     assert answers[10] in last
     assert answers[1] not in last
+    assert all(f"Move {turn}: x to {turn}" in last for turn in range(12))
     continued = [
         begins(after, before, tokenizer, text)
         for before, after, text in zip(questions, questions[1:], answers, strict=False)
     ]
     # Half of the turns make room for several more: most prompts continue the one before.
-    assert continued[:5] == [True] * 5
-    assert 2 <= continued.count(False) <= 4
+    assert continued[:7] == [True] * 7
+    assert 1 <= continued.count(False) <= 3
 
 
 def test_messages_alone_need_no_tokenizer():
@@ -179,10 +197,178 @@ def test_an_unchanged_observation_is_shown_again():
     assert "Move 0" in chat.say(view("Move 0")).messages[-1]["content"]
 
 
-@given(st.lists(st.text("ab\n", max_size=4), max_size=6), st.lists(st.text("ab\n"), max_size=3))
-def test_the_new_part_ends_an_observation_and_is_all_that_a_history_adds(seen, added):
-    before = "\n\n".join(seen)
-    after = "\n\n".join([*seen, *added])
-    assert after.endswith(new_part(after, before))
-    if after.startswith(before):
-        assert before + new_part(after, before) == after
+lines = st.lists(st.text("ab", max_size=2), max_size=5).map("\n".join)
+texts = st.lists(lines, max_size=4).map("\n\n".join)
+
+
+@given(texts, texts)
+def test_what_the_new_part_leaves_out_begins_the_text_seen_before_in_whole_lines(seen, text):
+    new = new_part(text, seen)
+    left_out = text.rstrip().removesuffix(new)
+    assert left_out + new == text.rstrip()
+    assert not left_out or left_out.endswith("\n")
+    assert f"{seen.rstrip()}\n\n".startswith(left_out)
+
+
+@given(texts, texts)
+def test_of_a_history_that_grows_the_new_part_is_what_was_added(seen, added):
+    seen, added = f"a{seen}".rstrip(), f"b{added}".rstrip()
+    for gap in ("\n", "\n\n"):
+        assert new_part(f"{seen}{gap}{added}", seen) == added
+        board = "\n\n. x\n. ."
+        assert new_part(f"{seen}{gap}{added}{board}", f"{seen}\n\n. .\n. .") == f"{added}{board}"
+
+
+@pytest.mark.parametrize(
+    ("text", "seen", "new"),
+    [
+        ("Score: 12", "Score: 1", "Score: 12"),
+        ("R\n\n. .\nx .", "R\n\n. .\n. .", ". .\nx ."),
+        ("R\n\nA says 1", "R\n\nA says 1", "A says 1"),
+        ("R\n\nA: 1\nA: 1", "R\n\nA: 1", "A: 1"),
+        ("R\n\nB\n\nNot accepted.", "R\n\nB", "Not accepted."),
+        ("R\n\nH\nI\n\nB", "R\n\nH\n\nB\n\nNot accepted.", "I\n\nB"),
+    ],
+)
+def test_the_new_part_is_whole_lines_of_whole_boards(text, seen, new):
+    assert new_part(text, seen) == new
+
+
+def holds(messages, observation):
+    """Whether the lines of an observation are, in their order, in the messages of the user."""
+    said = (m["content"] for m in messages if m["role"] == "user")
+    told = iter([line.strip() for content in said for line in content.splitlines()])
+    return all(line.strip() in told for line in observation.splitlines() if line.strip())
+
+
+event = st.sampled_from(["x to 1", "o to 2", "A: hello", "A: two\nlines", "B: two\n\nparagraphs"])
+rounds = st.lists(
+    st.tuples(st.lists(event, max_size=2), st.sampled_from("JQK"), st.integers(0, 3)),
+    min_size=2,
+    max_size=8,
+)
+
+
+@given(rounds, st.sampled_from(["\n", "\n\n"]), st.booleans())
+def test_all_of_an_observation_is_in_the_conversation(played, gap, dropped):
+    """Of games with a history, a hidden card that changes, and a board; also without old turns."""
+    tokenizer = TOKENIZERS["plain"]
+    chat = Conversation(Prompter(tokenizer), "chat", "boxed", room=700 if dropped else None)
+    history: list[str] = []
+    for events, card, board in played:
+        history += events
+        shown = [RULES, gap.join(history), f"Your card: {card}", f"Board:\n{'x' * board}.\n..."]
+        asked = View(player_id=0, observation="\n\n".join(shown))
+        question = chat.ask(asked)
+        assert holds(question.messages, asked.observation)
+        assert f"Board:\n{'x' * board}.\n..." in question.messages[-1]["content"]
+        chat.add(question, answered(tokenizer, "I have looked at it all, and I go on. " * 4))
+
+
+def test_a_message_that_does_not_fit_with_all_that_is_new_since_the_first_turn_is_as_before():
+    tokenizer = TOKENIZERS["plain"]
+    questions = play(tokenizer, ["x"] * 40, room=300)
+    assert all(len(one.token_ids) <= 300 for one in questions)
+    last = questions[-1]
+    assert "Move 39: x to 39" in last.prompt.text
+    assert "Move 1: x to 1\n" not in last.prompt.text
+
+
+def test_an_answer_that_is_kept_follows_its_question():
+    tokenizer = TOKENIZERS["plain"]
+    answers = [f"Answer {turn}." for turn in range(12)]
+    whole = play(tokenizer, answers)
+    questions = play(tokenizer, answers, room=len(whole[6].token_ids))
+    roles = [one["role"] for one in questions[-1].messages]
+    assert roles == ["system"] + ["user", "assistant"] * (len(roles) // 2 - 1) + ["user"]
+    assert len(questions[-1].messages) < len(whole[-1].messages)
+    for question in questions:
+        messages = question.messages
+        for asked, said in zip(messages[1::2], messages[2::2], strict=False):
+            turn = said["content"].removeprefix("Answer ").removesuffix(".")
+            assert f"Move {turn}: x to {turn}" in asked["content"]
+
+
+THINKING = Prompter(
+    TOKENIZERS["plain"],
+    {"thinking": PromptConfig(user="{observation}", markup="chatml", assistant="Think: ")},
+)
+
+
+@pytest.mark.parametrize("room", [None, 150])
+def test_answers_keep_their_tokens_where_older_turns_are_dropped(room):
+    """The token that ends an answer also stands inside: encoded again it would be plain text."""
+    tokenizer = TOKENIZERS["plain"]
+    chat = Conversation(THINKING, "thinking", "boxed", room)
+    kept = []
+    for turn in range(8):
+        question = chat.ask(View(player_id=0, observation=f"Board {turn}: x . o"))
+        said = answered(tokenizer, f"so {turn}<|im_start|> go")
+        inner = tokenizer.convert_tokens_to_ids("<|im_start|>")
+        said = Completion(
+            text=said.text, token_ids=(5, inner, *said.token_ids), finish_reason="stop"
+        )
+        text = ",".join(map(str, question.token_ids))
+        tokens = [",".join(map(str, one.token_ids)) for one in question.answers]
+        assert all(one in text for one in tokens)
+        # One of each message's markup, and one in each answer.
+        assert question.token_ids.count(inner) == len(question.messages) + 1 + len(tokens)
+        kept.append(len(tokens))
+        chat.add(question, said)
+    assert (max(kept) == 7) == (room is None)
+
+
+def test_a_game_that_tells_its_news_is_believed():
+    chat = Conversation(Prompter(None), "chat", "raw")
+    for text in ("Say.\n\nMove 1", "A: hello\n\nMove 2", "A: hello\n\nMove 3"):
+        question = chat.say(View(player_id=0, observation=text, news=text))
+        chat.add(question, Completion(text="go"))
+        assert question.messages[-1]["content"].endswith(text)
+
+
+# ---------------------------------------------------------------- whole games
+
+
+REAL = {
+    # game: tokens of a conversation to those of its turns alone, at most
+    EnvSpec(id="ConnectFour-v0-train"): 0.30,
+    EnvSpec(id="KuhnPoker-v0-long-train"): 0.15,
+    EnvSpec(id="SimpleTak-v0-train"): 0.48,
+    EnvSpec(id="LiarsDice-v0-train"): 0.20,
+    EnvSpec(id="connect_four", source="openspiel"): 0.42,
+    EnvSpec(id="goofspiel", source="openspiel"): 0.46,
+    EnvSpec(id="phantom_ttt", source="openspiel"): 0.42,
+}
+
+
+@pytest.mark.parametrize("env", REAL, ids=lambda env: env.id)
+def test_the_cost_of_a_conversation_grows_with_the_length_of_a_real_game(env):
+    tokenizer = TOKENIZERS["plain"]
+    prompter = Prompter(tokenizer)
+    together = alone = 0
+    halves = [0, 0]
+    for seed in range(4):
+        game, draw = make_game(env, seed), random.Random(seed)
+        chats = [Conversation(prompter, "chat", "boxed") for _ in range(2)]
+        added: list[list[int]] = [[], []]
+        length = [0, 0]
+        while not game.done:
+            view = game.view()
+            player = view.player_id
+            question = chats[player].ask(view)
+            assert holds(question.messages, view.observation)
+            action = draw.choice(view.legal_actions)
+            said = answered(tokenizer, rf"I play \boxed{{{action}}}")
+            chats[player].add(question, said)
+            added[player].append(len(question.token_ids) - length[player])
+            length[player] = len(question.token_ids) + len(said.token_ids)
+            alone += len(prompter.encode("chat", view, "boxed")[1]) + len(said.token_ids)
+            game.step(action)
+        together += sum(length)
+        for new in added:
+            later = new[1:]
+            half = len(later) // 2
+            halves[0] += sum(later[:half])
+            halves[1] += sum(later[len(later) - half :])
+    assert together / alone < REAL[env]
+    assert halves[1] < 1.25 * halves[0]

@@ -23,7 +23,8 @@ class View:
     exists. grid: the same state for scripted players of placement games.
     retry: this player's last action was rejected and it may try again. state: the whole state as
     JSON, for scripted traders of markets. news: the part of the observation that is new since this
-    player's last turn; None where the game cannot tell.
+    player's last turn; None where observations begin with what was said before, so that it can be
+    found by comparing them.
 
     Example:
         >>> view = View(player_id=1, observation="Your card is a King.", legal_actions=("[bet]",))

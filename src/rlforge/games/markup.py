@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from rlforge.errors import ConfigError
@@ -36,17 +39,18 @@ class Tokenizer(Protocol):
         ...
 
     def apply_chat_template(
-        self, conversation: list[Message], *, tokenize: bool, add_generation_prompt: bool
+        self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool, **options: Any
     ) -> Any:
-        """The conversation in the model's own turn markup."""
+        """The conversation in the model's own turn markup. options: ``tools``, where there are."""
         ...
 
 
 class Prompt(NamedTuple):
-    """A conversation as text. contents: where contents of messages are in it.
+    """A conversation as text. contents: where the texts of messages and of tools are in it.
 
-    Each entry of ``contents`` is the index of a message and the start and end of its content, in
-    the order of the text; all else in the text is markup.
+    Each entry of ``contents`` is the index of a message (-1: of none) and the start and end of its
+    content, in the order of the text; all else in the text is markup. family: the texts of all
+    roles in this markup, of those that the conversation does not have, too.
 
     Example:
         >>> prompt = Prompt(text="<user>Your move.<end>", contents=((0, 6, 16),))
@@ -56,13 +60,14 @@ class Prompt(NamedTuple):
 
     text: str
     contents: tuple[tuple[int, int, int], ...]
+    family: str = ""
 
-    def after(self, place: int) -> Prompt:
-        """What follows the first ``place`` characters, at which a content ends."""
-        later = [one for one in self.contents if one[1] >= place]
-        return Prompt(
-            text=self.text[place:],
-            contents=tuple((index, start - place, stop - place) for index, start, stop in later),
+    def part(self, begin: int, end: int) -> Prompt:
+        """The text from ``begin`` to ``end``, neither of which is inside a content."""
+        inside = [one for one in self.contents if begin <= one[1] and one[2] <= end]
+        return self._replace(
+            text=self.text[begin:end],
+            contents=tuple((index, start - begin, stop - begin) for index, start, stop in inside),
         )
 
     def markup(self) -> list[str]:
@@ -105,7 +110,8 @@ class Markup:
             if around:
                 text += after
         before = self.assistant.partition("{content}")[0]
-        return Prompt(f"{text}{before}{opening}", tuple(contents))
+        family = f"{self.begin}{self.system or ''}{self.user}{self.assistant}"
+        return Prompt(f"{text}{before}{opening}", tuple(contents), family)
 
 
 PLAIN = Markup(user="{content}", assistant="{content}\n\n")
@@ -128,77 +134,55 @@ LLAMA = Markup(
 MARKUPS = {"chat": None, "chatml": CHATML, "gemma": GEMMA, "llama": LLAMA, "none": PLAIN}
 
 
-_STAND_IN = re.compile(r"Qz7content(\d+)Qz7")
+#: A stand-in for a text, and what needs none: plain words, as types and the names of most tools.
+_STAND_IN = re.compile(r"Qz7text(\d+)Qz7", re.IGNORECASE)
+_WORDS = re.compile(r"(?!.*qz7)[\w -]*", re.ASCII | re.IGNORECASE)
+
+#: Texts in which no tokenizer finds a control token.
+_HARMLESS = re.compile(r"(?!.*qz7)[\w\s.,:;!?'\"()/*+=-]*", re.ASCII | re.IGNORECASE | re.DOTALL)
+
+_REASONING, _END = "reasoning_content", "</think>"
+
+#: What templates do to the white space around an answer after its reasoning.
+_TRIMMED: tuple[Callable[[str], str], ...] = (str, lambda said: said.lstrip("\n"), str.strip)
 
 
-def by_chat_template(messages: Sequence[Message], opening: str, tokenizer: Tokenizer) -> Prompt:
+def by_chat_template(
+    messages: Sequence[Mapping[str, Any]],
+    opening: str,
+    tokenizer: Tokenizer,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> Prompt:
     """The prompt in the tokenizer's chat template, and where the contents are in it.
 
-    Chat templates may trim contents and cut reasoning from earlier answers. What one does to a
-    content in any other way is not done: the content then stands in it as it is.
+    Contents are those of messages, and the texts in ``tools`` and in calls of tools but for plain
+    words. What stands around them is what the template writes around any others. It may trim them,
+    write them as JSON, and cut or move the reasoning of earlier answers; what it does to one in any
+    other way is not done: the content then stands in the prompt as it is.
+
+    opening: of each answer. tools: what the model may call, in OpenAI's form. Raises ConfigError
+    where the tokenizer has no chat template that takes these messages.
     """
-    said = [
-        {**message, "content": f"{opening}{message['content']}"}
-        if message["role"] == "assistant"
-        else message
-        for message in messages
-    ]
-    text = _applied(said, tokenizer)
-    roles = tuple(message["role"] for message in said)
-    around, order = chat_markup(tokenizer, str(tokenizer.chat_template), roles)
-    contents, position = [], len(around[0])
-    for index, after in zip(order, around[1:], strict=True):
-        forms = _forms(said[index]["content"])
-        form = next((one for one in forms if text.startswith(one + after, position)), None)
-        if form is None:
-            break
-        answer = said[index]["role"] == "assistant" and form.startswith(opening)
-        skipped = len(opening) if answer else 0
-        contents.append((index, position + skipped, position + len(form)))
-        position += len(form) + len(after)
-    if len(contents) < len(order) or position != len(text) or not text.startswith(around[0]):
-        return _assembled(around, order, said, opening)
-    return Prompt(text=f"{text}{opening}", contents=tuple(contents))
+    chat = _Chat(messages=messages, tools=tools, opening=opening, tokenizer=tokenizer)
+    text = chat.text()
+    chat = chat.with_reasoning_apart(text)
+    prompt = chat.prompt(text)
+    if prompt.text != text:
+        # Templates read settings, as ``/no_think``, from a system message.
+        other = chat.prompt(text, system_is_markup=True)
+        prompt = other if other.text == text else prompt
+    return prompt._replace(text=f"{prompt.text}{opening}")
 
 
-def _assembled(
-    around: Sequence[str], order: Sequence[int], messages: Sequence[Message], opening: str
-) -> Prompt:
-    text, contents = around[0], []
-    for index, after in zip(order, around[1:], strict=True):
-        content = messages[index]["content"]
-        contents.append((index, len(text), len(text) + len(content)))
-        text += f"{content}{after}"
-    return Prompt(text=f"{text}{opening}", contents=tuple(contents))
+def chat_text(
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """What the tokenizer's chat template writes; arguments and errors as of ``by_chat_template``.
 
-
-def _forms(content: str) -> Iterator[str]:
-    """What a chat template may make of a content: trimmed, or without its reasoning."""
-    yield content
-    yield content.strip()
-    yield content.lstrip()
-    yield content.rstrip()
-    if "</think>" in content:
-        yield from _forms(content.rpartition("</think>")[2])
-
-
-@lru_cache(maxsize=256)
-def chat_markup(
-    tokenizer: Tokenizer, chat_template: str, roles: tuple[str, ...]
-) -> tuple[list[str], list[int]]:
-    """A chat template's text around the contents of messages of these ``roles``.
-
-    chat_template: the tokenizer's, whose changes make earlier results void. Returns the text
-    before, between and after contents, and which message's content is at each place.
+    It is not for a model: texts of messages in it may read like control tokens.
     """
-    stand_ins = [
-        {"role": role, "content": f"Qz7content{index}Qz7"} for index, role in enumerate(roles)
-    ]
-    pieces = _STAND_IN.split(_applied(stand_ins, tokenizer))
-    return pieces[::2], [int(index) for index in pieces[1::2]]
-
-
-def _applied(messages: list[Message], tokenizer: Tokenizer) -> str:
     from jinja2 import TemplateError
 
     if not tokenizer.chat_template:
@@ -206,12 +190,114 @@ def _applied(messages: list[Message], tokenizer: Tokenizer) -> str:
             "this prompt template needs a chat template, which the tokenizer does not have; use "
             "'default' or the template of the model's family"
         )
+    options: dict[str, Any] = {"tools": list(tools)} if tools else {}
     try:
         return str(
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, **options
+            )
         )
-    except TemplateError as error:
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise ConfigError(
-            f"the tokenizer's chat template refuses these roles ({error}); use a prompt template "
-            "without a system message, or with the markup of the model's family"
+            f"the tokenizer's chat template refuses these messages ({error}); in games use a "
+            "prompt template without a system message, or with the markup of the model's family"
         ) from error
+
+
+_Change = Callable[[int, str], str]
+
+
+@value
+class _Chat:
+    """A conversation as its chat template writes it, with its own texts or with stand-ins."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]]
+    opening: str
+    tokenizer: Tokenizer
+
+    def text(self, change: _Change = lambda index, text: text) -> str:
+        """What the template writes. change: what stands for a text of message ``index``."""
+        said = []
+        for index, message in enumerate(self.messages):
+            role, content = message.get("role"), message.get("content")
+            written = {
+                key: part if key == "role" else _changed(index, part, change)
+                for key, part in message.items()
+            }
+            if isinstance(content, str) and (content or "tool_calls" not in message):
+                opened = role == "assistant" and _REASONING not in message
+                written["content"] = f"{self.opening * opened}{change(index, content)}"
+            said.append(written)
+        return chat_text(said, self.tokenizer, _changed(-1, self.tools, change))
+
+    def with_reasoning_apart(self, text: str) -> _Chat:
+        """A form without reasoning in contents of which the template writes ``text``, too.
+
+        The reasoning is in a field of its own there, or left out; self where there is no such form.
+        """
+        if any(map(_reasons, self.messages)):
+            for kept, trim in itertools.product((True, False), _TRIMMED):
+                said = [_apart(one, trim, kept) if _reasons(one) else one for one in self.messages]
+                apart = replace(self, messages=said)
+                with contextlib.suppress(ConfigError):  # an answer may be empty without it
+                    if apart.text() == text:
+                        return apart
+        return self
+
+    def prompt(self, text: str, *, system_is_markup: bool = False) -> Prompt:
+        """``text`` and its contents; where these are not found in it, with contents as they are.
+
+        system_is_markup: whether a harmless system message is no content.
+        """
+        known: dict[tuple[int, str], int] = {}
+
+        def stand_in(index: int, content: str) -> str:
+            system = index >= 0 and self.messages[index].get("role") == "system"
+            if system and system_is_markup and _HARMLESS.fullmatch(content):
+                return content
+            return f"Qz7text{known.setdefault((index, content), len(known))}Qz7"
+
+        pieces = _STAND_IN.split(self.text(stand_in))
+        texts, around = list(known), pieces[::2]
+        written, contents = around[0], []
+        for number, after in zip(pieces[1::2], around[1:], strict=True):
+            index, content = texts[int(number)]
+            forms = _forms(content)
+            found = (one for one in forms if text.startswith(f"{one}{after}", len(written)))
+            form = next(found, content)
+            contents.append((index, len(written), len(written) + len(form)))
+            written += f"{form}{after}"
+        return Prompt(text=written, contents=tuple(contents))
+
+
+def _changed(index: int, given: Any, change: _Change) -> Any:
+    """``given`` with another text for each in it that is more than plain words."""
+    if isinstance(given, str):
+        return given if _WORDS.fullmatch(given) else change(index, given)
+    if isinstance(given, Mapping):
+        parts = [(_changed(index, key, change), part) for key, part in given.items()]
+        return {key: _changed(index, part, change) for key, part in parts}
+    if isinstance(given, list | tuple):
+        return [_changed(index, part, change) for part in given]
+    return given
+
+
+def _reasons(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    return message.get("role") == "assistant" and isinstance(content, str) and _END in content
+
+
+def _apart(message: Mapping[str, Any], trim: Callable[[str], str], kept: bool) -> dict[str, Any]:
+    reasoning, *_, answer = message["content"].split(_END)
+    said = reasoning.rpartition("<think>")[2].strip("\n") if kept else None
+    return {**message, _REASONING: said, "content": trim(answer)}
+
+
+def _forms(content: str) -> Iterator[str]:
+    """What a chat template may make of a content: trimmed, or a text in JSON."""
+    trimmed = (content, content.strip(), content.lstrip(), content.rstrip())
+    yield from trimmed
+    for form in trimmed[:2]:
+        yield json.dumps(form, ensure_ascii=False)[1:-1]
+        yield json.dumps(form)[1:-1]

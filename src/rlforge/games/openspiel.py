@@ -21,29 +21,11 @@ from rlforge.errors import ConfigError, GameError, nearest
 from rlforge.games.base import TurnGame, View
 from rlforge.games.board import Hand, grid_board, hand_board
 from rlforge.games.grids import Grid, placements
+from rlforge.games.openspiel_rules import introduction
 from rlforge.types import EndReason, EnvSpec
 
-_RULES = {
-    "kuhn_poker": (
-        "Each player has put one chip into the pot and holds one card; a higher card is better. "
-        "Each may check or bet one chip; after a bet the answer is call or fold. After a call, "
-        "or when nobody bets, the highest card takes the pot."
-    ),
-    "leduc_poker": (
-        "The deck holds two suits of each rank. Each player has put one chip into the pot and "
-        "holds one card. After a first round of betting a public card is shown and a second round "
-        "follows. At most two raises a round, of two chips in the first and four in the second. "
-        "A pair with the public card wins, otherwise the higher card."
-    ),
-    "tic_tac_toe": (
-        "Players take turns to mark a free cell of a 3 by 3 board, numbered 0 to 8 row by row; "
-        "three marks in a line win."
-    ),
-    "connect_four": (
-        "Players take turns to drop a stone into one of 7 columns, numbered from 0; "
-        "four stones in a line win."
-    ),
-}
+#: Games whose actions have the words of their TextArena counterparts.
+_OWN_WORDS = ("kuhn_poker", "leduc_poker", "connect_four", "tic_tac_toe")
 
 
 class OpenSpielGame(TurnGame):
@@ -265,19 +247,31 @@ def _observation(
         if hand.public is not None:
             situation += f"\nPublic card: {hand.public}.\nBets since it was shown: {bets[1]}."
     elif kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION:
-        situation = str(state)
+        situation = f"Current state:\n{state}"
     elif kind.provides_information_state_string:
-        situation = state.information_state_string(player)
+        situation = f"Current state:\n{state.information_state_string(player)}"
     else:
-        situation = state.observation_string(player)
-    lines = [
-        f"You are player {player} of {state.num_players()} in {kind.long_name}.",
-        _RULES.get(kind.short_name, ""),
-        situation,
+        situation = f"Current state:\n{state.observation_string(player)}"
+    name, rules = introduction(str(state.get_game()))
+    paragraphs = [
+        f"You are player {player} of {state.num_players()} in {name}.\n{rules}",
+        situation.rstrip(),
         feedback,
-        f"Your available actions are: {', '.join(legal)}",
+        f"Your available actions are: {', '.join(_listed(state, legal))}",
     ]
-    return "\n".join(line for line in lines if line)
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+
+
+def _listed(state: pyspiel.State, legal: tuple[str, ...]) -> Iterator[str]:
+    """The actions; those that are numbers with OpenSpiel's names, as in ``[3] (P0 Bid: 4)``."""
+    own_words = state.get_game().get_type().short_name in _OWN_WORDS
+    for token, action in zip(legal, state.legal_actions(), strict=True):
+        if own_words or not token[1:-1].isdigit():
+            yield token
+            continue
+        name = state.action_to_string(state.current_player(), action)
+        words = " ".join(re.sub(r"[\[\]]", " ", name).split())
+        yield token if token == f"[{words}]" else f"{token} ({words})"
 
 
 def _written_action(action: str) -> str:

@@ -38,7 +38,8 @@ _ZERO_SUM = (
     "Choose a valid action that brings you closer to winning."
 )
 _SINGLE_PLAYER = "You play a game on your own. Choose valid actions until it is solved completely."
-_ANY_GAME = "You are a player in a text game. Choose a valid action that helps you to win."
+ANY_GAME = "You are a player in a text game. Choose a valid action that helps you to win."
+"""Begins the texts of templates for any game; markets have words of their own in its place."""
 _ASKED = "{observation}\n\n{request}"
 
 
@@ -61,7 +62,7 @@ class Template:
         'One word.'
     """
 
-    user: str = f"{_ANY_GAME}\n\n{_ASKED}"
+    user: str = f"{ANY_GAME}\n\n{_ASKED}"
     later: str = ""
     system: str = ""
     assistant: str = ""
@@ -105,13 +106,13 @@ class Template:
 
 DEFAULT = Template(later=_ASKED, assistant="\n\nAnswer:")
 CHAT = Template(
-    system=f"{_ANY_GAME} {{request}}",
+    system=f"{ANY_GAME} {{request}}",
     user="{observation}",
     markup=None,
 )
 #: For models that know no game's notation: the default for API models.
 CHAT_ACTIONS = Template(
-    system=f"{_ANY_GAME} {{request}}",
+    system=f"{ANY_GAME} {{request}}",
     user="{observation}\n\nYour legal actions: {legal_actions}",
     markup=None,
 )

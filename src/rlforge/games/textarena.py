@@ -109,7 +109,7 @@ class TextArenaGame(TurnGame):
         reason = self._rejections.get(player)
         # Some wrappers hide the error message, and the same prompt would get the same answer.
         if reason is not None and reason not in observation:
-            observation += f"\nYour last action was not accepted. {reason} Try another action."
+            observation += f"\n\nYour last action was not accepted. {reason} Try another action."
         grid = _grid(self._family, self._bare, player)
         if grid is not None:
             legal: tuple[str, ...] | None = tuple(placements(grid))
@@ -126,6 +126,7 @@ class TextArenaGame(TurnGame):
             board=board,
             retry=reason is not None,
             grid=grid,
+            news=None if isinstance(text, str) else observation,
         )
 
     def _note_rejections(self, state: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from rlforge.games.base import View
 from rlforge.games.markup import Message, Prompt
@@ -13,10 +12,16 @@ from rlforge.types import Completion, EnvSpec, value
 
 @value
 class Question:
-    """A turn of a conversation: its messages, and their text and token ids for an engine."""
+    """A turn of a conversation: its messages, and their text and token ids for an engine.
+
+    answers: those that ``messages`` hold, in order; a user message follows each. since_first: these
+    user messages as they are where the turns between the first and theirs are left out.
+    """
 
     observation: str
     messages: tuple[Message, ...]
+    answers: tuple[Completion, ...] = ()
+    since_first: tuple[Message, ...] = ()
     prompt: Prompt = Prompt(text="", contents=())
     token_ids: tuple[int, ...] = ()
 
@@ -24,13 +29,15 @@ class Question:
 class Conversation:
     """What one seat has been asked and has answered in a game.
 
-    A prompt is the tokens of the last one and of its answer, as the engine saw them, followed by
-    those of what the game says since. Where the template writes the history in another way (chat
-    templates leave out earlier reasoning), and where turns are dropped, the prompt is encoded
-    whole, and a new sequence begins.
+    A message holds what is new since the seat's last turn (``new_part``). A prompt is the tokens of
+    the last one and of its answer, as the engine saw them, followed by those of the new message.
+    Where the template writes the history in another way (chat templates leave out earlier
+    reasoning), and where turns are dropped, a new sequence begins: answers whose whole text is in
+    it keep the tokens of the engine, and what stands between them is encoded again.
 
     room: tokens of a prompt above which the older half of the turns after the first is left out,
-    as often as needed; None: prompts may be of any length.
+    as often as needed; None: prompts may be of any length. The oldest message that is left then
+    holds all that is new since the first turn; where that does not fit either, it stays as it was.
 
     Example:
         >>> chat = Conversation(Prompter(None), "chat", "raw")
@@ -46,62 +53,81 @@ class Conversation:
     ) -> None:
         self._prompter = prompter
         self._template, self._extraction, self._room = template, extraction, room
+        self._first: Question | None = None
         self._last: Question | None = None
         self._answer = Completion(text="")
 
     def say(self, view: View) -> Question:
         """What the player is asked now, for models that take messages."""
-        if self._last is None:
+        first, last = self._first, self._last
+        if first is None or last is None:
             messages = self._prompter.messages(self._template, view, self._extraction)
-        else:
-            news = new_part(view.observation, self._last.observation).strip()
-            shown = dataclasses.replace(view, news=news or view.observation)
-            said = {"role": "assistant", "content": self._answer.text}
-            now = self._prompter.reply(self._template, shown, self._extraction)
-            messages = [*self._last.messages, said, now]
-        return Question(observation=view.observation, messages=tuple(messages))
+            return Question(observation=view.observation, messages=tuple(messages))
+        said = {"role": "assistant", "content": self._answer.text}
+        news = new_part(view.observation, last.observation) if view.news is None else view.news
+        since_first = new_part(view.observation, first.observation)
+        return Question(
+            observation=view.observation,
+            messages=(*last.messages, said, self._reply(view, news)),
+            answers=(*last.answers, self._answer),
+            since_first=(*last.since_first, self._reply(view, since_first)),
+        )
 
     def ask(self, view: View) -> Question:
         """What the player is asked now, with its tokens.
 
         Raises ConfigError as ``Prompter.messages`` and ``Prompter.render`` do.
         """
-        question = self._encoded(self.say(view))
-        while self._room is not None and len(question.token_ids) > self._room:
-            fewer = _without_older_half(question.messages)
-            if len(fewer) == len(question.messages):
-                break
-            question = self._encoded(dataclasses.replace(question, messages=fewer))
+        whole = question = self._encoded(self.say(view))
+        for since_first in (True, False):
+            shorter = whole
+            while not self._fits(question) and len(shorter.answers) > 1:
+                shorter = _without_older_half(shorter, since_first=since_first)
+                question = self._encoded(shorter)
         return question
 
     def add(self, question: Question, answer: Completion) -> None:
         """Continue from ``answer``."""
+        self._first = self._first or question
         self._last, self._answer = question, answer
 
-    def _encoded(self, question: Question) -> Question:
-        prompt = self._prompter.render(self._template, question.messages)
-        ids = self._continued(question.messages, prompt)
-        ids = self._prompter.ids(prompt) if ids is None else ids
-        return dataclasses.replace(question, prompt=prompt, token_ids=ids)
+    def _reply(self, view: View, news: str) -> Message:
+        shown = dataclasses.replace(view, news=news)
+        return self._prompter.reply(self._template, shown, self._extraction)
 
-    def _continued(self, messages: Sequence[Message], prompt: Prompt) -> tuple[int, ...] | None:
-        """The last prompt and answer, and what follows; None where ``prompt`` differs from them."""
-        last, answer = self._last, self._answer
-        if last is None or messages[:-2] != last.messages:
-            return None
-        said = next((span for span in prompt.contents if span[0] == len(last.messages)), None)
-        if said is None:
-            return None
-        _, start, end = said
-        # Chat templates trim answers; the engine saw the white space.
-        if (
-            prompt.text[:start] != last.prompt.text
-            or prompt.text[start:end].strip() != answer.text.strip()
-        ):
-            return None
-        rest = self._prompter.ids(prompt.after(end))
-        closed = answer.finish_reason == "stop" and rest[:1] == answer.token_ids[-1:]
-        return (*last.token_ids, *answer.token_ids, *(rest[1:] if closed else rest))
+    def _fits(self, question: Question) -> bool:
+        return self._room is None or len(question.token_ids) <= self._room
+
+    def _encoded(self, question: Question) -> Question:
+        """``question`` with its tokens: those of the engine in answers, and what is between."""
+        messages, last = question.messages, self._last
+        prompt = self._prompter.render(self._template, messages)
+        text = prompt.text
+        numbers = range(len(messages) - 2 * len(question.answers), len(messages), 2)
+        answers = dict(zip(numbers, question.answers, strict=True))
+        spans = {number: (start, end) for number, start, end in prompt.contents}
+        kept: list[tuple[Completion, int, int]] = []
+        for number, (start, end) in spans.items():
+            if number in answers:
+                # Chat templates trim answers (the engine saw the white space), and may write the
+                # reasoning in front of the content.
+                said = answers[number].text.strip()
+                start = min(start, max(0, start + len(text[start:end].rstrip()) - len(said)))
+                if text[start:end].strip() == said:
+                    kept.append((answers[number], start, end))
+        ids: tuple[int, ...] = ()
+        place = 0
+        if last is not None and kept and text[: kept[-1][1]] == last.prompt.text:
+            ids, place = last.token_ids, kept[-1][1]
+        ended = False
+        for answer, start, end in [*kept, (Completion(text=""), len(text), len(text))]:
+            if start < place:
+                continue
+            between = self._prompter.ids(prompt.part(place, start))
+            closed = ended and between[:1] == ids[-1:]
+            ids = (*ids, *(between[1:] if closed else between), *answer.token_ids)
+            place, ended = end, answer.finish_reason == "stop"
+        return dataclasses.replace(question, prompt=prompt, token_ids=ids)
 
 
 def conversation_in(
@@ -118,24 +144,36 @@ def conversation_in(
     )
 
 
-def _without_older_half(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Without the older half of the answers but the last, and of what followed each of them."""
-    first = next((i for i, one in enumerate(messages) if one["role"] == "assistant"), len(messages))
-    answers = (len(messages) - first) // 2
-    return (*messages[:first], *messages[first + 2 * (answers // 2) :])
+def _without_older_half(question: Question, *, since_first: bool) -> Question:
+    """Without the older half of the turns after the first, which the oldest one left may sum up."""
+    messages, answers = question.messages, question.answers
+    begin = len(messages) - 2 * len(answers) + 1  # after the first answer
+    dropped = len(answers) // 2
+    left = messages[begin + 2 * dropped :]
+    if since_first:
+        left = (question.since_first[dropped], *left[1:])
+    return dataclasses.replace(
+        question,
+        messages=(*messages[:begin], *left),
+        answers=(*answers[:1], *answers[1 + dropped :]),
+        since_first=question.since_first[dropped:],
+    )
 
 
 def new_part(observation: str, seen: str) -> str:
-    """``observation`` without the paragraphs at its start that are those of ``seen``.
+    """``observation`` without what it begins with that ``seen`` has at the same place.
 
-    Most games repeat their rules, and many all earlier text, in each observation.
+    Left out are the paragraphs at its start that are those of ``seen`` and, where the next one
+    begins with all lines of the paragraph that ``seen`` has there, these lines: a history that
+    grows. A paragraph that differs in any other way, such as a board, stays whole, and the last
+    one stays in any case.
 
     Example:
-        >>> new_part("The rules.\\n\\nBoard: x..", "The rules.\\n\\nBoard: ...")
-        'Board: x..'
+        >>> new_part("Rules.\\n\\nX: 1\\nO: 2\\n\\nBoard: xo.", "Rules.\\n\\nX: 1\\n\\nBoard: x..")
+        'O: 2\\n\\nBoard: xo.'
     """
-    if observation.startswith(seen):
-        return observation.removeprefix(seen)
-    now, before = observation.split("\n\n"), seen.split("\n\n")
-    pairs = enumerate(zip(now, before, strict=False))
-    return "\n\n".join(now[next((n for n, (a, b) in pairs if a != b), 0) :])
+    now, before = observation.rstrip().split("\n\n"), seen.rstrip().split("\n\n")
+    pairs = enumerate(zip(now[:-1], before, strict=False))
+    same = next((n for n, (a, b) in pairs if a != b), min(len(now) - 1, len(before)))
+    rest = "\n\n".join(now[same:])
+    return rest.removeprefix(f"{before[same]}\n") if same < len(before) else rest

@@ -13,7 +13,7 @@ from rlforge.config.schema import ModelConfig
 from rlforge.config.sft import ACTION
 from rlforge.errors import ConfigError
 from rlforge.games.encoding import Encoder
-from rlforge.games.markup import Prompt, by_chat_template, chat_markup
+from rlforge.games.markup import Prompt, by_chat_template
 from rlforge.models.load import stop_token_ids
 from rlforge.tracking.files import RunPaths
 from rlforge.types import OTHER_RUN, Step
@@ -72,8 +72,9 @@ def written(template: str, extraction: str, action: str) -> str:
 def _end_of_answer(tokenizer: Any, stops: frozenset[int]) -> int:
     """The token that the chat template writes after an answer; else the end of the text."""
     if tokenizer.chat_template:
-        around, _ = chat_markup(tokenizer, str(tokenizer.chat_template), ("user", "assistant"))
-        for token in tokenizer.encode(around[-1], add_special_tokens=False):
+        said = [{"role": role, "content": "?"} for role in ("user", "assistant")]
+        after = by_chat_template(said, "", tokenizer).markup()[-1]
+        for token in tokenizer.encode(after, add_special_tokens=False):
             if token in stops:
                 return int(token)
     own = tokenizer.eos_token_id
@@ -177,7 +178,7 @@ def _asked(messages: Sequence[Message], tokenizer: Any) -> Prompt:
         raise ValueError("an answer stands before any question")
     if not tokenizer.chat_template:
         raise ValueError("messages need a chat template, which this tokenizer does not have")
-    return by_chat_template([dict(message) for message in messages], "", tokenizer)
+    return by_chat_template(messages, "", tokenizer)
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Row]]:

@@ -23,7 +23,7 @@ from rlforge.games.actions import extract
 from rlforge.games.base import View
 from rlforge.games.prompts import Prompter
 from rlforge.league.names import parse_opponent
-from rlforge.models.load import load_tokenizer
+from rlforge.models.load import load_tokenizer, prompt_room
 from rlforge.rollout.collector import Collector
 from rlforge.rollout.conversation import conversation_in
 from rlforge.rollout.datasets import AnswerEncoder, sample_files, samples_of_file, written
@@ -224,10 +224,11 @@ def _answers(
     """
     env, data = record.spec.env, config.data
     form = env.prompt_template, env.action_extraction
+    room = prompt_room(config) if env.drops_turns else None
     for seat in record.spec.seats:
         if seat.policy.uid not in (data.imitate or data.players):
             continue
-        chat = conversation_in(env, prompter, *form, config.engine.prompt_room)
+        chat = conversation_in(env, prompter, *form, room)
         pairs = zip(record.turns, views, strict=True)
         own = [(turn, view) for turn, view in pairs if turn.player_id == seat.player_id]
         first = _first_learned(len(own), data)

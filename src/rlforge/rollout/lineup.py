@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from rlforge.config.compose import compose
-from rlforge.config.schema import EnvEntry, GamesConfig
+from rlforge.config.schema import EnvEntry, GamesConfig, PolicyConfig
 from rlforge.league.names import parse_opponent
 from rlforge.rollout.evaluation import Pairing
 from rlforge.types import EnvSpec, PolicyRef
@@ -77,3 +77,15 @@ def env_spec(entry: EnvEntry, config: GamesConfig) -> EnvSpec:
         context=config.env.context,
         overflow=config.env.overflow,
     )
+
+
+def asked_as(config: PolicyConfig, env_id: str | None = None) -> tuple[str, str]:
+    """The template and the extraction with which a run asks its policy in a game.
+
+    env_id: None, or a game that is not one of the run, is asked as its first training game.
+    """
+    if not isinstance(config, GamesConfig):
+        return config.model.prompt_template, config.model.action_extraction
+    envs = (*train_envs(config), *eval_envs(config))
+    env = next((env for env in envs if env.id == env_id), envs[0])
+    return env.prompt_template, env.action_extraction
