@@ -18,6 +18,10 @@ from tests.tracking.conftest import clock, full_run, make, new_tracker  # noqa: 
 
 import rlforge
 from rlforge.config.compose import to_yaml
+from rlforge.games.board import grid_text
+from rlforge.games.grids import Grid
+from rlforge.models.load import load_tokenizer
+from rlforge.system.loops import wait_for
 
 # ---------------------------------------------------------------- compose
 
@@ -47,6 +51,8 @@ def test_the_grpo_of_the_document_is_configured_in_its_own_terms() -> None:
     assert (config.algorithm.kl.coef, config.continuous.threshold) == (0.125, 0.75)
     defaults = rlforge.compose("smollm2_market", *rlforge.GRPOConfig().overrides())
     assert (defaults.model.kind, defaults.model.name) == ("hf", "Qwen/Qwen2.5-0.5B-Instruct")
+    assert (defaults.engine.max_model_len, defaults.engine.max_tokens) == (2048, 512)
+    assert (config.engine.max_model_len, config.engine.max_tokens) == (128, 4)
 
 
 def test_an_experiment_may_be_given_by_keyword_or_not_at_all() -> None:
@@ -72,6 +78,19 @@ def test_values_may_be_nested_lists_none_bools_and_numbers_of_numpy() -> None:
     assert config.learner.max_train_len is None
     assert config.learner.share_prefixes is False
     assert config.rewards.step == [{"name": "scale", "alpha": 0.5}]
+
+
+def test_templates_of_prompts_are_values_like_others() -> None:
+    roles = {"user": 'it\'s "{content}"\n', "assistant": "{content}"}
+    prompts = {
+        "terse": {"user": "{grid}\n\n{request}", "roles": roles},
+        "v1.2": {"user": "{board}", "later": None},
+    }
+    config = rlforge.compose("tictactoe_mirror", model={"prompt_template": "v1.2"}, prompts=prompts)
+    assert list(config.prompts) == ["terse", "v1.2"]
+    terse, second = config.prompts.values()
+    assert (terse.user, terse.roles) == ("{grid}\n\n{request}", roles)
+    assert (second.user, second.later) == ("{board}", None)
 
 
 LOOK_ALIKES = [
@@ -267,6 +286,45 @@ def test_a_version_acts_in_this_process(small_model: Path, tmp_path: Path) -> No
         assert all(len(one.logprobs) == len(one.token_ids) > 0 for one in own)
     with pytest.raises(rlforge.CheckpointError, match="step-7: no such checkpoint"):
         run.policy("step-7")
+
+
+GRID = Grid(game="tictactoe", rows=3, cols=3, me=0b1, op=0b10000)
+
+
+def test_a_policy_is_asked_as_its_run_asked_it(small_model: Path, tmp_path: Path) -> None:
+    """Games may have templates and extractions of their own, and the model one for the others."""
+    games = [
+        {"id": "TicTacToe-v0-train", "prompt_template": "squares", "action_extraction": "raw"},
+        {"id": "kuhn_poker", "source": "openspiel", "prompt_template": "cards"},
+    ]
+    prompts = {"squares": {"user": "{grid}"}, "cards": {"user": "{board}", "markup": "none"}}
+    config = rlforge.compose(
+        *("tictactoe_mirror", *train_arguments(small_model)[2:]),
+        env={"train": games},
+        prompts=prompts,
+        model={"prompt_template": "default", "action_extraction": "bracket"},
+        eval={"opponents": ["random_legal"]},
+    )
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    with rlforge.load_run(tmp_path).policy("step-0") as policy:
+        for env, template, extraction in (
+            ("tictactoe", "squares", "raw"),
+            ("openspiel_kuhn", "cards", "bracket"),
+            ("connectfour", "squares", "raw"),  # not of the run: as its first game
+        ):
+            record = rlforge.play_game(env, policy, "random_legal", seed=2)
+            seat, other = record.spec.seats
+            assert (seat.prompt_template, seat.action_extraction) == (template, extraction)
+            assert other.prompt_template != "squares"
+        view = rlforge.View(player_id=0, observation="Your move.", board="K", grid=GRID)
+        asked = {
+            env: wait_for(policy.answer(view, env=env, seed=1)).prompt_token_ids
+            for env in (None, "kuhn_poker")
+        }
+        tokenizer = load_tokenizer(config.model)
+        assert tokenizer.decode(asked["kuhn_poker"]) == "K"
+        assert grid_text(GRID) in tokenizer.decode(asked[None])
+        assert policy.act(view, seed=1) == wait_for(policy.answer(view, seed=1)).text.strip()
 
 
 # ---------------------------------------------------------------- a whole run

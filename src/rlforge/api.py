@@ -8,16 +8,17 @@ line. Names are imported from ``rlforge`` itself.
 from __future__ import annotations
 
 import logging
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlforge.config.compose import conf_dir
+from rlforge.config.compose import conf_dir, in_grammar
+from rlforge.config.plugins import MODELS
 from rlforge.config.roots import compose_any, kind_of_run, read_any, root_of
 from rlforge.config.schema import PolicyConfig
 from rlforge.config.sft import SftConfig
+from rlforge.models.made import made_model
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.loops import wait_for
 from rlforge.tracking.files import open_run, read_json, read_jsonl
@@ -97,7 +98,8 @@ class GRPOConfig:
     model_name: a model of config group ``model``, a folder, or an id of the Hugging Face hub.
     batch_size: decisions in a forward pass, of which ``gradient_accumulation_steps`` make an
     optimizer step. iterations_per_window: passes over the selected decisions of a window.
-    reward_threshold: least RULER score of those. max_length: most tokens of prompt and answer.
+    reward_threshold: least RULER score of those. max_length: most tokens of prompt and answer; a
+    quarter of them, 512 at most, is for the answers of language models.
 
     Example:
         >>> config = GRPOConfig(model_name="tiny_market", learning_rate=1e-5)
@@ -128,6 +130,10 @@ class GRPOConfig:
             "continuous.threshold": self.reward_threshold,
             "learner.max_train_len": self.max_length,
         }
+        made = made_model(self.model_name) if MODELS.has_own(self.model_name) else None
+        if made is None or made.reads == "text":  # experiments with tiny models have less room
+            keys["engine.max_model_len"] = self.max_length
+            keys["engine.max_tokens"] = min(512, self.max_length // 4)
         return [*model, *(f"{key}={value}" for key, value in keys.items())]
 
 
@@ -327,31 +333,8 @@ def _overrides(overrides: Sequence[str], values: Mapping[str, object]) -> list[s
 
 def _assignments(values: Mapping[str, object], prefix: str) -> Iterator[str]:
     for key, given in values.items():
-        if isinstance(given, Mapping):
+        if isinstance(given, Mapping) and key != "prompts":  # names of templates may have dots
             yield from _assignments(given, f"{prefix}{key}.")
         else:
             added = "+" if (prefix, key) == ("", "experiment") else ""
-            yield f"{added}{prefix}{key}={_written(given)}"
-
-
-def _written(given: object) -> str:
-    """A value in Hydra's grammar."""
-    if given is None:
-        return "null"
-    if isinstance(given, bool):
-        return str(given).lower()
-    if isinstance(given, list | tuple):
-        return f"[{','.join(map(_written, given))}]"
-    if isinstance(given, Mapping):
-        return f"{{{','.join(f'{key}: {_written(one)}' for key, one in given.items())}}}"
-    if isinstance(given, float):
-        return float.__repr__(given)  # also of numpy's
-    if isinstance(given, int):
-        return repr(given)
-    text = str(given)
-    reserved = text.lower() in ("null", "true", "false", "nan", "inf")
-    if re.fullmatch(r"[A-Za-z_][\w./:-]*", text, re.ASCII) and not reserved:
-        return text
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
-    trailing = len(escaped) - len(escaped.rstrip("\\"))
-    return "'" + escaped + "\\" * trailing + "'"
+            yield f"{added}{prefix}{key}={in_grammar(given)}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlforge.config.compose import compose, conf_dir, from_yaml, to_yaml
+from rlforge.config.compose import compose, conf_dir, from_yaml, in_grammar, to_yaml
 from rlforge.config.roots import compose_any
 from rlforge.config.schema import GrpoConfig
 from rlforge.config.training import ALGORITHM_CONFIGS
@@ -108,3 +108,11 @@ def test_origin_names_command_line_file_or_default() -> None:
 def test_a_run_directory_without_config_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is this a run directory"):
         from_yaml(tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+@pytest.mark.parametrize(
+    "text", ["a b", 'it\'s "so"', "\\boxed{x}\n\\", "\\'\\\"", "null", "[1, 2]", "é: $5"]
+)
+def test_texts_in_either_quotes_are_read_as_they_are(text: str, quote: str) -> None:
+    assert compose([f"run_dir={in_grammar(text, quote)}"]).config.run_dir == text

@@ -25,7 +25,7 @@ from rlforge.config.compose import Composed, compose
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.market import MarketConfig
 from rlforge.config.rules import Group, Length, Pattern, Range, hints, parts
-from rlforge.config.schema import ModelConfig, PoolConfig, RunConfig
+from rlforge.config.schema import EngineConfig, EnvConfig, ModelConfig, PoolConfig, RunConfig
 from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServingConfig
 from rlforge.config.sft import SftConfig
 from rlforge.config.training import (
@@ -308,6 +308,15 @@ def test_so_does_a_process_of_its_own(
         ),
         (LearnerConfig(gradient_accumulation_steps=2), "gradient_accumulation_steps", "set that"),
         (GameLearnerConfig(batch_size=10, optimizer_steps=3), "optimizer_steps", "batch_size=10"),
+        (
+            RunConfig(
+                model=ModelConfig(kind="tiny"),
+                env=EnvConfig(context="conversation", overflow="drop_oldest"),
+                engine=EngineConfig(max_tokens=4096, max_model_len=4096),
+            ),
+            "engine.max_tokens",
+            "engine.max_model_len=4096 holds both; lower the one or raise the other",
+        ),
         (AbTestConfig(shares=[0.5, 0.2]), "shares", "must rise"),
         (DeploymentConfig(holdout_games=1), "holdout_games", "must be 0, or 2 or more"),
     ],

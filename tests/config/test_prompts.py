@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlforge.config.compose import compose
+from rlforge.config.compose import as_hydra_takes, compose
 from rlforge.config.docs import keys
 from rlforge.config.prompts import PromptConfig
 from rlforge.errors import ConfigError
@@ -85,6 +85,72 @@ def test_a_template_is_chosen_by_its_name_for_the_model_or_a_game(tmp_path: Path
         assert composed.config.prompts == {
             "mine": PromptConfig(user="{observation}\n{{x}} \\boxed{}")
         }
+
+
+TERSE = PromptConfig(system="Be brief: win.", user="{board}\n\n{request}", roles={"begin": "<s>"})
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [
+            "prompts.terse.system='Be brief: win.'",
+            'prompts.terse.user="{board}\n\n{request}"',
+            "prompts.terse.roles.begin='<s>'",
+        ],
+        [
+            "prompts.terse={system: 'Be brief: win.', roles: {begin: '<s>'}}",
+            "prompts.terse.user='{board}\n\n{request}'",
+        ],
+        [
+            "prompts={terse: {system: 'Be brief: win.', user: '{board}\n\n{request}'}}",
+            "prompts.terse.roles={begin: '<s>'}",
+        ],
+    ],
+)
+def test_a_template_may_be_given_on_the_command_line(overrides: list[str], plus: str) -> None:
+    composed = compose([f"{plus}{override}" for override in overrides])
+    assert composed.config.prompts == {"terse": TERSE}
+    assert "command line" in composed.origin("prompts.terse.user")
+
+
+def test_parts_of_a_template_change_on_the_command_line(tmp_path: Path) -> None:
+    own = experiment(tmp_path, 'mine: {system: Play., user: "{board}"}')
+    config = compose([*own, "prompts.mine.system=Win.", "prompts.a-2.user='{grid}'"], tmp_path)
+    assert config.config.prompts == {
+        "mine": PromptConfig(system="Win.", user="{board}"),
+        "a-2": PromptConfig(user="{grid}"),
+    }
+    assert config.origin("prompts.mine.system") == "command line, prompts.mine.system=Win."
+    assert "mine.yaml" in config.origin("prompts.mine.user")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("prompts.mine.usr=a", r"prompts\.mine\.usr \(command line\): no such key; did you mean"),
+        ("+prompts.mine.usr=a", r"did you mean prompts\.mine\.user"),
+        ("prompts={mine: {usr: a}}", r"did you mean prompts\.mine\.user"),
+        ("prompts.mine.user=[1]", r"^prompts\.mine\.user=\[1\] \(command line\): Cannot convert"),
+        ("prompts.mine=a", r"^prompts\.mine=a \(command line\): Invalid type"),
+        ("prompts.mine.user=", r"prompts\.mine\.user=.*must not be empty"),
+        ("prompts.mine.markup=qwen", r"prompts\.mine\.markup=qwen .*there are chat, chatml"),
+        ("prompts.mine.system=a,b", r"several values are a sweep"),
+    ],
+)
+def test_a_wrong_template_on_the_command_line_is_refused_with_the_mend(
+    override: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate(compose([override]), keys=False)
+
+
+def test_templates_are_swept_over_whole() -> None:
+    assert as_hydra_takes(["seed=1,2", "prompts.mine.system=a,'b c'"]) == [
+        "seed=1,2",
+        "++prompts={mine: {system: a}},{mine: {system: 'b c'}}",
+    ]
 
 
 def test_the_keys_of_a_template_are_documented() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlforge import load_run, play_game
 from rlforge.config.compose import compose, from_yaml, to_yaml
 from rlforge.config.schema import EvalEnvEntry, RunConfig
 from rlforge.errors import CheckpointError, ConfigError
@@ -149,6 +150,25 @@ async def test_the_newest_version_plays_with_its_adapter(one_idea: Path) -> None
     # Two such policies: the one that begins loses, half of the games with swapped seats.
     assert (before.step, before.wins, before.losses) == (0, 3, 3)
     assert before.invalid_rate == 0.5
+
+
+async def test_games_in_which_the_context_ends_an_answer_are_drawn(run_dir: Path) -> None:
+    """The untrained model says anything; there is room for a token of the four it may use."""
+    with_room = (await evaluate_run(run_dir, "step-0", ["random_legal"], 20)).results[0]
+    config = from_yaml(run_dir / "config.yaml")
+    tokenizer, [env] = load_tokenizer(config.model), train_envs(config)
+    _, prompt = Prompter(tokenizer).encode("board", make_game(env, 0).view(), "bracket")
+    change(run_dir, {"engine": {"max_model_len": len(prompt) + 1}})
+    without = (await evaluate_run(run_dir, "step-0", ["random_legal"], 20)).results[0]
+    assert (with_room.draws, with_room.losses) == (0, 20)
+    assert without.draws > 10
+    assert without.losses == 20 * without.invalid_rate == 20 - without.draws
+    with load_run(run_dir).policy("step-0") as policy:
+        records = [play_game(env, policy, "random_legal", seed=seed) for seed in range(9)]
+    for record in records:
+        cut = record.turns[-1].completion.finish_reason == "context"
+        assert record.end_reason == ("context_limit" if cut else "invalid_move")
+    assert {record.cut_by for record in records} >= {0}
 
 
 async def test_an_evaluation_is_repeatable(one_idea: Path) -> None:

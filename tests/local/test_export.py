@@ -8,6 +8,7 @@ import io
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,7 +21,7 @@ from typer.testing import CliRunner
 
 import rlforge
 from rlforge.cli import app
-from rlforge.config.compose import compose, to_yaml
+from rlforge.config.compose import compose, in_grammar, to_yaml
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import RunConfig
 from rlforge.config.sft import SftConfig
@@ -30,7 +31,7 @@ from rlforge.games.registry import make_game
 from rlforge.learner.weights import attach_lora, save_adapter, save_model
 from rlforge.local.export import CARD, generation_config
 from rlforge.models.load import load_base_model, load_tokenizer
-from rlforge.rollout.lineup import train_envs
+from rlforge.rollout.lineup import asked_as, train_envs
 from rlforge.system.checkpoint import write_checkpoint
 from rlforge.system.loops import wait_for
 from rlforge.tracking.files import RunPaths, write_json, write_jsonl
@@ -282,7 +283,10 @@ def test_the_card_has_metadata_results_and_training(merged: Path) -> None:
     assert row.endswith("| 2 | 100 |")
     assert "| games | 100 |" in card
     assert "`rlforge train +experiment=tictactoe_mirror seed=3`" in card
-    assert "model.prompt_template=board model.action_extraction=bracket" in card
+    assert command_of(merged) == [
+        *("train", "+experiment=tictactoe_mirror", "model=hf", f"model.name={merged}"),
+        *("model.prompt_template=board", "model.action_extraction=bracket"),
+    ]
 
 
 def test_results_are_those_of_the_exported_version(run_dir: Path, tmp_path: Path) -> None:
@@ -309,6 +313,39 @@ def output_of(code: str) -> str:
 def test_the_code_of_the_card_runs(merged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(merged.parent)
     assert output_of(code_of(merged))
+
+
+def command_of(folder: Path) -> list[str]:
+    """What the shell makes of the command in the card of an export, with its folder."""
+    [command] = re.findall(r"```bash\n(.*?)```", (folder / CARD).read_text(), re.DOTALL)
+    shown = f"rlforge() {{ printf '%s\\0' \"$@\"; }}\n{command}".replace("FOLDER", str(folder))
+    done = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True)
+    return done.stdout.split("\0")[:-1]
+
+
+def test_the_command_of_the_card_trains_in_prompts_of_the_same_form(
+    run_dir: Path, small_model: Path, tmp_path: Path
+) -> None:
+    system = 'You\'re to "win": $5 {{now}}.\n\\boxed{} [/INST]'
+    prompts = {"squares": {"system": system, "user": "{grid}\n\n{request}"}}
+    config = config_of(
+        small_model,
+        f"prompts={in_grammar(prompts)}",
+        "model.prompt_template=chat",
+        "env.train.0.prompt_template=squares",
+        "env.train.0.action_extraction=number",
+    )
+    shutil.copytree(run_dir, tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text(to_yaml(config))
+    (tmp_path / "run" / "command.txt").write_text("rlforge train +experiment=of_my_own\n")
+    folder = rlforge.load_run(tmp_path / "run").export(tmp_path / "my-model", merge=True)
+    assert "of rlforge's template `squares`" in (folder / CARD).read_text()
+    command, *overrides = command_of(folder)
+    assert command == "train"
+    again = rlforge.compose(*overrides)
+    assert again.prompts == config.prompts
+    assert again.env.train == config.env.train
+    assert asked_as(again) == ("squares", "number")
 
 
 def test_a_chat_prompt_is_shown_as_messages(small_model: Path, tmp_path: Path) -> None:
@@ -350,6 +387,7 @@ def test_the_curves_are_one_picture(merged: Path) -> None:
     [
         ({"dtype": "float32"}, "--dtype needs whole weights; add --merge"),
         ({"gguf": True}, "--gguf needs whole weights; add --merge"),
+        ({"merge": True, "public": True}, "add --push ORG/NAME, or leave --public out"),
         ({"push": "me/mine"}, "is a folder of this machine.*add --merge"),
         ({"version": "step-0"}, "step-0 is the base model, without an adapter; add --merge"),
         ({"merge": True, "gguf": True}, r"convert_hf_to_gguf\.py is not on PATH"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
+from rlforge import AlgorithmConfig, Count, Reinforce
 from rlforge.config.compose import compose, conf_dir
 from rlforge.config.roots import compose_any
 from rlforge.errors import ConfigError
@@ -11,6 +14,21 @@ from rlforge.launch import check
 from rlforge.preflight.games import validate
 from rlforge.rollout.lineup import eval_envs, eval_pairings, train_envs
 
+
+@dataclass
+class RankedConfig(AlgorithmConfig):
+    """Settings of an algorithm of another package that compares games of a group."""
+
+    group_size: Count = 4
+
+
+class Ranked(Reinforce):
+    """It would compare them; here the settings alone count."""
+
+    config_class = RankedConfig
+
+
+RANKED = f"{__name__}:Ranked"
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 TINY = "+experiment=simpletak_mirror"
 
@@ -113,7 +131,13 @@ def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPa
         (["algorithm=grpo", "algorithm.group_size=1"], r"2 or more"),
         (["algorithm=maxrl", "rewards=none"], r"algorithm\.advantage=max_rl.*use rewards=wins"),
         (["algorithm=maxrl"], r"a lost game of SimpleTak-v0-train pays -1"),
-        (["algorithm=dapo", "rewards=role_advantage"], r"dynamic_sampling=True.*running baseline"),
+        *(
+            (
+                [f"algorithm={name}", "rewards=role_advantage"],
+                rf"rewards\.final=.*as rewards=none does: .*baseline of algorithm={kind}$",
+            )
+            for name, kind in (("dapo", "grpo"), ("rloo", "grpo"), (RANKED, RANKED))
+        ),
         (["rewards.final=[{name: role_advantge}]"], r"did you mean role_advantage"),
         (["rewards.final=[{name: scale, alhpa: 2}]"], r"rewards\.final\[0\].*alpha"),
     ],

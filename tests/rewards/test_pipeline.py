@@ -79,8 +79,8 @@ def test_each_trained_seat_gets_its_own_turns_in_order():
     assert [(s.turn_index, s.last_turn) for s in one.steps] == [(0, False), (1, True)]
     assert [s.reward for s in zero.steps] == [-1, -1]
     assert (one.game_id, one.env_id, one.player_id) == ("g1", "Game-v0", 1)
-    assert (one.group_id, one.group_size, one.oldest_version) == ("grp", 4, 3)
     first = one.steps[0]
+    assert (one.group_id, one.group_size, first.policy_version) == ("grp", 4, 3)
     assert first.observation == "board before a"
     assert first.prompt_token_ids == (1, 2)
     assert (first.token_ids, first.logprobs) == ((3, 4), (-0.1, -0.2))

@@ -14,9 +14,15 @@ from typing import Any
 
 import pytest
 
+from rlforge.errors import ConfigError
+from rlforge.system.hub import check_push
+
 
 class Hub(BaseHTTPRequestHandler):
-    """The part of the hub's API that a push uses; it refuses tokens but ``good``."""
+    """The part of the hub's API that a push uses; it refuses tokens but ``good``.
+
+    dropped: part of the paths whose connections it closes without an answer.
+    """
 
     def do_GET(self) -> None:
         if "/tree/" in self.path:
@@ -26,8 +32,11 @@ class Hub(BaseHTTPRequestHandler):
             self.reply({"name": "me", "type": "user"})
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
         hub: Any = self.server
+        if hub.dropped in self.path:
+            self.close_connection = True  # without an answer
+            return
+        body = self.rfile.read(int(self.headers["Content-Length"]))
         url = f"http://127.0.0.1:{hub.server_port}/me/mine"
         if self.path == "/api/repos/create":
             hub.created.append(json.loads(body))
@@ -63,7 +72,7 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub() -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.created, server.commits, server.files = [], [], []
+    server.created, server.commits, server.files, server.dropped = [], [], [], "/nothing/"
     server.endpoint = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -73,19 +82,23 @@ def hub() -> Iterator[Any]:
 
 
 PUSH = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 from rlforge.errors import RlforgeError
 from rlforge.system.hub import check_push, push_folder
+time.sleep = lambda seconds: None  # between the tries of huggingface_hub
 os.environ["HF_TOKEN"] = "bad"
 try:
     check_push("me/mine")
 except RlforgeError as error:
     print(error)
 os.environ["HF_TOKEN"] = "good"
-check_push("me/mine")
 folder, kind = sys.argv[1:]
-push_folder(Path(folder), "me/mine", "step-2 of demo", public=False, say=print, kind=kind)
+try:
+    check_push("me/mine")
+    push_folder(Path(folder), "me/mine", "step-2 of demo", public=False, say=print, kind=kind)
+except RlforgeError as error:
+    print(error)
 """
 
 
@@ -101,6 +114,12 @@ def push(hub: Any, folder: Path, kind: str) -> list[str]:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+def deleted(commits: list[Any]) -> set[str]:
+    """The files that the one commit deletes."""
+    [[_, *changes]] = commits
+    return {one["value"]["path"] for one in changes if one["key"] == "deletedFile"}
 
 
 @pytest.fixture
@@ -132,6 +151,51 @@ def test_a_pushed_dataset_replaces_the_parquet_files_of_the_one_before(
     *_, said = push(hub, folder, "dataset")
     assert said == f"pushed to {hub.endpoint}/datasets/me/mine"
     assert [created["type"] for created in hub.created] == ["dataset"]
-    [[_, *changes]] = hub.commits
-    deleted = {one["value"]["path"] for one in changes if one["key"] == "deletedFile"}
-    assert deleted == set(data)
+    assert deleted(hub.commits) == set(data)
+
+
+def test_a_pushed_model_replaces_the_weights_of_the_one_before(hub: Any, tmp_path: Path) -> None:
+    """Adapter files would be loaded on top of merged weights, parts of a larger model with them."""
+    for name in ("model.safetensors", "README.md", "tokenizer.json"):
+        (tmp_path / name).write_text(name)
+    old = {"adapter_config.json", "adapter_model.safetensors", "model.safetensors.index.json"}
+    old |= {"model-00001-of-00002.safetensors", "small[1].gguf"}
+    kept = {"model.safetensors", "README.md", "LICENSE", "first/adapter_model.safetensors"}
+    hub.files = sorted(old | kept)
+    push(hub, tmp_path, "model")
+    assert deleted(hub.commits) == old
+
+
+def test_a_pushed_adapter_replaces_whole_weights_and_keeps_what_it_has(
+    hub: Any, tmp_path: Path
+) -> None:
+    adapter = {"adapter_model.safetensors", "adapter_config.json"}
+    for name in adapter:
+        (tmp_path / name).write_text(name)
+    hub.files = sorted(adapter | {"model.safetensors", "mine.gguf", "config.json"})
+    push(hub, tmp_path, "model")
+    assert deleted(hub.commits) == {"model.safetensors", "mine.gguf"}
+
+
+@pytest.mark.parametrize("kind", ["model", "dataset"])
+def test_a_connection_that_is_lost_says_how_to_push_the_folder_later(
+    hub: Any, folder: Path, kind: str
+) -> None:
+    hub.dropped, hub.files = "/commit/", ["adapter_config.json"]
+    last = push(hub, folder, kind)[-1]
+    assert last.startswith("me/mine was not pushed: Server disconnected")
+    assert f"the export is complete in {folder}; push it later with: hf upload me/mine" in last
+    assert ("--delete adapter_config.json" in last) == (kind == "model")
+
+
+def test_a_hub_that_cannot_be_reached_is_one_message_with_the_mend(hub: Any, folder: Path) -> None:
+    hub.endpoint = "http://127.0.0.1:9"
+    [*_, said] = push(hub, folder, "model")
+    assert said.startswith("--push: no access to http://127.0.0.1:9: ")
+    assert said.endswith("; mend this, or leave --push out and push later")
+
+
+def test_only_a_push_can_be_public() -> None:
+    check_push(None)
+    with pytest.raises(ConfigError, match="add --push ORG/NAME, or leave --public out"):
+        check_push(None, public=True)

@@ -45,7 +45,7 @@ completions = st.builds(
     prompt_token_ids=st.lists(whole, max_size=3).map(tuple),
     token_ids=st.lists(whole, max_size=3).map(tuple),
     logprobs=st.lists(real, max_size=3).map(tuple),
-    finish_reason=st.sampled_from(["stop", "length", "scripted", "error"]),
+    finish_reason=st.sampled_from(["stop", "length", "context", "scripted", "error"]),
     policy_uid=text,
     policy_version=whole,
 )

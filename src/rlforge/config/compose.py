@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -148,7 +148,7 @@ def compose(
     search = [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
-            composed = _composed_by_hydra(root.primary, [*overrides, *search])
+            composed = _composed_by_hydra(root.primary, [*as_hydra_takes(overrides), *search])
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise _explain(error, overrides, dirs, root) from None
     finally:
@@ -313,6 +313,58 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
     return parsed
 
 
+def as_hydra_takes(overrides: Sequence[str]) -> list[str]:
+    """Overrides in which templates (``prompts``) are whole mappings: Hydra adds no parts of one.
+
+    Example:
+        >>> as_hydra_takes(["seed=3", "prompts.terse.system='Be brief.'"])
+        ['seed=3', "++prompts={terse: {system: 'Be brief.'}}"]
+    """
+    return [_with_whole_templates(override) for override in parse_overrides(overrides)]
+
+
+def _with_whole_templates(override: Override) -> str:
+    head, *path = override.get_key_element().lstrip("+").split(".")
+    line = override.input_line or ""
+    if head != "prompts" or override.is_delete():
+        return line
+    texts = [line.partition("=")[2] or "''"]
+    if override.is_discrete_sweep():
+        texts = list(override.sweep_string_iterator())
+    for part in reversed(path):
+        texts = [f"{{{part}: {text}}}" for text in texts]
+    return f"++prompts={','.join(texts)}"
+
+
+def in_grammar(given: object, quote: str = "'") -> str:
+    """A value as it is written behind ``key=`` on the command line. quote: around texts.
+
+    Example:
+        >>> in_grammar({"final": [{"name": "scale", "alpha": 2.0}], "why": "it's new", "n": None})
+        "{final: [{name: scale, alpha: 2.0}], why: 'it\\\\'s new', n: null}"
+    """
+    if given is None:
+        return "null"
+    if isinstance(given, bool):
+        return str(given).lower()
+    if isinstance(given, list | tuple):
+        return f"[{', '.join(in_grammar(one, quote) for one in given)}]"
+    if isinstance(given, Mapping):
+        parts = (f"{key}: {in_grammar(one, quote)}" for key, one in given.items())
+        return f"{{{', '.join(parts)}}}"
+    if isinstance(given, float):
+        return float.__repr__(given)  # also of numpy's
+    if isinstance(given, int):
+        return repr(given)
+    text = str(given)
+    reserved = text.lower() in ("null", "true", "false", "nan", "inf")
+    if re.fullmatch(r"[A-Za-z_][\w./:-]*", text, re.ASCII) and not reserved:
+        return text
+    escaped = re.sub(rf"(\\*){quote}", rf"\1\1\\{quote}", text)
+    trailing = len(escaped) - len(escaped.rstrip("\\"))
+    return quote + escaped + "\\" * trailing + quote
+
+
 def _unreadable(override: str) -> str:
     key, _, text = override.partition("=")
     mend = "write key=value, for example seed=1"
@@ -339,7 +391,7 @@ def _check_overrides(overrides: Sequence[str], root: type[PolicyConfig]) -> None
             )
         if name.startswith("+") and not (conf_dir() / name.lstrip("+").split("@")[0]).is_dir():
             plain = name.lstrip("+")
-            if plain.split(".")[0] != "hydra":
+            if plain.split(".")[0] not in ("hydra", "prompts"):
                 known = all_keys(root)
                 mend = f"; write {plain}=… without +" if plain in known else nearest(plain, known)
                 raise ConfigError(f"{line} (command line): no such key{mend}")
@@ -364,8 +416,12 @@ def _explain(
             return _unknown_key(str(cause), key, "command line", root)
         return ConfigError(f"{key} (command line): no such key{nearest(key, all_keys(root))}")
     if match := re.search(r"Error merging override (.+)", text):
-        cause_text = _first_line(error.__cause__ or error)
-        return ConfigError(f"{match.group(1)} (command line): {cause_text}")
+        cause = error.__cause__ or error
+        if "not in '" in str(cause):
+            return _unknown_key(str(cause), "", "command line", root)
+        typed = dict(zip(as_hydra_takes(overrides), overrides, strict=True))
+        line = typed.get(match.group(1), match.group(1))
+        return ConfigError(f"{line} (command line): {_first_line(cause)}")
     if "not in '" in text:
         return _unknown_key(text, "", where, root)
     key_match = re.search(r"full_key: (\S+)", text)

@@ -93,9 +93,9 @@ class EnvConfig(Group):
     #: What a prompt holds: the current observation (``turn``), or all turns of the player in the
     #: game, with its own answers (``conversation``).
     context: Literal["turn", "conversation"] = "turn"
-    #: Where a conversation outgrows ``engine.max_model_len``: ``end`` the game (reason
-    #: ``context_limit``), or ``drop_oldest`` turns but the first, which has the rules, as soon as
-    #: less than ``engine.max_tokens`` are left for an answer.
+    #: Where a conversation outgrows ``engine.max_model_len`` or the model's positions: ``end`` the
+    #: game (reason ``context_limit``), or ``drop_oldest`` turns but the first, which has the rules,
+    #: as soon as less than ``engine.max_tokens`` are left for an answer.
     overflow: Literal["end", "drop_oldest"] = "end"
 
 
@@ -199,7 +199,9 @@ class EngineConfig(Group):
     max_parallel_seq: Count = 128
     #: Most tokens in one answer.
     max_tokens: Count = 4096
-    #: Most tokens of prompt and answer together.
+    #: Most tokens of prompt and answer together, at most what the model has positions for. A game
+    #: ends as a draw (``context_limit``) where they do not hold an answer of ``max_tokens`` and the
+    #: answer is cut without a legal action.
     max_model_len: Count = 8192
     #: Policy versions resident at once (current and opponents).
     max_loras: Count = 5
@@ -231,7 +233,7 @@ class EngineConfig(Group):
     @property
     def prompt_room(self) -> int:
         """Tokens of the longest prompt that an answer of ``max_tokens`` can follow."""
-        return max(1, self.max_model_len - self.max_tokens)
+        return self.max_model_len - self.max_tokens
 
     def sampling(
         self,
@@ -317,8 +319,9 @@ class BufferConfig(Group):
     max_size: Count = 768
     #: Eviction: ``random``, uniformly among the samples in the buffer, old and new.
     strategy: Literal["random"] = "random"
-    #: Most updates between the version that generated a sample and the version that is trained; 0
-    #: is strictly on-policy. Of an episode its newest turn counts (with 0: its oldest).
+    #: Most updates between the version that played the newest turn of a game (or group) and the
+    #: version that is trained; all of a game or none is dropped beyond. 0 is strictly on-policy: an
+    #: update waits for the games in progress, and no turn is older.
     max_staleness: Whole = 1
     #: Write each batch under the run directory.
     save_batches: bool = True
@@ -443,6 +446,17 @@ class GamesConfig(PolicyConfig):
     pool: PoolConfig = field(default_factory=PoolConfig)
     collector: CollectorConfig = field(default_factory=CollectorConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+
+    def clashes(self) -> Iterator[Problem]:
+        env, engine = self.env, self.engine
+        drops = env.context == "conversation" and env.overflow == "drop_oldest"
+        if drops and engine.prompt_room < 1:
+            yield (
+                "engine.max_tokens",
+                "leaves no room for a prompt, to which env.overflow=drop_oldest would shorten "
+                f"conversations: engine.max_model_len={engine.max_model_len} holds both; lower the "
+                "one or raise the other",
+            )
 
     @property
     def eval_temperature(self) -> float:

@@ -75,8 +75,7 @@ def export_run(
         _check_adapter_use(config.model, dtype, gguf, push)
     _check_new(folder)
     converter = _find_converter() if gguf else None
-    if push is not None:
-        check_push(push)
+    check_push(push, public=public)
     run = load_run(run_dir)
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with _full_disk_explained(folder), atomic_path(folder.absolute()) as work:

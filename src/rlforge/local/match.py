@@ -25,7 +25,7 @@ from rlforge.local.policies import find_policy, start_engine
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout import episode
 from rlforge.rollout.episode import Answer
-from rlforge.rollout.lineup import env_named
+from rlforge.rollout.lineup import asked_as, env_named
 from rlforge.rollout.policies import ApiSeat, ModelPlayers, ModelSeat
 from rlforge.rollout.schedule import line_up
 from rlforge.system.loops import wait_for
@@ -78,32 +78,40 @@ class Policy:
         observation: str | View,
         legal_actions: Sequence[str] | None = None,
         *,
+        env: str | None = None,
         temperature: float | None = None,
         seed: int | None = None,
     ) -> str:
         """The action that the policy takes; empty where its answer holds none.
 
         observation: what the player sees, as text or as a game's ``View``. legal_actions: where
-        known, they decide whether actions are written in brackets. temperature: None is that of
-        evaluations; seed: None draws a new answer each time. Raises EngineError.
+        known, they decide whether actions are written in brackets. env: the id of the run's
+        environment, where it asks in these in different forms; None: the first one that it trains
+        in. temperature: None is that of evaluations; seed: None draws a new answer each time.
+        Raises EngineError.
         """
 
         view = _view(observation, legal_actions)
-        completion = wait_for(self.answer(view, temperature=temperature, seed=seed))
-        model = self.config.model
-        return extract(model.action_extraction, completion.text, view.legal_actions).action
+        completion = wait_for(self.answer(view, env=env, temperature=temperature, seed=seed))
+        _, extraction = asked_as(self.config, env)
+        return extract(extraction, completion.text, view.legal_actions).action
 
     async def answer(
-        self, view: View, *, temperature: float | None = None, seed: int | None = None
+        self,
+        view: View,
+        *,
+        env: str | None = None,
+        temperature: float | None = None,
+        seed: int | None = None,
     ) -> Completion:
-        """The whole answer, with its tokens and log-probs."""
-        model = self.config.model
+        """The whole answer, with its tokens and log-probs; arguments as of ``act``."""
+        template, extraction = asked_as(self.config, env)
         seat = Seat(
             player_id=view.player_id,
             policy=self.ref,
             trained=False,
-            prompt_template=model.prompt_template,
-            action_extraction=model.action_extraction,
+            prompt_template=template,
+            action_extraction=extraction,
         )
         alone = EnvSpec(id="")
         return await self._at_seat(seat, alone, temperature).answer(view, self.ref, seed)
@@ -144,7 +152,10 @@ def play_game(env: str | EnvSpec, *players: str | Policy | Act, seed: int = 0) -
         raise ConfigError(f"{len(players)} players: {env.id} has {env.num_players} seats")
     owners = [*players, *[players[-1]] * (env.num_players - len(players))]
     refs = [_reference(player, env) for player in owners]
-    seats = tuple(map(_asked_as_trained, line_up(env, refs, trained_uid=None), owners))
+    seats = tuple(
+        _asked_as_trained(seat, player, env)
+        for seat, player in zip(line_up(env, refs, trained_uid=None), owners, strict=True)
+    )
     answers = [
         _at_seat(player, seat, env, seed + seat.player_id)
         for player, seat in zip(owners, seats, strict=True)
@@ -174,14 +185,12 @@ def transcript(record: GameRecord, width: int = 80) -> str:
     return "\n".join(line.rstrip() for line in text.get().splitlines())
 
 
-def _asked_as_trained(seat: Seat, player: str | Policy | Act) -> Seat:
+def _asked_as_trained(seat: Seat, player: str | Policy | Act, env: EnvSpec) -> Seat:
     """The seat of a ``Policy`` is asked as its run asks; any other as the environment says."""
     if not isinstance(player, Policy):
         return seat
-    model = player.config.model
-    return dataclasses.replace(
-        seat, prompt_template=model.prompt_template, action_extraction=model.action_extraction
-    )
+    template, extraction = asked_as(player.config, env.id)
+    return dataclasses.replace(seat, prompt_template=template, action_extraction=extraction)
 
 
 def _reference(player: str | Policy | Act, env: EnvSpec) -> PolicyRef:

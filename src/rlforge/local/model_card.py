@@ -6,18 +6,21 @@ Cards begin with the metadata that the Hugging Face hub reads (YAML between two 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from rlforge.config.compose import conf_dir, in_grammar
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.config.schema import GamesConfig, PolicyConfig, RunConfig
+from rlforge.config.schema import EnvEntry, GamesConfig, PolicyConfig, PromptConfig, RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import RlforgeError
 from rlforge.games.base import View
 from rlforge.games.prompts import Prompter
 from rlforge.models.made import made_model
-from rlforge.rollout.lineup import eval_envs, train_envs
+from rlforge.rollout.lineup import asked_as, eval_envs, train_envs
 from rlforge.tracking.formatting import count, duration, number, percent
 from rlforge.tracking.game_files import read_games
 from rlforge.tracking.report.data import Row, RunData
@@ -231,26 +234,44 @@ def _use(exported: Exported) -> Iterator[str]:
             "holds the sampling of the training."
         )
         yield f"```python\n{_snippet(exported)}\n```"
-    model = exported.config.model
+    template, extraction = asked_as(exported.config)
     yield (
-        f"Prompts have the form of rlforge's template `{model.prompt_template}`, and the action is "
-        f"read from the answer by its extraction `{model.action_extraction}`. rlforge builds both:"
+        f"Prompts have the form of rlforge's template `{template}`, and the action is read from "
+        f"the answer by its extraction `{extraction}`. rlforge builds both:"
     )
-    form = (
-        f"model.prompt_template={model.prompt_template} "
-        f"model.action_extraction={model.action_extraction}"
-    )
-    experiment = re.search(r"\+experiment=\S+", exported.run.command)
-    train = f"rlforge {exported.config.command} {experiment[0] if experiment else ''}".rstrip()
+    yield f"```bash\n{_command(exported, template, extraction)}\n```"
+
+
+def _command(exported: Exported, template: str, extraction: str) -> str:
+    """The command that trains the version on, in prompts of its form, on any machine."""
+    config, command, lora = exported.config, exported.run.command, exported.config.model.lora
+    named = re.search(r"\+experiment=(\S+)", command)
+    known = named is not None and (conf_dir() / "experiment" / f"{named[1]}.yaml").is_file()
+    lines = [["rlforge", config.command, *([named[0]] if named and known else []), "model=hf"]]
     if exported.form == "adapter":
-        lora = model.lora
-        weights = (
-            f"model.name={exported.base} \\\n    learner.initial_adapter=FOLDER "
-            f"model.lora.rank={lora.rank} model.lora.alpha={lora.alpha}"
-        )
+        lines[0] += [f"model.name={exported.base}"]
+        lines += [["learner.initial_adapter=FOLDER"]]
+        lines[1] += [f"model.lora.rank={lora.rank}", f"model.lora.alpha={lora.alpha}"]
     else:
-        weights = "model.name=FOLDER"
-    yield f"```bash\n{train} model=hf {weights} \\\n    {form}\n```"
+        lines[0] += ["model.name=FOLDER"]
+    lines += [[f"model.prompt_template={template}", f"model.action_extraction={extraction}"]]
+    if isinstance(config, GamesConfig) and (not known or re.search(r"\benv[.=]", command)):
+        games = [_differences(game, EnvEntry()) | {"id": game.id} for game in config.env.train]
+        lines += [[f"env.train={_on_command_line(games)}"]]
+    if config.prompts:
+        texts = {name: _differences(one, PromptConfig()) for name, one in config.prompts.items()}
+        lines += [[f"prompts={_on_command_line(texts)}"]]
+    return " \\\n    ".join(map(shlex.join, lines))
+
+
+def _differences(group: Any, default: Any) -> dict[str, Any]:
+    """The settings of ``group`` that are not those of ``default``."""
+    usual = asdict(default)
+    return {key: setting for key, setting in asdict(group).items() if setting != usual[key]}
+
+
+def _on_command_line(setting: object) -> str:
+    return in_grammar(setting, quote='"').replace("${", "\\${")
 
 
 def _training(exported: Exported) -> Iterator[str]:

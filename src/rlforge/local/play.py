@@ -72,7 +72,7 @@ class Person:
         Markets accept JSON as well. Brackets around a move may be left out. Raises Leave on
         ``quit`` and at the end of input.
         """
-        new = new_part(view.observation, self._read)
+        new = new_part(view.observation, self._read) if view.news is None else view.news
         self._read = view.observation
         self._say(new.strip())
         legal = view.legal_actions

@@ -227,19 +227,20 @@ def _check_algorithm(composed: Composed[RunConfig]) -> None:
                 "learned from whole, with every trained seat",
             )
         _check_scores(composed, algorithm)
+    # As the scheduler asks: settings of other packages may have a group_size, too.
+    if getattr(algorithm, "group_size", 1) > 1 and RewardPipeline(config.rewards).moves:
+        raise composed.error(
+            "rewards.final",
+            "a running baseline gives equal games of a group different rewards; drop it, as "
+            f"rewards=none does: the group is the baseline of algorithm={algorithm.name}",
+        )
     if isinstance(algorithm, A2cConfig | PpoConfig) and config.buffer.kind != "episode":
         raise composed.error("algorithm.name", "credits turns along a game; use buffer=episode")
 
 
 def _check_scores(composed: Composed[RunConfig], algorithm: GrpoConfig) -> None:
-    """Rewards that dynamic sampling and MaxRL can use."""
+    """Rewards that MaxRL can use."""
     rewards = RewardPipeline(composed.config.rewards)
-    if algorithm.dynamic_sampling and rewards.moves:
-        raise composed.error(
-            "algorithm.dynamic_sampling",
-            "a running baseline of rewards.final gives equal games different rewards; drop it: "
-            "the group is the baseline",
-        )
     for env in train_envs(composed.config) if algorithm.advantage == "max_rl" else ():
         won = {player: 1.0 if player == 0 else -1.0 for player in range(env.num_players)}
         spec = GameSpec(game_id="", env=env, seed=0, purpose="train", seats=())

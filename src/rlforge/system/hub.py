@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import glob
+import shlex
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rlforge.errors import ConfigError, RlforgeError
 
+#: Files of a model that are loaded where they are; those of an earlier push must not stay.
+_WEIGHTS = ("*.safetensors*", "adapter_*", "*.gguf")
 
-def check_push(repo: str, option: str = "--push") -> None:
+
+def check_push(repo: str | None, option: str = "--push", *, public: bool = False) -> None:
     """Refuse a push that cannot work: a bad name, no token, one that the hub does not accept.
 
-    option: how the caller asked for it, which messages begin with.
+    repo None: nothing is pushed, and so nothing can be ``public``. option: how the caller asked for
+    it, which messages begin with.
     """
     from huggingface_hub import HfApi, constants, get_token
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+    if repo is None:
+        if public:
+            raise ConfigError(
+                f"--public is about the repository of {option}; add {option} ORG/NAME, or leave "
+                "--public out"
+            )
+        return
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
@@ -31,7 +45,11 @@ def check_push(repo: str, option: str = "--push") -> None:
         )
     if constants.HF_HUB_OFFLINE:
         raise ConfigError(f"{option}: HF_HUB_OFFLINE is set; unset it, or push the folder later")
-    with _hub_errors_explained(f"{option}: no access to {constants.ENDPOINT}"):
+    what, mend = (
+        f"{option}: no access to {constants.ENDPOINT}",
+        f"or leave {option} out and push later",
+    )
+    with _hub_errors_explained(what, f"; mend this, {mend}"):
         HfApi().whoami()
 
 
@@ -47,38 +65,62 @@ def push_folder(
 ) -> None:
     """Upload a folder to a repository of the hub, made if there is none; message: of the commit.
 
-    Files of the repository that the folder lacks stay, but for the parquet files of a dataset.
-    Raises RlforgeError where the hub cannot be reached or refuses.
+    Files of the repository that the folder lacks stay, but for the parquet files of a dataset and
+    the weights of a model: those of an adapter would be loaded on top of merged ones. Raises
+    RlforgeError where the hub cannot be reached or refuses.
 
     kept: whether the folder outlives the call; the error then says how to push it later.
     """
     from huggingface_hub import HfApi
 
     hub = HfApi()
-    more = " --repo-type dataset" if kind == "dataset" else ""
-    later = (
-        f"; the export is complete in {folder}; push it later with: hf upload {repo} {folder}{more}"
-    )
-    with _hub_errors_explained(f"{repo} was not pushed", later if kept else ""):
+
+    def later(old: list[str]) -> str:
+        command = ["hf", "upload", repo, str(folder)]
+        command += [word for name in old for word in ("--delete", name)]
+        command += ["--repo-type", kind] if kind == "dataset" else []
+        again = f"; the export is complete in {folder}; push it later with: {shlex.join(command)}"
+        return again if kept else ""
+
+    what = f"{repo} was not pushed"
+    with _hub_errors_explained(what, later([])):
         hub.create_repo(repo, private=not public, exist_ok=True, repo_type=kind)
+        old = ["*.parquet"]
+        if kind == "model":
+            old = _old_weights(hub.list_repo_files(repo), folder)
+    with _hub_errors_explained(what, later(old)):
         say(f"uploading to {repo}")
         hub.upload_folder(
             repo_id=repo,
             folder_path=folder,
             commit_message=message,
             repo_type=kind,
-            delete_patterns="*.parquet" if kind == "dataset" else None,
+            delete_patterns=old or None,
         )
     place = f"datasets/{repo}" if kind == "dataset" else repo
     say(f"pushed to {hub.endpoint}/{place}")
 
 
-@contextlib.contextmanager
-def _hub_errors_explained(what: str, mend: str = "") -> Iterator[None]:
-    import httpx
+def _old_weights(names: list[str], folder: Path) -> list[str]:
+    """Patterns of the weights of a repository that a new model in ``folder`` does not have."""
+    return [
+        glob.escape(name)
+        for name in names
+        if "/" not in name
+        and any(fnmatch(name, pattern) for pattern in _WEIGHTS)
+        and not (folder / name).exists()
+    ]
 
+
+@contextlib.contextmanager
+def _hub_errors_explained(what: str, mend: str) -> Iterator[None]:
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # Its bases are those of all errors of the HTTP library that huggingface_hub uses, and OSError;
+    # hf_xet, which uploads large files, raises RuntimeErrors as well.
+    of_library: Any = HfHubHTTPError.__bases__
     try:
         yield
-    except (OSError, ValueError, httpx.HTTPError) as error:  # the hub's errors are OSErrors
+    except (OSError, RuntimeError, ValueError, *of_library) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise RlforgeError(f"{what}: {reason[0]}{mend}") from error

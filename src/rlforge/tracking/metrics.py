@@ -80,8 +80,9 @@ def put_game(metrics: Metrics, record: GameRecord) -> None:
     Per trained seat: ``reward`` (raw), ``win_rate``, ``draw_rate``, ``loss_rate`` and
     ``invalid_game_rate`` (lost by its own invalid move). Per turn of a trained seat:
     ``format_success``, ``invalid_rate``, ``completion_length`` (tokens) and ``truncated_rate``
-    (answers cut at the token limit); of conversations ``history_cut_rate``, how often a later turn
-    does not continue the tokens of the last one. A failed game counts only as failed.
+    (answers cut at the token limit or by the context); of conversations ``history_cut_rate``, how
+    often a later turn does not continue the tokens of the last one. A failed game counts only as
+    failed.
     """
     prefix = f"collection-{record.spec.env_id}"
     metrics.put(f"{prefix}/failed_rate", float(record.error is not None))
@@ -107,7 +108,8 @@ def put_game(metrics: Metrics, record: GameRecord) -> None:
             metrics.put(f"{prefix}/format_success", float(turn.well_formed))
             metrics.put(f"{prefix}/invalid_rate", float(not turn.legal))
             metrics.put(f"{prefix}/completion_length", len(answer.token_ids))
-            metrics.put(f"{prefix}/truncated_rate", float(answer.finish_reason == "length"))
+            cut = answer.finish_reason in ("length", "context")
+            metrics.put(f"{prefix}/truncated_rate", float(cut))
             if "history_cut" in turn.info:
                 metrics.put(f"{prefix}/history_cut_rate", float(turn.info["history_cut"]))
 

@@ -115,6 +115,7 @@ def _turn(place: int, turn: Turn, seats: Sequence[Seat]) -> Html:
             ("wrong format", not turn.well_formed),
             ("illegal move", not turn.legal),
             ("cut at the token limit", answer.finish_reason == "length"),
+            ("cut by the context", answer.finish_reason == "context"),
         )
         if applies
     ]
