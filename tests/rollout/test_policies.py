@@ -131,6 +131,17 @@ def test_an_answer_cut_before_its_most_tokens_was_cut_by_the_context(
     assert answer.finish_reason == reason
 
 
+def test_an_answer_that_takes_most_of_the_context_is_too_long_and_not_cut(small_model):
+    """Otherwise a model that would lose could draw by an answer without an end."""
+    settings = ["engine.max_tokens=4096", "engine.max_model_len=4096"]
+    _, seats, env = talking(small_model, "well, " * 900, *settings, most=1500)
+    seat, view = line_up(env, [version(1), version(1)], None)[0], make_game(env, 0).view()
+    spec = GameSpec(game_id="g", env=env, seed=0, purpose="eval", seats=(seat,))
+    answer = asyncio.run(seats.for_game(spec)(seat, view, 0))
+    assert len(answer.prompt_token_ids) < len(answer.token_ids) == 1500
+    assert answer.finish_reason == "length"
+
+
 DROPPING = ("env.context=conversation", "env.overflow=drop_oldest", "engine.max_model_len=8192")
 
 

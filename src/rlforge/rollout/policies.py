@@ -82,7 +82,10 @@ class ModelSeat:
         else:
             ids = question.token_ids
         answer = await self._engine.generate(ids, params, policy)
-        if answer.finish_reason == "length" and len(answer.token_ids) < params.max_tokens:
+        # An answer longer than its prompt had most of the context for itself: it is too long by the
+        # model's own doing, and not cut.
+        most = min(params.max_tokens, len(ids))
+        if answer.finish_reason == "length" and len(answer.token_ids) < most:
             answer = dataclasses.replace(answer, finish_reason="context")
         if self._chat is not None and question is not None:
             self._chat.add(question, answer)
