@@ -291,16 +291,15 @@ def http_over(
     metrics: its ``on_phase`` is that of the service, where deployments are counted. observers: see
     answers and outcomes.
     """
-    from rlforge.models.load import load_model_config, load_tokenizer, stop_token_ids
+    from rlforge.models.load import load_model_config, load_tokenizer, positions, stop_token_ids
     from rlforge.serving.answering import Answering, Limits
     from rlforge.serving.app import make_app
 
     tokenizer = load_tokenizer(config.model)
     described = load_model_config(config.model).get_text_config()
-    positions = getattr(described, "max_position_embeddings", None) or config.engine.max_model_len
     stops = stop_token_ids(config.model, tokenizer)
     limits = Limits(
-        model_len=min(config.engine.max_model_len, positions),
+        model_len=min(config.engine.max_model_len, positions(described)),
         vocab_size=described.vocab_size,
         defaults=dataclasses.replace(
             config.engine.sampling(stops),
