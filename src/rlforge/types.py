@@ -197,6 +197,7 @@ class SamplingParams:
     answer, token by token; None: none does. The engine may keep their keys and values, so that it
     only reads what is new then; log-probs stay the same up to rounding. Of several engines one
     answers all requests of a conversation.
+    grammar: that answers keep to (``rlforge.engines.grammars``); None: any tokens.
     """
 
     temperature: float = 1.0
@@ -207,6 +208,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     conversation: int | None = None
+    grammar: str | None = None
 
 
 @value

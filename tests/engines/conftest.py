@@ -13,6 +13,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlforge.engines.batching import BatchGenerator, BatchLimits
+from rlforge.engines.grammars import Grammars
 from rlforge.engines.policies import PolicyStore
 from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.types import PolicyRef
@@ -70,7 +71,7 @@ def make_adapter(base: Any, tmp_path: Path) -> Callable[..., tuple[PolicyRef, An
 
 
 @pytest.fixture
-def make_core(base: Any) -> Callable[..., BatchGenerator]:
+def make_core(base: Any, tokenizer: Any) -> Callable[..., BatchGenerator]:
     def make(
         model: Any = None, max_loras: int = 5, max_sequences: int = 64, **limits: int
     ) -> BatchGenerator:
@@ -81,6 +82,7 @@ def make_core(base: Any) -> Callable[..., BatchGenerator]:
             vocab_size=VOCABULARY,
             pad_id=0,
             seed=0,
+            grammars=Grammars(tokenizer, VOCABULARY),
         )
 
     return make

@@ -30,6 +30,7 @@ from transformers import (
 from rlforge.config.schema import EngineConfig
 from rlforge.engines.batching import BatchGenerator, BatchLimits
 from rlforge.engines.cache import new_cache, share_keys
+from rlforge.engines.grammars import Grammars
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.transformers import TransformersEngine
 from rlforge.errors import ConfigError
@@ -73,6 +74,7 @@ def test_logprobs_agree_with_a_plain_forward_pass(model: Any) -> None:
         vocab_size=120,
         pad_id=0,
         seed=0,
+        grammars=Grammars(None, 120),
     )
     rng = random.Random(0)
     policy = PolicyRef(uid="base", kind="checkpoint")

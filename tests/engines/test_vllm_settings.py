@@ -54,7 +54,7 @@ def test_sizes_and_model_come_from_the_configuration() -> None:
     assert arguments["enable_lora"] is True
     assert arguments["max_loras"] == arguments["max_cpu_loras"] == 3
     assert arguments["logprobs_mode"] == "processed_logprobs"
-    assert arguments["skip_tokenizer_init"] is True
+    assert arguments["structured_outputs_config"] == {"backend": "guidance"}
 
 
 def test_max_model_len_is_bounded_by_the_positions_of_the_model() -> None:

@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache
 from rlforge.engines.base import Answer
 from rlforge.engines.cache import Row, copy_row
 from rlforge.engines.core import StepGenerator
+from rlforge.engines.grammars import Grammars
 from rlforge.engines.group import Generation, Group
 from rlforge.engines.kept import LEAST_SHARED, KeptRows, SharedBeginnings
 from rlforge.engines.policies import PolicyStore
@@ -56,7 +57,8 @@ class BatchGenerator(StepGenerator[Generation]):
     """A ``StepGenerator`` over a base model and its adapters.
 
     decode: token ids to text. vocab_size: ids at or above it are refused. pad_id: fills up shorter
-    prompts of a batch. seed: for requests without a seed of their own.
+    prompts of a batch. seed: for requests without a seed of their own. grammars: that answers can
+    keep to.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class BatchGenerator(StepGenerator[Generation]):
         vocab_size: int,
         pad_id: int,
         seed: int,
+        grammars: Grammars,
     ) -> None:
         super().__init__(
             policies,
@@ -79,7 +82,7 @@ class BatchGenerator(StepGenerator[Generation]):
         self._policies = policies
         self._narrow = predicts_the_same(policies.base)
         self._limits = limits
-        self._pad_id = pad_id
+        self._pad_id, self._grammars = pad_id, grammars
         self._device = next(policies.base.parameters()).device
         self._groups: dict[PolicyKey, Group] = {}
         self._kept, self._shared = KeptRows(), SharedBeginnings()
@@ -92,11 +95,13 @@ class BatchGenerator(StepGenerator[Generation]):
     # ------------------------------------------------------------ requests
 
     def _new_request(self, **fields: Any) -> Generation:
-        ids = fields["params"].stop_token_ids
+        params = fields["params"]
+        ids = params.stop_token_ids
         stop = self._stop_sets.get(ids)
         if stop is None:
             stop = self._stop_sets[ids] = frozenset(ids)
-        return Generation(**fields, stop=stop)
+        state = None if params.grammar is None else self._grammars.begin(params.grammar, ids)
+        return Generation(**fields, stop=stop, state=state)
 
     def _drop(self, gone: set[int]) -> None:
         for group in self._groups.values():
@@ -309,19 +314,11 @@ class BatchGenerator(StepGenerator[Generation]):
 
     def _answer(self, generation: Generation) -> Answer:
         if generation.finish_reason == "error":
-            return Answer(id=generation.id, error=EngineError(_no_numbers(generation)))
+            return Answer(id=generation.id, error=EngineError(generation.failure))
         assert generation.finish_reason is not None
         return self._completed(
             generation, generation.token_ids, generation.logprobs, generation.finish_reason
         )
-
-
-def _no_numbers(generation: Generation) -> str:
-    return (
-        f"the model computed NaN or infinite logits for token {len(generation.token_ids)} of the "
-        f"answer of policy {generation.policy.uid!r}: are its weights finite? Training may have "
-        "diverged"
-    )
 
 
 def _caused(error: EngineError, cause: Exception) -> EngineError:

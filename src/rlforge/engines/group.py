@@ -23,7 +23,9 @@ from rlforge.engines.cache import (
     trim,
 )
 from rlforge.engines.core import EngineRequest
+from rlforge.engines.grammars import GrammarState
 from rlforge.engines.sampling import sample, uniforms
+from rlforge.errors import EngineError
 from rlforge.models.last_layer import LastLayer
 from rlforge.types import FinishReason
 
@@ -33,14 +35,17 @@ class Generation(EngineRequest):
     """A running request and its answer so far; it is over when ``finish_reason`` is set.
 
     row: until its prompt is read, the keys and values of the first ``known`` tokens of the prompt.
+    state: of the answer in its grammar. failure: why it ended with an error.
     """
 
     stop: frozenset[int]
+    state: GrammarState | None = None
     row: Row = ()
     known: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    failure: str = ""
 
     @property
     def length(self) -> int:
@@ -53,15 +58,37 @@ class Generation(EngineRequest):
         return len(self.prompt) - self.known
 
     def append(self, token: int, logprob: float) -> None:
-        """Appends a token; a stop token, the limit or a NaN (an error) ends the answer."""
+        """Appends a token; a stop token, the end of the grammar or the limit ends the answer.
+
+        So does a NaN, with an error.
+        """
+        if self.finish_reason is not None:  # its grammar failed
+            return
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         if math.isnan(logprob):
-            self.finish_reason = "error"
-        elif token in self.stop:
+            self.fail(
+                f"the model computed NaN or infinite logits for token {len(self.token_ids)} of "
+                f"the answer of policy {self.policy.uid!r}: are its weights finite? Training may "
+                "have diverged"
+            )
+            return
+        ended = token in self.stop
+        if self.state is not None:
+            try:
+                self.state.take(token)
+            except EngineError as error:
+                self.fail(str(error))
+                return
+            ended = ended or (not self.stop and self.state.complete)
+        if ended:
             self.finish_reason = "stop"
         elif len(self.token_ids) >= self.limit:
             self.finish_reason = "length"
+
+    def fail(self, reason: str) -> None:
+        """Ends the answer with an error."""
+        self.finish_reason, self.failure = "error", reason
 
 
 class Group:
@@ -242,15 +269,16 @@ class Group:
 
     def _append(self, rows: Sequence[Sequence[Generation]], logits: Tensor) -> None:
         """Draws for all generations, those of one row and one setting from one distribution."""
-        drawn: dict[tuple[int, float, float, int, float], list[Generation]] = {}
+        drawn: dict[tuple[int, float, float, int, float, str | None], list[Generation]] = {}
         for place, row in enumerate(rows):
             for generation in row:
                 how = generation.params
-                setting = (place, how.temperature, how.top_p, how.top_k, how.min_p)
+                setting = (place, how.temperature, how.top_p, how.top_k, how.min_p, how.grammar)
                 drawn.setdefault(setting, []).append(generation)
-        places, temperatures, top_p, top_k, min_p = zip(*drawn, strict=True)
+        places, temperatures, top_p, top_k, min_p, _ = zip(*drawn, strict=True)
         if places != tuple(range(len(logits))):
             logits = logits[torch.as_tensor(places, device=self._device)]
+        logits = self._by_grammar(list(drawn.values()), logits)
         generations = [each for alike in drawn.values() for each in alike]
         seeds = np.array([g.seed for g in generations], dtype=np.uint64)
         counters = np.array([len(g.token_ids) for g in generations], dtype=np.uint64)
@@ -273,6 +301,27 @@ class Group:
             strict=True,
         ):
             generation.append(token, logprob)
+
+    def _by_grammar(self, drawn: Sequence[Sequence[Generation]], logits: Tensor) -> Tensor:
+        """``logits`` [B, V], -inf for tokens that the grammar of a row's generations rules out.
+
+        drawn: the generations of each row, all in the same state of their grammar.
+        """
+        places, allowed = [], []
+        for place, (first, *others) in enumerate(drawn):
+            if first.state is None:
+                continue
+            try:
+                allowed.append(first.state.allowed())
+                places.append(place)
+            except EngineError as error:
+                for generation in (first, *others):
+                    generation.fail(str(error))
+        if not places:
+            return logits
+        ruled_out = torch.from_numpy(~np.stack(allowed)).to(self._device)
+        rows = torch.as_tensor(places, device=self._device)
+        return logits.index_copy(0, rows, logits[rows].masked_fill(ruled_out, -torch.inf))
 
     def _filter(self, values: Sequence[float], off: float) -> Tensor | None:
         return self._numbers(values) if any(value != off for value in values) else None

@@ -9,6 +9,7 @@ from torch import nn
 from rlforge.config.schema import EngineConfig
 from rlforge.engines.base import decoder
 from rlforge.engines.batching import BatchGenerator, BatchLimits
+from rlforge.engines.grammars import Grammars
 from rlforge.engines.policies import PolicyStore
 from rlforge.engines.threaded import ThreadedEngine
 from rlforge.errors import ConfigError
@@ -59,6 +60,7 @@ class TransformersEngine(ThreadedEngine):
         # One batch of prompts per step: on a CPU its answers are then delivered while the next is
         # read (256 games, a tiny model of 8 layers: 12% more answers than with 8192 tokens).
         tokens = PROMPT_TOKENS["cpu" if on_cpu else "cuda"]
+        vocab_size = causal.get_input_embeddings().weight.shape[0]
         core = BatchGenerator(
             PolicyStore(model.requires_grad_(False).eval(), config.max_loras),
             BatchLimits(
@@ -70,9 +72,10 @@ class TransformersEngine(ThreadedEngine):
                 kept_tokens=config.cache_tokens,
             ),
             decode=decoder(tokenizer),
-            vocab_size=causal.get_input_embeddings().weight.shape[0],
+            vocab_size=vocab_size,
             pad_id=tokenizer.pad_token_id or 0,
             seed=seed,
+            grammars=Grammars(tokenizer, vocab_size),
         )
         super().__init__(core, stuck_after_s=config.stuck_after_s)
 

@@ -198,10 +198,11 @@ class VllmGenerator(StepGenerator[EngineRequest]):
 
 
 def _vllm_params(request: EngineRequest) -> Any:
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     from vllm import SamplingParams as VllmParams
 
+    grammar = request.params.grammar
     return VllmParams(
         temperature=request.params.temperature,
         top_p=request.params.top_p,
@@ -209,8 +210,10 @@ def _vllm_params(request: EngineRequest) -> Any:
         min_p=request.params.min_p,
         max_tokens=request.limit,
         stop_token_ids=list(request.params.stop_token_ids),
-        # Only the stop tokens of the request end it; the model's end of text is one of those.
-        ignore_eos=True,
+        # Only the stop tokens of the request end it; the model's end of text is one of those. Where
+        # there are none, the end of a grammar does, for which vLLM draws the end of text.
+        ignore_eos=grammar is None or bool(request.params.stop_token_ids),
+        structured_outputs=None if grammar is None else StructuredOutputsParams(grammar=grammar),
         seed=request.seed,
         logprobs=0,
         flat_logprobs=True,

@@ -126,9 +126,9 @@ def vllm_arguments(
         "max_lora_rank": lora_rank(config.model.lora.rank),
         # Log-probs of the distribution that tokens are drawn from: after temperature and filters.
         "logprobs_mode": "processed_logprobs",
-        # Token ids go in and come out; each request brings its own stop tokens.
-        "skip_tokenizer_init": True,
         "generation_config": "vllm",
+        # Grammars are read by llguidance, as in the embedded engine.
+        "structured_outputs_config": {"backend": "guidance"},
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
