@@ -18,6 +18,7 @@ from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.episodes import EpisodesDriver
 from rlforge.continuous.run import ContinuousRun
 from rlforge.continuous.session import Session, SessionModel
+from rlforge.engines.grammars import json_grammar
 from rlforge.errors import ConfigError, EngineDeadError, RunError
 from rlforge.training import lifecycle
 from rlforge.trajectories.grid import WindowGrid
@@ -165,7 +166,9 @@ async def test_a_dead_engine_or_a_store_that_takes_nothing_ends_the_run_at_once(
 ) -> None:
     says, asked = Says(*["hi"] * 100), 0
 
-    async def ask(agent: str, prompt: tuple[int, ...], draw: int) -> Completion:
+    async def ask(
+        agent: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
+    ) -> Completion:
         nonlocal asked
         asked += 1
         if ask_fails is not None and asked > 3:
@@ -226,9 +229,13 @@ class Says:
     def __init__(self, *texts: str) -> None:
         self.texts = list(texts)
         self.asked: list[tuple[str, tuple[int, ...], int]] = []
+        self.grammars: list[str | None] = []
 
-    async def __call__(self, agent: str, prompt: tuple[int, ...], draw: int) -> Completion:
-        self.asked.append((agent, prompt, draw))
+    async def __call__(
+        self, agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
+    ) -> Completion:
+        self.asked.append((agent_id, prompt, draw))
+        self.grammars.append(grammar)
         text = self.texts[len(self.asked) - 1]
         ids = (len(self.asked),)  # texts of tokens are remembered
         return Completion(text=text, prompt_token_ids=prompt, token_ids=ids, logprobs=(-0.1,))
@@ -294,6 +301,14 @@ async def test_what_is_no_call_is_text(make_session: MakeSession, text: str) -> 
     session = make_session(says)
     answer = await session.chat([{"role": "user", "content": "hi"}], tools=[ADD])
     assert (answer.tool_calls, answer.message["content"]) == ((), text)
+
+
+async def test_an_answer_may_be_held_to_a_json_schema(make_session: MakeSession) -> None:
+    says = Says("yes", '"yes"')
+    session = make_session(says)
+    await session.chat([{"role": "user", "content": "?"}])
+    await session.chat([{"role": "user", "content": "?"}], schema={"enum": ["yes", "no"]})
+    assert says.grammars == [None, json_grammar({"enum": ["yes", "no"]})]
 
 
 async def test_each_answer_may_have_a_reward_of_its_own(make_session: MakeSession) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.continuous.answers import Ask
 from rlforge.continuous.population import (
     AgentModel,
-    Answer,
     Labels,
     Population,
     SimulationState,
@@ -71,7 +71,9 @@ class Records:
         }
 
 
-async def hold_or_buy(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
+async def hold_or_buy(
+    agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
+) -> Completion:
     """A model whose answer depends on the seed of its draw alone."""
     text = ("[hold]", "[yes1]", "[long2]", "[sell]", "nonsense")[draw % 5]
     return Completion(
@@ -90,7 +92,7 @@ def populate(make_config: Make) -> Callable[..., Population]:
         records: Records,
         state: SimulationState | None = None,
         *overrides: str,
-        answer: Answer = hold_or_buy,
+        answer: Ask = hold_or_buy,
         recorded: Mapping[str, Decision] | None = None,
         now: Callable[[SimulationState], float] = lambda state: state.world.minute * 60,
         window_of: Callable[[float], str] = lambda moment: "2024-11-13-10:00",
@@ -99,7 +101,7 @@ def populate(make_config: Make) -> Callable[..., Population]:
         prompter = AgentPrompter(config, config.market, load_tokenizer(config.model))
         return Population(
             state or SimulationState(config.market, config.continuous.agents, 0),
-            AgentModel(prompter=prompter, answer=answer, name="model", seed=0),
+            AgentModel(prompter=prompter, ask=answer, name="model", seed=0),
             Labels(
                 prefix="test",
                 now=now,
@@ -139,7 +141,9 @@ async def test_an_episode_settles_every_decision(populate: Callable[..., Populat
 async def test_what_an_agent_notes_it_remembers_and_its_stated_confidence_is_recorded(
     populate: Callable[..., Population],
 ) -> None:
-    async def answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
+    async def answer(
+        agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
+    ) -> Completion:
         said = {
             "agent-1": '{"type": "NO_OP", "confidence": 0.25, "note": "wire was\\nwrong"}',
             "agent-2": '{"type": "NO_OP", "confidence": 7}',
@@ -212,7 +216,9 @@ async def test_recorded_ticks_are_repeated_without_asking_the_policy(
 
     asked = []
 
-    async def ask(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
+    async def ask(
+        agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
+    ) -> Completion:
         asked.append(agent_id)
         return await hold_or_buy(agent_id, prompt, draw)
 
@@ -237,7 +243,9 @@ async def test_recorded_ticks_are_repeated_without_asking_the_policy(
 async def test_an_agent_without_an_answer_does_nothing(
     populate: Callable[..., Population],
 ) -> None:
-    async def answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
+    async def answer(
+        agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
+    ) -> Completion:
         if agent_id == "agent-2":
             raise EngineError("too long")
         return await hold_or_buy(agent_id, prompt, draw)
@@ -255,7 +263,9 @@ async def test_an_agent_without_an_answer_does_nothing(
 async def test_a_tick_without_any_answer_ends_the_run(
     populate: Callable[..., Population], error: EngineError
 ) -> None:
-    async def answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
+    async def answer(
+        agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
+    ) -> Completion:
         raise error
 
     with pytest.raises(RunError, match=str(error)):
@@ -308,7 +318,9 @@ async def test_ticks_by_the_wall_clock_begin_at_multiples_of_their_length(
         now += min(seconds, 0.25)  # of each of those who wait
         await asyncio.sleep(0)
 
-    async def slow_answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
+    async def slow_answer(
+        agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
+    ) -> Completion:
         nonlocal now
         begun.append(now)
         now += 0.5
@@ -379,7 +391,9 @@ async def test_by_the_wall_clock_a_window_is_settled_once_its_outcomes_are_on_re
 async def test_an_error_in_a_tick_by_the_wall_clock_reaches_the_waiting_caller(
     populate: Callable[..., Population],
 ) -> None:
-    async def answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
+    async def answer(
+        agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
+    ) -> Completion:
         raise EngineDeadError("stuck")
 
     clock = WallClock()

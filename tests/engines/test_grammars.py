@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -121,6 +122,18 @@ def test_temperature_and_filters_apply_to_the_tokens_that_the_grammar_leaves(
         assert all(other.token_ids == first.token_ids for other in others)
 
 
+def test_a_stop_token_with_a_text_of_its_own_may_stand_within_an_answer(
+    make_core: Core, base_policy: PolicyRef, tokenizer: Any
+) -> None:
+    (letter,) = tokenizer.encode("x", add_special_tokens=False)
+    stops = (letter, tokenizer.eos_token_id)
+    (answer,) = _asked(
+        make_core(), base_policy, tokenizer, 1, json_grammar({"const": "xx"}), stop_token_ids=stops
+    )
+    assert _text(tokenizer, answer) == '"xx"'
+    assert answer.token_ids[-1] == tokenizer.eos_token_id
+
+
 def test_without_stop_tokens_an_answer_ends_where_nothing_can_follow(
     make_core: Core, base_policy: PolicyRef, tokenizer: Any
 ) -> None:
@@ -165,8 +178,9 @@ def test_a_grammar_beyond_the_library_s_limits_fails_its_own_request(
 
 
 def test_a_tokenizer_in_python_is_refused(base_policy: PolicyRef) -> None:
-    with pytest.raises(EngineError, match="held to a grammar with object: Only fast tokenizers"):
-        Grammars(object(), VOCABULARY).begin(json_grammar({}), [1])
+    python = SimpleNamespace(all_special_ids=[])
+    with pytest.raises(EngineError, match="with SimpleNamespace: Only fast tokenizers"):
+        Grammars(python, VOCABULARY).begin(json_grammar({}), [1])
 
 
 @pytest.mark.parametrize(

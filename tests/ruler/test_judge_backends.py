@@ -12,19 +12,20 @@ import pytest
 from tests.control_tokens import CHATS, TOKENIZERS, attack, control_tokens, with_chat
 
 from rlforge.config.ruler import JudgeConfig, RulerConfig
+from rlforge.engines.grammars import Grammars, check_grammar, json_grammar
 from rlforge.engines.openai import ChatError
 from rlforge.errors import EngineDeadError, EngineError
+from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.ruler.agreement import without_outcome
 from rlforge.ruler.judge import JudgeScorer
 from rlforge.ruler.judge_backends import LocalJudge, LocalModel
-from rlforge.ruler.question import read
+from rlforge.ruler.question import each_in_turn, read
 from rlforge.ruler.registry import make_scorer
 from rlforge.trajectories.records import TrainingWindow
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
 Make = Callable[..., TrainingWindow]
 POLICY = PolicyRef(uid="base", kind="checkpoint")
-BEGUN = '{"scores": [{"id": "'
 TEXT = "Decision aa\nNO_OP\nDecision bb\nBUY"
 MESSAGES = [{"role": "system", "content": "Judge."}, {"role": "user", "content": TEXT}]
 _ENTRY = {"properties": {"id": {"enum": ["aa", "bb"]}}}
@@ -51,15 +52,10 @@ class Letters:
 
 
 class Model:
-    """Scores every decision it is asked about; fails, or ignores the form, as configured.
+    """Scores every decision it is asked about, or fails, after a pause of so many seconds."""
 
-    numbers: what a model that does not keep to the form says when a number is due.
-    """
-
-    def __init__(
-        self, failure: Exception | None = None, pause: float = 0.0, numbers: str | None = None
-    ) -> None:
-        self.failure, self.pause, self.numbers = failure, pause, numbers
+    def __init__(self, failure: Exception | None = None, pause: float = 0.0) -> None:
+        self.failure, self.pause = failure, pause
         self.asked: list[tuple[str, SamplingParams]] = []
 
     async def generate(
@@ -70,34 +66,32 @@ class Model:
         await asyncio.sleep(self.pause)
         if self.failure is not None:
             raise self.failure
-        if self.numbers is not None:
-            due = prompt.endswith('"score":')
-            return Completion(text=self.numbers if due else "the first one, I think")
         ids = re.findall(r"Decision (\w+)\n", prompt)
         entries = [{"id": k, "explanation": "", "score": i / len(ids)} for i, k in enumerate(ids)]
-        whole = json.dumps({"scores": entries})
-        return Completion(text=whole.removeprefix(BEGUN), token_ids=(1, 2, 3))
+        return Completion(text=json.dumps({"scores": entries}), token_ids=(1, 2, 3))
 
 
 def _local(model: Model, chat: bool = True) -> LocalModel:
     return LocalModel(generator=model, tokenizer=Letters(chat), policy=POLICY, stop_token_ids=(7,))
 
 
-async def test_a_local_model_is_asked_in_its_chat_template_with_the_start_of_the_answer() -> None:
+async def test_a_local_model_is_asked_in_its_chat_template_for_an_answer_of_a_grammar() -> None:
     model = Model()
     judge = LocalJudge(JudgeConfig(max_answer_tokens=99), _local(model))
     reply = await judge.answer(MESSAGES, SCHEMA)
     ((prompt, params),) = model.asked
-    assert prompt == f"<system>Judge.<user>{TEXT}<assistant>{BEGUN}"
-    assert reply.text.startswith(BEGUN)
+    assert prompt == f"<system>Judge.<user>{TEXT}<assistant>"
+    assert [*read(reply.text, ["aa", "bb"])] == ["aa", "bb"]
     assert (params.temperature, params.max_tokens, params.stop_token_ids) == (0.0, 99, (7,))
     assert reply.tokens == len(prompt) + 3
+    assert params.grammar is not None
+    check_grammar(params.grammar)
 
 
 async def test_a_model_without_chat_template_gets_plain_text() -> None:
     model = Model()
     await LocalJudge(JudgeConfig(), _local(model, chat=False)).answer(MESSAGES, SCHEMA)
-    assert model.asked[0][0] == f"Judge.\n\n{TEXT}\n\nAnswer:{BEGUN}"
+    assert model.asked[0][0] == f"Judge.\n\n{TEXT}\n\nAnswer:"
 
 
 @pytest.mark.parametrize(
@@ -115,14 +109,20 @@ async def test_failures_say_which_requests_may_succeed(model: Model, kind: str) 
     assert caught.value.kind == kind
 
 
-async def test_a_model_that_ignores_the_form_is_asked_for_each_score() -> None:
-    model = Model(numbers=" 0.75, because")
-    reply = await LocalJudge(JudgeConfig(), _local(model)).answer(MESSAGES, SCHEMA)
-    verdicts = read(reply.text, ["aa", "bb"])
-    assert [verdict.score for verdict in verdicts.values()] == [0.75, 0.75]
-    asked = [prompt.rpartition("<assistant>")[2] for prompt, _ in model.asked]
-    assert asked[1:] == [f'{{"scores": [{{"id": "{name}", "score":' for name in ("aa", "bb")]
-    assert reply.tokens == sum(len(prompt) for prompt, _ in model.asked)
+def test_every_answer_of_the_grammar_is_read() -> None:
+    """Whatever a model would rather say: each id once, a score in range, a short explanation."""
+    ids, draw = ["aa", "bb", "cc"], random.Random(0)
+    tokenizer = build_tokenizer([])
+    grammars = Grammars(tokenizer, len(tokenizer))
+    for _ in range(20):
+        state = grammars.begin(json_grammar(each_in_turn(ids, 12)), [tokenizer.eos_token_id])
+        tokens = [-1]
+        while tokens[-1] != tokenizer.eos_token_id:
+            tokens.append(int(draw.choice(state.allowed().nonzero()[0])))
+            state.take(tokens[-1])
+        verdicts = read(tokenizer.decode(tokens[1:-1]), ids)
+        assert [*verdicts] == ids
+        assert all(len(verdict.explanation) <= 12 for verdict in verdicts.values())
 
 
 class Listening(Model):
@@ -158,13 +158,6 @@ async def test_what_agents_say_makes_no_control_token(name: str, chat: str | Non
         assert await control(*texts) == wanted, texts
 
 
-@pytest.mark.parametrize("numbers", ["", " high", " -1"])
-async def test_an_answer_without_a_number_is_no_score(numbers: str) -> None:
-    model = Model(numbers=numbers)
-    reply = await LocalJudge(JudgeConfig(), _local(model)).answer(MESSAGES, SCHEMA)
-    assert json.loads(reply.text) == {"scores": []}
-
-
 async def test_a_local_model_judges_a_window(make_window: Make) -> None:
     config = RulerConfig(scoring_method="judge", judge=JudgeConfig(model="engine"))
     scorer = make_scorer(config, local=_local(Model()))
@@ -198,7 +191,7 @@ async def test_a_real_engine_that_cannot_hold_the_question_leaves_it_unscored(
 
 @pytest.mark.slow
 async def test_smollm2_judges_two_decisions(make_window: Make) -> None:
-    """A model of 135M parameters does not keep to the form: it is asked for each number."""
+    """A model of 135M parameters would not keep to the form by itself."""
     from rlforge.config.schema import EngineConfig, ModelConfig, RunConfig
     from rlforge.engines.registry import make_engine
     from rlforge.models.load import load_tokenizer, stop_token_ids

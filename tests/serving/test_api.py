@@ -20,8 +20,10 @@ import pytest
 
 from rlforge.config.serving import AbTestConfig, DeploymentConfig, ServingConfig
 from rlforge.engines.base import Engine
+from rlforge.engines.grammars import Grammars
 from rlforge.errors import ConfigError, EngineDeadError
-from rlforge.serving.conversations import tool_calls, without_calls
+from rlforge.models.tiny.vocabulary import build_tokenizer
+from rlforge.serving.conversations import calls_grammar, tool_calls, without_calls
 from rlforge.serving.guard import network
 from rlforge.serving.server import answer_requests, assembled, listen, url_of
 from rlforge.serving.service import DeploymentService
@@ -42,7 +44,22 @@ PROMPT = "tic tac toe [0]"
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 HALF = {"name": "add", "arguments": "{"}
 DEEP = {"name": "add", "arguments": '{"a": ' + "[" * 100_000}
-STRICT = {"name": "add", "strict": True}
+ADDING = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+    },
+}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+WAIT = {"type": "function", "function": {"name": "wait", "parameters": NOTHING}}
+COLOUR = {"type": "json_schema", "json_schema": {"name": "c", "schema": {"enum": ["red", "blue"]}}}
+ODD = {"type": "json_schema", "json_schema": {"name": "c", "schema": {"type": "colour"}}}
 
 
 @value
@@ -249,9 +266,16 @@ async def test_a_stop_string_ends_the_answer_before_it(serving: Serving) -> None
             },
             "arguments",
         ),
-        ({"tool_choice": "required"}, "tool_choice: Value error, nothing forces the model"),
-        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": STRICT}]}, "strict: Value error, nothing"),
+        ({"tool_choice": "required"}, "tool_choice is required, and there are no tools"),
+        (
+            {"tools": [WAIT], "tool_choice": {"type": "function", "function": {"name": "add"}}},
+            "tool_choice names 'add', which is not in tools",
+        ),
+        ({"tool_choice": "perhaps"}, "tool_choice"),
+        ({"tools": [WAIT], "response_format": {"type": "json_object"}}, "no response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema belongs to the type"),
+        ({"response_format": ODD}, "schema is not supported: failed to compile JSON schema"),
         ({"store": True}, "store: Value error, completions are not kept"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"no_such_thing": 1}, "no_such_thing"),
@@ -885,6 +909,79 @@ async def test_without_parallel_calls_the_first_one_counts(
     (call,) = answer.choices[0].message.tool_calls or ()
     assert json.loads(call.function.arguments) == {"a": 2, "b": "ü"}  # type: ignore[union-attr]
     assert answer.choices[0].message.content == "Let me see."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_has_the_format_that_was_asked_for(serving: Serving, stream: bool) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "go"}], "max_tokens": 40}
+    async with serving() as served:
+
+        async def said(seed: int, **given: Any) -> str:
+            create = served.openai.chat.completions.create
+            answer: Any = await create(model="small", stream=stream, seed=seed, **asked, **given)
+            if not stream:
+                return str(answer.choices[0].message.content)
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
+
+        colours = {await said(seed, response_format=COLOUR) for seed in range(8)}
+        assert colours == {'"red"', '"blue"'}
+        assert (await said(0, response_format={"type": "json_object"})).startswith("{")
+        assert await said(0) == await said(0, response_format={"type": "text"})
+
+
+@pytest.fixture
+def shows_tools(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer.chat_template = WITH_TOOLS
+    monkeypatch.setattr("rlforge.models.load.load_tokenizer", lambda _: tokenizer)
+
+
+@pytest.mark.usefixtures("shows_tools")
+async def test_a_model_of_random_weights_calls_the_tools_that_it_must(serving: Serving) -> None:
+    asked: dict[str, Any] = {
+        "model": "small",
+        "messages": [{"role": "user", "content": "go"}],
+        "tools": [ADDING, WAIT],
+        "max_tokens": 120,
+    }
+    named = {"type": "function", "function": {"name": "add"}}
+    async with serving() as served:
+        create = served.openai.chat.completions.create
+        for seed, choice in enumerate(["required", "required", "required", named, named]):
+            answer = await create(**asked, tool_choice=choice, parallel_tool_calls=False, seed=seed)
+            (call,) = answer.choices[0].message.tool_calls or ()
+            assert answer.choices[0].message.content is None
+            assert answer.choices[0].finish_reason == "tool_calls"
+            if choice == named or call.function.name == "add":
+                assert call.function.name == "add"
+                assert json.loads(call.function.arguments)["a"] in range(100)
+        free = await create(**asked, seed=1)
+        assert free.choices[0].message.tool_calls is None
+
+
+def test_arguments_of_strict_tools_follow_their_schema_once_a_call_begins() -> None:
+    strict = {**ADDING, "function": {**ADDING["function"], "strict": True}}
+    tokenizer = build_tokenizer([])
+    grammar = calls_grammar([strict, WAIT], required=False, parallel=True)
+    assert grammar is not None
+    state = Grammars(tokenizer, len(tokenizer)).begin(grammar, [tokenizer.eos_token_id])
+
+    def follow(text: str) -> None:
+        for token in tokenizer.encode(text, add_special_tokens=False):
+            assert state.allowed()[token], text
+            state.take(token)
+
+    def next_letters() -> set[str]:
+        return {tokenizer.decode([int(token)]) for token in state.allowed().nonzero()[0]}
+
+    follow("Anything < may be said, <tool")
+    assert len(next_letters()) > 100
+    follow('_call>\n{"name": "')
+    assert next_letters() == {"a", "w"}
+    follow('add", "arguments": {"a": ')
+    assert next_letters() == set("0123456789")
+    follow("42}}\n</tool_call> and more")
+    assert state.allowed()[tokenizer.eos_token_id]
+    assert calls_grammar([ADDING, WAIT], required=False, parallel=True) is None
 
 
 def test_a_call_that_is_nested_too_deeply_is_text() -> None:

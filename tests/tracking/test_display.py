@@ -62,7 +62,9 @@ def test_lines_of_a_run_without_games_are_about_samples() -> None:
         "[0:09] update 4/4  loss 1.5  held-out 1.25  grad 0.5  samples 192  400 tok/s",
         "[0:09] done at update 4/4",
     ]
-    assert collection_line(running) == "[0:09] at update 4/4"
+    measuring = dataclasses.replace(running, activity="measuring 30 held-out samples", learner={})
+    assert collection_line(running) == "[0:09] learning, update 4/4"
+    assert collection_line(measuring) == "[0:09] measuring 30 held-out samples, update 4/4"
 
 
 @pytest.mark.parametrize("mode", ["rich", "plain", "off"])

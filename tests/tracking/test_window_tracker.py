@@ -121,6 +121,8 @@ def test_a_log_says_what_is_done_while_a_window_takes_its_time(
             display.show(tracker.progress())
     said = [line.split("] ")[1] for line in out.getvalue().splitlines()]
     assert said == ["scoring 2024-11-13-11:00, 348 decisions"] * 2
+    tracker.log_activity("measuring the policy before training")
+    assert tracker.progress().activity == "measuring the policy before training"
 
 
 def test_resuming_writes_the_files_again_from_the_windows_that_are_done() -> None:

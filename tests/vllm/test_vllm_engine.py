@@ -12,10 +12,13 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from rlforge.config.schema import LoraConfig, ModelConfig, RunConfig
+from rlforge.engines.grammars import Grammars, json_grammar
 from rlforge.engines.registry import make_engine
 from rlforge.errors import ConfigError, EngineError
+from rlforge.models.tiny.vocabulary import build_tokenizer
 from rlforge.types import PolicyRef, SamplingParams
 
 from .conftest import VOCABULARY, logprob_gap, record_cached_tokens
@@ -61,6 +64,59 @@ async def test_logprobs_are_those_of_the_learner(
         assert logprob_gap(asked[index % 3][1], answer, temperature) < 1e-4
         if temperature != 1.0:
             assert logprob_gap(asked[index % 3][1], answer, 1.0) > 1e-2
+
+
+async def test_answers_keep_to_their_grammar_with_the_log_probs_of_what_it_leaves(
+    engine: Any, base: Any, base_policy: PolicyRef, versions: Versions
+) -> None:
+    """Next to requests without one, of several versions."""
+    tokenizer = build_tokenizer([" yes", " no", "go"])
+    grammars = Grammars(tokenizer, VOCABULARY)
+    grammar = json_grammar({"anyOf": [{"enum": ["YES", "NO"]}, {"type": "boolean"}]})
+    asked = [(base_policy, base), *versions[:2]]
+    stops = (tokenizer.eos_token_id,)
+    answers = await asyncio.gather(
+        *(
+            engine.generate(
+                [index + 1, 7, 9],
+                SamplingParams(
+                    max_tokens=12,
+                    stop_token_ids=stops,
+                    seed=index,
+                    grammar=None if index % 4 == 3 else grammar,
+                ),
+                asked[index % 3][0],
+            )
+            for index in range(24)
+        )
+    )
+    texts = set()
+    for index, answer in enumerate(answers):
+        model = asked[index % 3][1]
+        if index % 4 == 3:
+            assert logprob_gap(model, answer) < 1e-4
+            continue
+        assert (answer.finish_reason, answer.token_ids[-1]) == ("stop", stops[0])
+        texts.add(tokenizer.decode(answer.token_ids[:-1]))
+        state = grammars.begin(grammar, stops)
+        ids = torch.tensor([answer.prompt_token_ids + answer.token_ids])
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0].double()
+        for place, (token, logprob) in enumerate(
+            zip(answer.token_ids, answer.logprobs, strict=True)
+        ):
+            row, allowed = logits[2 + place], torch.from_numpy(state.allowed())
+            assert logprob == pytest.approx(float(row[token] - row[allowed].logsumexp(0)), abs=1e-4)
+            state.take(token)
+    assert texts == {'"YES"', '"NO"', "true", "false"}
+
+
+async def test_an_invalid_grammar_fails_its_own_request(
+    engine: Any, base_policy: PolicyRef
+) -> None:
+    with pytest.raises(EngineError, match="unknown name"):
+        await engine.generate([1, 2], SamplingParams(grammar="start: x"), base_policy)
+    assert len((await engine.generate([1], SamplingParams(max_tokens=2), base_policy)).token_ids)
 
 
 async def test_more_prompt_tokens_than_a_step_computes_are_answered_by_their_seeds(

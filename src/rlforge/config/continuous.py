@@ -184,6 +184,9 @@ class ContinuousSettings(Group):
     #: Reward of an answer without an action that the market accepts; such answers are always
     #: selected. null: they count as decisions to do nothing.
     invalid_reward: float | None = -1.0
+    #: In a market in prose: answers are one JSON action that the agent's state allows, and nothing
+    #: else, because the engine draws no other tokens. Not for models that reason before they act.
+    constrained: bool = False
     #: Episodes, in separate markets, that compare the policy before and after the run; not with
     #: ``source`` ``episodes`` or ``requests``, which have no market.
     compare_episodes: Whole = 4

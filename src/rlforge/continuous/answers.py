@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from rlforge.trajectories.records import Decision, Json, Metadata, confidence_of
 from rlforge.types import Completion
@@ -13,6 +13,16 @@ ANSWER = "ANSWER"
 
 Conversation = Sequence[Mapping[str, Any]] | str
 """The messages of a conversation, or the prompt of a completion."""
+
+
+class Ask(Protocol):
+    """Asks the model for an agent."""
+
+    async def __call__(
+        self, agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
+    ) -> Completion:
+        """draw: seed of the answer. grammar: that it keeps to. Raises EngineError."""
+        ...
 
 
 def answer_decision(

@@ -14,8 +14,8 @@ from typing import Any
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.plugins import EPISODES
-from rlforge.continuous.answers import answer_decision, state_after
-from rlforge.continuous.session import Ask, Session, SessionModel
+from rlforge.continuous.answers import Ask, answer_decision, state_after
+from rlforge.continuous.session import Session, SessionModel
 from rlforge.continuous.simulation import Driver, Stopped
 from rlforge.errors import EngineDeadError, RlforgeError, RunError
 from rlforge.rollout.episode import seed_of

@@ -188,7 +188,8 @@ def _tests(
     if not config.has_market:
         probes = answer_probes(config, tokenizer, params)
         return _Tests(checks=Checks(probes=probes, holdout=None), trials=None, prompter=None)
-    prompter = AgentPrompter(config, config.market, tokenizer)
+    constrained = config.continuous.constrained
+    prompter = AgentPrompter(config, config.market, tokenizer, constrained=constrained)
     first, reward = first_version(config, run_dir), reward_of_settled(config)
     trials = MarketTrials(config, engine, prompter, params, reward, first)
     checks = Checks(

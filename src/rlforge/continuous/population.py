@@ -12,6 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from rlforge.config.market import MarketConfig
+from rlforge.continuous.answers import Ask
+from rlforge.engines.grammars import json_grammar
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.games.trading import AgentPrompter, Question
 from rlforge.market.actions import CONFIDENCE, NO_OP
@@ -33,9 +35,6 @@ from rlforge.trajectories.reward import result_of
 from rlforge.types import Completion, value
 
 log = logging.getLogger(__name__)
-
-Answer = Callable[[str, tuple[int, ...], int], Awaitable[Completion]]
-"""Asks a policy: agent, prompt and seed of the draw."""
 
 
 @value
@@ -69,12 +68,12 @@ class Tick:
 class AgentModel:
     """The model behind the agents: how it is prompted and asked.
 
-    answer: of the newest version, or to a control agent of the version that never learns. name: the
+    ask: the newest version, or for a control agent the version that never learns. name: the
     ``provider`` of its decisions. seed: of its draws.
     """
 
     prompter: AgentPrompter
-    answer: Answer
+    ask: Ask
     name: str
     seed: int
 
@@ -191,7 +190,10 @@ class Population:
         if recorded is not None:
             return recorded.completion or EngineError(recorded.metadata.reasoning)
         try:
-            return await self._model.answer(agent_id, question.token_ids, self._draw(agent_id))
+            grammar = None if question.schema is None else json_grammar(question.schema)
+            return await self._model.ask(
+                agent_id, question.token_ids, self._draw(agent_id), grammar
+            )
         except EngineDeadError as error:
             raise RunError(f"the engine is gone: {error}") from error
         except EngineError as error:

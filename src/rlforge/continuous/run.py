@@ -101,6 +101,7 @@ class ContinuousRun:
         start = await learner.begin()
         untouched = policy.deployments.serving() == step_name(0)
         if untouched and self._config.learner.initial_adapter and not current.path:
+            self._now("checking learner.initial_adapter before it serves")
             deployed = await policy.deployments.deploy(start)
             if deployed.success is False:
                 raise RunError(f"learner.initial_adapter does not serve: {deployed.reason}")
@@ -124,7 +125,7 @@ class ContinuousRun:
             return {}
         content = read_json(self._paths.comparison)
         if when not in content:
-            self._context.note(f"measuring the policy {when} training")
+            self._now(f"measuring the policy {when} training")
             players = await policy.trials.compare(policy.service.current.policy())
             content[when] = {
                 "version": policy.deployments.serving(),
@@ -133,6 +134,11 @@ class ContinuousRun:
             }
             write_json(self._paths.comparison, content)
         return content
+
+    def _now(self, doing: str) -> None:
+        """Tell what takes the next minutes, here and again in the display."""
+        self._context.note(doing)
+        self._context.actors.tracker.log_activity.remote(doing)
 
     def _forget_after(self, journal: Journal) -> None:
         """Drop what was measured after training if more windows follow."""

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from rlforge.config.continuous import ContinuousConfig
-from rlforge.continuous.answers import Conversation
+from rlforge.continuous.answers import Ask, Conversation
 from rlforge.engines.base import decoder
+from rlforge.engines.grammars import json_grammar
 from rlforge.errors import ConfigError, GameError
 from rlforge.games.base import View
 from rlforge.games.players import Player, make_player
@@ -28,9 +29,6 @@ from rlforge.types import (
     Seat,
     value,
 )
-
-Ask = Callable[[str, tuple[int, ...], int], Awaitable[Completion]]
-"""Asks the model: agent, prompt and seed of the draw."""
 
 SeatAnswer = Callable[[View, int], Awaitable[Completion]]
 """Asks at a seat: what its player sees, and seed of the draw."""
@@ -112,15 +110,19 @@ class Session:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        schema: Mapping[str, Any] | None = None,
     ) -> Answer:
         """The model's next message of a conversation, by its chat template.
 
         tools: what it may call, in OpenAI's form; their results are messages of role ``tool``.
-        Raises EngineError where the conversation is longer than ``engine.max_model_len``.
+        schema: of the JSON that the message is to be, and nothing else. Raises EngineError where
+        the conversation is longer than ``engine.max_model_len``, or the schema is invalid.
         """
         messages = [dict(message) for message in messages]
         tokens = conversation_tokens(self._model.tokenizer, messages, tools)
-        text = await self._answer(messages, tokens)
+        grammar = None if schema is None else json_grammar(schema)
+        text = await self._answer(messages, tokens, grammar)
         return Answer(text=text, tool_calls=tool_calls(text) if tools else ())
 
     async def complete(self, prompt: str) -> str:
@@ -208,9 +210,11 @@ class Session:
             found.append((conversation, text, completion, float(reward)))
         return found
 
-    async def _answer(self, conversation: Conversation, tokens: tuple[int, ...]) -> str:
+    async def _answer(
+        self, conversation: Conversation, tokens: tuple[int, ...], grammar: str | None = None
+    ) -> str:
         draw = seed_of(f"{self.seed}/{len(self._answers)}")
-        completion = await self._model.ask(self._asked_as, tokens, draw)
+        completion = await self._model.ask(self._asked_as, tokens, draw, grammar)
         text = self._model.text_of(completion.token_ids)
         self._answers.append((conversation, text, completion))
         return text

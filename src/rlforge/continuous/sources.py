@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.continuous.answers import Ask
 from rlforge.continuous.episodes import EpisodesDriver
 from rlforge.continuous.journal import Entry
 from rlforge.continuous.policy_side import (
@@ -20,7 +21,6 @@ from rlforge.continuous.policy_side import (
 from rlforge.continuous.population import AgentModel, Labels, Population, SimulationState, Tick
 from rlforge.continuous.publishing import DailyPush
 from rlforge.continuous.requests import AnswerLog
-from rlforge.continuous.session import Ask
 from rlforge.continuous.simulation import (
     Driver,
     RecordedDriver,
@@ -158,7 +158,7 @@ async def _market(run: _Recording) -> AsyncIterator[Source]:
         state,
         AgentModel(
             prompter=policy.prompter,
-            answer=_answers(run),
+            ask=_asked(run),
             name=config.model.label,
             seed=config.seed,
         ),
@@ -199,17 +199,19 @@ def next_by_clock(windows: Windows, now: float, done: str | None) -> str:
     return filled[0] if filled else max(following, windows.grid.id_of(now), key=windows.due_at)
 
 
-def _answers(run: _Recording) -> Ask:
+def _asked(run: _Recording) -> Ask:
     """Asks the deployment that serves an agent, and for control agents the first version."""
     policy, first = run.policy, first_version(run.config, run.context.run_dir)
 
-    async def answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
-        seeded = dataclasses.replace(policy.params, seed=draw)
+    async def ask(
+        agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
+    ) -> Completion:
+        seeded = dataclasses.replace(policy.params, seed=draw, grammar=grammar)
         if agent_id.startswith(f"{CONTROL}-"):
             return await policy.engine.generate(prompt, seeded, first)
         return await policy.service.generate(prompt, seeded, user=agent_id)
 
-    return answer
+    return ask
 
 
 def _recorder(run: _Recording) -> Callable[[Tick], Awaitable[None]]:
@@ -255,7 +257,7 @@ async def _episodes(run: _Recording) -> AsyncIterator[Source]:
         run.config,
         run.store,
         run.policy.tokenizer,
-        _answers(run),
+        _asked(run),
         end if last is not None and last.phase == "done" else begin,
         run.stop,
         run.append,

@@ -14,6 +14,7 @@ from rlforge.continuous.conduct import Conduct, concerns, conduct
 from rlforge.continuous.performance import Performance, by_player
 from rlforge.continuous.population import AgentModel, Labels, Population, SimulationState, Tick
 from rlforge.engines.base import Generator
+from rlforge.engines.grammars import json_grammar
 from rlforge.games.trading import AgentPrompter
 from rlforge.market.books import Settled
 from rlforge.serving.records import PairedOutcomes, Probe
@@ -100,8 +101,10 @@ class MarketTrials:
         market = self._config.market
         ticks: list[Tick] = []
 
-        async def answer(agent_id: str, prompt: tuple[int, ...], draw: int) -> Completion:
-            params = dataclasses.replace(self._params, seed=draw)
+        async def ask(
+            agent_id: str, prompt: tuple[int, ...], draw: int, grammar: str | None = None
+        ) -> Completion:
+            params = dataclasses.replace(self._params, seed=draw, grammar=grammar)
             return await self._engine.generate(prompt, params, policy)
 
         async def record(tick: Tick) -> None:
@@ -109,7 +112,7 @@ class MarketTrials:
 
         population = Population(
             SimulationState(market, self._config.continuous.agents, seed),
-            AgentModel(prompter=self._prompter, answer=answer, name=policy.uid, seed=seed),
+            AgentModel(prompter=self._prompter, ask=ask, name=policy.uid, seed=seed),
             Labels(
                 prefix="trial",
                 now=lambda state: state.world.minute * 60,
@@ -158,7 +161,9 @@ def market_probes(
         probes.append(
             Probe(
                 prompt_token_ids=question.token_ids,
-                params=greedy,
+                params=greedy
+                if question.schema is None
+                else dataclasses.replace(greedy, grammar=json_grammar(question.schema)),
                 extraction=prompter.extraction,
                 legal_actions=question.legal,
             )

@@ -75,10 +75,11 @@ class Grammars:
         self._compiled = lru_cache(maxsize=64)(self._compile)
 
     def begin(self, grammar: str, stop_token_ids: Collection[int]) -> GrammarState:
-        """The state before the first token of an answer, which ends with one of the stop tokens.
+        """The state before the first token of an answer.
 
-        Without stop tokens it ends with the tokenizer's end of text, or where nothing can follow.
-        Raises EngineError where llguidance reads neither the grammar nor the tokenizer.
+        It ends with a stop token, one without a text of its own where there is one; without stop
+        tokens with the tokenizer's end of text, or where nothing can follow. Raises EngineError
+        where llguidance cannot read the grammar or the tokenizer.
         """
         matcher = self._compiled(grammar, tuple(stop_token_ids)).deep_copy()
         return GrammarState(matcher, self._vocab_size)
@@ -88,19 +89,25 @@ class Grammars:
 
         matcher = LLMatcher(self._tokens(stops), grammar, log_level=0)
         if matcher.is_error():
-            raise EngineError(f"the grammar of an answer is invalid: {_reason(matcher.get_error())}")
+            raise EngineError(
+                f"the grammar of an answer is invalid: {_reason(matcher.get_error())}"
+            )
         return matcher
 
     def _with_stops(self, stops: tuple[int, ...]) -> LLTokenizer:
         from llguidance.hf import from_tokenizer
 
+        special = [token for token in stops if token in self._tokenizer.all_special_ids]
         try:
             return from_tokenizer(
-                self._tokenizer, n_vocab=self._vocab_size, eos_token=list(stops) or None
+                self._tokenizer,
+                n_vocab=self._vocab_size,
+                eos_token=special or list(stops) or None,
             )
         except ValueError as error:
+            kind = type(self._tokenizer).__name__
             raise EngineError(
-                f"answers cannot be held to a grammar with {type(self._tokenizer).__name__}: {error}"
+                f"answers cannot be held to a grammar with {kind}: {error}"
             ) from error
 
 

@@ -80,7 +80,8 @@ class Generation(EngineRequest):
             except EngineError as error:
                 self.fail(str(error))
                 return
-            ended = ended or (not self.stop and self.state.complete)
+            # Stop tokens with a text of their own may stand within an answer.
+            ended = self.state.complete and (ended or not self.stop)
         if ended:
             self.finish_reason = "stop"
         elif len(self.token_ids) >= self.limit:

@@ -12,7 +12,7 @@ from rlforge.games.actions import extract
 from rlforge.games.base import View
 from rlforge.games.markup import Tokenizer
 from rlforge.games.prompts import ANY_GAME, Prompter, Template
-from rlforge.market.actions import ActionError, Json
+from rlforge.market.actions import ActionError, Json, action_schema
 from rlforge.market.compact import Compact, is_compact
 from rlforge.market.text import describe, prompt, read
 from rlforge.market.world import World
@@ -41,7 +41,8 @@ def asked_form(model: ModelConfig) -> str:
 class Question:
     """A prompt about ``state``; its compact form is about one market, the ``focus``.
 
-    legal: the compact answers that the market accepts.
+    legal: the compact answers that the market accepts. schema: of the JSON that an answer must be;
+    None: any answer.
     """
 
     state: Json
@@ -49,6 +50,7 @@ class Question:
     legal: tuple[str, ...]
     text: str
     token_ids: tuple[int, ...]
+    schema: Json | None = None
 
 
 @value
@@ -68,16 +70,25 @@ class AgentPrompter:
 
     config: model, engine and learner, whose limits say how long a prompt may be; of a state in
     prose as much is shown as fits. Raises ``ConfigError`` where the rules alone are too long.
-    extraction: the form of answers that prompts ask for.
+    extraction: the form of answers that prompts ask for. constrained: answers in prose are to be
+    one JSON action that the state allows.
     """
 
-    def __init__(self, config: PolicyConfig, market: MarketConfig, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        config: PolicyConfig,
+        market: MarketConfig,
+        tokenizer: Tokenizer,
+        *,
+        constrained: bool = False,
+    ) -> None:
         self._compact = Compact(market)
         self._prompter, self._tokenizer = Prompter(tokenizer, config.prompts), tokenizer
         self._prose: Template | None = None
         self.extraction = asked_form(config.model)
         if config.model.prompt_template != "board":
             self._prose = _about_markets(self._prompter.template(config.model.prompt_template))
+        self._constrained = constrained and self._prose is not None
         self._config, self._room = config, longest_prompt(config)
         self._most = market.prompt_chars
         world = World(market)
@@ -102,7 +113,14 @@ class AgentPrompter:
             # As many characters less as the tokens too many have, one at least.
             most = max(_LEAST_STATE, shown - max(1, over * len(text) // len(token_ids)))
         legal = self._compact.actions(state, focus)
-        return Question(state=state, focus=focus, legal=legal, text=text, token_ids=token_ids)
+        return Question(
+            state=state,
+            focus=focus,
+            legal=legal,
+            text=text,
+            token_ids=token_ids,
+            schema=action_schema(state) if self._constrained else None,
+        )
 
     def read(self, question: Question, answer: str) -> Reading:
         """The action that ``answer`` names; the market may still refuse it."""

@@ -77,6 +77,74 @@ def check_form(action: Any) -> Json:
     }
 
 
+def action_schema(state: Json) -> dict[str, Any]:
+    """The JSON schema of the actions that an agent in ``state`` may take.
+
+    Markets, positions, posts and accounts are those that it sees, and amounts have two decimals and
+    are within its means. What a schema cannot tell may still be refused, as a price that has moved.
+
+    Example:
+        >>> from rlforge.config.market import MarketConfig
+        >>> from rlforge.market.world import World
+        >>> world = World(MarketConfig(tickers=[], predictions=1))
+        >>> world.join("agent")
+        >>> kinds = action_schema(world.state("agent"))["anyOf"]
+        >>> [kind["properties"]["type"]["const"] for kind in kinds]
+        ['BUY_SHARES', 'CREATE_POST', 'NO_OP']
+    """
+    portfolio, markets = state["portfolio"], state["markets"]
+    feed, balance = state["social"]["feed"], portfolio["balance"]
+    predictions = [market["id"] for market in markets["predictions"]]
+    perpetuals = {market["ticker"]: market["maxLeverage"] for market in markets["perpetuals"]}
+    accounts = sorted({post["userId"] for post in feed} - {*state["agent"]["following"]})
+    kinds = []
+    if balance >= 1 and predictions:
+        fields = {"marketId": {"enum": predictions}, "outcome": {"enum": [*_OUTCOMES]}}
+        kinds.append(_schema("BUY_SHARES", **fields, amount=_amount(1, balance)))
+    if balance >= 1 and perpetuals:
+        kinds.append(
+            _schema(
+                "OPEN_POSITION",
+                ticker={"enum": [*perpetuals]},
+                side={"enum": [*_SIDES]},
+                size=_amount(1, balance),
+                leverage=_amount(1, min(perpetuals.values())),
+            )
+        )
+    for position in portfolio["positions"]:
+        own = {"const": position["id"]}
+        if position["kind"] == "shares":
+            held = position["shares"]
+            kinds.append(_schema("SELL_SHARES", positionId=own, shares=_amount(min(1, held), held)))
+        else:
+            kinds.append(_schema("CLOSE_POSITION", positionId=own))
+    kinds.append(_schema("CREATE_POST", content=_WORDS))
+    if feed:
+        posts = {"enum": [post["id"] for post in feed]}
+        kinds.append(_schema("CREATE_COMMENT", postId=posts, content=_WORDS))
+    if accounts:
+        kinds.append(_schema("FOLLOW_USER", userId={"enum": accounts}))
+    return {"anyOf": [*kinds, _schema("NO_OP")]}
+
+
+#: Short, so that an answer has room for it.
+_WORDS: Final[Json] = {"type": "string", "pattern": r"\S", "minLength": 1, "maxLength": 100}
+
+
+def _amount(least: float, most: float) -> Json:
+    return {"type": "number", "minimum": least, "maximum": most, "multipleOf": 0.01}
+
+
+def _schema(kind: str, **fields: Json) -> dict[str, Any]:
+    own = {"type": {"const": kind}, **fields}
+    return {
+        "type": "object",
+        "properties": {**own, CONFIDENCE: _amount(0, 1), NOTE: _WORDS},
+        "required": [*own],
+        "additionalProperties": False,
+    }
+
+
 def buy(market_id: str, outcome: str, amount: float) -> Json:
     """Buy shares for ``amount`` dollars."""
     return {

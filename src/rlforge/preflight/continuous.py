@@ -62,6 +62,13 @@ def check_continuous(composed: Composed[ContinuousConfig], *, keys: bool = True)
             "deployment.strategy",
             f"a trial would never end: continuous.source={source} reports no outcomes; use replace",
         )
+    if config.continuous.constrained:
+        board = config.model.prompt_template == "board"
+        if source != "market" or board:
+            found = "model.prompt_template=board" if board else f"continuous.source={source}"
+            raise composed.error(
+                "continuous.constrained", f"is for agents that answer a market in JSON, not {found}"
+            )
     train_on = config.continuous.train_on
     judged = config.ruler.scoring_method == "judge" and train_on in ("score", "mix")
     if judged and source in ("episodes", "requests"):

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -80,7 +81,12 @@ async def make_samples(config: SftConfig, run_dir: Path, say: Say) -> Samples:
     steps: list[Step] = []
     if data.players and config.market is not None:
         say(f"{', '.join(data.players)} trade for {data.games:,} episodes")
-        steps += trader_samples(config, config.market, encoder, left_out)
+        reported = time.monotonic()
+        for step in trader_samples(config, config.market, encoder, left_out):
+            steps.append(step)
+            if time.monotonic() - reported >= SAY_EVERY_S:
+                reported = time.monotonic()
+                say(f"{len(steps):,} decisions of {step.game_id} and the episodes before it")
     elif data.players:
         steps += await _of_players(config, run_dir, encoder, left_out, say)
     if data.run is not None:

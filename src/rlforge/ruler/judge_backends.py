@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rlforge.config.ruler import JudgeConfig
 from rlforge.config.schema import ApiConfig
 from rlforge.engines.base import Generator
+from rlforge.engines.grammars import json_grammar
 from rlforge.engines.openai import (
     ChatClient,
     ChatError,
@@ -23,15 +22,11 @@ from rlforge.engines.openai import (
 from rlforge.errors import ConfigError, EngineDeadError, EngineError
 from rlforge.games.encoding import Encoder
 from rlforge.games.markup import Markup, Message, Tokenizer, by_chat_template
-from rlforge.ruler.question import UnusableAnswerError, asked_ids, read
+from rlforge.ruler.question import asked_ids, each_in_turn
 from rlforge.types import PolicyRef, SamplingParams, value
 
 #: Characters per token for estimates; low, so that estimates are high.
 _CHARS_PER_TOKEN = 3
-
-#: The number that follows ``"score":``, and how many tokens it takes at most.
-_NUMBER, _NUMBER_TOKENS = re.compile(r'"score":\s*([01](?:\.\d+)?)'), 6
-
 
 #: How a model without chat template is asked.
 _WITHOUT_CHAT = Markup(user="{content}\n\n", assistant="Answer:{content}")
@@ -73,8 +68,8 @@ class LocalModel:
 class LocalJudge:
     """A local model as a judge. Without ``ruler.judge.sampling_temperature`` it is greedy.
 
-    The prompt ends with the first characters of the JSON answer. If the model still does not keep
-    to the form, it is asked for each score alone; then there are scores without explanations.
+    Its answers keep to a grammar: a short explanation and a score for each decision, in the order
+    of the question.
     """
 
     def __init__(self, config: JudgeConfig, model: LocalModel) -> None:
@@ -95,9 +90,20 @@ class LocalJudge:
 
     async def answer(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> ChatReply:
         """See ``JudgeBackend``."""
+        model = self._model
+        if model.tokenizer.chat_template:
+            asked = by_chat_template(messages, "", model.tokenizer)
+        else:
+            asked = _WITHOUT_CHAT.render(messages, "")
+        prompt = self._encoder.encode(asked)  # what agents say is text, whatever it reads like
+        ids = asked_ids(schema)
+        # An explanation has room for half of an entry's tokens, at one character a token or more.
+        letters = self._params.max_tokens // (2 * len(ids))
+        grammar = json_grammar(each_in_turn(ids, letters))
+        params = dataclasses.replace(self._params, grammar=grammar)
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._in_form(messages, asked_ids(schema))
+                completion = await model.generator.generate(prompt, params, model.policy)
         except TimeoutError as error:
             message = f"no answer within ruler.judge.timeout_s {self._timeout_s:g} s"
             raise ChatError(message, "again") from error
@@ -105,46 +111,10 @@ class LocalJudge:
             raise ChatError(str(error), "refused") from error
         except EngineError as error:
             raise ChatError(str(error), "rejected") from error
+        return ChatReply(text=completion.text, tokens=len(prompt) + len(completion.token_ids))
 
     async def close(self) -> None:
         """The engine belongs to the caller."""
-
-    async def _in_form(self, messages: Sequence[Message], ids: Sequence[str]) -> ChatReply:
-        whole = await self._continued(messages, '{"scores": [{"id": "', self._params)
-        try:
-            read(whole.text, ids)
-            return whole
-        except UnusableAnswerError:
-            pass
-        short = dataclasses.replace(self._params, max_tokens=_NUMBER_TOKENS)
-        parts = await asyncio.gather(
-            *(
-                self._continued(messages, f'{{"scores": [{{"id": "{name}", "score":', short)
-                for name in ids
-            )
-        )
-        found = [_NUMBER.search(part.text) for part in parts]
-        entries = [
-            {"id": name, "explanation": "", "score": float(number[1])}
-            for name, number in zip(ids, found, strict=True)
-            if number
-        ]
-        tokens = sum(part.tokens or 0 for part in (whole, *parts))
-        return ChatReply(text=json.dumps({"scores": entries}), tokens=tokens)
-
-    async def _continued(
-        self, messages: Sequence[Message], begun: str, params: SamplingParams
-    ) -> ChatReply:
-        """The model's answer to ``messages``, which begins with ``begun``."""
-        tokenizer = self._model.tokenizer
-        if tokenizer.chat_template:
-            asked = by_chat_template(messages, begun, tokenizer)
-        else:
-            asked = _WITHOUT_CHAT.render(messages, begun)
-        prompt = self._encoder.encode(asked)  # what agents say is text, whatever it reads like
-        completion = await self._model.generator.generate(prompt, params, self._model.policy)
-        tokens = len(prompt) + len(completion.token_ids)
-        return ChatReply(text=begun + completion.text, tokens=tokens)
 
 
 #: Forms of an answer, the strictest first.

@@ -268,20 +268,31 @@ def _ids(texts: Iterable[str], seed: int) -> tuple[str, ...]:
     return tuple(ids)
 
 
+def each_in_turn(ids: Sequence[str], letters: int) -> dict[str, Any]:
+    """The JSON schema of an answer that scores ``ids`` once each, in that order.
+
+    letters: most of an explanation. Stricter than endpoints of models take it.
+    """
+    score = {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.01}
+    explanation = {"type": "string", "maxLength": letters}
+    entries = [_object(id={"const": name}, explanation=explanation, score=score) for name in ids]
+    count = {"minItems": len(ids), "maxItems": len(ids)}
+    return _object(scores={"type": "array", "prefixItems": entries, **count})
+
+
 def _schema(ids: Sequence[str]) -> dict[str, Any]:
-    entry = {
-        "type": "object",
-        "properties": {
-            "id": {"type": "string", "enum": list(ids)},
-            "explanation": {"type": "string"},
-            "score": {"type": "number"},
-        },
-        "required": ["id", "explanation", "score"],
-        "additionalProperties": False,
-    }
+    entry = _object(
+        id={"type": "string", "enum": list(ids)},
+        explanation={"type": "string"},
+        score={"type": "number"},
+    )
+    return _object(scores={"type": "array", "items": entry})
+
+
+def _object(**fields: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"scores": {"type": "array", "items": entry}},
-        "required": ["scores"],
+        "properties": fields,
+        "required": list(fields),
         "additionalProperties": False,
     }

@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 from tokenizers.decoders import DecodeStream
 
 from rlforge.engines.base import check_request
+from rlforge.engines.grammars import check_grammar
 from rlforge.errors import ConfigError, EngineError, RlforgeError
 from rlforge.serving.conversations import conversation_tokens, takes_tools
 from rlforge.serving.protocol import ChatRequest, CompletionRequest, Sampling
@@ -285,6 +286,7 @@ class Answering:
             "max_tokens": request.limit(),
             # A request that is repeated because its engine died must draw the same tokens.
             "seed": secrets.randbits(63) if request.seed is None else request.seed,
+            "grammar": self._grammar(request),
         }
         params = dataclasses.replace(
             limits.defaults, **{key: each for key, each in given.items() if each is not None}
@@ -361,6 +363,18 @@ class Answering:
             )
         finally:
             await tokens.cancel()
+
+    def _grammar(self, request: Sampling) -> str | None:
+        grammar = request.grammar()
+        if grammar is not None:
+            try:
+                check_grammar(grammar)
+            except ValueError as error:
+                where = "tools" if request.offered() else "response_format"
+                raise BadRequestError(
+                    f"the schema is not supported: {error}", param=where
+                ) from None
+        return grammar
 
     def _prompt(self, request: Sampling) -> tuple[int, ...]:
         if isinstance(request, ChatRequest):

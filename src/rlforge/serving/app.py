@@ -306,7 +306,7 @@ class Api:
             created=int(time.time()),
             model=asked.model,
             uid=policy.uid,
-            parallel=not (isinstance(asked, ChatRequest) and asked.parallel_tool_calls is False),
+            parallel=not isinstance(asked, ChatRequest) or asked.parallel,
         )
 
     async def _observe(

@@ -7,6 +7,7 @@ Calls are read as Hermes and Qwen write them, any number of them with text aroun
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -14,6 +15,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from rlforge.engines.grammars import json_term
 from rlforge.errors import ConfigError
 from rlforge.games.encoding import Encoder
 from rlforge.games.markup import chat_text
@@ -55,6 +57,38 @@ def _refusals_explained() -> Iterator[None]:
     except ConfigError as error:
         reason = error.__cause__ or error
         raise ValueError(f"the model's chat template refuses these messages: {reason}") from error
+
+
+def calls_grammar(
+    tools: Sequence[Mapping[str, Any]], *, required: bool, parallel: bool
+) -> str | None:
+    """The grammar of answers that may call ``tools``; None where it would allow any answer.
+
+    Arguments of functions with ``strict`` follow their ``parameters``. required: the answer is a
+    call and nothing else, or several where ``parallel``.
+    """
+    functions = [tool["function"] for tool in tools]
+    if not required and not any(function.get("strict") for function in functions):
+        return None
+    rules = [f"called: {' | '.join(f'call_{n}' for n in range(len(functions)))}"]
+    for number, function in enumerate(functions):
+        begin = json.dumps(f'\n{{"name": {json.dumps(function["name"])}, "arguments": ')
+        held = function.get("strict") or required
+        schema = function.get("parameters") if held else None
+        arguments = json_term(schema or {"type": "object"})
+        rules.append(f'call_{number}: {begin} {arguments} "}}\\n</tool_call>"')
+    if required:
+        more = ' ("\\n<tool_call>" called)*' if parallel else ""
+        return "\n".join([f'start: "<tool_call>" called{more}', *rules])
+    # As soon as the model writes <tool_call>, the rest of the call is held to its form.
+    return "\n".join(
+        [
+            "start: (begun called)* ANY",
+            'begun[lazy]: ANY "<tool_call>"',
+            r"ANY: /(.|\n)*/",
+            *rules,
+        ]
+    )
 
 
 def tool_calls(text: str, prefix: str = "call") -> tuple[Mapping[str, Any], ...]:

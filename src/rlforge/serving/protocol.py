@@ -13,7 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 from pydantic_core import from_json
 
-from rlforge.serving.conversations import tool_calls, without_calls
+from rlforge.engines.grammars import json_grammar
+from rlforge.serving.conversations import calls_grammar, tool_calls, without_calls
 from rlforge.types import Completion, value
 
 Neutral = Annotated[float, Field(ge=0, le=0)]
@@ -39,14 +40,8 @@ class Function(_Strict):
     name: Text
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    #: Whether arguments of calls are drawn so that they follow ``parameters``.
     strict: bool | None = None
-
-    @field_validator("strict")
-    @classmethod
-    def _check(cls, strict: bool | None) -> bool | None:
-        if strict:
-            raise ValueError("nothing forces arguments to follow the schema; use false")
-        return strict
 
 
 class Tool(_Strict):
@@ -128,10 +123,47 @@ class StreamOptions(_Strict):
     include_usage: bool = False
 
 
-class ResponseFormat(_Strict):
-    """The format of the answer: plain text only."""
+class JsonSchema(_Strict):
+    """A schema of answers. Its name and description are not shown to the model."""
 
-    type: Literal["text"]
+    name: Text
+    description: str | None = None
+    #: Answers follow the schema either way.
+    strict: bool | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(_Strict):
+    """The format of the answer: any text, a JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema belongs to the type json_schema")
+        return self
+
+    def grammar(self) -> str | None:
+        """Of the answer; None: any text."""
+        if self.type == "text":
+            return None
+        asked = self.json_schema
+        return json_grammar({"type": "object"} if asked is None else asked.schema_)
+
+
+class NamedFunction(_Strict):
+    """The name of a function."""
+
+    name: Text
+
+
+class NamedTool(_Strict):
+    """The tool that the model must call."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class Sampling(_Strict, ABC):
@@ -168,6 +200,10 @@ class Sampling(_Strict, ABC):
         """The tools that the model may call, in OpenAI's form."""
         return []
 
+    def grammar(self) -> str | None:
+        """The grammar that the answer keeps to; None: any text."""
+        return None
+
     @abstractmethod
     def wants_logprobs(self) -> bool:
         """Whether the request asks for log-probabilities of the tokens."""
@@ -190,20 +226,12 @@ class ChatRequest(Sampling):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = 0
     tools: list[Tool] | None = None
-    tool_choice: Any = None
-    #: False: of an answer with several calls of tools the first one counts.
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = True
     response_format: ResponseFormat | None = None
     #: Labels of a completion that is kept, which none is.
     metadata: dict[str, str] | None = None
     store: bool | None = False
-
-    @field_validator("tool_choice")
-    @classmethod
-    def _check_choice(cls, choice: Any) -> Any:
-        if choice not in (None, "none", "auto"):
-            raise ValueError("nothing forces the model to call a tool; use auto or none")
-        return choice
 
     @field_validator("store")
     @classmethod
@@ -212,8 +240,37 @@ class ChatRequest(Sampling):
             raise ValueError("completions are not kept for a later request; use false")
         return store
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [tool.function.name for tool in self.tools or ()]
+        choice = self.tool_choice
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise ValueError(f"tool_choice names {choice.function.name!r}, which is not in tools")
+        if choice == "required" and not names:
+            raise ValueError("tool_choice is required, and there are no tools")
+        formatted = self.response_format is not None and self.response_format.type != "text"
+        if formatted and self.offered():
+            raise ValueError("an answer that may call tools has no response_format")
+        return self
+
     def limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    def grammar(self) -> str | None:
+        if offered := self.offered():
+            choice = self.tool_choice
+            if isinstance(choice, NamedTool):
+                name = choice.function.name
+                offered = [tool for tool in offered if tool["function"]["name"] == name]
+            return calls_grammar(
+                offered, required=choice not in (None, "auto"), parallel=self.parallel
+            )
+        return None if self.response_format is None else self.response_format.grammar()
+
+    @property
+    def parallel(self) -> bool:
+        """Whether an answer may hold several calls of tools; otherwise the first one counts."""
+        return self.parallel_tool_calls is not False
 
     def offered(self) -> list[dict[str, Any]]:
         """The tools that the model may call."""

@@ -213,15 +213,15 @@ def update_line(progress: Progress) -> str:
 
 
 def _plays(progress: Progress) -> bool:
-    """Whether the run plays games; only supervised fine-tuning has epochs, of its samples."""
-    return "epoch" not in progress.learner
+    """Whether the run plays games; only one that does not says what it does instead."""
+    return not progress.activity and "epoch" not in progress.learner
 
 
 def collection_line(progress: Progress) -> str:
     """What is under way between two updates, as a line of plain ASCII; tokens: of all engines."""
     if not _plays(progress):
         at = f"{min(progress.update + 1, progress.total_updates)}/{progress.total_updates}"
-        return f"[{duration(progress.elapsed_s)}] at update {at}"
+        return f"[{duration(progress.elapsed_s)}] {progress.activity or 'learning'}, update {at}"
     tokens = sum(engine.tokens for engine in progress.engines)
     rate = sum(engine.tok_s for engine in progress.engines)
     running = sum(engine.running for engine in progress.engines)

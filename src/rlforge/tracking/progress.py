@@ -195,8 +195,9 @@ class Progress:
     ``learner_share``, ``idle_share``). coverage: per environment, the share of action n-grams that
     are distinct. win_rates by env and opponent; ratings and matches: highest first.
     gpus: those of the machine that started the run; none without the driver's tool.
-    unit: what ``update`` counts. Of continuous training: window, the last window in one line;
-    windows, the last ones; traders, those of the last window; activity: what is done at present.
+    activity: what is done at present, of runs that play no games. unit: what ``update`` counts. Of
+    continuous training: window, the last window in one line; windows, the last ones; traders, those
+    of the last window.
     """
 
     run_name: str

@@ -89,6 +89,7 @@ class Tracker:
         self._matches: tuple[MatchRow, ...] = ()
         self._coverage: dict[str, float] = {}
         self._gpus: tuple[GpuLoad, ...] = ()
+        self._activity = ""
         self._since_update: dict[str, list[float]] = defaultdict(list)
         self._next_flush = clock() + cfg.flush_every_s
         self._restore_counters()
@@ -202,6 +203,11 @@ class Tracker:
             self._metrics.put(f"inference/{engine_name}/{name}", stats[name])
         self.tick()
 
+    def log_activity(self, doing: str) -> None:
+        """What a run that plays no games does from now on."""
+        self._activity = doing
+        self.tick()
+
     def log_learner(self, result: UpdateResult, shares: Mapping[str, float]) -> None:
         """One update: a line of metrics.jsonl and ``learner/…``.
 
@@ -291,6 +297,7 @@ class Tracker:
         return Progress(
             run_name=self._run_name,
             status=self._status,
+            activity=self._activity if self._status == "running" else "",
             updated_at=time.time(),
             elapsed_s=now,
             update=self._update,

@@ -46,10 +46,10 @@ class WindowTracker(Tracker):
         self._write_summary({})
         self._publish()
 
-    def log_activity(self, doing: str, window_id: str) -> None:
-        """What the run does from now on, with which window."""
-        self._doing = doing, window_id
-        self.tick()
+    def log_activity(self, doing: str, window_id: str = "") -> None:
+        """What the run does from now on, and with which window, if with one."""
+        self._active = window_id
+        super().log_activity(f"{doing} {window_id}" if window_id else doing)
 
     def log_decisions(self, window_id: str, count: int) -> None:
         """So many decisions more in a window."""
@@ -75,17 +75,16 @@ class WindowTracker(Tracker):
 
     def progress(self) -> Progress:
         """Everything the display shows, as of now; ``window``: the one that was finished last."""
-        doing, window_id = self._doing
-        decisions = self._decisions[window_id]
-        activity = f"{doing} {window_id}, {decisions:,} decisions" if doing else ""
+        known = super().progress()
+        counted = f", {self._decisions[self._active]:,} decisions" if self._active else ""
         players = self._windows[-1]["players"] if self._windows else {}
         return dataclasses.replace(
-            super().progress(),
+            known,
             unit="window",
             window=self._window,
             windows=tuple(WindowRow.of(row) for row in self._windows),
             traders=tuple(_trader(name, figures) for name, figures in players.items()),
-            activity=activity if self._status == "running" else "",
+            activity=known.activity and known.activity + counted,
         )
 
     def tick(self) -> None:
@@ -102,7 +101,7 @@ class WindowTracker(Tracker):
         self._updates, self._window = 0, ""
         self._windows: deque[Row] = deque(maxlen=HISTORY)
         self._decisions: Counter[str] = Counter()
-        self._doing = "", ""
+        self._active = ""
         for row in read_jsonl(self.paths.windows):
             self._count(row, None)
         for update in read_jsonl(self.paths.metrics):

@@ -65,6 +65,7 @@ class SupervisedRun:
     async def run(self) -> bool:
         """Update until ``data.epochs`` are over; save and measure every ``learner.save_every``."""
         settings = self._config.learner
+        self._actors.tracker.log_activity.remote("learning")
         while self._version < self._total and not self._interrupted:
             batch = _batch(self._samples.train, self._version, settings.batch_size, self._config)
             result, _ = await self._actors.learner.update(batch)
@@ -106,7 +107,12 @@ class SupervisedRun:
     async def _measure(self) -> dict[str, float]:
         """Loss and probability of the held-out answers; empty where none are held out."""
         held = self._samples.validation
-        return await self._actors.learner.measure(batch_of(held)) if held else {}
+        if not held:
+            return {}
+        self._actors.tracker.log_activity.remote(f"measuring {len(held):,} held-out samples")
+        measured = await self._actors.learner.measure(batch_of(held))
+        self._actors.tracker.log_activity.remote("learning")
+        return measured
 
     async def _save(self) -> None:
         """Write the version with the state that ``--resume`` goes on from."""
