@@ -29,7 +29,8 @@ def play(
         typer.Option(
             metavar="NAME",
             help="Repeatable, one per other seat: a scripted player, base, step-N of the run, "
-            "checkpoint:DIR, openai:MODEL or openrouter:MODEL.",
+            "checkpoint:DIR, openai:MODEL, openrouter:MODEL or "
+            "litellm:PROVIDER/MODEL.",
         ),
     ] = None,
     env: Annotated[

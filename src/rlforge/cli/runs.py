@@ -169,7 +169,8 @@ def evaluate(
         typer.Option(
             metavar="NAME",
             help="Repeatable: a scripted player, base (the untrained model), step-N of this run, "
-            "checkpoint:DIR, openai:MODEL or openrouter:MODEL. Default: those of the run.",
+            "checkpoint:DIR, openai:MODEL, openrouter:MODEL or "
+            "litellm:PROVIDER/MODEL. Default: those of the run.",
         ),
     ] = None,
     games: Annotated[
