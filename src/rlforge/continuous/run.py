@@ -136,7 +136,7 @@ class ContinuousRun:
         return content
 
     def _now(self, doing: str) -> None:
-        """Tell what takes the next minutes, here and again in the display."""
+        """Report what takes the next minutes, as a note and in the display."""
         self._context.note(doing)
         self._context.actors.tracker.log_activity.remote(doing)
 
