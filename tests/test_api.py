@@ -127,11 +127,11 @@ def test_texts_that_look_like_other_values_stay_texts() -> None:
 @pytest.mark.parametrize(
     ("overrides", "values", "message"),
     [
-        (["nosuch"], {}, r"experiment=nosuch: no such option \(there are .*kuhn_grpo"),
+        (["nosuch"], {}, r"experiment=nosuch: no such option; there are .*kuhn_grpo"),
         (["kuhn_grpo", "seed"], {}, "cannot read override 'seed': write key=value"),
         (["kuhn_grpo"], {"lerner": {"epochs": 2}}, r"lerner\.epochs .*no such key; did you mean"),
         (["kuhn_grpo"], {"learner": {"epoch": 2}}, r"learner\.epoch .*did you mean.*epochs"),
-        ([], {"env": "nosuch"}, r"env=nosuch: no such option \(there are connectfour"),
+        ([], {"env": "nosuch"}, r"env=nosuch: no such option; there are connectfour"),
         ([], {"pool": {"mode": "miror"}}, r"pool\.mode=miror .*did you mean mirror"),
         ([], {"learner": {"epochs": 0}}, r"learner\.epochs=0 .*must be 1 or more"),
     ],
@@ -284,7 +284,7 @@ def test_a_version_acts_in_this_process(small_model: Path, tmp_path: Path) -> No
         assert record.error is None
         own = [turn.completion for turn in record.turns if turn.player_id == 0]
         assert all(len(one.logprobs) == len(one.token_ids) > 0 for one in own)
-    with pytest.raises(rlforge.CheckpointError, match="step-7: no such checkpoint"):
+    with pytest.raises(rlforge.ConfigError, match="step-7: no such checkpoint"):
         run.policy("step-7")
 
 

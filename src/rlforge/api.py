@@ -21,7 +21,8 @@ from rlforge.config.sft import SftConfig
 from rlforge.models.made import made_model
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.loops import wait_for
-from rlforge.tracking.files import open_run, read_json, read_jsonl
+from rlforge.tracking.files import open_run, read_jsonl
+from rlforge.tracking.status import read_summary
 from rlforge.types import GameRecord, Purpose, value
 
 if TYPE_CHECKING:  # torch, Ray and the game libraries are imported when they are needed
@@ -207,7 +208,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """``summary.json``: how the run ended; empty while it runs."""
-        return read_json(self._files.summary)
+        return read_summary(self._files)
 
     @property
     def versions(self) -> list[str]:
@@ -304,11 +305,11 @@ class Run:
             public=public,
         )
 
-    def report(self) -> Path:
-        """Write ``report.html`` and return its path."""
+    def report(self, output: Path | str | None = None) -> Path:
+        """Write the report into ``report.html`` of the run, or ``output``; returns its path."""
         from rlforge.tracking.report import write_report
 
-        return write_report(self.path)
+        return write_report(self.path, None if output is None else Path(output))
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
@@ -325,10 +326,7 @@ def _folder(config_dir: Path | str | None) -> Path | None:
 
 def _overrides(overrides: Sequence[str], values: Mapping[str, object]) -> list[str]:
     """Lines as on the command line."""
-    lines = [*overrides]
-    if lines and "=" not in lines[0]:
-        lines[0] = f"+experiment={lines[0]}"
-    return [*lines, *_assignments(values, "")]
+    return [*overrides, *_assignments(values, "")]
 
 
 def _assignments(values: Mapping[str, object], prefix: str) -> Iterator[str]:

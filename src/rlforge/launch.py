@@ -17,8 +17,7 @@ from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from rlforge.actors.specs import RunGraph
@@ -27,6 +26,7 @@ from rlforge.config.compose import (
     as_hydra_takes,
     conf_dir,
     from_hydra,
+    parse_overrides,
     register_schemas,
     to_yaml,
 )
@@ -234,7 +234,7 @@ def sweep_job(job: DictConfig) -> float:
         outcome = _run(config, build_graph(config, detect()), run_dir, command)
     except RlforgeError as error:
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "failed.txt").write_text(f"{error}\n")
+        (run_dir / "failed.txt").write_text(f"{error}\n", encoding="utf-8")
         print(f"job {hydra.job.num} failed: {error}", file=sys.stderr)
         return float("-inf")
     if outcome.interrupted:
@@ -261,12 +261,7 @@ def new_run_dir(config: PolicyConfig) -> Path:
 
 def _grid(overrides: Sequence[str]) -> list[list[str]]:
     """The jobs of a plain grid sweep; for other sweepers, the first choice of each key."""
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except OverrideParseException as error:
-        raise ConfigError(
-            f"cannot read override {error.override!r}: write key=value or key=value,value"
-        ) from None
+    parsed = parse_overrides(overrides)
     plain = [item for item in parsed if not item.get_key_element().startswith("hydra")]
     own_sweeper = any(item.get_key_element() == "hydra/sweeper" for item in parsed)
     batches = BasicSweeper.split_arguments(plain, max_batch_size=None)

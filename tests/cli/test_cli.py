@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +18,8 @@ import yaml
 
 from rlforge import __version__
 from rlforge.cli import main
-from rlforge.config.compose import compose, to_yaml
+from rlforge.config.catalog import catalog, subjects
+from rlforge.config.compose import compose, conf_dir, to_yaml
 from rlforge.config.plugins import KINDS
 from rlforge.config.schema import LoraConfig, ModelConfig
 from rlforge.learner.weights import attach_lora
@@ -27,7 +30,7 @@ from rlforge.types import EvalResult, UpdateResult, value
 
 COMMANDS = (
     *("train", "continuous", "sft", "eval", "graph", "config", "doctor"),
-    *("play", "replay", "models", "plugins", "monitor", "report", "export"),
+    *("play", "replay", "list", "models", "plugins", "runs", "monitor", "report", "export"),
     *("serve", "deploy", "rollback", "deployments", "windows"),
 )
 
@@ -133,6 +136,50 @@ def test_config_prints_what_can_be_read_back(rlforge: Rlforge) -> None:
 
 def test_the_version_is_shown(rlforge: Rlforge) -> None:
     assert rlforge("--version") == Answer(code=0, out=f"rlforge {__version__}\n", err="")
+
+
+def test_an_experiment_may_be_named_alone(rlforge: Rlforge) -> None:
+    named = rlforge("config", "simpletak_mirror", "seed=3")
+    assert named.code == 0
+    assert named.out == rlforge("config", "+experiment=simpletak_mirror", "seed=3").out
+
+
+def test_what_can_be_chosen_is_listed_with_a_sentence_each(rlforge: Rlforge) -> None:
+    groups = rlforge("list").out
+    for name, key in (("env", "env=NAME"), ("experiment", "+experiment=NAME"), ("players", "")):
+        assert re.search(rf"^{name} +{re.escape(key)}", groups, re.MULTILINE), name
+    answer = rlforge("list", "experiments")
+    assert max(map(len, answer.out.splitlines())) <= 80
+    assert re.search(r"^kuhn_grpo +GRPO at Kuhn poker", answer.out, re.MULTILINE)
+    assert answer.out.endswith("chosen by +experiment=NAME\n")
+    assert "win_block" in rlforge("list", "players").out
+
+
+def test_every_option_of_every_group_says_what_it_is() -> None:
+    for subject in subjects():
+        if (conf_dir() / subject).is_dir():
+            assert [one.name for one in catalog(subject).choices if not one.about] == [], subject
+
+
+def test_runs_are_listed_and_the_newest_is_called_latest(
+    rlforge: Rlforge, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    older = tmp_path / "runs" / "other" / "2025-01-01_12-00-00"
+    shutil.copytree(run_dir, older)
+    os.utime(older, (0, 0))
+    answer = rlforge("runs", "--json", tmp_path / "runs.json")
+    assert answer.code == 0
+    rows = json.loads((tmp_path / "runs.json").read_text())
+    name = "tictactoe_mirror/2026-01-01_12-00-00"
+    paths = [f"runs/{name}", "runs/other/2025-01-01_12-00-00"]
+    assert [row["path"] for row in rows] == paths
+    how = "    done, 2/2 updates  step-2: 75% vs random_legal"
+    assert answer.out.splitlines() == [paths[0], how, paths[1], how]
+    assert (
+        rlforge("monitor", "latest", "--once").out
+        == rlforge("monitor", f"runs/{name}", "--once").out
+    )
 
 
 def test_keys_are_explained(rlforge: Rlforge) -> None:
@@ -351,6 +398,16 @@ def test_an_opponent_that_cannot_be_played_starts_nothing(
         (["doctor", "hardware=cpu", "--gpu-memory", "8"], "--gpu-memory: hardware.device=cpu"),
         (["config", "--config-dir", "nowhere"], "--config-dir nowhere: no such directory"),
         (["train", "+experiment=nowhere"], "experiment=nowhere: no such option"),
+        (["train", "simpletak_miror"], "did you mean simpletak_mirror"),
+        (["config", "lr=1e-3"], "did you mean learner.learning_rate"),
+        (["config", "batch_size=3"], "no such key; did you mean learner.batch_size?"),
+        (["train", "hydra.run.dir=x"], "the run directory is run_dir="),
+        (["train", "~env"], "nothing can be left out"),
+        (["plugins", "--json", "nowhere/file"], "give the name of a file in an existing folder"),
+        (["doctor", "--json", "."], "give the name of a file in an existing folder"),
+        (["runs"], "runs holds no runs; start one"),
+        (["list", "experimints"], "experimints cannot be listed; did you mean experiment"),
+        (["monitor", "latest"], "latest: there is no run below runs/"),
         (["train", "-m", "seed=0,x"], "seed=x (command line)"),
         (["train", "-m", "{"], "cannot read override '{'"),
         (["train", "-m", "hydra/launcher=absent", "seed=0,1"], "Could not find 'hydra/launcher/"),

@@ -270,6 +270,29 @@ def test_self_play_rates_nobody_and_counts_once():
     assert entries(pool)["step-0"]["games"] == 2
 
 
+def test_rated_games_are_those_against_other_policies():
+    pool = pool_of(2)
+    current = pool.current().policy()
+    pool.push_outcome(record([current, current], [1, -1]))
+    pool.push_outcome(record([current, RANDOM], [1, -1], purpose="eval"))
+    pool.push_outcome(record([current, RANDOM, RANDOM], [1, 0, -1], purpose="eval"))
+    rated = {uid: entry["rated_games"] for uid, entry in entries(pool).items()}
+    assert rated == {"step-0": 0, "step-1": 2, "random_legal": 2, "minimax": 0}
+    assert entries(pool)["step-1"]["games"] == 3
+
+
+def test_a_state_without_rated_games_takes_them_from_its_pairs():
+    pool = pool_of(1)
+    current = pool.current().policy()
+    for opponent in (current, RANDOM, RANDOM):
+        pool.push_outcome(record([current, opponent], [1, -1]))
+    state = pool.state_dict()
+    del state["rated_games"]
+    resumed = pool_of(1)
+    resumed.load_state_dict(state)
+    assert entries(resumed) == entries(pool)
+
+
 def test_single_player_games_count_without_a_match():
     pool = pool_of(1)
     pool.push_outcome(record([pool.current().policy()], [1]))
@@ -360,6 +383,7 @@ def test_the_snapshot_is_json():
         "sigma",
         "active",
         "games",
+        "rated_games",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import random
 import shutil
@@ -19,6 +20,7 @@ from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
 from rlforge.learner import make_learner
 from rlforge.learner.ranks import Ranks
+from rlforge.local import evaluate
 from rlforge.local.evaluate import evaluate_run
 from rlforge.local.policies import find_policy
 from rlforge.models.load import load_tokenizer
@@ -199,6 +201,51 @@ async def test_progress_messages_reach_the_caller(one_idea: Path) -> None:
     assert messages == ["step-1 plays 4 games"]
 
 
+async def test_results_so_far_are_said_and_kept(
+    one_idea: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "SAY_EVERY_S", 0.0)
+    messages: list[str] = []
+    kept: list[int] = []
+    measured = await evaluate_run(
+        one_idea,
+        "latest",
+        ["random_legal"],
+        6,
+        messages.append,
+        lambda results: kept.append(sum(result.games for result in results)),
+    )
+    said = [message.partition(":")[0] for message in messages[1:]]
+    assert said == [f"{games} of 6 games" for games in range(1, 6)]
+    assert "won of 2 against random_legal" in messages[2]
+    assert kept == [1, 2, 3, 4, 5]
+    assert measured.results[0].games == 6
+
+
+async def test_an_evaluation_that_is_cancelled_keeps_what_it_has(one_idea: Path) -> None:
+    messages: list[str] = []
+    kept: list[int] = []
+
+    def say(message: str) -> None:
+        messages.append(message)
+        task.get_loop().call_later(0.05, task.cancel)
+
+    task = asyncio.create_task(
+        evaluate_run(
+            one_idea,
+            "latest",
+            ["random_legal"],
+            4000,
+            say,
+            lambda results: kept.append(sum(result.games for result in results)),
+        )
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(kept) == 1
+    assert messages[-1].startswith(f"{kept[0]} of 4000 games")
+
+
 async def test_a_run_of_another_machine_is_measured_on_this_one(run_dir: Path) -> None:
     change(run_dir, {"hardware": {"name": "multi_gpu", "device": "cuda", "learner_gpus": 8.0}})
     measured = await evaluate_run(run_dir, "latest", ["random_legal"], 2)
@@ -292,15 +339,15 @@ def test_a_truncated_file_is_named(run_dir: Path) -> None:
 
 
 def test_the_error_of_an_unknown_version_names_the_newest(one_idea: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"step-7: no such checkpoint; the newest are step-1"):
+    with pytest.raises(ConfigError, match=r"step-7: no such checkpoint; the newest are step-1"):
         find_policy(one_idea, "step-7")
 
 
 def test_a_run_without_versions_has_its_start(run_dir: Path, one_idea: Path) -> None:
     shutil.rmtree(run_dir / "checkpoints")
-    with pytest.raises(CheckpointError, match="holds no checkpoint yet; use step-0"):
+    with pytest.raises(ConfigError, match="holds no checkpoint yet; use step-0"):
         find_policy(run_dir, "latest")
-    with pytest.raises(CheckpointError, match="there is none yet; use step-0"):
+    with pytest.raises(ConfigError, match="there is none yet; use step-0"):
         find_policy(run_dir, "step-1")
     start = str(one_idea / "checkpoints" / "step-1")
     change(run_dir, {"learner": {"initial_adapter": start}})

@@ -71,7 +71,34 @@ async def test_a_person_who_plays_at_random_does_not_beat_minimax() -> None:
     assert record.error is None
     assert record.rewards[0] <= 0
     assert record.turns[0].completion.policy_uid == PERSON.uid
-    assert verdict(record).startswith("over (finished): player 0 (you)")
+    expected = "a draw" if record.rewards[0] == 0 else "you lost"
+    assert verdict(record).startswith(f"{expected} (finished): player 0 (you)")
+
+
+async def test_the_last_position_is_drawn_after_the_game() -> None:
+    said: list[str] = []
+    config = compose(["env=tictactoe"]).config
+    spec = find_env(config, None)
+    policies = seats_of(spec, 1, [MINIMAX])
+    person = Person(typing(*[f"[{cell}]" for cell in range(9)] * 5), lambda text: None)
+    record = await play(config, spec, policies, 0, person, said.append)
+    title, *rows = said[-1].strip().splitlines()
+    assert title == "Final board:"
+    cells = "|".join(rows).split("|")
+    for player, mark in ((0, "O"), (1, "X")):
+        played_cells = {
+            int(turn.action.strip("[]"))
+            for turn in record.turns
+            if turn.player_id == player and turn.legal and turn.action
+        }
+        assert {place for place, cell in enumerate(cells) if cell == mark} == played_cells
+
+
+def test_moves_that_the_observation_lists_are_not_listed_again() -> None:
+    said: list[str] = []
+    view = View(player_id=0, observation="You may [a] or [b].", legal_actions=("[a]", "[b]"))
+    Person(typing("a"), said.append).act(view)
+    assert said == ["You may [a] or [b]."]
 
 
 async def test_a_person_trades_with_words_and_with_json() -> None:
@@ -174,7 +201,7 @@ def test_ctrl_c_leaves_the_game_at_once() -> None:
     ) as table:
         assert table.stdout is not None
         for line in table.stdout:  # until the person is asked
-            if line.startswith("moves:"):
+            if line.startswith("Available Moves"):
                 break
         table.send_signal(signal.SIGINT)
         _, complaint = table.communicate(timeout=60)

@@ -9,6 +9,8 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -116,6 +118,42 @@ def test_locking_twice_through_one_object_is_refused(tmp_path):
     lock = RunLock(tmp_path)
     with lock, pytest.raises(RunError):
         lock.acquire()
+
+
+def test_readers_see_whether_a_process_holds_the_directory(tmp_path):
+    assert RunLock(tmp_path).held() is None
+    assert list(tmp_path.iterdir()) == []
+    with holder(tmp_path):
+        assert RunLock(tmp_path).held() is True
+    assert RunLock(tmp_path).held() is False  # it was killed
+    with RunLock(tmp_path):
+        assert RunLock(tmp_path).held() is True
+    assert RunLock(tmp_path).held() is False
+
+
+def test_a_lock_of_another_machine_may_be_held(tmp_path):
+    (tmp_path / "run.lock").write_text('{"pid": 1, "host": "elsewhere"}')
+    assert RunLock(tmp_path).held() is None
+
+
+def test_readers_do_not_keep_a_run_from_starting(tmp_path):
+    (tmp_path / "run.lock").touch()
+    end = threading.Event()
+
+    def look() -> None:
+        while not end.is_set():
+            RunLock(tmp_path).held()
+            time.sleep(0.001)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    try:
+        for _ in range(200):
+            with RunLock(tmp_path):
+                pass
+    finally:
+        end.set()
+        reader.join()
 
 
 # ---------------------------------------------------------------- GPUs

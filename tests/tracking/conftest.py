@@ -167,6 +167,7 @@ def snapshot(step: int, most_uids: int = 100) -> dict[str, Any]:
             "sigma": 4.0,
             "active": index > step - 3,
             "games": 10 * index,
+            "rated_games": 10 * index,
         }
         for index, uid in enumerate(uids)
     ]

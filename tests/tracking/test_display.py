@@ -97,7 +97,7 @@ def test_plain_lines_report_updates_evaluations_and_the_end(
         "demo: starting the actors",
         "[0:00] eval at 0: SimpleTak-v0-train vs random_legal: win 33.0% [24.6%, 42.7%], "
         "draw 33.0%, loss 34.0% (100 games)",
-        "[0:10] update 1/10  loss 0.5  reward 0.25  grad 0.4  games 20 (2.0/s)  8 tok/s  ETA 1:30",
+        "[0:10] update 1/10  loss 0.5  reward 0.25  grad 0.4  games 20 (2.0/s)  8 tok/s",
         "[0:10] update 2/10  loss 0.25  reward 0.25  grad 0.4  games 20 (2.0/s)  8 tok/s  failed 1",
         "[0:10] eval at 2: SimpleTak-v0-train vs random_legal: win 70.0% [60.4%, 78.1%], "
         "start 33.0%, draw 15.0%, loss 15.0% (100 games)",

@@ -14,8 +14,10 @@ from rlforge.errors import RlforgeError
 from rlforge.tracking.files import (
     JsonlFile,
     create_run,
+    mend_jsonl,
     open_log,
     open_run,
+    read_intact,
     read_json,
     read_jsonl,
     write_json,
@@ -132,10 +134,47 @@ def test_missing_files_are_empty_and_damaged_ones_are_named(tmp_path: Path) -> N
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(RlforgeError, match=r"bad\.json is damaged"):
             read_json(tmp_path / "bad.json")
-    for text in ('{"a": 1}\n{oops\n', '{"a": 1}\n3\n'):
-        (tmp_path / "bad.jsonl").write_text(text)
-        with pytest.raises(RlforgeError, match=r"bad\.jsonl:2 is damaged"):
-            read_jsonl(tmp_path / "bad.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("line", "why"), [(b"{oops", "Expecting"), (b"3", "no object"), (b'{"a\xff', "not UTF-8")]
+)
+def test_a_damaged_line_is_named_and_the_others_are_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, line: bytes, why: str
+) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + line + b'\n{"a": 3}\n')
+    assert read_jsonl(path) == [{"a": 1}, {"a": 3}]
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{path}:2 is damaged ({why}")
+    path.write_bytes(b"\x00\n" * 3)
+    assert read_intact(path)[0] == []
+    assert str(read_intact(path)[1]).endswith("and left out, as 2 further lines")
+
+
+def test_a_damaged_file_is_kept_beside_the_mended_one(tmp_path: Path) -> None:
+    path, damaged = tmp_path / "m.jsonl", b'{"step": 1}\n\xff\n{"step": 3}\n{"st'
+    for aside in ("m.jsonl.damaged", "m.jsonl.damaged.1"):
+        path.write_bytes(damaged)
+        file = JsonlFile(path)
+        file.append({"step": 4})
+        file.close()
+        assert read_jsonl(path) == [{"step": 1}, {"step": 3}, {"step": 4}]
+        assert (tmp_path / aside).read_bytes() == damaged
+    assert mend_jsonl(path) is None
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_log_that_cannot_be_written_says_so_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "run.log").symlink_to("/dev/full")
+    with open_log("run", str(tmp_path)):
+        logging.getLogger("rlforge").error("lost")
+    assert capsys.readouterr().err.splitlines() == [
+        f"{tmp_path}/logs/run.log: lines are lost (No space left on device)"
+    ]
 
 
 def test_a_line_is_on_disk_as_soon_as_it_is_appended(tmp_path: Path) -> None:

@@ -49,3 +49,19 @@ def test_digits_shares_and_counts() -> None:
 
 def test_sparkline_uses_all_blocks() -> None:
     assert f.sparkline((0.0, 0.5, 1.0, 1.2)) == "▁▅██"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "differ"),
+    [
+        ((0.2, 0.4), (0.5, 0.6), True),
+        ((0.5, 0.6), (0.2, 0.4), True),
+        ((0.2, 0.4), (0.4, 0.6), False),
+        ((-0.2, -0.1), (0.0, 0.0), True),
+        ((-0.1, 0.1), (0.0, 0.0), False),
+    ],
+)
+def test_intervals_differ_where_they_do_not_touch(
+    first: tuple[float, float], second: tuple[float, float], differ: bool
+) -> None:
+    assert f.significant(first, second) == differ

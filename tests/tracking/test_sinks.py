@@ -1,8 +1,14 @@
-"""Sinks record the means of a flush; packages and keys they need are checked before a run."""
+"""Sinks record what they get; packages and keys they need are checked before a run.
+
+The tests of trackio and MLflow run where those are installed.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +16,13 @@ import pytest
 
 from rlforge.config.schema import TrackerConfig
 from rlforge.errors import ConfigError
-from rlforge.tracking.files import create_run, read_jsonl
+from rlforge.tracking.files import RunPaths, create_run, read_jsonl
 from rlforge.tracking.sinks import (
     JsonlSink,
+    MlflowSink,
+    Sink,
     TensorBoardSink,
+    TrackioSink,
     WandbSink,
     check_sinks,
     make_sinks,
@@ -27,7 +36,37 @@ def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     )
 
 
-def test_jsonl_has_one_object_per_flush_and_drops_rewound_ones(tmp_path: Path) -> None:
+EVALUATED = "evaluation-Tak-v0/random_legal/win_rate"
+RATINGS = [{"uid": "step-2", "mu": 27.0}, {"uid": "base", "mu": 25.0}]
+
+
+def checkpoint(folder: Path, name: str = "step-3") -> Path:
+    (folder / name / "state").mkdir(parents=True)
+    for file in ("manifest.json", "adapter_model.safetensors", "state/learner.pt"):
+        (folder / name / file).write_text(file)
+    return folder / name
+
+
+def write_two_parts(make: type[Sink], config: dict[str, Any], paths: RunPaths) -> None:
+    """A run that is killed after update 5, with its state after update 3, and goes on to 6.
+
+    Evaluations end after a later update; that of version 4 is made in both parts.
+    """
+    for part, evaluated in (((1, 2, 3, 4, 5), {2: 0, 4: 2, 5: 4}), ((4, 5, 6), {6: 4})):
+        sinks = [JsonlSink(), make(**config)]
+        for sink in sinks:
+            sink.open(paths, "demo")
+        for sink in sinks:
+            if part[0] > 1:
+                sink.rewind(3)
+            for step in part:
+                sink.write(step, {"learner/loss": 1 / step})
+                if step in evaluated:
+                    sink.write(evaluated[step], {EVALUATED: 0.5})
+            sink.close()
+
+
+def test_jsonl_has_one_object_per_call_and_drops_rewound_ones(tmp_path: Path) -> None:
     paths = create_run(tmp_path)
     sink = JsonlSink()
     sink.open(paths, "demo")
@@ -61,24 +100,218 @@ def test_tensorboard_reads_the_scalars_without_rewound_ones(tmp_path: Path) -> N
     ]
 
 
-def test_wandb_works_offline_and_stores_the_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_has_evaluations_at_steps_below_the_newest(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    paths = create_run(tmp_path)
+    write_two_parts(TensorBoardSink, {}, paths)
+    events = EventAccumulator(str(paths.root / "tensorboard"))
+    events.Reload()
+    assert [point.step for point in events.Scalars("learner/loss")] == [1, 2, 3, 4, 5, 6]
+    assert [point.step for point in events.Scalars(EVALUATED)] == [0, 2, 4]
+
+
+def wandb_records(offline: Path) -> Iterator[Any]:
+    """The records of an offline run: blocks of 32 KiB whose chunks have a header of 7 bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    (file,) = offline.glob("*.wandb")
+    data, at, record = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or its last chunk
+            yield wandb_internal_pb2.Record.FromString(record)
+            record = b""
+
+
+def wandb_points(offline: Path) -> list[dict[str, Any]]:
+    """What was logged, without W&B's own numbers."""
+    logged = [
+        {item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+        for record in wandb_records(offline)
+        if record.WhichOneof("record_type") == "history"
+    ]
+    return [{key: value for key, value in row.items() if not key.startswith("_")} for row in logged]
+
+
+@pytest.fixture
+def offline_wandb(monkeypatch: pytest.MonkeyPatch) -> Any:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    return wandb
+
+
+def test_wandb_works_offline_and_stores_the_config(tmp_path: Path, offline_wandb: Any) -> None:
     paths = create_run(tmp_path)
     paths.config.write_text("seed: 7\n")
     sink = WandbSink(project="p")
     sink.open(paths, "demo")
-    assert wandb.run.config["seed"] == 7
+    assert offline_wandb.run.config["seed"] == 7
+    assert (offline_wandb.run.name, offline_wandb.run.group) == ("demo", "")
     sink.write(3, {"learner/loss": 0.5})
-    assert wandb.run.summary["learner/loss"] == 0.5
-    assert wandb.run.summary["update"] == 3
-    sink.rewind(2)
+    assert offline_wandb.run.summary["learner/loss"] == 0.5
+    assert offline_wandb.run.summary["update"] == 3
+    sink.close()
+    assert sink.next_step() == f"wandb sync {tmp_path}/wandb/offline-run-*"
+    assert WandbSink(project="p", mode="online").next_step() is None
+
+
+def test_wandb_draws_evaluations_over_an_axis_of_their_own(
+    tmp_path: Path, offline_wandb: Any
+) -> None:
+    sink = WandbSink(project="p")
+    sink.open(create_run(tmp_path), "demo")
+    sink.write(24, {"learner/loss": 0.5})
+    sink.write(20, {EVALUATED: 0.7})
     sink.close()
     (offline,) = (tmp_path / "wandb").glob("offline-run-*")
-    assert list(offline.glob("*.wandb"))
+    assert wandb_points(offline) == [
+        {"learner/loss": 0.5, "update": 24},
+        {EVALUATED: 0.7, "evaluated_update": 20},
+    ]
+    axes = {
+        record.metric.glob_name: record.metric.step_metric
+        for record in wandb_records(offline)
+        if record.WhichOneof("record_type") == "metric"
+    }
+    assert axes.items() >= {"learner/*": "update", "evaluation-*": "evaluated_update"}.items()
+
+
+def test_a_resumed_run_stays_one_wandb_run_with_each_point_once(
+    tmp_path: Path, offline_wandb: Any
+) -> None:
+    write_two_parts(WandbSink, {"project": "p"}, create_run(tmp_path))
+    parts = sorted((tmp_path / "wandb").glob("offline-run-*"))
+    kept = json.loads((tmp_path / "trackers.json").read_text())["wandb"]
+    assert len(parts) == 2
+    assert all(kept in part.name for part in parts)
+    points = [point for part in parts for point in wandb_points(part)]
+    assert [p["update"] for p in points if "learner/loss" in p] == [1, 2, 3, 4, 5, 6]
+    assert [p["evaluated_update"] for p in points if EVALUATED in p] == [0, 2, 4]
+
+
+def test_jobs_of_a_sweep_are_a_wandb_group_and_are_named_by_their_overrides(
+    tmp_path: Path, offline_wandb: Any
+) -> None:
+    paths = create_run(tmp_path / "sweep_2026-11-25" / "0")
+    paths.command.write_text(
+        "rlforge train +experiment=kuhn seed=1 learner.learning_rate=1e-3 --config-dir 'a b'\n"
+        f"rlforge train --resume {paths.root}\n"
+    )
+    sink = WandbSink(project="p", tags=["ablation"])
+    sink.open(paths, "demo")
+    run = offline_wandb.run
+    assert run.name == "demo seed=1 learner.learning_rate=1e-3"
+    assert (run.group, run.tags) == ("sweep_2026-11-25", ("ablation",))
+    sink.close()
+    sink = WandbSink(project="p", group="mine")
+    sink.open(create_run(tmp_path / "sweep_2026-11-25" / "1"), "demo")
+    assert (offline_wandb.run.group, offline_wandb.run.name) == ("mine", "demo")
+    sink.close()
+
+
+def test_wandb_takes_tables_and_adapters_without_their_state(
+    tmp_path: Path, offline_wandb: Any
+) -> None:
+    sink = WandbSink(project="p")
+    sink.open(create_run(tmp_path), "demo")
+    sink.table(2, "ratings", RATINGS)
+    sink.adapter(checkpoint(tmp_path))
+    sink.close()
+    (offline,) = (tmp_path / "wandb").glob("offline-run-*")
+    (table,) = offline.rglob("ratings*.table.json")
+    assert json.loads(table.read_text()) == {
+        "columns": ["uid", "mu"],
+        "data": [["step-2", 27.0], ["base", 25.0]],
+    }
+    (artifact,) = (
+        record.artifact
+        for record in wandb_records(offline)
+        if record.WhichOneof("record_type") == "artifact" and record.artifact.type == "model"
+    )
+    assert [entry.path for entry in artifact.manifest.contents] == [
+        "adapter_model.safetensors",
+        "manifest.json",
+    ]
+    assert set(artifact.aliases) == {"latest", "step-3"}
+
+
+def test_trackio_keeps_a_resumed_run_as_one_with_each_point_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))  # read when it is imported
+    trackio = pytest.importorskip("trackio")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    paths = create_run(tmp_path / "run")
+    paths.config.write_text("seed: 7\n")
+    write_two_parts(TrackioSink, {"project": "p"}, paths)
+    sink = TrackioSink(project="p")
+    sink.open(paths, "demo")
+    sink.table(6, "ratings", RATINGS)
+    sink.close()
+    assert sink.next_step() == "trackio show --project p"
+    (run,) = trackio.Api().runs("p")
+    assert (run.name.partition(" ")[0], run.config["seed"]) == ("demo", 7)
+    logged = SQLiteStorage.get_logs("p", run.name)
+    assert [row["step"] for row in logged if "learner/loss" in row] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in logged if EVALUATED in row] == [0, 2, 4]
+    (table,) = [row["tables/ratings"] for row in logged if "tables/ratings" in row]
+    assert table["_value"] == RATINGS
+
+
+@pytest.fixture
+def mlflow_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A folder in place of a server."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return pytest.importorskip("mlflow").MlflowClient()
+
+
+def test_mlflow_keeps_a_resumed_run_as_one_with_each_point_once(
+    tmp_path: Path, mlflow_server: Any
+) -> None:
+    paths = create_run(tmp_path / "sweep_2026" / "0")
+    paths.command.write_text("rlforge train seed=7\n")
+    paths.config.write_text(f"learner: {{batch_size: 8}}\nprompt: {'x' * 600}\n")
+    write_two_parts(MlflowSink, {"experiment": "e", "tags": ["ablation"]}, paths)
+    experiment = mlflow_server.get_experiment_by_name("e").experiment_id
+    (run,) = mlflow_server.search_runs([experiment])
+    assert (run.info.run_name, run.info.status) == ("demo seed=7", "FINISHED")
+    assert run.data.tags.items() >= {"ablation": "true", "group": "sweep_2026"}.items()
+    assert (run.data.params["learner.batch_size"], len(run.data.params["prompt"])) == ("8", 500)
+    losses = mlflow_server.get_metric_history(run.info.run_id, "learner/loss")
+    assert [(point.step, point.value) for point in losses] == [(n, 1 / n) for n in range(1, 7)]
+    rates = mlflow_server.get_metric_history(run.info.run_id, EVALUATED)
+    assert [point.step for point in rates] == [0, 2, 4]
+
+
+def test_mlflow_takes_tables_adapters_and_keys_of_every_game(
+    tmp_path: Path, mlflow_server: Any
+) -> None:
+    sink = MlflowSink(experiment="e")
+    sink.open(create_run(tmp_path / "run"), "demo")
+    sink.write(1, {"evaluation-kuhn_poker(players=2)/base/win_rate": 0.5})
+    sink.table(2, "ratings", RATINGS)
+    sink.adapter(checkpoint(tmp_path))
+    sink.close()
+    (run,) = mlflow_server.search_runs([mlflow_server.get_experiment_by_name("e").experiment_id])
+    assert run.data.metrics == {"evaluation-kuhn_poker_players_2_/base/win_rate": 0.5}
+    kept = Path(run.info.artifact_uri.removeprefix("file://"))
+    files = {str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file()}
+    assert files == {
+        "ratings.json",
+        "adapters/step-3/manifest.json",
+        "adapters/step-3/adapter_model.safetensors",
+    }
+    assert json.loads((kept / "ratings.json").read_text())["columns"] == ["uid", "mu"]
 
 
 def test_make_sinks_makes_what_is_configured(tmp_path: Path) -> None:
@@ -97,6 +330,8 @@ def test_make_sinks_makes_what_is_configured(tmp_path: Path) -> None:
     [
         ("tensorboard", {"tensorboard": True}),
         ("wandb", {"wandb_project": "p"}),
+        ("trackio", {"trackio_project": "p"}),
+        ("mlflow", {"mlflow_experiment": "e"}),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(
@@ -140,3 +375,19 @@ def test_going_online_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         check_sinks(online)
     monkeypatch.setenv("WANDB_API_KEY", "k")
     check_sinks(online)
+
+
+def test_mlflow_needs_the_name_of_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(ConfigError, match="no server is named; set MLFLOW_TRACKING_URI"):
+        check_sinks(TrackerConfig(mlflow_experiment="e"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    check_sinks(TrackerConfig(mlflow_experiment="e"))
+
+
+def test_adapters_without_a_sink_that_takes_them_are_refused() -> None:
+    ((key, reason),) = TrackerConfig(adapters="last").problems()
+    assert (key, "set tracker.wandb_project or" in reason) == ("adapters", True)
+    for config in ({"wandb_project": "p"}, {"mlflow_experiment": "e"}, {"sinks": [{"name": "x"}]}):
+        assert list(TrackerConfig(adapters="all", **config).problems()) == []

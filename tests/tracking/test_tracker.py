@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlforge.config.schema import TrackerConfig
+from rlforge.system.checkpoint import write_checkpoint
 from rlforge.system.hardware import GpuLoad
 from rlforge.tracking.files import read_json, read_jsonl
+from rlforge.tracking.game_files import GameWriter
 from rlforge.tracking.progress import CollectionRow, Progress
 from rlforge.tracking.tracker import Tracker
 
@@ -26,6 +28,10 @@ class Memory:
         self.rewound: list[int] = []
         self.closed = 0
 
+    def curve(self, key: str) -> list[tuple[int, float]]:
+        """Step and value of each point under ``key``."""
+        return [(step, scalars[key]) for step, scalars in self.flushed if key in scalars]
+
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         self.flushed.append((step, dict(scalars)))
 
@@ -34,6 +40,24 @@ class Memory:
 
     def close(self) -> None:
         self.closed += 1
+
+
+class Gallery(Memory):
+    """A sink that also takes tables and adapters, and leaves a command to the user."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: list[tuple[int, str, list[dict[str, Any]]]] = []
+        self.adapters: list[str] = []
+
+    def table(self, step: int, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.tables.append((step, name, [dict(row) for row in rows]))
+
+    def adapter(self, folder: Path) -> None:
+        self.adapters.append(folder.name)
+
+    def next_step(self) -> str | None:
+        return "upload RUN"
 
 
 def test_a_run_that_has_just_begun_is_readable(tmp_path: Path, new_tracker: Any) -> None:
@@ -142,8 +166,8 @@ def test_an_evaluation_is_a_line_a_namespace_and_a_row(
     assert [(row["step"], row["wins"], row["time_s"]) for row in rows] == [(0, 33, 0), (4, 70, 5)]
     assert {"env_id", "opponent", "games", "draws", "losses", "win_rate", "ci95"} <= set(rows[0])
     prefix = "evaluation-SimpleTak-v0-train/random_legal"
-    assert sink.flushed[0][1][f"{prefix}/win_rate"] == pytest.approx((0.33 + 0.70) / 2)
-    assert sink.flushed[0][1][f"{prefix}/draw_rate"] == pytest.approx((0.33 + 0.15) / 2)
+    assert sink.curve(f"{prefix}/win_rate") == [(0, 0.33), (4, 0.70)]
+    assert sink.curve(f"{prefix}/draw_rate") == [(0, 0.33), (4, 0.15)]
     (row,) = tracker.progress().win_rates
     assert (row.step, row.win_rate, row.start_step, row.start_win_rate) == (4, 0.7, 0, 0.33)
     assert (row.history, row.loss_rate) == ((0.33, 0.7), 0.15)
@@ -180,10 +204,12 @@ def test_an_update_is_a_line_with_rates_shares_and_games(
     assert (first["engine_share"], first["idle_share"]) == (0.61, 0.06)
     assert first["collection-SimpleTak-v0-train/game_length"] == 2.0
     assert (second["samples_seen"], second["games_per_s"]) == (128, 0.0)
-    assert sink.flushed[0][1]["learner/loss"] == pytest.approx((0.5 + 0.25) / 2)
-    assert sink.flushed[0][1]["learner/engine_share"] == 0.61
+    assert sink.curve("learner/loss") == [(1, 0.5), (2, 0.25)]
+    assert sink.curve("learner/engine_share") == [(1, 0.61), (2, 0.61)]
+    # As in the lines of the file: at every update, whether games came since the last or not.
+    assert sink.curve("collection-SimpleTak-v0-train/game_length") == [(1, 2.0), (2, 2.0)]
     progress = tracker.progress()
-    assert (progress.update, progress.samples, progress.eta_s) == (2, 128, pytest.approx(8 * 3))
+    assert (progress.update, progress.samples, progress.eta_s) == (2, 128, pytest.approx(8 * 2))
     assert progress.learner["loss"] == 0.25
     assert progress.shares["idle_share"] == 0.06
     assert progress.games_per_s == pytest.approx(8 / 6)
@@ -198,6 +224,7 @@ def test_engines_have_a_namespace_each(tmp_path: Path, new_tracker: Any) -> None
     tracker.flush()
     assert sink.flushed[0][1]["inference/engine-1/tok_s"] == 150.0
     assert sink.flushed[0][1]["inference/engine-0/queued"] == 1.0
+    assert sink.flushed[0][1]["inference/engine-1/queued"] == 5.0  # a gauge: the last value
     rows = tracker.progress().engines
     assert [(row.name, row.queued, row.running, row.tok_s, row.tokens) for row in rows] == [
         ("engine-0", 1, 2, 50.0, 90),
@@ -219,12 +246,16 @@ def test_a_pool_snapshot_is_kept_with_its_history(
     assert (first["step"], first["current"], first["ratings"]) == (0, "base", {"base": [25.0, 4.0]})
     assert (second["step"], second["coverage"]) == (1, {"SimpleTak-v0-train": 0.375})
     assert list(second["ratings"]) == ["step-5", "step-4", "step-3"]
-    scalars = sink.flushed[0][1]
-    assert scalars["pool/step-5/mu"] == 30.0
-    assert scalars["pool/step-5/sigma"] == 4.0
-    assert scalars["pool/step-5/games"] == 50.0
-    assert scalars["pool/coverage/SimpleTak-v0-train"] == 0.375
-    assert "pool/step-1/mu" not in scalars  # not active
+    # One curve for the newest policy, none per checkpoint.
+    written = {key for _, scalars in sink.flushed for key in scalars if key.startswith("pool/")}
+    assert written == {
+        "pool/coverage/SimpleTak-v0-train",
+        "pool/current/mu",
+        "pool/current/sigma",
+        "pool/current/games",
+    }
+    assert sink.curve("pool/current/mu") == [(0, 25.0), (1, 30.0)]
+    assert sink.curve("pool/current/games") == [(0, 0), (1, 50)]
     progress = tracker.progress()
     assert [row.uid for row in progress.ratings][:2] == ["step-5", "step-4"]
     assert [(row.first, row.second, row.games) for row in progress.matches][:1] == [
@@ -247,8 +278,10 @@ def test_users_numbers_are_in_the_next_updates_line_and_in_the_sinks(
     first, second = read_jsonl(tmp_path / "metrics.jsonl")
     assert (first["custom/curiosity"], first["custom/a/b"]) == (2.0, 4.0)
     assert not any(key.startswith("custom/") for key in second)
-    ((_, scalars),) = sink.flushed
-    assert (scalars["custom/curiosity"], scalars["custom/a/b"]) == (4.0, 4.0)
+    assert sink.curve("custom/curiosity") == [(1, 2.0)]
+    assert sink.curve("custom/a/b") == [(1, 4.0)]
+    tracker.close({})  # what no update follows is recorded at the end
+    assert sink.curve("custom/curiosity") == [(1, 2.0), (2, 8.0)]
 
 
 def test_gpus_are_recorded_as_far_as_they_are_measured(
@@ -277,13 +310,14 @@ def test_gpus_are_recorded_as_far_as_they_are_measured(
 def test_sinks_are_flushed_by_the_clock(tmp_path: Path, new_tracker: Any, clock: Any) -> None:
     sink = Memory()
     tracker = new_tracker(tmp_path, [sink], flush_every_s=64.0)
-    tracker.log_scalars({"custom/x": 1.0})
+    load = dataclasses.replace(MODEST, power=100.0)
+    tracker.log_gpus([load])
     clock.now += 63.9
-    tracker.log_scalars({"custom/x": 3.0})
+    tracker.log_gpus([dataclasses.replace(load, power=300.0, used=2**30)])
     assert sink.flushed == []
     clock.now += 0.2
     tracker.tick()
-    assert sink.flushed == [(0, {"custom/x": 2.0})]
+    assert sink.flushed == [(0, {"system/gpu-3/power_w": 200.0, "system/gpu-3/memory_gb": 1.0})]
     clock.now += 64
     tracker.tick()
     assert len(sink.flushed) == 1  # nothing new, nothing written
@@ -360,21 +394,126 @@ def test_close_writes_the_summary_once(tmp_path: Path, make: Any, new_tracker: A
     assert (summary["seed"], summary["versions"]) == (7, {"torch": "2.13.0"})
     assert summary["evaluations"][0]["win_rate"] == 0.7
     assert read_json(tmp_path / "progress.json")["status"] == "interrupted"
-    assert len(sink.flushed) == sink.closed == 1
+    assert (len(sink.flushed), sink.closed) == (2, 1)
 
 
-def test_a_sink_that_fails_does_not_keep_the_summary_from_being_written(
-    tmp_path: Path, make: Any, new_tracker: Any
+def test_a_sink_that_fails_keeps_neither_files_nor_other_sinks_from_being_written(
+    tmp_path: Path, make: Any, new_tracker: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(Memory):
         def write(self, step: int, scalars: Mapping[str, float]) -> None:
             raise ConnectionError("no server")
 
-    tracker = new_tracker(tmp_path, [Broken()])
+    sink = Memory()
+    tracker = new_tracker(tmp_path, [Broken(), sink])
     tracker.log_learner(make.update(1), make.shares)
+    tracker.add_eval(make.evaluation(1, 70))
+    assert caplog.messages == ["Broken failed: ConnectionError('no server')"] * 2
     with pytest.raises(ConnectionError):
         tracker.close({"status": "done"})
     assert read_json(tmp_path / "summary.json")["status"] == "done"
+    assert (len(sink.flushed), sink.closed) == (2, 1)
+
+
+def test_eighty_updates_are_eighty_points_and_evaluations_stand_at_their_versions(
+    tmp_path: Path, make: Any, clock: Any
+) -> None:
+    tracker = Tracker(tmp_path, TrackerConfig(), "demo", 80, clock=clock)
+    for step in range(1, 81):
+        clock.now += 1.5
+        tracker.log_learner(make.update(step, lag_max=float(step % 3)), make.shares)
+        tracker.log_inference(
+            "engine-0", {"queued": 1, "running": 2, "tok_s": 50.0, "tokens": 90 * step}
+        )
+        if step % 20 == 4:  # the evaluation of a version ends four updates after it was saved
+            for opponent in ("base", "random_legal"):
+                tracker.add_eval(make.evaluation(step - 4, 33 + step, opponent=opponent))
+    tracker.close({})
+    rows = read_jsonl(tmp_path / "scalars.jsonl")
+    for name, expected in (
+        ("loss", lambda step: 0.5 / step),
+        ("samples_seen", lambda step: 64 * step),
+        ("lag_max", lambda step: step % 3),
+        ("lr", lambda _: 0.003),
+    ):
+        points = [(row["step"], row[f"learner/{name}"]) for row in rows if f"learner/{name}" in row]
+        assert points == [(step, expected(step)) for step in range(1, 81)], name
+    for opponent in ("base", "random_legal"):
+        key = f"evaluation-SimpleTak-v0-train/{opponent}/win_rate"
+        points = [(row["step"], row[key]) for row in rows if key in row]
+        assert points == [(0, 0.37), (20, 0.57), (40, 0.77), (60, 0.97)]
+
+
+def test_a_resumed_run_has_each_update_and_evaluation_once(
+    tmp_path: Path, make: Any, clock: Any
+) -> None:
+    tracker = Tracker(tmp_path, TrackerConfig(), "demo", 10, clock=clock)
+    for step in range(1, 6):
+        tracker.log_learner(make.update(step), make.shares)
+        tracker.add_eval(make.evaluation(step, 40 + step))
+    again = Tracker(tmp_path, TrackerConfig(), "demo", 10, clock=clock)  # the first one was killed
+    again.resume(3)
+    for step in range(4, 8):
+        again.log_learner(make.update(step), make.shares)
+        again.add_eval(make.evaluation(step, 40 + step))
+    again.close({})
+    rows = read_jsonl(tmp_path / "scalars.jsonl")
+    for key in ("learner/loss", "evaluation-SimpleTak-v0-train/random_legal/win_rate"):
+        assert [row["step"] for row in rows if key in row] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_ratings_and_games_go_as_tables_to_sinks_that_take_them(
+    tmp_path: Path, make: Any, new_tracker: Any, clock: Any
+) -> None:
+    sink = Gallery()
+    tracker = new_tracker(tmp_path, [sink, Memory()])
+    tracker.log_pool(make.snapshot(1))
+    tracker.log_pool(make.snapshot(2))
+    clock.now += 65
+    tracker.tick()
+    ((_, name, rows),) = sink.tables
+    assert (name, [row["uid"] for row in rows]) == ("ratings", ["step-2", "step-1", "base"])
+    assert rows[0].items() >= {"mu": 27.0, "sigma": 4.0, "games": 20}.items()
+    clock.now += 65
+    tracker.tick()  # no newer ratings
+    writer = GameWriter(tmp_path)
+    writer.add([make.game("one", turns=3), make.game("two", turns=1)])
+    writer.close()
+    assert tracker.close({}) == ["upload RUN"]
+    assert tracker.close({}) == []
+    _, (_, name, turns) = sink.tables
+    assert (name, [(row["game_id"], row["turn"]) for row in turns]) == (
+        "games",
+        [("one", 1), ("one", 2), ("one", 3), ("two", 1)],
+    )
+    assert turns[0]["observation"] == "board"
+
+
+def test_a_damaged_file_of_games_does_not_keep_a_run_from_its_end(
+    tmp_path: Path, new_tracker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = Gallery()
+    tracker = new_tracker(tmp_path, [sink])
+    (tmp_path / "games" / "games-000001.parquet").write_text("no parquet")
+    tracker.close({})
+    assert (sink.tables, sink.closed) == ([], 1)
+    assert "games-000001.parquet is damaged" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("choice", "handed"), [("off", []), ("last", ["step-10"]), ("all", ["step-9", "step-10"])]
+)
+def test_versions_are_handed_over_at_the_end_by_choice(
+    choice: str, handed: list[str], tmp_path: Path, new_tracker: Any
+) -> None:
+    sink = Gallery()
+    tracker = new_tracker(tmp_path, [sink], adapters=choice)
+    for version in (9, 10):
+        write_checkpoint(
+            tmp_path / "checkpoints", f"step-{version}", lambda path: None, {"version": version}
+        )
+    tracker.close({})
+    assert sink.adapters == handed
 
 
 def test_without_given_sinks_those_of_the_config_are_made(tmp_path: Path) -> None:

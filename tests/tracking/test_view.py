@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ from rich.console import Console
 
 from rlforge.system.hardware import GpuLoad
 from rlforge.tracking.files import read_json
-from rlforge.tracking.progress import Progress
-from rlforge.tracking.view import ProgressView
+from rlforge.tracking.progress import Progress, RatingRow, TraderRow, WindowRow
+from rlforge.tracking.view import NARROW, ProgressView
 
 
 def draw(progress: Progress, width: int, now: float | None = None, **options: Any) -> list[str]:
@@ -26,18 +28,156 @@ def progress_of(run: Path) -> Progress:
     return Progress.from_json(read_json(run / "progress.json"))
 
 
-@pytest.mark.parametrize("width", [50, 80, 100, 120, 200])
+@pytest.mark.parametrize("width", [30, 36, 43, 44, 50, 80, 100, 120, 200])
 def test_lines_fill_the_width_and_nothing_is_cut(full_run: Path, width: int) -> None:
     lines = draw(progress_of(full_run), width)
     assert {cell_len(line) for line in lines} == {width}
-    text = " ".join("".join(lines).split())
+    text = " ".join("".join(lines).replace("│", " ").split())
     assert "…" not in text
-    for part in ("6/10", "random_legal", "72%", "63%–80%", "+39.0", "31.0 ± 4.0", "engine-0"):
+    for part in ("6/10", "random_legal", "72%", "+39.0", "31.0 ± 4.0", "engine-0"):
         assert part in text, part
-    for part in ("128 running, 3 queued", "2,200/s", "0.5 updates", "37.5% distinct", "2e-6"):
+    assert ("63%–80%" in text) == (width >= NARROW)
+    for part in ("running", "3 queued", "2,200/s", "0.5 updates", "37.5%", "distinct", "2e-6"):
         assert part in text, part
     for part in ("engine busy 61%", "learner busy 42%", "neither 6%", "failed games 1", "done"):
         assert part in text, part
+
+
+@pytest.mark.parametrize("width", [30, 43, 60])
+def test_at_every_width_each_win_rate_has_the_name_of_its_opponent(
+    tmp_path: Path, make: Any, new_tracker: Any, width: int
+) -> None:
+    tracker = new_tracker(tmp_path)
+    wins = {"base": 31, "random_legal": 47, "win_block": 83}
+    for opponent, won in wins.items():
+        tracker.add_eval(make.evaluation(0, won, opponent=opponent))
+    lines = draw(tracker.progress(), width)
+    for opponent, won in wins.items():
+        assert any(opponent in line and f"{won}%" in line for line in lines), opponent
+    tracker.add_eval(make.evaluation(0, 50, env_id="KuhnPoker-v0"))
+    text = "".join(draw(tracker.progress(), width))
+    assert "KuhnPoker-v0" in text
+    assert "SimpleTak-v0" in text, "of several environments, each is named"
+
+
+def styles_of(progress: Progress, text: str) -> set[str]:
+    """The colours in which ``text`` is drawn."""
+    console = Console(width=120, file=io.StringIO(), force_terminal=True, height=100)
+    return {
+        str(segment.style.color.name)
+        for line in console.render_lines(ProgressView(progress))
+        for segment in line
+        if text in segment.text and segment.style and segment.style.color
+    }
+
+
+def test_only_changes_beyond_the_confidence_intervals_have_a_colour(
+    tmp_path: Path, make: Any, new_tracker: Any
+) -> None:
+    tracker = new_tracker(tmp_path)
+    for opponent, wins in {"better": 71, "worse": 30, "same": 53}.items():
+        tracker.add_eval(make.evaluation(0, 50, opponent=opponent))
+        tracker.add_eval(make.evaluation(2, wins, opponent=opponent))
+    progress = tracker.progress()
+    assert styles_of(progress, "+21.0") == {"green"}
+    assert styles_of(progress, "-20.0") == {"red"}
+    assert styles_of(progress, "+3.0") == set()
+
+
+def test_the_difference_of_a_window_has_a_colour_where_its_interval_excludes_zero() -> None:
+    def window(number: int, difference: float, half: float) -> WindowRow:
+        return WindowRow(
+            window_id=f"10:0{number}",
+            decisions=9,
+            trained=3,
+            difference=difference,
+            low=difference - half,
+            high=difference + half,
+        )
+
+    progress = Progress(
+        run_name="market",
+        status="running",
+        updated_at=0.0,
+        elapsed_s=1.0,
+        update=3,
+        total_updates=3,
+        unit="window",
+        windows=(window(1, 0.25, 0.1), window(2, -0.375, 0.1), window(3, 0.062, 0.1)),
+    )
+    assert styles_of(progress, "+0.250") == {"green"}
+    assert styles_of(progress, "-0.375") == {"red"}
+    assert styles_of(progress, "+0.062") == set()
+
+
+@pytest.mark.parametrize("width", [30, 44, 56, 76, 80, 110])
+def test_windows_are_drawn_without_cuts_with_scores_and_the_version_in_force(width: int) -> None:
+    def window(number: int, deployed: bool) -> WindowRow:
+        return WindowRow.of(
+            {
+                "window_id": f"2024-11-13-1{number}:00",
+                "trajectories": 984,
+                "batch/trained_decisions": 430,
+                "policy_reward": 0.757,
+                "reward_difference": 0.561,
+                "reward_difference_low": 0.416,
+                "reward_difference_high": 0.705,
+                "win_rate": 0.84,
+                "version": f"step-1{number}",
+                "deployment_success": deployed,
+                "reason": "",
+                "scorer/kendall_tau": 0.519,
+                "scorer/not_measured": None,
+            }
+        )
+
+    progress = Progress(
+        run_name="market",
+        status="running",
+        updated_at=0.0,
+        elapsed_s=1.0,
+        update=2,
+        total_updates=3,
+        unit="window",
+        windows=(window(1, deployed=True), window(2, deployed=False)),
+        traders=(
+            TraderRow(
+                name="scripted:momentum",
+                decisions=576,
+                trades=537,
+                refused=0,
+                win_rate=0.84,
+                avg_reward=0.757,
+                avg_pnl=-14.7,
+            ),
+        ),
+    )
+    assert Progress.from_json(progress.to_json()) == progress
+    lines = draw(progress, width)
+    assert {cell_len(line) for line in lines} == {width}
+    text = " ".join("".join(lines).split())
+    assert "…" not in text
+    for part in ("serving step-11", "+0.561", "84%", "0.757", "kendall tau 0.519"):
+        assert part in text, part
+    assert "not measured" not in text
+    short = draw(progress, width, height=15, force_terminal=True)
+    assert len(short) < 15
+    assert any("+0.561" in line for line in short)
+    assert not any("kendall" in line for line in short)
+
+
+def test_ratings_that_are_only_inherited_are_not_shown_as_measured(full_run: Path) -> None:
+    rows = tuple(
+        RatingRow(
+            uid=f"step-{version}", mu=28.9, sigma=0.7, games=192, active=True, rated_games=rated
+        )
+        for version, rated in ((3, 0), (2, 0), (1, 40))
+    )
+    progress = dataclasses.replace(progress_of(full_run), ratings=rows, matches=())
+    text = "\n".join(draw(progress, 120, height=100))
+    assert re.search(r"step-1 +28\.9 ± 0\.7 +40 ", text)
+    assert text.count("28.9") == 1
+    assert "and 2 more policies" in text
 
 
 @pytest.mark.parametrize("width", [80, 120])

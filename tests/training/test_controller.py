@@ -148,7 +148,12 @@ def test_sigterm_while_the_actors_start_ends_all_processes(small_model: Path) ->
     wait_for(lambda: bool(Path("run/logs").is_dir() and all_pids()), process)
     process.terminate()
     _, stderr = process.communicate(timeout=60)
-    assert (process.returncode, stderr.splitlines()[-1]) == (130, "rlforge: interrupted")
+    assert process.returncode == 130, stderr
+    assert stderr.splitlines()[-1] == (
+        "rlforge: interrupted at once, before a state was saved; start it again with: "
+        f"rlforge train --resume {Path('run').absolute()}"
+    )
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "interrupted"
     assert "SIGTERM" not in stderr  # Ray's own message
     assert not any(map(alive, all_pids()))
 
@@ -362,6 +367,11 @@ def test_a_model_without_its_weights_is_one_message(small_model: Path, tmp_path:
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert f"model '{broken}' cannot be loaded" in done.stderr.splitlines()[-1]
+    for name in ("summary.json", "progress.json"):
+        assert json.loads((Path("run") / name).read_text())["status"] == "failed"
+    watched = run("monitor", "run")
+    assert watched.returncode == 0
+    assert f"failed: model '{broken}' cannot be loaded" in watched.stdout
     assert not any(map(alive, all_pids()))
 
 

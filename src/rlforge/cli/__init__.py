@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import sys
+import traceback
+import unicodedata
+from encodings import ascii
 from typing import Annotated, NoReturn
 
 import typer
@@ -10,6 +15,7 @@ import typer
 from rlforge import __version__
 from rlforge.cli import examine, games, runs, serving, windows
 from rlforge.errors import RlforgeError
+from rlforge.system.files import says_full_disk
 
 app = typer.Typer(
     name="rlforge",
@@ -47,8 +53,10 @@ app.command()(examine.config)
 app.command()(examine.doctor)
 app.command()(games.play)
 app.command()(games.replay)
+app.command("list")(examine.list_choices)
 app.command()(examine.models)
 app.command()(examine.plugins)
+app.command()(runs.runs)
 app.command()(runs.monitor)
 app.command()(runs.report)
 app.command()(runs.export)
@@ -62,28 +70,88 @@ app.add_typer(windows.app, name="windows")
 def main() -> NoReturn:
     """Run the command. Errors that the user can fix print one message and no stack trace.
 
-    So do errors of the system about a file: no permission, a directory in its place, a full disk.
+    So do errors of the system: no permission, a directory in a file's place, a full disk. What the
+    encoding of the terminal lacks is written in ASCII.
     """
+    _write_what_the_terminal_can()
     try:
         app()
     except RlforgeError as error:
         typer.echo(f"rlforge: {error}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.filename is None:
-            raise
-        typer.echo(f"rlforge: {error.filename}: {error.strerror}", err=True)
+        typer.echo(f"rlforge: {_of_the_system(error)}", err=True)
         sys.exit(1)
     except SystemExit as end:
         # Typer turns Ctrl-C into this exit without a message; runs that end in order print one.
-        if end.code == 130 and _interrupted(end):
-            typer.echo("rlforge: interrupted", err=True)
+        interrupt = _interrupt(end) if end.code == 130 else None
+        if interrupt is not None:
+            typer.echo(" ".join(["rlforge: interrupted", *map(str, interrupt.args)]), err=True)
         raise
     sys.exit(0)
 
 
-def _interrupted(error: BaseException | None) -> bool:
-    """Whether Ctrl-C caused ``error``."""
+def _interrupt(error: BaseException | None) -> KeyboardInterrupt | None:
+    """The Ctrl-C that caused ``error``, with the message of the run that it ended, if any."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
-    return error is not None
+    return error
+
+
+def _of_the_system(error: OSError) -> str:
+    """What the system refused, and where: the file, or else the line of code."""
+    what = error.strerror or str(error)
+    if error.filename is None and says_full_disk(error):
+        return f"the disk or its quota is full ({what}); free some and run the command again"
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{error.filename or f'{last.filename}, line {last.lineno}'}: {what}"
+
+
+# ---------------------------------------------------------------- terminals
+
+_ASCII = str.maketrans(
+    {
+        **dict.fromkeys("–—−‐‑─━", "-"),
+        **dict.fromkeys("│┃", "|"),
+        **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯╞╡╪", "+"),
+        **dict(zip("▁▂▃▄▅▆▇█", "_.-~=+*#", strict=True)),
+        **dict(zip("·•×▶▼▲■“”’", '.*x>v^#""\'', strict=True)),
+        **dict(zip("…±≤≥→", ["...", "+-", "<=", ">=", "->"], strict=True)),
+    }
+)
+"""What rlforge itself writes, in ASCII."""
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """An error handler for ``codecs``: the nearest ASCII, ``?`` where there is none.
+
+    Text that grows takes up padding behind it, so that columns stay aligned.
+    """
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end]
+    letters = unicodedata.normalize("NFKD", text.translate(_ASCII))
+    plain = "".join(letter for letter in letters if not unicodedata.combining(letter))
+    plain = plain.encode("ascii", "replace").decode()
+    grown = len(plain) - len(text)
+    padded = error.object.startswith(" " * (grown + 1), error.end)
+    return plain, error.end + (grown if padded else 0)
+
+
+def _own_codec(name: str) -> codecs.CodecInfo | None:
+    """ASCII by another name: Click would write UTF-8 to a stream whose encoding is named ascii."""
+    if name != "rlforge_ascii":
+        return None
+    known = ascii.getregentry()
+    known.name = name
+    return known
+
+
+def _write_what_the_terminal_can() -> None:
+    """Make output end in no UnicodeEncodeError, whatever the encoding of the terminal."""
+    codecs.register(_own_codec)
+    codecs.register_error("rlforge.ascii", _in_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            is_ascii = codecs.lookup(stream.encoding).name == "ascii"
+            encoding = "rlforge_ascii" if is_ascii else stream.encoding
+            stream.reconfigure(encoding=encoding, errors="rlforge.ascii")

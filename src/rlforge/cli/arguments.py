@@ -18,7 +18,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="+experiment=NAME and changes to it. Keys: rlforge config --keys.",
+        help="+experiment=NAME, or NAME alone, and changes to it. Keys: rlforge config --keys.",
         show_default=False,
     ),
 ]
@@ -29,9 +29,15 @@ ConfigDir = Annotated[
 
 
 def must_be_run(path: Path | None) -> Path | None:
-    """Refuse a path that is not a run directory, with the nearest runs; None passes."""
-    from rlforge.tracking.files import open_run
+    """Refuse a path that is not a run directory, with the nearest runs; None passes.
 
+    ``latest`` is the newest run below ``runs/``.
+    """
+    from rlforge.tracking.files import open_run
+    from rlforge.tracking.overview import newest_run
+
+    if path == Path("latest") and not path.exists():
+        path = newest_run(Path("runs"))
     if path is not None:
         try:
             open_run(path)
@@ -43,7 +49,9 @@ def must_be_run(path: Path | None) -> Path | None:
 RunDir = Annotated[
     Path,
     typer.Argument(
-        metavar="RUN", help="A run directory, as train prints it.", callback=must_be_run
+        metavar="RUN",
+        help="A run directory, as train prints it, or latest: the newest below runs/.",
+        callback=must_be_run,
     ),
 ]
 Resume = Annotated[
@@ -67,16 +75,26 @@ More = Annotated[
 Checkpoint = Annotated[
     str, typer.Option(metavar="UID", help="The version of the run: latest, step-40, …")
 ]
+
+
+def _writable(file: Path | None) -> Path | None:
+    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+        raise ConfigError(f"--json {file}: give the name of a file in an existing folder")
+    return file
+
+
 JsonFile = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", help="Also write the result to this file."),
+    typer.Option(
+        "--json", metavar="FILE", help="Also write the result to this file.", callback=_writable
+    ),
 ]
 
 
 def write_result(file: Path | None, result: Any) -> None:
     """Write ``result`` as JSON to the file of ``--json``, if one is given."""
     if file is not None:
-        file.write_text(json.dumps(result, indent=2) + "\n")
+        file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 Store = Annotated[

@@ -87,6 +87,6 @@ def _row(param: Any) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(render())
+        Path(sys.argv[1]).write_text(render(), encoding="utf-8")
     else:
         sys.stdout.write(render())

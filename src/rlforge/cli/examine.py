@@ -143,8 +143,8 @@ def doctor(
     from rlforge.preflight.doctor_view import render, to_values
 
     report = examine(compose_any(overrides or [], config_dir), gpu_memory, launch.check)
-    Console().print(render(report))
     write_result(json_file, to_values(report))
+    Console().print(render(report))
     if not report.healthy:
         raise typer.Exit(1)
 
@@ -159,10 +159,49 @@ def _show_size(run_dir: Path, json_file: Path | None) -> None:
     for part in found.parts:
         count = f"{part.files:,}"
         table.add_row(part.name, readable_size(part.size), count, ", ".join(part.limits))
+    write_result(json_file, dataclasses.asdict(found))
     Console().print(table)
     size, free = readable_size(found.size), readable_size(found.free)
     typer.echo(f"{run_dir}: {size}; {free} free on its disk")
-    write_result(json_file, dataclasses.asdict(found))
+
+
+def list_choices(
+    subject: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="WHAT", help="A config group, or a kind of plug-in.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """List what can be chosen: experiments, envs, models, algorithms, opponents …
+
+    [bold]Examples[/bold]
+
+      rlforge list
+
+      rlforge list experiments
+
+      rlforge list envs
+    """
+    from rlforge.config.catalog import catalog, subjects
+
+    if subject is None:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        table.add_column("rlforge list", no_wrap=True)
+        table.add_column("chosen by", overflow="fold")
+        for name, key in subjects().items():
+            table.add_row(name, key)
+        Console().print(table)
+        return
+    found = catalog(subject)
+    width = max(len(choice.name) for choice in found.choices) + 2
+    room = max(40, Console().width) - width
+    for choice in found.choices:
+        first, *more = textwrap.wrap(choice.about, room) or [""]
+        typer.echo(f"{choice.name:{width}}{first}".rstrip())
+        for line in more:
+            typer.echo(" " * width + line)
+    typer.echo(f"\nchosen by {found.key}")
 
 
 def models() -> None:
@@ -204,7 +243,7 @@ def plugins(json_file: JsonFile = None) -> None:
             if row.kind == kind.name and row.origin != "rlforge":
                 note = f"\n[red]{escape(row.problem)}[/red]" if row.problem else ""
                 table.add_row("", row.name, f"{row.origin}: {row.target}{note}")
-    Console().print(table)
     write_result(json_file, [dataclasses.asdict(row) for row in rows])
+    Console().print(table)
     if any(row.problem for row in rows):
         raise typer.Exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -55,15 +56,22 @@ def play(
     config, rivals = local.prepare(overrides or [], config_dir, run, checkpoint, opponent or [])
     spec = local.find_env(config, env)
     policies = local.seats_of(spec, seat, rivals)
-    person = local.Person(input, typer.echo)
-    try:
-        record = asyncio.run(local.play(config, spec, policies, seed, person, typer.echo))
-    except local.Leave:
-        typer.echo("you left the game")
-        return
-    typer.echo(local.verdict(record))
-    if record.error is not None:
-        raise typer.Exit(1)
+    while True:
+        person = local.Person(input, typer.echo)
+        try:
+            record = asyncio.run(local.play(config, spec, policies, seed, person, typer.echo))
+        except local.Leave:
+            typer.echo("you left the game")
+            return
+        except KeyboardInterrupt:
+            typer.echo()  # the message that follows has a line of its own
+            raise
+        typer.echo(local.verdict(record))
+        if record.error is not None:
+            raise typer.Exit(1)
+        if not sys.stdin.isatty() or not typer.confirm("another game?"):
+            return
+        seed += 1
 
 
 def replay(

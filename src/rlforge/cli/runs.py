@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +30,7 @@ from rlforge.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from rlforge.config.schema import PolicyConfig
     from rlforge.local.evaluate import Measurement
+    from rlforge.types import EvalResult
 
 
 class DataType(enum.StrEnum):
@@ -156,9 +159,49 @@ def _run(
         windows = "" if done is None else f" after {done} windows"
         again = f"rlforge {root.command} --resume {run.path}"
         typer.echo(f"interrupted{windows}; go on with: {again}", err=True)
+    else:
+        for line in _next_steps(run.path, root.command):
+            typer.echo(line, err=True)
     typer.echo(str(run.path))
     if interrupted:
         raise typer.Exit(130)
+
+
+def _next_steps(run: Path, command: str) -> list[str]:
+    """Where the results of a run are, and what its users do next."""
+    report = run / "report.html"
+    use = {
+        "train": f"rlforge play {run}; rlforge eval {run}; rlforge export {run} DIR",
+        "continuous": f"rlforge serve {run}; rlforge windows list {run}",
+        "sft": f"rlforge eval {run}; rlforge train … learner.initial_adapter={run}",
+    }
+    lines = [f"results: {report}"] if report.is_file() else []
+    return [*lines, f"next: {use[command]}"] if command in use else lines
+
+
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to look for runs.")
+    ] = Path("runs"),
+    json_file: JsonFile = None,
+) -> None:
+    """List runs, the newest first: how each ended, how far it came, and its last results.
+
+    [bold]Examples[/bold]
+
+      rlforge runs
+
+      rlforge monitor latest
+    """
+    from rlforge.tracking.overview import overview
+
+    found = overview(folder)
+    write_result(json_file, [dataclasses.asdict(row) for row in found])
+    if not found:
+        raise ConfigError(f"{folder} holds no runs; start one: rlforge train simpletak_mirror")
+    for row in found:  # not as a table, whose narrow columns would break paths
+        typer.echo(row.path)
+        typer.echo(f"    {row.status}, {row.done}" + (f"  {row.result}" if row.result else ""))
 
 
 def evaluate(
@@ -187,17 +230,19 @@ def evaluate(
       rlforge eval RUN --checkpoint step-40 --opponent win_block --opponent step-0
     """
     import asyncio
-    import dataclasses
 
     from rlforge.local.evaluate import evaluate_run
 
-    if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
-        raise ConfigError(f"--json {json_file}: give the name of a file in an existing folder")
+    def keep(results: Sequence[EvalResult]) -> None:
+        write_result(json_file, [dataclasses.asdict(result) for result in results])
+
     measured = asyncio.run(
-        evaluate_run(run_dir, checkpoint, opponent, games, lambda text: typer.echo(text, err=True))
+        evaluate_run(
+            run_dir, checkpoint, opponent, games, lambda text: typer.echo(text, err=True), keep
+        )
     )
+    keep(measured.results)
     Console().print(_eval_table(measured))
-    write_result(json_file, [dataclasses.asdict(result) for result in measured.results])
     if not measured.complete:
         raise RunError("\n".join(measured.failures))
     for failure in measured.failures:
@@ -220,16 +265,26 @@ def monitor(
     attach(run_dir, once=once, refresh_s=refresh)
 
 
-def report(run_dir: RunDir) -> None:
+def report(
+    run_dir: RunDir,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="The file to write, not report.html of the run."
+        ),
+    ] = None,
+) -> None:
     """Write report.html, which opens offline; prints its path.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
       rlforge report runs/simpletak_mirror/2026-01-01_12-00-00
-    """
-    from rlforge.api import load_run
 
-    typer.echo(str(load_run(run_dir).report()))
+      rlforge report runs/simpletak_mirror/2026-01-01_12-00-00 --output page.html
+    """
+    from rlforge.tracking.report import write_report
+
+    typer.echo(str(write_report(run_dir, output)))
 
 
 def export(

@@ -305,9 +305,21 @@ def nested_class(field: dataclasses.Field[Any]) -> type | None:
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """As Hydra reads them; ConfigError for the first that it cannot."""
+    """As Hydra reads them; ConfigError for the first that it cannot.
+
+    A bare name that is no key is the experiment of that name.
+
+    Example:
+        >>> [override.input_line for override in parse_overrides(["kuhn_grpo", "seed=3"])]
+        ['+experiment=kuhn_grpo', 'seed=3']
+    """
+    keys = {name for root in ROOTS for name in plain_fields(root)}
+    lines = [
+        f"+experiment={o}" if re.fullmatch(r"[A-Za-z][\w-]*", o) and o not in keys else o
+        for o in overrides
+    ]
     try:
-        parsed: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
+        parsed: list[Override] = OverridesParser.create().parse_overrides(lines)
     except OverrideParseException as error:
         raise ConfigError(_unreadable(error.override or "")) from None
     return parsed
@@ -384,6 +396,13 @@ def _check_overrides(overrides: Sequence[str], root: type[PolicyConfig]) -> None
             raise ConfigError(_unreadable(line))
         if foreign_keys([key_of(override)], root):
             raise ConfigError(f"{line} (command line): {root.about} has no such key")
+        if override.is_delete():
+            raise ConfigError(f"{line} (command line): nothing can be left out; choose another")
+        if key_of(override).split(".")[0] == "hydra":
+            raise ConfigError(
+                f"{line} (command line): Hydra's own keys are for sweeps (rlforge train -m); the "
+                "run directory is run_dir=…"
+            )
         if override.is_sweep_override():
             raise ConfigError(
                 f"{line} (command line): several values are a sweep; start it with "
@@ -391,9 +410,9 @@ def _check_overrides(overrides: Sequence[str], root: type[PolicyConfig]) -> None
             )
         if name.startswith("+") and not (conf_dir() / name.lstrip("+").split("@")[0]).is_dir():
             plain = name.lstrip("+")
-            if plain.split(".")[0] not in ("hydra", "prompts"):
+            if plain.split(".")[0] != "prompts":
                 known = all_keys(root)
-                mend = f"; write {plain}=… without +" if plain in known else nearest(plain, known)
+                mend = f"; write {plain}=… without +" if plain in known else _alike(plain, known)
                 raise ConfigError(f"{line} (command line): no such key{mend}")
 
 
@@ -414,7 +433,7 @@ def _explain(
         cause = error.__cause__
         if cause is not None and "not in" in str(cause):
             return _unknown_key(str(cause), key, "command line", root)
-        return ConfigError(f"{key} (command line): no such key{nearest(key, all_keys(root))}")
+        return ConfigError(f"{key} (command line): no such key{_alike(key, all_keys(root))}")
     if match := re.search(r"Error merging override (.+)", text):
         cause = error.__cause__ or error
         if "not in '" in str(cause):
@@ -445,7 +464,28 @@ def _unknown_key(text: str, parent: str, where: str, root: type) -> ConfigError:
         head = key.rpartition(".")[0]
         known = [f"{head}.{name}" if head else name for name in all_keys(cls)]
         kind = f" in {cls.__name__}" if issubclass(cls, schema.AlgorithmConfig) else ""
-    return ConfigError(f"{key} ({where}): no such key{kind}{nearest(key, known)}")
+    return ConfigError(f"{key} ({where}): no such key{kind}{_alike(key, known)}")
+
+
+def _alike(key: str, known: Sequence[str]) -> str:
+    """The end of a message: keys that end in ``key``, or in words that begin with its letters.
+
+    Otherwise those that are spelled like it.
+    """
+    last = {one: one.rpartition(".")[2] for one in known}
+    found = [one for one, name in last.items() if name == key]
+    found = found or [one for one, name in last.items() if _initials(name) == key]
+    if 0 < len(found) <= _MOST_ALIKE:
+        return f"; did you mean {', '.join(found)}?"
+    return nearest(key, known)
+
+
+#: More keys than these are no suggestion.
+_MOST_ALIKE = 4
+
+
+def _initials(name: str) -> str:
+    return "".join(word[:1] for word in name.split("_"))
 
 
 def _missing_option(name: str, text: str) -> ConfigError:
@@ -454,10 +494,8 @@ def _missing_option(name: str, text: str) -> ConfigError:
     options = [line.strip() for line in listed.splitlines() if line.strip()]
     if not group or not options:
         return ConfigError(f"{name}: no such config group{nearest(name, _groups())}")
-    return ConfigError(
-        f"{group}={option}: no such option{nearest(option, options)} "
-        f"(there are {', '.join(options)})"
-    )
+    mend = nearest(option, options) or f"; there are {', '.join(options)}"
+    return ConfigError(f"{group}={option}: no such option{mend}")
 
 
 def _groups() -> list[str]:

@@ -273,6 +273,6 @@ def _options(group: str) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(render())
+        Path(sys.argv[1]).write_text(render(), encoding="utf-8")
     else:
         sys.stdout.write(render())

@@ -374,7 +374,14 @@ SINKS = Kind(
     "metric sink",
     "tracker.sinks",
     "a dataclass with open(run, name), write(step, scalars), rewind(step) and close()",
-    _in("tracking.sinks", jsonl="JsonlSink", tensorboard="TensorBoardSink", wandb="WandbSink"),
+    _in(
+        "tracking.sinks",
+        jsonl="JsonlSink",
+        tensorboard="TensorBoardSink",
+        wandb="WandbSink",
+        trackio="TrackioSink",
+        mlflow="MlflowSink",
+    ),
     needs=("__dataclass_fields__", "open", "write", "rewind", "close"),
 )
 SCORERS = Kind(

@@ -388,9 +388,20 @@ class TrackerConfig(Group):
     wandb_project: Text | None = None
     #: W&B mode.
     wandb_mode: Literal["online", "offline"] = "offline"
+    #: trackio project; null: off. Its dashboard: `trackio show`.
+    trackio_project: Text | None = None
+    #: MLflow experiment; null: off. `MLFLOW_TRACKING_URI` in the environment names the server.
+    mlflow_experiment: Text | None = None
+    #: Group of the run in W&B, trackio and MLflow; null: the folder of its sweep.
+    group: Text | None = None
+    #: Tags of the run in W&B and MLflow.
+    tags: list[Text] = field(default_factory=list)
+    #: Versions of the policy that W&B and MLflow get as artifacts at the end: none, the newest, or
+    #: all in `checkpoints/`.
+    adapters: Literal["off", "last", "all"] = "off"
     #: Further sinks of metrics, each a mapping with ``name`` and that sink's parameters.
     sinks: list[dict[str, Any]] = field(default_factory=list)
-    #: Seconds between flushes of aggregated metrics.
+    #: Seconds between points of what has no update of its own, such as the load of the engines.
     flush_every_s: Positive = 64.0
     #: Values per key in a rolling mean.
     window: Count = 512
@@ -398,6 +409,16 @@ class TrackerConfig(Group):
     progress: Literal["auto", "rich", "plain", "off"] = "auto"
     #: Write report.html when the run ends.
     report: bool = True
+
+    def clashes(self) -> Iterator[Problem]:
+        if self.adapters != "off" and not (
+            self.wandb_project or self.mlflow_experiment or self.sinks
+        ):
+            yield (
+                "adapters",
+                f"{self.adapters} needs a sink that takes them; set tracker.wandb_project or "
+                "tracker.mlflow_experiment",
+            )
 
 
 @dataclass

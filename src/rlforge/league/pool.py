@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -47,6 +48,7 @@ class ModelPool:
         self._policies: dict[str, PolicyRef] = {}
         self._roles: dict[str, Role] = {}
         self._games: dict[str, int] = {}
+        self._rated_games: Counter[str] = Counter()
         self._matches: dict[str, dict[str, int]] = {}
         for policy in fixed:
             self.add_fixed(policy)
@@ -170,9 +172,10 @@ class ModelPool:
                     )
                 self._register(seat.policy, "guest")
         uids = [seat.policy.uid for seat in spec.seats]
-        self._ratings.record(
+        if self._ratings.record(
             [(seat.policy.uid, record.rewards[seat.player_id]) for seat in spec.seats]
-        )
+        ):
+            self._rated_games.update(set(uids))
         self._count(uids)
         if spec.purpose == "train":
             self._explore(record)
@@ -183,6 +186,13 @@ class ModelPool:
         for first, second in dict.fromkeys(itertools.permutations(uids, 2)):
             row = self._matches.setdefault(first, {})
             row[second] = row.get(second, 0) + 1
+
+    def _met_others(self) -> dict[str, int]:
+        """Pairs with other policies: what stands in for the rated games of a state without them."""
+        return {
+            uid: sum(games for other, games in row.items() if other != uid)
+            for uid, row in self._matches.items()
+        }
 
     def _explore(self, record: GameRecord) -> None:
         """Count the game for its opponents; in self-play the learner is its own opponent."""
@@ -204,8 +214,9 @@ class ModelPool:
         """The pool's contents for display, as plain data for JSON.
 
         entries: one object per policy with uid, kind, path_or_name, version, role, mu, sigma,
-        active, games. matches: ``{uid: {uid: games}}``, symmetric; the diagonal counts games in
-        which a policy met itself. exploration: see ``ExplorationTracker.snapshot``.
+        active, games, rated_games: those that changed its rating, 0 where it has none of its own.
+        matches: ``{uid: {uid: games}}``, symmetric; the diagonal counts games in which a policy
+        met itself. exploration: see ``ExplorationTracker.snapshot``.
         """
         active = {checkpoint.uid for checkpoint in self.active()}
         ratings = self._ratings.ratings()
@@ -220,6 +231,7 @@ class ModelPool:
                     "sigma": ratings[uid].sigma,
                     "active": uid in active or self._roles[uid] == "fixed",
                     "games": self._games[uid],
+                    "rated_games": self._rated_games[uid],
                 }
                 for uid, policy in self._policies.items()
             ],
@@ -239,6 +251,7 @@ class ModelPool:
                 _CHECKPOINTS.encode(checkpoint) for checkpoint in self._checkpoints.values()
             ],
             "games": dict(self._games),
+            "rated_games": dict(self._rated_games),
             "matches": {uid: dict(row) for uid, row in self._matches.items()},
             "ratings": self._ratings.state_dict(),
             "exploration": self._exploration.state_dict(),
@@ -255,6 +268,7 @@ class ModelPool:
         }
         self._games = dict(state["games"])
         self._matches = {uid: dict(row) for uid, row in state["matches"].items()}
+        self._rated_games = Counter(state.get("rated_games", self._met_others()))
         self._ratings.load_state_dict(state["ratings"])
         self._exploration.load_state_dict(state["exploration"])
 

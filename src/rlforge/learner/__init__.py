@@ -77,12 +77,12 @@ def write_state(folder: Path, learner: Learner, others: Mapping[str, Any]) -> No
     state = folder / STATE_FOLDER
     state.mkdir()
     learner.save_state(state)
-    (state / "run.json").write_text(json.dumps(others))
+    (state / "run.json").write_text(json.dumps(others), encoding="utf-8")
 
 
 def read_state(folder: Path, learner: Learner) -> dict[str, Any]:
     """Load the learner's state from ``folder``; returns what the other actors saved."""
     state = folder / STATE_FOLDER
     learner.load_state(state)
-    loaded: dict[str, Any] = json.loads((state / "run.json").read_text())
+    loaded: dict[str, Any] = json.loads((state / "run.json").read_text(encoding="utf-8"))
     return loaded

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,6 +20,11 @@ from rlforge.rollout.lineup import eval_pairings
 from rlforge.types import EvalResult, GameRecord, GameSpec, PolicyRef, value
 
 log = logging.getLogger(__name__)
+
+SAY_EVERY_S = 10.0
+"""Seconds between reports of an evaluation."""
+
+Results = Sequence[EvalResult]
 
 
 @value
@@ -53,14 +60,16 @@ async def evaluate_run(
     opponents: Sequence[str] | None,
     games: int | None,
     say: Callable[[str], None] = log.info,
+    keep: Callable[[Results], None] = lambda results: None,
 ) -> Measurement:
     """Play ``checkpoint`` (``latest`` or a uid) of a run against ``opponents``, seats swapped.
 
     opponents: names as in the config, or uids of the same run, each in the environments that it can
     play; None takes those of the run.
     games: per environment and opponent; None takes ``eval.final_games`` of the run, or its
-    ``eval.games``. say: called with progress messages. Runs of a CPU are evaluated on the CPU,
-    others on the device that this machine has.
+    ``eval.games``. say: called with progress messages, win rates so far among them. keep: called
+    with the results so far every ten seconds, and where the evaluation is cancelled. Runs of a CPU
+    are evaluated on the CPU, others on the device that this machine has.
     Raises ConfigError for unknown names and impossible numbers, CheckpointError for missing or
     damaged versions. Failed games are reported in the result.
     """
@@ -81,13 +90,49 @@ async def evaluate_run(
     async with seat_policies(config, [policy, *against], say) as answers:
         say(f"{policy.uid} plays {len(specs)} games")
         collector = Collector(config.collector, _NoTraining(), answers.for_game)
-        records = await collector.evaluate(specs)
+        progress = _Progress(step, len(specs), say, keep)
+        try:
+            records = await collector.evaluate(specs, progress.add)
+        except asyncio.CancelledError:
+            progress.report()
+            raise
     results = summarise(records, step)
     return Measurement(
         policy=policy,
         results=tuple(results),
         failures=tuple(_failure(result, records) for result in results if result.failed),
     )
+
+
+class _Progress:
+    """Reports the results of an evaluation of ``games`` games so far, every ten seconds."""
+
+    def __init__(
+        self,
+        step: int,
+        games: int,
+        say: Callable[[str], None],
+        keep: Callable[[Results], None],
+    ) -> None:
+        self._step, self._games, self._say, self._keep = step, games, say, keep
+        self._records: list[GameRecord] = []
+        self._said = time.monotonic()
+
+    def add(self, record: GameRecord) -> None:
+        """A game has ended."""
+        self._records.append(record)
+        if len(self._records) < self._games and time.monotonic() - self._said >= SAY_EVERY_S:
+            self.report()
+
+    def report(self) -> None:
+        """Say and keep what is known."""
+        self._said = time.monotonic()
+        results = summarise(self._records, self._step)
+        won = (
+            f"{r.win_rate:.1%} won of {r.games} against {r.opponent}" for r in results if r.games
+        )
+        self._say(f"{len(self._records)} of {self._games} games: {', '.join(won)}")
+        self._keep(results)
 
 
 def _against(pairings: Sequence[Pairing], rivals: Sequence[PolicyRef]) -> tuple[Pairing, ...]:

@@ -21,6 +21,8 @@ from rlforge.config.schema import GamesConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, nearest
 from rlforge.games.base import View
+from rlforge.games.board import grid_text
+from rlforge.games.grids import placements
 from rlforge.games.players import check_player
 from rlforge.games.registry import check_env
 from rlforge.league.names import parse_opponent
@@ -76,7 +78,7 @@ class Person:
         self._read = view.observation
         self._say(new.strip())
         legal = view.legal_actions
-        if legal:
+        if legal and not all(action in new for action in legal):
             shown = "  ".join(legal[:_MOST_MOVES_SHOWN])
             more = len(legal) - _MOST_MOVES_SHOWN
             self._say(f"moves: {shown}" + (f"  … and {more} more" if more > 0 else ""))
@@ -160,7 +162,8 @@ async def play(
 ) -> GameRecord:
     """One game of ``policies``, of which one is the person, at the seats of ``env``.
 
-    Raises Leave when the person leaves, ConfigError for an opponent that cannot play here.
+    say: also gets the last position of a game on a grid, which no player sees. Raises Leave when
+    the person leaves, ConfigError for an opponent that cannot play here.
     """
     for policy in policies:
         if policy.kind == "api":
@@ -176,8 +179,10 @@ async def play(
     seats = seat_policies(config, policies, say) if modelled else nullcontext(_no_model(config))
     async with seats as answers:
         others = answers.for_game(spec)
+        last: list[View] = []
 
         async def answer(seat: Seat, view: View, draw: int) -> Completion:
+            last[:] = [view]
             if seat.policy == PERSON:
                 text = person.act(view)
                 return Completion(text=text, finish_reason="scripted", policy_uid=PERSON.uid)
@@ -185,7 +190,28 @@ async def play(
             say(f"player {seat.player_id} ({seat.policy.uid}): {completion.text.strip()}")
             return completion
 
-        return await play_game(spec, answer)
+        record = await play_game(spec, answer)
+    if last and record.turns and (board := final_board(env, last[0], record.turns[-1])):
+        say(f"\nFinal board:\n{board}\n")
+    return record
+
+
+def final_board(env: EnvSpec, view: View, turn: Turn) -> str:
+    """The position after ``turn``, whose player saw ``view``, in the game's own marks.
+
+    Empty for games without a grid.
+    """
+    grid = view.grid
+    if grid is None or not turn.legal or turn.action not in (cells := placements(grid)):
+        return ""
+    stones = {turn.player_id: grid.me | 1 << cells[turn.action], 1 - turn.player_id: grid.op}
+    crosses = 0 if env.source == "openspiel" or grid.game == "connectfour" else 1
+    return grid_text(dataclasses.replace(grid, me=stones[crosses], op=stones[1 - crosses]))
+
+
+def _own(spec: GameSpec) -> int:
+    """The person's seat; 0 where there is none."""
+    return next((seat.player_id for seat in spec.seats if seat.policy == PERSON), 0)
 
 
 def _no_model(config: GamesConfig) -> SeatPolicies:
@@ -195,7 +221,7 @@ def _no_model(config: GamesConfig) -> SeatPolicies:
 
 
 def verdict(record: GameRecord) -> str:
-    """The end of the game, in a line."""
+    """The end of the game for the person, in a line."""
     seats = record.spec.seats
     if record.error is not None:
         return f"the game failed: {record.error}"
@@ -203,7 +229,9 @@ def verdict(record: GameRecord) -> str:
         f"player {seat.player_id} ({seat.policy.uid}) {record.rewards[seat.player_id]:+g}"
         for seat in seats
     )
-    return f"over ({ending(record)}): {rewards}"
+    outcome = record.spec.env.outcome(record.rewards, _own(record.spec))
+    said = {"win": "you won", "draw": "a draw", "loss": "you lost"}[outcome]
+    return f"{said} ({ending(record)}): {rewards}"
 
 
 # ---------------------------------------------------------------- finished games

@@ -68,7 +68,8 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     """The policy ``name`` of a run and its version; its files are checked against the manifest.
 
     name: ``step-N``, ``latest``, ``best`` (by win rate in the evaluations), or ``deploy-N`` of a
-    continuous run. Raises CheckpointError where it is missing or damaged.
+    continuous run. Raises ConfigError where there is no such version, CheckpointError where its
+    files are damaged.
     """
     run = RunPaths(root=run_dir)
     if name == BEST:
@@ -82,7 +83,7 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
             run.deployed if name.startswith("deploy-") else run.checkpoints, name
         )
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; use {step_name(0)} for the start of the run") from None
+        raise ConfigError(f"{error}; use {step_name(0)} for the start of the run") from None
     version = checkpoint_version(path, verify=True)
     policy = PolicyRef(uid=path.name, kind="checkpoint", path_or_name=str(path), version=version)
     return policy, version

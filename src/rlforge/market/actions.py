@@ -81,7 +81,8 @@ def action_schema(state: Json) -> dict[str, Any]:
     """The JSON schema of the actions that an agent in ``state`` may take.
 
     Markets, positions, posts and accounts are those that it sees, and amounts have two decimals and
-    are within its means. What a schema cannot express may still be refused, such as a position whose price has moved.
+    are within its means. What a schema cannot express may still be refused, such as a position
+    whose price has moved.
 
     Example:
         >>> from rlforge.config.market import MarketConfig

@@ -32,7 +32,7 @@ def describe_models(folder: Path) -> list[ModelRow]:
 
 
 def _row(path: Path) -> ModelRow:
-    first = path.read_text().splitlines()[0]
+    first = path.read_text(encoding="utf-8").splitlines()[0]
     loaded = OmegaConf.load(path)
     assert isinstance(loaded, DictConfig)
     kind, name = str(loaded.get("kind", "hf")), loaded.get("name")
@@ -77,7 +77,7 @@ def locate(config: ModelConfig) -> Located:
 def _read(name: str, file: Path) -> ModelShape | None:
     """None for a file that is not there, is damaged or describes another architecture."""
     try:
-        config = json.loads(file.read_text())
+        config = json.loads(file.read_text(encoding="utf-8"))
         return shape_from_config(name, config) if isinstance(config, dict) else None
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError):
         return None  # the loader raises the error that explains it

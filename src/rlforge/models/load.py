@@ -86,7 +86,8 @@ def _read_tokenizer(place: str) -> Any:
     A collector of a tiny model then takes 0.1 GB instead of 0.5, and starts 4 seconds sooner.
     """
     file = Path(place) / "tokenizer_config.json"
-    if file.is_file() and json.loads(file.read_text()).get("tokenizer_class") == _PLAIN_TOKENIZER:
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if known.get("tokenizer_class") == _PLAIN_TOKENIZER:
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast.from_pretrained(place)
@@ -155,7 +156,7 @@ def stop_token_ids(config: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
 
     try:
         file = cached_file(_where(resolve_model(config)), "generation_config.json")
-        listed = json.loads(Path(str(file)).read_text()).get("eos_token_id")
+        listed = json.loads(Path(str(file)).read_text(encoding="utf-8")).get("eos_token_id")
     except OSError:  # base models often have none
         listed = None
     ids = set(listed if isinstance(listed, list) else [listed])

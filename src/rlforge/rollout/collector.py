@@ -103,9 +103,22 @@ class Collector:
         finally:
             await self._flush()
 
-    async def evaluate(self, specs: Sequence[GameSpec]) -> list[GameRecord]:
-        """Play ``specs``; a failed game is replayed once, then reported as failed."""
-        return await asyncio.gather(*(self._evaluate_one(spec) for spec in specs))
+    async def evaluate(
+        self,
+        specs: Sequence[GameSpec],
+        on_record: Callable[[GameRecord], None] = lambda record: None,
+    ) -> list[GameRecord]:
+        """Play ``specs``; a failed game is replayed once, then reported as failed.
+
+        on_record: called with each game when it ends.
+        """
+
+        async def one(spec: GameSpec) -> GameRecord:
+            record = await self._evaluate_one(spec)
+            on_record(record)
+            return record
+
+        return await asyncio.gather(*(one(spec) for spec in specs))
 
     async def _evaluate_one(self, spec: GameSpec) -> GameRecord:
         async with self._eval_slots:

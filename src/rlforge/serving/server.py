@@ -162,7 +162,7 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
         state_dir.mkdir(parents=True, exist_ok=True)
         with RunLock(state_dir):  # released at once: the service itself acquires it
             tokens = make_tokens(state_dir)
-            (state_dir / "config.yaml").write_text(to_yaml(config))
+            (state_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
         with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
             # Imported late: Ray takes seconds, and the errors above should not wait for it.
             from rlforge.actors.cluster import ray_started

@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +21,10 @@ from rlforge.system.hardware import Gpu, gpus
 
 GPU_LOCKS = Path("/tmp")
 """Where the locks on GPUs are; not TMPDIR, which schedulers of clusters set per job."""
+
+
+PROBE_S = 0.05
+"""Seconds after which a lock is tried again: ``Lock.held`` takes it for some microseconds."""
 
 
 class BusyError(Exception):
@@ -41,11 +46,11 @@ class Lock:
     def acquire(self) -> None:
         """Raises BusyError where another holds it, or this one does already."""
         descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise BusyError(_holder(self._file)) from None
+        if not _locked(descriptor, fcntl.LOCK_EX):
+            time.sleep(PROBE_S)  # a reader may be asking ``held``
+            if not _locked(descriptor, fcntl.LOCK_EX):
+                os.close(descriptor)
+                raise BusyError(_holder(self._file))
         holder = {"pid": os.getpid(), "host": socket.gethostname()}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(holder).encode(), 0)
@@ -57,6 +62,24 @@ class Lock:
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
+
+    def held(self) -> bool | None:
+        """Whether a process holds the lock; None where that cannot be known.
+
+        It cannot without a lock file, and where the file names a holder on another machine: not
+        every network file system passes locks on.
+        """
+        try:
+            descriptor = os.open(self._file, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            if not _locked(descriptor, fcntl.LOCK_SH):
+                return True
+            holder = _named(os.pread(descriptor, 4096, 0))
+        finally:
+            os.close(descriptor)
+        return None if holder and holder["host"] != socket.gethostname() else False
 
 
 class RunLock(Lock):
@@ -93,13 +116,27 @@ class RunLock(Lock):
         self.release()
 
 
-def _holder(file: Path) -> str:
-    """``process 12 on host``, from the lock file; the holder may not have written it yet."""
+def _locked(descriptor: int, kind: int) -> bool:
+    """Whether the file could be locked without waiting."""
     try:
-        holder: Any = json.loads(file.read_text(encoding="utf-8"))
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(file: Path) -> str:
+    """``process 12 on host``, from the lock file."""
+    holder = _named(file.read_bytes())
+    return f"process {holder['pid']} on {holder['host']}" if holder else "another process"
+
+
+def _named(content: bytes) -> dict[str, Any] | None:
+    """The holder that a lock file names; None while it has not written its name."""
+    try:
+        return dict(json.loads(content))
     except ValueError:
-        return "another process"
-    return f"process {holder['pid']} on {holder['host']}"
+        return None
 
 
 @contextlib.contextmanager

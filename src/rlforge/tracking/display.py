@@ -12,9 +12,10 @@ from typing import Any, Literal, Self
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from rlforge.tracking.files import open_run, read_json
+from rlforge.tracking.files import open_run
 from rlforge.tracking.formatting import duration, number, percent
 from rlforge.tracking.progress import Progress, WinRateRow
+from rlforge.tracking.status import read_progress, read_summary, why_it_ended
 from rlforge.tracking.view import ProgressView
 
 DisplayMode = Literal["auto", "rich", "notebook", "plain", "off"]
@@ -261,17 +262,22 @@ def monitor(
 ) -> None:
     """Show a run from its files until it ends; ``once``: show it as it is now and return.
 
-    Ctrl-C ends the display, not the run. A run that has ended is shown once.
+    Ctrl-C ends the display, not the run. A run that has ended is shown once, with the reason where
+    it failed or was killed.
 
     Raises:
-        RlforgeError: ``run_dir`` is not a run.
+        RlforgeError: ``run_dir`` is not a run, or one of its JSON files is damaged.
     """
     paths = open_run(run_dir)
     console = console or Console()
-    data = read_json(paths.progress)
+    data = read_progress(paths)
     if once:
         if data:
             console.print(ProgressView(Progress.from_json(data), time.time()))
+            if reason := why_it_ended(read_summary(paths)):
+                console.print(
+                    f"{paths.root} {reason}", markup=False, highlight=False, soft_wrap=True
+                )
         else:
             console.print(f"{paths.root} has not reported anything yet", soft_wrap=True)
         return
@@ -282,8 +288,10 @@ def monitor(
                     progress = Progress.from_json(data)
                     display.show(progress)
                     if progress.status != "running":
+                        if reason := why_it_ended(read_summary(paths)):
+                            display.note(reason)
                         return
                 time.sleep(refresh_s)
-                data = read_json(paths.progress)
+                data = read_progress(paths)
     except KeyboardInterrupt:
         return

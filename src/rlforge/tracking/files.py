@@ -12,6 +12,7 @@ import faulthandler
 import json
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ from rlforge.errors import RlforgeError, nearest
 from rlforge.system.files import atomic_write
 from rlforge.system.values import json_ready
 from rlforge.types import value
+
+log = logging.getLogger(__name__)
 
 
 class RunFile:
@@ -75,7 +78,7 @@ class RunPaths:
     deployed = RunFile("deployments/versions")
     #: The newest snapshot of the pool: entries, ratings and match counts.
     pool = RunFile("pool.json")
-    #: Results, versions, seeds, wall time; its ``status`` says how the run ended.
+    #: Results, versions, seeds, wall time; ``status``: how the run ended (see ``tracking.status``).
     summary = RunFile("summary.json")
     #: The live view that ``rlforge monitor`` reads.
     progress = RunFile("progress.json")
@@ -115,7 +118,7 @@ def open_run(run_dir: Path | str) -> RunPaths:
         raise RlforgeError(f"no run directory {run_dir}{_suggest_runs(paths.root)}")
     if not paths.root.is_dir():
         raise RlforgeError(f"{run_dir} is a file; a run directory is expected")
-    inside = _runs_below(paths.root)
+    inside = runs_below(paths.root)
     if inside:
         raise RlforgeError(
             f"{run_dir} holds {len(inside)} runs but is not one; the newest is {inside[0]}"
@@ -126,18 +129,15 @@ def open_run(run_dir: Path | str) -> RunPaths:
     )
 
 
-def _runs_below(folder: Path) -> list[str]:
-    """Run directories one or two levels below ``folder``, newest first."""
-    if not folder.is_dir():
-        return []
+def runs_below(folder: Path) -> list[Path]:
+    """Run directories up to three levels below ``folder``, as jobs of sweeps are; newest first."""
     found = [
         path
-        for pattern in ("*", "*/*")
+        for pattern in ("*", "*/*", "*/*/*")
         for path in folder.glob(pattern)
         if path.is_dir() and RunPaths(root=path).is_run()
     ]
-    found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    return [str(path) for path in found]
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def _suggest_runs(wanted: Path) -> str:
@@ -146,7 +146,7 @@ def _suggest_runs(wanted: Path) -> str:
     for folder in (Path("runs"), wanted.parent, wanted.parent.parent):
         # "." and ".." may be large and hold no runs: only named folders are searched.
         if folder.name not in ("", ".."):
-            names.update(dict.fromkeys(_runs_below(folder)))
+            names.update(dict.fromkeys(map(str, runs_below(folder))))
     if not names:
         return ""
     return nearest(str(wanted), names) or f"; the newest runs are {', '.join([*names][:3])}"
@@ -161,7 +161,7 @@ def open_log(name: str, run_dir: str) -> contextlib.ExitStack:
     stack = contextlib.ExitStack()
     logs = Path(run_dir) / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(logs / f"{name}.log")
+    handler = _LogFile(logs / f"{name}.log", encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger("rlforge")
     stack.callback(setattr, root, "propagate", root.propagate)
@@ -171,11 +171,30 @@ def open_log(name: str, run_dir: str) -> contextlib.ExitStack:
     stack.callback(root.removeHandler, handler)
     root.setLevel(logging.INFO)
     root.propagate = False
-    crashes = stack.enter_context((logs / f"{name}.crash.log").open("w"))
+    crashes = stack.enter_context((logs / f"{name}.crash.log").open("w", encoding="utf-8"))
     stack.callback(_crashes_to_stderr if faulthandler.is_enabled() else faulthandler.disable)
     faulthandler.enable(crashes)
     root.info("%s started as process %d", name, os.getpid())
     return stack
+
+
+class _LogFile(logging.FileHandler):
+    """A log that says once on standard error that it cannot be written; the process goes on."""
+
+    _said = False
+
+    def handleError(self, record: logging.LogRecord | None) -> None:  # noqa: N802
+        if not self._said and isinstance(error := sys.exception(), OSError):
+            self._said = True
+            print(f"{self.baseFilename}: lines are lost ({error.strerror})", file=sys.stderr)
+        elif record is not None and not self._said:
+            super().handleError(record)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        except OSError:  # lines that did not fit on the disk are written again
+            self.handleError(None)
 
 
 def _crashes_to_stderr() -> None:
@@ -195,9 +214,9 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Make ``path`` hold exactly ``rows``, one object per line; an equal file is not rewritten."""
-    text = "".join(f"{json.dumps(json_ready(row))}\n" for row in rows)
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        atomic_write(path, text)
+    content = "".join(f"{json.dumps(json_ready(row))}\n" for row in rows).encode()
+    if not path.is_file() or path.read_bytes() != content:
+        atomic_write(path, content)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -220,24 +239,72 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The objects in ``path``, in order; empty when the file is not there yet.
 
-    A last line without newline is left out: it is being written, or its writer died.
+    A last line without newline is left out: it is being written, or its writer died. So are damaged
+    lines, which are named in a warning of the log.
+    """
+    rows, damage = read_intact(path)
+    if damage is not None:
+        log.warning("%s", damage)
+    return rows
 
-    Raises:
-        RlforgeError: a whole line is not an object.
+
+def read_intact(path: Path) -> tuple[list[dict[str, Any]], str | None]:
+    """As ``read_jsonl``, and in one line which lines are damaged; None: none is.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "metrics.jsonl"
+        ...     _ = path.write_bytes(b'{"step": 1}\\n{"st\\xff\\n{"step": 3}\\n')
+        ...     rows, damage = read_intact(path)
+        >>> rows, damage.rpartition("/")[-1]
+        ([{'step': 1}, {'step': 3}], 'metrics.jsonl:2 is damaged (not UTF-8) and left out')
     """
     if not path.is_file():
-        return []
-    *lines, _unfinished = path.read_text(encoding="utf-8").split("\n")
-    rows = []
+        return [], None
+    *lines, _unfinished = path.read_bytes().split(b"\n")
+    rows: list[dict[str, Any]] = []
+    damaged: list[tuple[int, str]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
+            row = json.loads(line.decode())
+        except UnicodeDecodeError:
+            damaged.append((number, "not UTF-8"))
         except ValueError as error:
-            raise RlforgeError(f"{path}:{number} is damaged ({error}); remove that line") from error
-        if not isinstance(row, dict):
-            raise RlforgeError(f"{path}:{number} is damaged (no object); remove that line")
-        rows.append(row)
-    return rows
+            damaged.append((number, str(error)))
+        else:
+            if isinstance(row, dict):
+                rows.append(row)
+            else:
+                damaged.append((number, "no object"))
+    if not damaged:
+        return rows, None
+    number, why = damaged[0]
+    more = len(damaged) - 1
+    others = f", as {more} further line{'s' if more > 1 else ''}" if more else ""
+    return rows, f"{path}:{number} is damaged ({why}) and left out{others}"
+
+
+def mend_jsonl(path: Path) -> str | None:
+    """Leave the intact lines of ``path``; returns in one line what was damaged, None: nothing.
+
+    The damaged file stays beside it, as ``NAME.damaged``.
+    """
+    rows, damage = read_intact(path)
+    if damage is not None:
+        aside, number = path.with_name(f"{path.name}.damaged"), 1
+        while aside.exists():
+            aside, number = path.with_name(f"{path.name}.damaged.{number}"), number + 1
+        shutil.copyfile(path, aside)
+        damage = f"{damage}; the file as it was is {aside.name}"
+    write_jsonl(path, rows)
+    return damage
+
+
+def mend_run(run: RunPaths) -> list[str]:
+    """Mend the growing files of a run before it goes on (``mend_jsonl``); what was damaged."""
+    files = (run.metrics, run.evals, run.ratings, run.windows, run.scalars)
+    return [damage for file in files if file.is_file() and (damage := mend_jsonl(file))]
 
 
 class JsonlFile:
@@ -256,9 +323,10 @@ class JsonlFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open for appending; a last line that a crash cut short is removed."""
+        """Open for appending; a last line that a crash cut short is removed (``mend_jsonl``)."""
         self.path = path
-        write_jsonl(path, read_jsonl(path))
+        if damage := mend_jsonl(path):
+            log.warning("%s", damage)
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def rewind(self, step: int) -> None:

@@ -63,6 +63,18 @@ def points(change: float) -> str:
     return f"{100 * change:+.1f}"
 
 
+def significant(first: tuple[float, float], second: tuple[float, float] = (0.0, 0.0)) -> bool:
+    """Whether two confidence intervals do not overlap; of one interval, whether it excludes 0.
+
+    Only such differences are coloured, in the terminal and in the report.
+
+    Example:
+        >>> significant((0.2, 0.4), (0.3, 0.5)), significant((0.01, 0.2))
+        (False, True)
+    """
+    return first[1] < second[0] or second[1] < first[0]
+
+
 def number(amount: float | None, digits: int = 4) -> str:
     """``digits`` significant digits: ``0.01234``, ``3.2e-5``, ``21,034``; a dash for None."""
     if amount is None or not math.isfinite(amount):

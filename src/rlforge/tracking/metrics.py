@@ -1,4 +1,4 @@
-"""Named scalars, averaged for the sinks; those of training games; confidence intervals."""
+"""Named scalars, gathered for the sinks; those of training games; confidence intervals."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ NAMESPACES = (
 
 
 class Metrics:
-    """Averages named scalars.
+    """Gathers named scalars that are measured more often than they are recorded.
 
     ``collection-ENV/…`` values come once per game, turn or seat and are noisy: means are over the
-    last ``window`` values. All others are measured at an update: means are over the values since
-    the last ``drain``, so that every value is in one point of a curve.
+    last ``window`` values. Of all others ``drain`` gives what came since it was called last: the
+    mean of values that were ``put``, the last of those that were ``set``.
 
     Example:
         >>> metrics = Metrics(window=2)
-        >>> for loss in (3.0, 1.0):
-        ...     metrics.put("learner/loss", loss)
+        >>> for rate, queued in ((30.0, 7), (10.0, 4)):
+        ...     metrics.put("inference/engine-0/tok_s", rate)
+        ...     metrics.set("inference/engine-0/queued", queued)
         >>> metrics.drain(), metrics.drain()
-        ({'learner/loss': 2.0}, {})
+        ({'inference/engine-0/tok_s': 20.0, 'inference/engine-0/queued': 4.0}, {})
     """
 
     def __init__(self, window: int) -> None:
@@ -37,39 +38,45 @@ class Metrics:
         self._fresh: dict[str, list[float]] = defaultdict(list)
 
     def put(self, key: str, number: float) -> None:
-        """Add one value under ``NAMESPACE…/name``.
+        """Add one value of a mean under ``NAMESPACE…/name``.
 
         Raises:
             ValueError: the key is in no namespace.
         """
-        prefix, slash, name = key.partition("/")
-        if not slash or not name or not f"{prefix}/".startswith(NAMESPACES):
-            known = ", ".join(f"{namespace}…" for namespace in NAMESPACES)
-            raise ValueError(f"metric {key!r} is in none of the namespaces {known}")
-        self._recent[key].append(float(number))
+        _check(key)
         self._fresh[key].append(float(number))
+        if key.startswith("collection-"):
+            self._recent[key].append(float(number))
+
+    def set(self, key: str, number: float) -> None:
+        """The state of a gauge or counter under ``NAMESPACE…/name``; raises as ``put``."""
+        _check(key)
+        self._fresh[key] = [float(number)]
 
     def mean(self, key: str) -> float | None:
-        """The mean of the last ``window`` values; None when there are none."""
+        """The mean of the last ``window`` values of games; None when there are none."""
         values = self._recent.get(key)
         return sum(values) / len(values) if values else None
 
-    def means(self, prefix: str) -> dict[str, float]:
-        """``mean`` of every key that starts with ``prefix``."""
-        return {
-            key: sum(values) / len(values)
-            for key, values in self._recent.items()
-            if key.startswith(prefix)
-        }
+    def means(self) -> dict[str, float]:
+        """``mean`` of every key of games."""
+        return {key: sum(values) / len(values) for key, values in self._recent.items()}
 
     def drain(self) -> dict[str, float]:
-        """The mean of each key that had a value since the last call."""
+        """What is recorded of each key that had a value since the last call."""
         drained = {}
         for key, values in self._fresh.items():
-            shown = self._recent[key] if key.startswith("collection-") else values
+            shown = self._recent.get(key, values)
             drained[key] = sum(shown) / len(shown)
         self._fresh.clear()
         return drained
+
+
+def _check(key: str) -> None:
+    prefix, slash, name = key.partition("/")
+    if not slash or not name or not f"{prefix}/".startswith(NAMESPACES):
+        known = ", ".join(f"{namespace}…" for namespace in NAMESPACES)
+        raise ValueError(f"metric {key!r} is in none of the namespaces {known}")
 
 
 def put_game(metrics: Metrics, record: GameRecord) -> None:
@@ -116,7 +123,7 @@ def put_game(metrics: Metrics, record: GameRecord) -> None:
 
 def collection_rows(metrics: Metrics, games: Mapping[str, int]) -> tuple[CollectionRow, ...]:
     """The display's rows, by env id. games: finished games per env id."""
-    heads = {key.partition("/")[0] for key in metrics.means("collection-")}
+    heads = {key.partition("/")[0] for key in metrics.means()}
     measured = [
         field.name
         for field in dataclasses.fields(CollectionRow)

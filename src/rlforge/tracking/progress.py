@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import statistics
 from collections import deque
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Literal
 
 from rlforge.system.hardware import GpuLoad
@@ -20,8 +22,10 @@ from rlforge.types import EvalResult, value
 HISTORY = 24
 #: Seconds over which the rates of a display are taken.
 RATE_SECONDS = 60.0
+#: Updates whose mean duration gives the time left.
+PACE_UPDATES = 50
 
-RunStatus = Literal["running", "done", "failed", "interrupted"]
+RunStatus = Literal["running", "done", "failed", "interrupted", "killed"]
 
 
 @value
@@ -87,13 +91,18 @@ class CollectionRow:
 
 @value
 class RatingRow:
-    """One policy of the pool: TrueSkill mean and deviation, rated games, whether it is sampled."""
+    """One policy of the pool: TrueSkill mean and deviation, games, whether it is sampled.
+
+    rated_games: those against other policies, which change a rating; at 0 it is only inherited,
+    None is unknown, as in runs of earlier versions.
+    """
 
     uid: str
     mu: float
     sigma: float
     games: int
     active: bool
+    rated_games: int | None = None
 
 
 @value
@@ -134,7 +143,7 @@ class WindowRow:
     decisions: of all agents. reward: mean over those of the policy; difference, low, high: of it to
     the control agents, and the interval. trained: decisions that were learned from. version: that
     came of it; deployed: whether it serves, None: it is on trial, or there is none. reason: why
-    nothing was trained, or why the version does not serve.
+    nothing was trained, or why the version does not serve. scores: metrics of the scorer.
     """
 
     window_id: str
@@ -148,6 +157,7 @@ class WindowRow:
     version: str | None = None
     deployed: bool | None = None
     reason: str = ""
+    scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> WindowRow:
@@ -164,6 +174,11 @@ class WindowRow:
             version=row["version"],
             deployed=row["deployment_success"],
             reason=row["reason"],
+            scores={
+                name.removeprefix("scorer/"): float(score)
+                for name, score in row.items()
+                if name.startswith("scorer/") and score is not None
+            },
         )
 
 
@@ -248,9 +263,11 @@ class Pace:
 
     Example:
         >>> pace = Pace(now=0.0, counts={"games": 0})
-        >>> pace.update(now=10.0, counts={"games": 50})
+        >>> pace.update(now=50.0, counts={"games": 50})
+        {'games': 1.0}
+        >>> pace.update(now=60.0, counts={"games": 100})
         {'games': 5.0}
-        >>> pace.seconds_for(updates=3, now=10.0)
+        >>> pace.seconds_for(updates=3, now=60.0)
         30.0
     """
 
@@ -258,7 +275,7 @@ class Pace:
         """Start at ``now`` with ``counts``; a resumed run starts where its earlier part ended."""
         self._marks = deque([(now, dict(counts))])
         self._last_update = (now, dict(counts))
-        self._update_times = deque([now], maxlen=11)
+        self._update_times: deque[float] = deque(maxlen=PACE_UPDATES + 1)
 
     def rates(self, now: float, counts: Mapping[str, float]) -> dict[str, float]:
         """Growth per second of each counter over the last ``RATE_SECONDS``."""
@@ -275,14 +292,22 @@ class Pace:
         return growth
 
     def seconds_for(self, updates: int, now: float) -> float | None:
-        """Seconds for ``updates`` more at the pace of the last ten; None before the first."""
+        """Seconds for ``updates`` more; None before the second update of this process.
+
+        The time before the first update holds the start-up and is left out. Evaluations lengthen
+        some intervals: the mean of the last ``PACE_UPDATES`` counts them in. Of the first nine, one
+        or two are far from the rest: they are longer beside the first evaluation, and shorter where
+        one burst of games fills two batches. Half of the weight is then the lower median's.
+        """
         if updates <= 0:
             return 0.0
-        if len(self._update_times) < 2:
+        intervals = [later - earlier for earlier, later in pairwise(self._update_times)]
+        if not intervals:
             return None
-        first, last = self._update_times[0], self._update_times[-1]
-        each = (last - first) / (len(self._update_times) - 1)
-        return max(updates * each - (now - last), 0.0)
+        each = statistics.fmean(intervals)
+        if len(intervals) < 10:
+            each = (each + statistics.median_low(intervals)) / 2
+        return max(updates * each - (now - self._update_times[-1]), 0.0)
 
 
 def _growth(

@@ -1,14 +1,21 @@
-"""Sinks of metrics: always a JSONL file; TensorBoard, Weights & Biases and others by config."""
+"""Sinks of metrics: always a JSONL file; TensorBoard, W&B, trackio, MLflow and others by config.
+
+The services cannot delete points. A run that is resumed continues the run of its first part there,
+and updates that are made a second time keep the points of the first.
+"""
 
 from __future__ import annotations
 
 import netrc
 import os
+import re
+import secrets
+import shlex
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import yaml
 
@@ -18,11 +25,17 @@ from rlforge.config.schema import TrackerConfig
 from rlforge.config.stacks import build_stack
 from rlforge.errors import ConfigError
 from rlforge.system.packages import need_packages
-from rlforge.tracking.files import JsonlFile, RunPaths
+from rlforge.tracking.files import JsonlFile, RunPaths, read_json, read_jsonl, write_json
+from rlforge.tracking.metrics import NAMESPACES
+
+Row = Mapping[str, Any]
 
 
 class Sink(Protocol):
-    """Takes the means of one flush: a dataclass, whose fields are its parameters in YAML.
+    """Takes the metrics of a run: a dataclass, whose fields are its parameters in YAML.
+
+    It may have further methods: ``check()``, which raises ConfigError before the run starts, and
+    those of ``TakesTables``, ``TakesAdapters`` and ``HasNextStep``.
 
     Example:
         >>> @dataclass
@@ -42,7 +55,11 @@ class Sink(Protocol):
         ...
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Record ``scalars`` (full namespaced keys) at ``step`` learner updates."""
+        """Record ``scalars`` (full namespaced keys) at ``step`` learner updates.
+
+        Called once per update and per evaluation, and in between for what has no step of its own.
+        The step of an evaluation is that of its version, which may be below an earlier step.
+        """
         ...
 
     def rewind(self, step: int) -> None:
@@ -54,9 +71,44 @@ class Sink(Protocol):
         ...
 
 
+@runtime_checkable
+class TakesTables(Protocol):
+    """A sink that shows tables."""
+
+    def table(self, step: int, name: str, rows: Sequence[Row]) -> None:
+        """Replace the table ``name``; every row has the same keys: the columns.
+
+        ``ratings``: the policies of the pool. ``games``: turns of a few games, at the end.
+        """
+        ...
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """A sink that keeps versions of the policy."""
+
+    def adapter(self, folder: Path) -> None:
+        """Keep the files of the checkpoint ``folder`` (``step-N``), without its state."""
+        ...
+
+
+@runtime_checkable
+class HasNextStep(Protocol):
+    """A sink after which something is left to do."""
+
+    def next_step(self) -> str | None:
+        """A command for the user after the end of the run; None: nothing is left to do."""
+        ...
+
+
+def next_step(sink: Sink) -> str | None:
+    """What ``sink`` leaves to the user, if anything."""
+    return sink.next_step() if isinstance(sink, HasNextStep) else None
+
+
 @dataclass
 class JsonlSink:
-    """``scalars.jsonl``: one object per flush; every run has it."""
+    """``scalars.jsonl``: one object per call of ``write``; every run has it."""
 
     def open(self, run: RunPaths, name: str) -> None:
         self._file = JsonlFile(run.scalars)
@@ -111,29 +163,39 @@ class TensorBoardSink:
 class WandbSink:
     """A Weights & Biases run; in offline mode it is stored below the run directory.
 
-    ``wandb sync RUN_DIR/wandb/offline-run-*`` uploads it later.
+    group: None is the folder of the run's sweep. Charts of evaluations have the axis
+    ``evaluated_update``, all others ``update``.
     """
 
     project: Text
     mode: Literal["online", "offline"] = "offline"
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
 
     def open(self, run: RunPaths, name: str) -> None:
         # wandb reads it when it is imported; by default even offline runs contact an error server.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        config = yaml.safe_load(run.config.read_text()) if run.config.is_file() else {}
+        self._wandb, self._root, self._unsent = wandb, run.root, _Unsent(run)
+        run_id = _kept_id(run, "wandb") or _keep_id(run, "wandb", secrets.token_hex(4))
         self._run = wandb.init(
             project=self.project,
-            name=name,
+            id=run_id,
+            resume="allow",
+            name=_job_name(run, name),
+            group=self.group or _sweep(run),
+            tags=self.tags,
             dir=str(run.root),
             mode=self.mode,
-            config=config,
+            config=_config(run),
             settings=wandb.Settings(silent=True, console="off"),
         )
         # W&B's own step counts log calls and must rise: the x axis is the update instead.
-        self._run.define_metric("update")
-        self._run.define_metric("*", step_metric="update")
+        for axis in ("update", "evaluated_update"):
+            self._run.define_metric(axis)
+        for namespace in NAMESPACES:
+            self._run.define_metric(f"{namespace}*", step_metric=_axis(namespace))
 
     def check(self) -> None:
         """Raises ConfigError where wandb is not installed, or has no key to go online."""
@@ -145,14 +207,237 @@ class WandbSink:
             )
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        self._run.log({**scalars, "update": step})
+        unsent = self._unsent.of(step, scalars)
+        for axis in ("update", "evaluated_update"):
+            if point := {key: unsent[key] for key in unsent if _axis(key) == axis}:
+                self._run.log({**point, axis: step})
+
+    def table(self, step: int, name: str, rows: Sequence[Row]) -> None:
+        table = self._wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+        self._run.log({f"tables/{name}": table, "update": step})
+
+    def adapter(self, folder: Path) -> None:
+        artifact = self._wandb.Artifact(f"adapter-{self._run.id}", type="model")
+        for file in _adapter_files(folder):
+            artifact.add_file(str(file))
+        self._run.log_artifact(artifact, aliases=["latest", folder.name])
 
     def rewind(self, step: int) -> None:
-        # A resumed run is a new W&B run, which begins at ``step``.
-        return
+        """Nothing is deleted: points that are made again are left out."""
 
     def close(self) -> None:
         self._run.finish()
+        # Offline, W&B's process writes the file after ``finish`` has returned: wait for its end.
+        self._wandb.teardown()
+
+    def next_step(self) -> str | None:
+        """The command that uploads an offline run, with its parts before a resume."""
+        if self.mode == "online":
+            return None
+        return f"wandb sync {shlex.quote(str(self._root))}/wandb/offline-run-*"
+
+
+@dataclass
+class TrackioSink:
+    """A run of trackio, which keeps it on this machine; ``trackio show`` draws it."""
+
+    project: Text
+    group: str | None = None
+
+    def open(self, run: RunPaths, name: str) -> None:
+        import trackio
+
+        self._trackio, self._unsent = trackio, _Unsent(run)
+        # A name is the identity of a run.
+        kept = _kept_id(run, "trackio")
+        label = kept or _keep_id(run, "trackio", f"{_job_name(run, name)} {secrets.token_hex(4)}")
+        self._run = trackio.init(
+            project=self.project,
+            name=label,
+            group=self.group or _sweep(run),
+            config=_config(run),
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def check(self) -> None:
+        """Raises ConfigError where trackio is not installed."""
+        need_packages("tracker.trackio_project", "trackio", "trackio")
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        if unsent := self._unsent.of(step, scalars):
+            self._run.log(unsent, step=step)
+
+    def table(self, step: int, name: str, rows: Sequence[Row]) -> None:
+        columns, data = list(rows[0]), [list(row.values()) for row in rows]
+        table = self._trackio.Table(columns=columns, data=data)
+        self._run.log({f"tables/{name}": table}, step=step)
+
+    def rewind(self, step: int) -> None:
+        """Nothing is deleted: points that are made again are left out."""
+
+    def close(self) -> None:
+        self._run.finish()
+
+    def next_step(self) -> str:
+        """The command that shows the project."""
+        return f"trackio show --project {shlex.quote(self.project)}"
+
+
+@dataclass
+class MlflowSink:
+    """A run of MLflow, at the server that ``MLFLOW_TRACKING_URI`` names."""
+
+    experiment: Text
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+
+    def open(self, run: RunPaths, name: str) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        self._metric, self._unsent, self._client = Metric, _Unsent(run), MlflowClient()
+        kept = _kept_id(run, "mlflow")
+        if kept is not None:
+            self._client.update_run(kept, status="RUNNING")
+            self._run_id = kept
+            return
+        known = self._client.get_experiment_by_name(self.experiment)
+        experiment = (
+            known.experiment_id if known else self._client.create_experiment(self.experiment)
+        )
+        tags = dict.fromkeys(self.tags, "true")
+        if group := self.group or _sweep(run):
+            tags["group"] = group
+        made = self._client.create_run(experiment, run_name=_job_name(run, name), tags=tags)
+        self._run_id = _keep_id(run, "mlflow", made.info.run_id)
+        # MLflow takes at most 500 characters in a value and 100 values in a call.
+        parameters = [
+            Param(_mlflow_name(key), str(value)[:500]) for key, value in _flat(_config(run))
+        ]
+        for start in range(0, len(parameters), 100):
+            self._client.log_batch(self._run_id, params=parameters[start : start + 100])
+
+    def check(self) -> None:
+        """Raises ConfigError where MLflow is not installed, or no server is named."""
+        need_packages("tracker.mlflow_experiment", "mlflow", "mlflow")
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            raise ConfigError(
+                "tracker.mlflow_experiment: no server is named; set MLFLOW_TRACKING_URI, for "
+                "example to http://127.0.0.1:5000"
+            )
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        now = round(time.time() * 1000)
+        points = [
+            self._metric(_mlflow_name(key), number, now, step)
+            for key, number in self._unsent.of(step, scalars).items()
+        ]
+        if points:
+            self._client.log_batch(self._run_id, metrics=points)
+
+    def table(self, step: int, name: str, rows: Sequence[Row]) -> None:
+        # The form in which MLflow draws a table.
+        table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
+        self._client.log_dict(self._run_id, table, f"{name}.json")
+
+    def adapter(self, folder: Path) -> None:
+        for file in _adapter_files(folder):
+            self._client.log_artifact(self._run_id, str(file), f"adapters/{folder.name}")
+
+    def rewind(self, step: int) -> None:
+        """Nothing is deleted: points that are made again are left out."""
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run_id)
+
+
+# ---------------------------------------------------------------- what services share
+
+
+class _Unsent:
+    """The points that the earlier parts of a run have not recorded.
+
+    scalars.jsonl holds what those parts gave to every sink, when it is read before its rewind.
+    """
+
+    def __init__(self, run: RunPaths) -> None:
+        self._sent: dict[str, int] = {}
+        for row in read_jsonl(run.scalars):
+            for key in row:
+                self._sent[key] = max(row["step"], self._sent.get(key, row["step"]))
+
+    def of(self, step: int, scalars: Mapping[str, float]) -> dict[str, float]:
+        """Those of ``scalars`` that are not recorded at ``step`` or after it."""
+        return {
+            key: number for key, number in scalars.items() if step > self._sent.get(key, step - 1)
+        }
+
+
+def _kept_id(run: RunPaths, service: str) -> str | None:
+    """The id of the run at a service, which trackers.json keeps; None before its first part."""
+    return read_json(run.root / "trackers.json").get(service)
+
+
+def _keep_id(run: RunPaths, service: str, run_id: str) -> str:
+    ids = run.root / "trackers.json"
+    write_json(ids, {**read_json(ids), service: run_id})
+    return run_id
+
+
+def _config(run: RunPaths) -> dict[str, Any]:
+    if not run.config.is_file():
+        return {}
+    config: dict[str, Any] = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    return config
+
+
+def _sweep(run: RunPaths) -> str | None:
+    """The name of the folder of the sweep that the run is a job of."""
+    folder = run.root.absolute().parent.name
+    return folder if folder.startswith("sweep_") else None
+
+
+def _job_name(run: RunPaths, name: str) -> str:
+    """The name of the experiment; of a job of a sweep, with its overrides."""
+    if _sweep(run) is None or not run.command.is_file():
+        return name
+    first, *_ = run.command.read_text(encoding="utf-8").splitlines()
+    overrides = [
+        word
+        for word in shlex.split(first)
+        if "=" in word and not word.startswith(("+experiment=", "--", "hydra"))
+    ]
+    # Services cut or refuse longer names.
+    return " ".join([name, *overrides])[:128]
+
+
+def _axis(key: str) -> str:
+    """The metric that is the x axis of ``key`` in W&B."""
+    return "evaluated_update" if key.startswith("evaluation-") else "update"
+
+
+def _adapter_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def _mlflow_name(key: str) -> str:
+    """``key`` without the characters that MLflow refuses."""
+    return re.sub(r"[^\w./: -]", "_", key)
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """The keys of ``config`` as the command line writes them, with their values."""
+    found: list[tuple[str, Any]] = []
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        found += _flat(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
+    return found
+
+
+# ---------------------------------------------------------------- those of a configuration
 
 
 def make_sinks(config: TrackerConfig, run: RunPaths, name: str) -> list[Sink]:
@@ -186,7 +471,12 @@ def _own_sinks(config: TrackerConfig) -> list[Sink]:
     if config.tensorboard:
         sinks.append(TensorBoardSink())
     if config.wandb_project is not None:
-        sinks.append(WandbSink(project=config.wandb_project, mode=config.wandb_mode))
+        project, mode = config.wandb_project, config.wandb_mode
+        sinks.append(WandbSink(project, mode, group=config.group, tags=config.tags))
+    if config.trackio_project is not None:
+        sinks.append(TrackioSink(config.trackio_project, group=config.group))
+    if config.mlflow_experiment is not None:
+        sinks.append(MlflowSink(config.mlflow_experiment, group=config.group, tags=config.tags))
     return sinks
 
 

@@ -7,13 +7,16 @@ readers of the run directory) and a ``Progress`` (for displays). Other actors do
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlforge.config.schema import TrackerConfig
+from rlforge.errors import RlforgeError
+from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.hardware import GpuLoad
 from rlforge.system.values import Codec
 from rlforge.tracking.files import JsonlFile, create_run, read_jsonl, write_json
@@ -28,20 +31,26 @@ from rlforge.tracking.progress import (
     WinRateRow,
     match_rows,
 )
-from rlforge.tracking.sinks import Sink, make_sinks
+from rlforge.tracking.sample_games import sample_turns
+from rlforge.tracking.sinks import Sink, TakesAdapters, TakesTables, make_sinks, next_step
 from rlforge.types import EvalResult, GameRecord, UpdateResult
+
+log = logging.getLogger(__name__)
 
 #: Rows of a ``Progress`` that grow with the run are cut to this many.
 MOST_ROWS = 64
 
 _EVALS = Codec(EvalResult, form="json")
+_RATED = [field.name for field in dataclasses.fields(RatingRow)]
 
 
 class Tracker:
     """One per run. Not thread-safe: the actor around it takes one call at a time.
 
     Owns metrics.jsonl, evals.jsonl, ratings.jsonl, pool.json, progress.json and summary.json of the
-    run directory; means go to ``sinks`` every ``cfg.flush_every_s`` seconds.
+    run directory. ``sinks`` get each update and each evaluation when it comes, at its own step, and
+    every ``cfg.flush_every_s`` seconds what has no step of its own. A sink that fails is named in
+    the log and asked again at the next point; ``close`` raises the first failure.
 
     Example:
         >>> import tempfile
@@ -49,7 +58,7 @@ class Tracker:
         ...     tracker = Tracker(folder, TrackerConfig(), "kuhn", total_updates=10)
         ...     update = UpdateResult(version=1, metrics={"loss": 0.5}, samples=64, tokens=640)
         ...     tracker.log_learner(update, shares={"idle_share": 0.1})
-        ...     tracker.close({"status": "done"})
+        ...     _ = tracker.close({"status": "done"})
         ...     [(row["step"], row["loss"]) for row in read_jsonl(tracker.paths.metrics)]
         [(1, 0.5)]
     """
@@ -90,7 +99,9 @@ class Tracker:
         self._coverage: dict[str, float] = {}
         self._gpus: tuple[GpuLoad, ...] = ()
         self._activity = ""
-        self._since_update: dict[str, list[float]] = defaultdict(list)
+        self._since_update = Metrics(cfg.window)
+        self._ratings_changed = False
+        self._sink_failure: Exception | None = None
         self._next_flush = clock() + cfg.flush_every_s
         self._restore_counters()
         self._write_summary({})
@@ -100,14 +111,13 @@ class Tracker:
         """Continue after update ``version``: later lines of the tracker's files are dropped."""
         for file in (self._update_file, self._eval_file, self._rating_file):
             file.rewind(version)
-        for sink in self._sinks:
-            sink.rewind(version)
+        self._for_sinks(lambda sink: sink.rewind(version))
         self._restore_counters()
         self._publish()
 
     def _restore_counters(self) -> None:
         """Set the counters to those of the last lines of metrics.jsonl and evals.jsonl."""
-        self._since_update.clear()
+        self._since_update.drain()
         self._games: Counter[str] = Counter()
         self._earlier_games = self._failed = self._tokens = self._samples = self._update = 0
         self._win_rates: dict[tuple[str, str], WinRateRow] = {}
@@ -129,9 +139,9 @@ class Tracker:
     # ------------------------------------------------------------ input
 
     def log_scalars(self, means: Mapping[str, float]) -> None:
-        """Means of what users' code reported: ``custom/NAME``, also in the next update's line."""
+        """Means of what users' code reported: ``custom/NAME``, recorded with the next update."""
         for key, mean in means.items():
-            self._put(key, mean)
+            self._since_update.put(key, mean)
         self.tick()
 
     def log_gpus(self, loads: Sequence[GpuLoad]) -> None:
@@ -140,17 +150,14 @@ class Tracker:
         ``memory_gb`` (GiB in use), ``power_w`` and ``busy`` (0..1), as far as they are measured.
         """
         self._gpus = tuple(loads)
-        for load in loads:
-            figures = {"memory_gb": load.used / 2**30, "power_w": load.power, "busy": load.busy}
-            for name, number in figures.items():
-                if number is not None:
-                    self._put(f"system/gpu-{load.index}/{name}", number)
+        for metrics in (self._metrics, self._since_update):
+            for load in loads:
+                prefix = f"system/gpu-{load.index}"
+                metrics.set(f"{prefix}/memory_gb", load.used / 2**30)
+                for name, number in (("power_w", load.power), ("busy", load.busy)):
+                    if number is not None:
+                        metrics.put(f"{prefix}/{name}", number)
         self.tick()
-
-    def _put(self, key: str, number: float) -> None:
-        """A value for the sinks, whose mean also is in the next update's line."""
-        self._metrics.put(key, number)
-        self._since_update[key].append(number)
 
     def add_games(self, records: Sequence[GameRecord]) -> None:
         """Finished training games: ``collection-ENV/…``."""
@@ -164,7 +171,10 @@ class Tracker:
         self.tick()
 
     def add_eval(self, result: EvalResult) -> None:
-        """One evaluation: a line of evals.jsonl and ``evaluation-ENV/OPPONENT/…``."""
+        """One evaluation: a line of evals.jsonl and ``evaluation-ENV/OPPONENT/…``.
+
+        Its step in the sinks is that of the version that played, which may be below the newest.
+        """
         prefix = f"evaluation-{result.env_id}/{result.opponent}"
         played = max(result.games, 1)
         scalars = {
@@ -175,10 +185,9 @@ class Tracker:
             "invalid_rate": result.invalid_rate,
             "games": result.games,
         }
-        for name, number in scalars.items():
-            self._metrics.put(f"{prefix}/{name}", number)
         self._eval_file.append({**dataclasses.asdict(result), "time_s": self._elapsed()})
         self._remember_eval(result)
+        self._write(result.step, {f"{prefix}/{name}": each for name, each in scalars.items()})
         self._publish()
         self.tick()
 
@@ -200,7 +209,8 @@ class Tracker:
             tokens=int(stats["tokens"]),
         )
         for name in stats.keys() - {"tokens"}:
-            self._metrics.put(f"inference/{engine_name}/{name}", stats[name])
+            note = self._metrics.put if name.endswith("tok_s") else self._metrics.set
+            note(f"inference/{engine_name}/{name}", stats[name])
         self.tick()
 
     def log_activity(self, doing: str) -> None:
@@ -209,7 +219,7 @@ class Tracker:
         self.tick()
 
     def log_learner(self, result: UpdateResult, shares: Mapping[str, float]) -> None:
-        """One update: a line of metrics.jsonl and ``learner/…``.
+        """One update: a line of metrics.jsonl and ``learner/…``, with what came since the last.
 
         shares: of wall time in which engines, learner and neither of them worked
         (``engine_share``, ``learner_share``, ``idle_share``, each 0..1); further entries are
@@ -230,8 +240,7 @@ class Tracker:
             "games_per_s": growth["games"],
             "generated_tokens_per_s": growth["tokens"],
         }
-        for name, number in row.items():
-            self._metrics.put(f"learner/{name}", number)
+        measured = {**self._metrics.means(), **self._since_update.drain()}
         self._update_file.append(
             {
                 "step": result.version,
@@ -239,16 +248,19 @@ class Tracker:
                 **row,
                 **self._counts(),
                 "failed_games": self._failed,
-                **self._metrics.means("collection-"),
-                **{key: sum(each) / len(each) for key, each in self._since_update.items()},
+                **measured,
             }
         )
-        self._since_update.clear()
+        learner = {f"learner/{name}": number for name, number in row.items()}
+        self._write(result.version, {**self._metrics.drain(), **learner, **measured})
         self._publish()
         self.tick()
 
     def log_pool(self, snapshot: Mapping[str, Any]) -> None:
         """A snapshot of the pool: pool.json, a line of ratings.jsonl and ``pool/…``.
+
+        Sinks get the rating of the newest policy as ``pool/current/…``, and at the next flush the
+        table ``ratings``.
 
         snapshot: ``entries``, each with ``uid``, ``mu``, ``sigma``, ``games`` and ``active``;
         ``matches``, ``{uid: {uid: games}}``, symmetric; ``exploration``, whose ``envs`` hold per
@@ -257,24 +269,16 @@ class Tracker:
         """
         ratings = sorted(
             (
-                RatingRow(**{name: entry[name] for name in RatingRow.__dataclass_fields__})
+                RatingRow(**{name: entry[name] for name in _RATED if name in entry})
                 for entry in snapshot["entries"]
             ),
-            key=lambda row: -row.mu,
+            key=lambda row: (row.rated_games == 0, -row.mu),
         )
         matches = match_rows(snapshot["matches"])
         self._ratings, self._matches = tuple(ratings[:MOST_ROWS]), matches[:MOST_ROWS]
         self._coverage = {
             env: counts["coverage"] for env, counts in snapshot["exploration"]["envs"].items()
         }
-        # Ratings of retired policies no longer change: only active ones get a curve.
-        active = [row for row in ratings if row.active]
-        for row in active:
-            self._metrics.put(f"pool/{row.uid}/mu", row.mu)
-            self._metrics.put(f"pool/{row.uid}/sigma", row.sigma)
-            self._metrics.put(f"pool/{row.uid}/games", row.games)
-        for env, coverage in self._coverage.items():
-            self._metrics.put(f"pool/coverage/{env}", coverage)
         write_json(self.paths.pool, snapshot)
         self._rating_file.append(
             {
@@ -282,9 +286,16 @@ class Tracker:
                 "time_s": self._elapsed(),
                 "current": snapshot["current"],
                 "coverage": self._coverage,
-                "ratings": {row.uid: [row.mu, row.sigma] for row in active},
+                "ratings": {row.uid: [row.mu, row.sigma] for row in ratings if row.active},
             }
         )
+        self._ratings_changed = True
+        current = [row for row in ratings if row.uid == snapshot["current"]]
+        scalars = {f"pool/coverage/{env}": share for env, share in self._coverage.items()}
+        for row in current:
+            scalars |= {"pool/current/mu": row.mu, "pool/current/sigma": row.sigma}
+            scalars |= {"pool/current/games": row.games}
+        self._write(self._update, scalars)
         self._publish()
         self.tick()
 
@@ -328,31 +339,81 @@ class Tracker:
             self._publish()
 
     def flush(self) -> None:
-        """Give the means since the last flush to the sinks."""
+        """Give the sinks what came since the last update or flush, and the newest ratings."""
         self._next_flush = self._clock() + self._cfg.flush_every_s
-        scalars = self._metrics.drain()
-        if scalars:
-            for sink in self._sinks:
-                sink.write(self._update, scalars)
+        self._write(self._update, self._metrics.drain())
+        if self._ratings_changed:
+            self._write_table("ratings", [dataclasses.asdict(row) for row in self._ratings])
+            self._ratings_changed = False
 
-    def close(self, summary: Mapping[str, Any]) -> None:
+    def close(self, summary: Mapping[str, Any]) -> list[str]:
         """End the run: last flush, and summary.json (``about``, the counters, ``summary``).
 
         summary: its ``status`` (``done``, ``interrupted`` or ``failed``; ``done`` when missing)
-        ends the displays of the run. Closing again does nothing.
+        ends the displays of the run. Sinks that take them get a few games as the table ``games``
+        and the versions of ``cfg.adapters``. Returns what the user may do next, in lines. Closing
+        again does nothing.
+
+        Raises:
+            Exception: the first failure of a sink, once all else is done.
         """
         if self._status != "running":
-            return
+            return []
         self._status = summary.get("status", "done")
+        for file in (self._update_file, self._eval_file, self._rating_file):
+            file.close()
+        self._write_summary(summary)
+        self._publish()
+        self.flush()
+        self._write(self._update, self._since_update.drain())
+        if any(isinstance(sink, TakesTables) for sink in self._sinks):
+            self._write_games()
+        self._hand_over_adapters()
+        self._for_sinks(lambda sink: sink.close())
+        if self._sink_failure is not None:
+            raise self._sink_failure
+        return [line for sink in self._sinks if (line := next_step(sink)) is not None]
+
+    def _write(self, step: int, scalars: Mapping[str, float]) -> None:
+        if scalars:
+            self._for_sinks(lambda sink: sink.write(step, scalars))
+
+    def _write_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        def write(sink: Sink) -> None:
+            if isinstance(sink, TakesTables):
+                sink.table(self._update, name, rows)
+
+        if rows:
+            self._for_sinks(write)
+
+    def _write_games(self) -> None:
         try:
-            self.flush()
-        finally:  # a sink of a user may fail
-            self._write_summary(summary)
-            self._publish()
-            for file in (self._update_file, self._eval_file, self._rating_file):
-                file.close()
-            for sink in self._sinks:
-                sink.close()
+            turns = sample_turns(self.paths)
+        except RlforgeError as error:  # a damaged file must not keep the run from its end
+            log.warning("no sample games for the sinks: %s", error)
+        else:
+            self._write_table("games", turns)
+
+    def _hand_over_adapters(self) -> None:
+        if self._cfg.adapters == "off":
+            return
+        versions = list_checkpoints(self.paths.checkpoints)
+
+        def hand_over(sink: Sink) -> None:
+            if isinstance(sink, TakesAdapters):
+                for folder in versions if self._cfg.adapters == "all" else versions[-1:]:
+                    sink.adapter(folder)
+
+        self._for_sinks(hand_over)
+
+    def _for_sinks(self, act: Callable[[Sink], None]) -> None:
+        """Call ``act`` with each sink; the failure of one does not keep the others from it."""
+        for sink in self._sinks:
+            try:
+                act(sink)
+            except Exception as error:
+                log.warning("%s failed: %r", type(sink).__name__, error)
+                self._sink_failure = self._sink_failure or error
 
     def _write_summary(self, extra: Mapping[str, Any]) -> None:
         reached = {

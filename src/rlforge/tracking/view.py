@@ -11,24 +11,33 @@ from rich.text import Text
 from rlforge.system.hardware import GpuLoad
 from rlforge.tracking.formatting import (
     LEARNER_LABELS,
+    NOTHING,
     count,
     duration,
     number,
     per_second,
     percent,
     points,
+    significant,
     sparkline,
 )
+from rlforge.tracking.metrics import wilson_interval
 from rlforge.tracking.panels import MIDDLE, WIDE, flow, pair, section, side_by_side, table_of
 from rlforge.tracking.progress import Progress, WinRateRow
-from rlforge.tracking.window_view import window_sections
+from rlforge.tracking.window_view import NARROW, signed, window_sections
 
 #: Most rows of a table, and rows that are shown even on the smallest terminal.
 MOST_ROWS, LEAST_ROWS = 12, 3
 #: Age of the last report, in seconds, after which a running run is shown as silent.
 SILENT_AFTER_S = 60.0
 
-_STATUS_STYLE = {"running": "cyan", "done": "green", "failed": "red", "interrupted": "yellow"}
+_STATUS_STYLE = {
+    "running": "cyan",
+    "done": "green",
+    "interrupted": "yellow",
+    "failed": "red",
+    "killed": "red",
+}
 
 
 class ProgressView:
@@ -44,29 +53,20 @@ class ProgressView:
         def lines(section: RenderableType) -> int:
             return len(console.render_lines(section, options, pad=False))
 
+        sections: list[RenderableType] = []
         if p.unit == "window":
-            yield self._head(width)
-            yield from window_sections(p, width)
-            return
-        top = Group(self._head(width), section("Win rate", _win_rates(p, width)))
+            first, *sections = window_sections(p, width)
+        else:
+            first = section("Win rate", _win_rates(p, width))
+        top = Group(self._head(width), first)
         yield top
         # A live frame taller than the terminal flickers: tables are cut, extra sections left out.
         room = console.height - 1 - lines(top) if console.is_terminal else 1000
-        rows = min(max(room - 4, LEAST_ROWS), MOST_ROWS)
-        ratings = section("Ratings", _ratings(p, rows))
-        machine = section("Engine and learner", _machine(p))
-        matches = section("Games between", _matches(p, rows))
-        extra: list[RenderableType] = []
-        if p.collection:
-            extra.append(section("Training games", _collection(p, width)))
-        if width >= WIDE:
-            middle: RenderableType = side_by_side(ratings, matches, machine)
-        else:
-            middle = side_by_side(ratings, machine) if width >= MIDDLE else Group(ratings, machine)
-            extra.append(matches)
-        yield middle
-        room -= lines(middle)
-        for part in extra:
+        if p.unit == "update":
+            middle, *sections = _of_games(p, width, rows=min(max(room - 4, LEAST_ROWS), MOST_ROWS))
+            yield middle
+            room -= lines(middle)
+        for part in sections:
             room -= lines(part)
             if room < 0:
                 break
@@ -91,7 +91,12 @@ class ProgressView:
             pair("samples", count(p.samples)),
         ]
         if p.unit == "window":
-            counts = [pair("now", p.activity or p.status), pair("samples", count(p.samples))]
+            live = [row.version for row in p.windows if row.deployed and row.version]
+            counts = [
+                pair("now", p.activity or p.status),
+                pair("serving", live[-1] if live else NOTHING),
+                pair("samples", count(p.samples)),
+            ]
         shown = ("loss", "reward_mean", "entropy", "kl", "grad_norm", "lr")
         learner = [
             pair(LEARNER_LABELS[key], number(p.learner[key], 3))
@@ -109,43 +114,70 @@ class ProgressView:
         return Panel(body, title=title, title_align="left", subtitle=state, subtitle_align="right")
 
 
+def _of_games(p: Progress, width: int, rows: int) -> list[RenderableType]:
+    """The sections below the win rates, the first of which is always shown."""
+    ratings = section("Ratings", _ratings(p, rows))
+    machine = section("Engine and learner", _machine(p))
+    matches = section("Games between", _matches(p, rows))
+    games = [section("Training games", _collection(p, width))] if p.collection else []
+    if width >= WIDE:
+        return [side_by_side(ratings, matches, machine), *games]
+    both = side_by_side(ratings, machine) if width >= MIDDLE else Group(ratings, machine)
+    return [both, *games, matches]
+
+
 def _win_rates(p: Progress, width: int) -> RenderableType:
     if not p.win_rates:
         return Text("no evaluation yet", style="dim")
-    narrow, curve = width < MIDDLE, width >= WIDE
-    columns = [] if narrow else [("environment", "left")]
-    columns += [("opponent", "left"), ("win  95% CI", "right")]
-    columns += [] if narrow else [("draw", "right"), ("loss", "right")]
-    columns += [("change", "right"), ("at", "right")]
-    table = table_of(*columns, *([("curve", "right")] if curve else []))
+    titles = ["opponent", "win", "change"]
+    if width >= NARROW:
+        titles = ["opponent", "win  95% CI", "change", "at"]
+    if width >= MIDDLE:
+        titles = ["environment", "opponent", "win  95% CI", "draw", "loss", "change", "at"]
+    if width >= WIDE:
+        titles.append("curve")
+    alone = width < NARROW and len({row.env_id for row in p.win_rates}) == 1
+    named = ("environment", "opponent")
+    table = table_of(*((title, "left" if title in named else "right") for title in titles))
     for row in p.win_rates:
-        low, high = row.ci95
+        low, high = (percent(bound) for bound in row.ci95)
+        opponent = row.opponent if width >= MIDDLE or alone else f"{row.opponent} in {row.env_id}"
         win = Text(percent(row.win_rate), style="bold")
-        win.append(f"  {percent(low)}–{percent(high)}", style="not bold dim")
-        names = [f"{row.opponent} in {row.env_id}"] if narrow else [row.env_id, row.opponent]
-        cells = [Text(name) for name in names]  # Rich interprets markup in plain strings
-        rest = [] if narrow else [percent(row.draw_rate), percent(row.loss_rate)]
-        line = [sparkline(row.history)] if curve else []
-        table.add_row(*cells, win, *rest, _change(row), str(row.step), *line)
+        cells: dict[str, RenderableType] = {
+            "environment": Text(row.env_id),  # Rich interprets markup in plain strings
+            "opponent": Text(opponent),
+            "win": win,
+            "win  95% CI": Text.assemble(win, (f"  {low}–{high}", "dim")),
+            "draw": percent(row.draw_rate),
+            "loss": percent(row.loss_rate),
+            "change": _change(row),
+            "at": str(row.step),
+            "curve": sparkline(row.history),
+        }
+        table.add_row(*(cells[title] for title in titles))
     return table
 
 
 def _change(row: WinRateRow) -> Text:
+    """Coloured where the intervals of start and end do not overlap, with as many games each."""
     if row.step == row.start_step:
         return Text("start", style="dim")
     change = row.win_rate - row.start_win_rate
-    return Text(points(change), style="green" if change > 0 else "red" if change < 0 else "")
+    start = wilson_interval(round(row.start_win_rate * row.games), row.games)
+    return signed(points(change), change, significant(start, row.ci95))
 
 
 def _ratings(p: Progress, most: int) -> RenderableType:
-    if not p.ratings:
+    """Policies that have been rated; the others have only inherited their ratings."""
+    rated = [row for row in p.ratings if row.rated_games != 0]
+    if not rated:
         return Text("no rated games yet", style="dim")
     table = table_of(("policy", "left"), ("rating", "right"), ("games", "right"))
-    for row in p.ratings[:most]:
+    for row in rated[:most]:
         style = "" if row.active else "dim"
         rating = Text.assemble(f"{row.mu:.1f}", (f" ± {row.sigma:.1f}", "dim"))
-        table.add_row(Text(row.uid, style=style), rating, count(row.games))
-    return _with_rest(table, len(p.ratings) - most, "policies")
+        table.add_row(Text(row.uid, style=style), rating, count(row.rated_games or row.games))
+    return _with_rest(table, len(p.ratings) - min(len(rated), most), "policies")
 
 
 def _matches(p: Progress, most: int) -> RenderableType:
@@ -213,7 +245,9 @@ def _share_bar(share: float | None) -> RenderableType:
 
 
 def _collection(p: Progress, width: int) -> RenderableType:
-    titles = ["games", "win", "invalid", "turns"]
+    titles = ["games", "win"]
+    if width >= NARROW:
+        titles = ["games", "win", "invalid", "turns"]
     if width >= MIDDLE:
         titles = ["games", "win", "draw", "format", "invalid", "turns", "tokens"]
     if width >= WIDE:

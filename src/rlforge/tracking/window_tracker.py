@@ -38,11 +38,9 @@ class WindowTracker(Tracker):
         if update is not None:
             self._update_file.append(_update_row(row, update))
             scalars |= _numbers("learner", update)
-        for name, scalar in scalars.items():
-            self._metrics.put(name, scalar)
-        self._since_update.clear()
+        since = {**self._metrics.drain(), **self._since_update.drain()}
+        self._write(row["window"], {**since, **scalars})
         self._pace.update(self._elapsed(), self._counts())
-        self.flush()
         self._write_summary({})
         self._publish()
 
@@ -67,8 +65,7 @@ class WindowTracker(Tracker):
         self._update_file.close()
         self._update_file = JsonlFile(self.paths.metrics)
         self._window_file.close()
-        for sink in self._sinks:
-            sink.rewind(len(done))
+        self._for_sinks(lambda sink: sink.rewind(len(done)))
         self._restore_counters()
         self._write_summary({})
         self._publish()
@@ -92,9 +89,9 @@ class WindowTracker(Tracker):
         if self._clock() >= self._next_publish:
             self._publish()
 
-    def close(self, summary: Mapping[str, Any]) -> None:
-        super().close(summary)
+    def close(self, summary: Mapping[str, Any]) -> list[str]:
         self._window_file.close()
+        return super().close(summary)
 
     def _read_files(self) -> float:
         self._window_file = JsonlFile(self.paths.windows)

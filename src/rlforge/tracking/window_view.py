@@ -5,40 +5,54 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.panel import Panel
 from rich.text import Text
 
-from rlforge.tracking.formatting import count, number, percent, sparkline
-from rlforge.tracking.panels import MIDDLE, WIDE, pair, section, table_of
+from rlforge.tracking.formatting import count, number, percent, significant, sparkline
+from rlforge.tracking.panels import MIDDLE, WIDE, flow, pair, section, table_of
 from rlforge.tracking.progress import Progress, WindowRow
 
+#: Width below which tables have only a name and two figures.
+NARROW = 44
+#: Columns of the table of windows, each with the width from which it fits.
+_COLUMNS = {
+    "window": 0,
+    "decisions": WIDE,
+    "wins": WIDE,
+    "reward": NARROW,
+    "to control": 0,
+    "95% CI": MIDDLE,
+    "trained": 80,
+    "version": 56,
+}
 #: Windows of the table; the curve has all that are known.
 _ROWS = 8
 
 
-def window_sections(p: Progress, width: int) -> Iterator[Panel]:
+def window_sections(p: Progress, width: int) -> Iterator[RenderableType]:
     """The sections below the head, for a display of so many columns."""
     if not p.windows:
         yield section("Windows", Text("no window is done yet", style="dim"))
         return
     yield section("Windows", _windows(p, width))
+    last = p.windows[-1]
     if p.traders:
-        yield section(f"Decisions of {p.windows[-1].window_id}", _traders(p, width))
+        yield section(f"Decisions of {last.window_id}", _traders(p, width))
+    if last.scores:
+        scores = (
+            pair(name.replace("_", " "), number(score, 3)) for name, score in last.scores.items()
+        )
+        yield section(f"Scores of {last.window_id}", Group(*flow(scores, width - 4)))
 
 
 def _windows(p: Progress, width: int) -> RenderableType:
-    titles = ["window", "reward", "to control", "version"]
-    if width >= MIDDLE:
-        titles = ["window", "reward", "to control", "95% CI", "trained", "version"]
-    if width >= WIDE:
-        titles = ["window", "decisions", "wins", *titles[1:]]
-    table = table_of(*((title, "right") for title in titles))
+    titles = [title for title, least in _COLUMNS.items() if width >= least]
+    table = table_of(("window", "left"), *((title, "right") for title in titles[1:]))
     for row in p.windows[-_ROWS:]:
         cells: dict[str, RenderableType] = {
             "window": Text(row.window_id),
             "decisions": count(row.decisions),
             "reward": Text(number(row.reward, 3), style="bold"),
-            "to control": _signed(row.difference),
+            "to control": _difference(row),
             "95% CI": Text(_interval(row), style="dim"),
             "wins": percent(row.win_rate),
             "trained": count(row.trained),
@@ -54,11 +68,17 @@ def _windows(p: Progress, width: int) -> RenderableType:
     return Group(table, *below)
 
 
-def _signed(difference: float | None) -> Text:
-    if difference is None:
+def signed(text: str, change: float, sure: bool) -> Text:
+    """``text`` about a ``change``, green or red where it is more than noise."""
+    return Text(text, style="" if not sure else "green" if change > 0 else "red")
+
+
+def _difference(row: WindowRow) -> Text:
+    """Coloured where its interval excludes 0."""
+    if row.difference is None:
         return Text("–", style="dim")
-    style = "green" if difference > 0 else "red" if difference < 0 else ""
-    return Text(f"{difference:+.3f}", style=style)
+    sure = row.low is not None and row.high is not None and significant((row.low, row.high))
+    return signed(f"{row.difference:+.3f}", row.difference, sure)
 
 
 def _interval(row: WindowRow) -> str:
@@ -78,7 +98,9 @@ def _version(row: WindowRow) -> Text:
 def _traders(p: Progress, width: int) -> RenderableType:
     titles = ["decisions", "refused", "trades", "wins", "reward", "pnl"]
     if width < MIDDLE:
-        titles = ["decisions", "refused", "wins", "reward"]
+        titles = ["decisions", "wins", "reward"]
+    if width < NARROW:
+        titles = ["wins", "reward"]
     table = table_of(("agents", "left"), *((title, "right") for title in titles))
     for row in p.traders:
         cells = {

@@ -5,18 +5,20 @@
 A kind of training is a ``Controller``, made from a ``RunContext`` once the actors are up. Its
 ``begin`` publishes version 0 or restores the newest saved state, ``run`` trains until it is done or
 ``stop`` is called. Everything else happens here: signals, log files, the display, the run
-directory, and how the run ended in summary.json, also when it fails.
+directory, and how the run ended in summary.json. What goes wrong while that is written is one
+further line: the first error is the one that the user reads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import Any, Protocol
@@ -26,22 +28,26 @@ import ray
 from rlforge.actors.cluster import RunActors, explained, ray_started, start_actors
 from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import to_yaml
+from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig, RunConfig
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.preflight.continuous import check_answers
 from rlforge.rollout.lineup import eval_pairings, fixed_opponents, train_envs
-from rlforge.system.checkpoint import step_name
+from rlforge.system.checkpoint import latest_checkpoint, step_name
 from rlforge.system.hardware import gpu_loads
 from rlforge.system.locks import RunLock
 from rlforge.system.loops import wait_for
 from rlforge.tracking.display import Display
-from rlforge.tracking.files import open_log
+from rlforge.tracking.files import RunPaths, mend_run, open_log
 from rlforge.tracking.report import write_report
 from rlforge.tracking.scalars import taken
+from rlforge.tracking.status import write_end, write_start
 from rlforge.training.graph import to_json
 from rlforge.training.resume import keep_start, with_own_start
 from rlforge.types import PolicyRef, value
+
+log = logging.getLogger(__name__)
 
 ONE_SIGNAL_S = 1.0
 """Signals closer together than this are one: shells and ``timeout`` send them twice."""
@@ -121,7 +127,8 @@ def execute(
 ) -> Outcome:
     """Run in ``run_dir`` (see ``prepared``) to the end or to the first signal.
 
-    Raises RunError with the cause when the run cannot go on.
+    Raises RunError with the cause when the run cannot go on, and KeyboardInterrupt at the second
+    signal or at one while the actors start.
     """
 
     interrupts = _Interrupts()
@@ -141,8 +148,9 @@ def execute(
             open_log("run", str(run_dir)),
             Display(config.name, config.tracker.progress) as display,
         ):
+            display.note(f"run directory {run_dir}")
             display.note("starting the actors")
-            part = len((run_dir / "command.txt").read_text().splitlines()) - 1
+            part = len((run_dir / "command.txt").read_text(encoding="utf-8").splitlines()) - 1
             try:
                 actors = await start_actors(graph, config, hardware, run_dir, part)
             except ray.exceptions.RayError as error:
@@ -185,23 +193,39 @@ async def _live(
                 task.cancel()
     except (BaseExceptionGroup, ray.exceptions.RayError, RlforgeError) as error:
         failure = explained(error, context.actors, context.run_dir, context.config.command)
-        with contextlib.suppress(ray.exceptions.RayError):  # it may be the tracker that died
-            ending = {"status": "failed", "error": str(failure)}
-            await tracker.close.remote({**controller.summary(), **ending})
+        await _logged(_record_failure(controller, tracker, failure))
+        await _logged(controller.close())
         raise failure from None
-    finally:
-        await controller.close()
+    except BaseException:  # interrupted at once
+        await _logged(controller.close())
+        raise
+    await controller.close()
     tracker.log_scalars.remote(await context.actors.custom_scalars())
     status = "done" if complete else "interrupted"
     wall_s = time.time() - context.started
     summary = {"status": status, "wall_s": wall_s, **controller.summary()}
     try:
-        await tracker.close.remote(summary)
+        lines = await tracker.close.remote(summary)
     except ray.exceptions.RayError as error:
         command = context.config.command
         raise explained(error, context.actors, context.run_dir, command) from None
     display.show(await tracker.progress.remote())
+    for line in lines:  # such as how an offline run of W&B is uploaded
+        context.note(line)
     return Outcome(run_dir=context.run_dir, interrupted=not complete, summary=summary)
+
+
+async def _record_failure(controller: Controller, tracker: Any, failure: BaseException) -> None:
+    ending = {"status": "failed", "error": str(failure)}
+    await tracker.close.remote({**controller.summary(), **ending})
+
+
+async def _logged(work: Awaitable[None]) -> None:
+    """Await a part of the ending of a run that fails; its own failure only is logged."""
+    try:
+        await work
+    except Exception:  # the tracker that died, or a full disk
+        log.exception("after the run failed")
 
 
 async def _show_progress(tracker: Any, display: Display) -> None:
@@ -271,13 +295,14 @@ def prepared(
     *,
     resume: bool,
 ) -> Iterator[Path]:
-    """Check the model and saved policies, lock and fill the run directory, write the report.
+    """Check the model and saved policies, lock and fill the run directory, write how it ended.
 
     command: arguments of ``rlforge`` that start such a run, for command.txt. Yields the absolute
-    run directory. It then holds a copy of ``learner.initial_adapter`` (``with_own_start``). Raises
-    ConfigError when a policy that the configuration names does not fit the model, no room is left
-    for prompts, or agents cannot be asked about the market, and RunError when another process holds
-    the directory.
+    run directory. It then holds a copy of ``learner.initial_adapter`` (``with_own_start``); damaged
+    files of a run that is resumed are mended, and named in a line each. Raises ConfigError when a
+    policy that the configuration names does not fit the model, no room is left for prompts, or
+    agents cannot be asked about the market, and RunError when another process holds the directory.
+    A KeyboardInterrupt of the block is raised with a message: what is saved, and how to go on.
     """
     # Torch is imported late: importing this module does not cost seconds.
     from rlforge.models.load import prompt_room, resolve_model
@@ -296,18 +321,61 @@ def prepared(
         prompt_room(config)
     check_answers(config)
     run_dir.mkdir(parents=True, exist_ok=True)
-    with RunLock(run_dir):
+    with RunLock(run_dir), _end_written(config, run_dir):
         if not resume:
-            (run_dir / "config.yaml").write_text(to_yaml(config))
-            (run_dir / "graph.json").write_text(to_json(graph))
-        with (run_dir / "command.txt").open("a") as commands:
+            (run_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+            (run_dir / "graph.json").write_text(to_json(graph), encoding="utf-8")
+        for damage in mend_run(RunPaths(root=run_dir)):
+            print(damage, file=sys.stderr, flush=True)
+        with (run_dir / "command.txt").open("a", encoding="utf-8") as commands:
             commands.write(f"{shlex.join(['rlforge', *command])}\n")
         keep_start(config, run_dir)
-        try:
-            yield run_dir
-        finally:
-            if config.tracker.report:
-                write_report(run_dir)
+        yield run_dir
+
+
+@contextlib.contextmanager
+def _end_written(config: PolicyConfig, run_dir: Path) -> Iterator[None]:
+    """Write into the locked run directory that the run starts, and how the block ended."""
+    write_start(RunPaths(root=run_dir), config.name, config.total_updates or 0)
+    try:
+        yield
+    except KeyboardInterrupt:
+        _write_ending(config, run_dir, "interrupted")
+        raise KeyboardInterrupt(_saved(config, run_dir)) from None
+    except BaseException as error:
+        status = "failed" if isinstance(error, Exception) else "interrupted"
+        _write_ending(config, run_dir, status, str(error) or type(error).__name__)
+        raise
+    _write_ending(config, run_dir)
+
+
+def _write_ending(
+    config: PolicyConfig, run_dir: Path, status: str | None = None, error: str | None = None
+) -> None:
+    """Write how the run ended, unless its tracker has, and the report; failing is one line."""
+    try:
+        if status is not None:
+            write_end(RunPaths(root=run_dir), status, error)
+        if config.tracker.report:
+            write_report(run_dir)
+    except Exception as problem:  # `rlforge report` shows it again, a bug with its stack trace
+        why = (str(problem) or type(problem).__name__).splitlines()[0]
+        again = f"rlforge report {shlex.quote(str(run_dir))}"
+        print(f"the run's report is not written ({why}); again with: {again}", file=sys.stderr)
+
+
+def _saved(config: PolicyConfig, run_dir: Path) -> str:
+    """What is left of a run that was interrupted at once, and how to go on."""
+    again = f"rlforge {config.command} --resume {shlex.quote(str(run_dir))}"
+    if isinstance(config, ContinuousConfig):
+        return f"at once; finished phases of its windows are saved; go on with: {again}"
+    try:
+        newest = latest_checkpoint(run_dir / "checkpoints", with_state=True)
+    except (OSError, RlforgeError) as error:
+        return f"at once ({error}); go on with: {again}"
+    if newest is None:
+        return f"at once, before a state was saved; start it again with: {again}"
+    return f"at once; {newest.name} is saved, later work is lost; go on with: {again}"
 
 
 def _check_policies(config: PolicyConfig) -> None:

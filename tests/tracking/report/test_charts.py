@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 
@@ -14,10 +13,12 @@ from rlforge.tracking.report.charts import (
     HEIGHT,
     MOST_POINTS,
     WIDTH,
+    Chart,
     Series,
     line_chart,
     nice_ticks,
     thin,
+    tick_labels,
     trailing_mean,
 )
 
@@ -45,6 +46,82 @@ def test_ticks_cover_the_range_with_a_round_step(low: float, width: float) -> No
     assert 2 <= len(ticks) <= 8
     steps = {round((b - a) / (ticks[1] - ticks[0]), 3) for a, b in pairwise(ticks)}
     assert steps == {1.0}
+
+
+@example(low=1e14, width=1e6)
+@example(low=-9.9e-4, width=1e-11)
+@given(low=st.floats(-1e7, 1e7), width=st.floats(0, 1e7))
+def test_labels_of_ticks_are_as_far_apart_as_the_ticks(low: float, width: float) -> None:
+    ticks = nice_ticks(low, low + width)
+    labels = tick_labels(ticks)
+    assert len(set(labels)) == len(ticks)
+    read = [float(one.replace(",", "").replace("M", "e6").replace("T", "e12")) for one in labels]
+    assert read == pytest.approx(ticks, rel=1e-9, abs=1e-3 * (ticks[1] - ticks[0]))
+
+
+def test_labels_have_the_decimals_of_the_step() -> None:
+    steps = [0.9975, 1.0, 1.0025, 1.005, 1.0075, 1.01]
+    assert tick_labels(steps) == ["0.9975", "1.0000", "1.0025", "1.0050", "1.0075", "1.0100"]
+    assert tick_labels([-0.03888, -0.03886]) == ["-0.03888", "-0.03886"]
+    assert tick_labels([0, 500, 1000]) == ["0", "500", "1,000"]
+
+
+def test_the_longest_label_is_not_cut_at_the_left_edge() -> None:
+    chart = line_chart("loss", [Series(name="x", xs=[0, 1], ys=[-0.0388825, -0.0388925])])
+    labels = [node for node in parsed(chart).iter("text") if node.get("class") == "tick end"]
+    longest = max(labels, key=lambda node: len(node.text or ""))
+    assert len(longest.text or "") >= 9
+    assert float(longest.get("x", "0")) >= 6.2 * len(longest.text or "")  # 6.2 pixels a digit
+    ((start, end),) = points_of(chart)
+    assert start[0] > float(longest.get("x", "0"))
+    assert end[0] < WIDTH
+
+
+def caption(chart: str | None) -> str | None:
+    return parsed(chart).findtext("figcaption")
+
+
+def test_a_line_with_gaps_says_how_much_of_it_was_measured() -> None:
+    ys = [0.5 if step % 10 == 0 else None for step in range(80)]
+    gaps = line_chart("gap", [Series(name="x", xs=range(80), ys=ys)], smooth=True)
+    assert caption(gaps) == "gap, measured in 8 of 80 updates"
+    assert points_of(gaps) == [], "no line between points that are not neighbours"
+    assert len(list(parsed(gaps).iter("circle"))) == 8
+    whole = line_chart("gap", [Series(name="x", xs=range(80), ys=[0.5] * 80)])
+    assert caption(whole) == "gap"
+
+
+@pytest.mark.parametrize(
+    ("ys", "said"),
+    [
+        ([0.0, 0.0], "x (0)"),
+        ([3e-9, -2e-9, 1e-9], "x (below 1e-6)"),
+        ([4.0, 4.0, 4.0], "x (4)"),
+        ([0.0], "x (0)"),
+        ([4.0], None),
+        ([4.0, 4.5], None),
+        ([None, None], None),
+    ],
+)
+def test_lines_without_a_change_are_named_with_their_value(
+    ys: list[float | None], said: str | None
+) -> None:
+    chart = Chart(title="x", series=[Series(name="x", xs=range(len(ys)), ys=ys)])
+    assert chart.unchanged == said
+
+
+def test_small_values_that_are_set_are_no_noise() -> None:
+    schedule = [Series(name="x", xs=[0, 1], ys=[5e-7, 2e-7])]
+    assert Chart(title="learning rate", series=schedule, exact=True).unchanged is None
+    assert Chart(title="advantage", series=schedule).unchanged is not None
+
+
+def test_a_chart_of_several_lines_is_unchanged_where_all_are() -> None:
+    still = Series(name="a", xs=[0, 1], ys=[0.5, 0.5])
+    other = Series(name="b", xs=[0, 1], ys=[1.0, 1.0])
+    moving = Series(name="c", xs=[0, 1], ys=[0.5, 0.6])
+    assert Chart(title="x", series=[still, other], shares=True).unchanged == "x (50%, 100%)"
+    assert Chart(title="x", series=[still, moving]).unchanged is None
 
 
 @pytest.mark.parametrize(
@@ -111,11 +188,11 @@ def test_hovering_shows_every_value_with_its_band() -> None:
 def test_shares_read_as_percent_up_to_what_is_needed() -> None:
     def ticks(highest: float) -> list[str]:
         chart = line_chart("x", [Series(name="x", xs=[0, 1], ys=[0, highest])], shares=True)
-        return re.findall(r">([\d.]+%)<", str(chart))
+        return [str(node.text) for node in parsed(chart).iter("text") if "%" in str(node.text)]
 
     assert ticks(0.9) == ["0%", "25%", "50%", "75%", "100%"]
     assert ticks(0.04) == ["0%", "1%", "2%", "3%", "4%"]
-    assert ticks(0.0)[-1] == "1%"
+    assert ticks(0.0)[-1] == "1.00%"
 
 
 def test_several_lines_have_a_legend_and_one_has_none() -> None:
@@ -138,7 +215,7 @@ def test_long_series_are_smoothed_over_the_raw_line() -> None:
 
 
 def test_trailing_mean_by_hand() -> None:
-    assert trailing_mean([1.0, 3.0, None, 5.0], 2) == [1.0, 2.0, 3.0, 5.0]
+    assert trailing_mean([1.0, 3.0, None, 5.0], 2) == [1.0, 2.0, None, 5.0]
     assert trailing_mean([None], 3) == [None]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -208,12 +209,115 @@ def test_a_damaged_games_file_is_shown_and_does_not_hide_the_rest(full_run: Path
     assert "72.0% wins" in text
 
 
-def test_a_large_pool_is_cut_and_says_so(tmp_path: Path, make: Any, new_tracker: Any) -> None:
+def test_a_large_pool_is_folded_and_says_so(tmp_path: Path, make: Any, new_tracker: Any) -> None:
     tracker = new_tracker(tmp_path)
-    tracker.log_pool(make.snapshot(40))
+    tracker.log_pool(make.snapshot(300, most_uids=301))
     text, _ = check(write_report(tmp_path).read_text())
-    assert "29 more are not shown" in text
+    assert "Further policies: 289, without a rated game: 1" in text
+    assert "89 more are not shown" in text
     assert "of the 14 with most games" in text
+
+
+def test_measured_ratings_come_first_and_inherited_ones_are_a_folded_dash(
+    tmp_path: Path, make: Any, new_tracker: Any
+) -> None:
+    tracker = new_tracker(tmp_path)
+    pool = make.snapshot(40)
+    for entry in pool["entries"]:
+        entry["rated_games"] = 60 if entry["uid"] in ("base", "step-20", "step-7") else 0
+    tracker.add_eval(make.evaluation(20, 50, opponent="base"))
+    tracker.log_pool(pool)
+    page = write_report(tmp_path).read_text()
+    shown, folded = page.split("Further policies: 38, without a rated game: 38")
+    uid = r'<td class="name">(base|step-\d+)</td>'
+    first = re.findall(uid, shown[shown.index("<h2>Pool</h2>") :])
+    assert first == ["step-20", "base", "step-7"], "those of evaluations, then by rating"
+    assert "45.00 ± 4.00" in shown
+    assert len(re.findall(uid, folded)) == 38
+    assert "±" not in folded.split("</table>")[0]
+
+
+def test_a_pool_without_the_count_of_rated_games_takes_it_from_the_pairs(
+    tmp_path: Path, make: Any
+) -> None:
+    pool = make.snapshot(2)
+    for entry in pool["entries"]:
+        del entry["rated_games"]
+    pool["matches"] = {"base": {"base": 9}, "step-1": {"step-2": 4}, "step-2": {"step-1": 4}}
+    paths = create_run(tmp_path)
+    paths.config.write_text("name: x\n")
+    paths.pool.write_text(json.dumps(pool))
+    assert "Further policies: 1, without a rated game: 1" in write_report(tmp_path).read_text()
+
+
+def test_only_changes_beyond_the_intervals_have_a_colour(
+    tmp_path: Path, make: Any, new_tracker: Any
+) -> None:
+    tracker = new_tracker(tmp_path)
+    for opponent, wins in {"better": 71, "worse": 30, "same": 53}.items():
+        tracker.add_eval(make.evaluation(0, 50, opponent=opponent))
+        tracker.add_eval(make.evaluation(2, wins, opponent=opponent))
+    page = write_report(tmp_path).read_text()
+    for mark in ('"good">+21.0 pts', '"bad">-20.0 pts', '"soft">+3.0 pts'):
+        assert mark in page, mark
+
+
+def lines_of(page: str, title: str) -> list[str]:
+    """Classes of the lines of the chart that is called ``title``."""
+    (chart,) = re.findall(rf"<figcaption>{title}[^<]*</figcaption>(.*?)</figure>", page, re.DOTALL)
+    return re.findall(r'class="(line [^"]*)"', chart)
+
+
+def test_exact_series_are_drawn_as_they_are_and_noise_is_folded(
+    tmp_path: Path, make: Any, new_tracker: Any
+) -> None:
+    tracker = new_tracker(tmp_path)
+    for step in range(1, 41):
+        tracker.log_learner(
+            make.update(
+                step,
+                lr=1e-7 / step,
+                lag_mean=float(step % 3),
+                advantage_mean=(-1) ** step * 2e-9,
+                entropy=2.0 - step / 40,
+            ),
+            make.shares,
+        )
+    page = write_report(tmp_path).read_text()
+    text, _ = check(page)
+    assert lines_of(page, "learning rate") == ["line c0"]
+    assert lines_of(page, "staleness") == ["line c0"]
+    assert lines_of(page, "entropy") == ["line c0 raw", "line c0"]
+    learning = page[page.index("<h2>Learning</h2>") :]
+    first, folded = learning.split("<details>")[:2]
+    assert re.findall("<figcaption>(.*?)</figcaption>", first)[0] == "loss"
+    assert "advantage" not in first
+    assert "advantage (below 1e-6)" in folded
+    assert "No change above 1e-6: reward (0.25); KL (0.01)" in text
+
+
+def test_a_gap_that_some_updates_did_not_measure_says_so(
+    tmp_path: Path, make: Any, new_tracker: Any
+) -> None:
+    tracker = new_tracker(tmp_path)
+    for step in (1, 2, 3):
+        result = make.update(step)
+        if step != 2:
+            del result.metrics["logprob_gap_max"]
+        tracker.log_learner(result, make.shares)
+    text, _ = check(write_report(tmp_path).read_text())
+    assert "3e-4 largest log-prob gap, 1 of 3 updates" in text
+    assert "log-prob gap, max, measured in 1 of 3 updates" in text
+
+
+def test_the_report_goes_to_another_file_where_one_is_given(full_run: Path, tmp_path: Path) -> None:
+    page = write_report(full_run, tmp_path / "page.html")
+    assert page == tmp_path / "page.html"
+    assert "72.0% wins" in page.read_text()
+    assert not (full_run / "report.html").exists()
+    for wrong in (tmp_path, tmp_path / "none" / "page.html"):
+        with pytest.raises(RlforgeError, match="a file in a folder that exists"):
+            write_report(full_run, wrong)
 
 
 def test_a_missing_run_has_no_report(tmp_path: Path) -> None:

@@ -14,8 +14,14 @@ from rlforge.tracking.report.data import RunData, load_run
 from rlforge.tracking.report.decisions import sample_decisions
 
 
-def figures(reward: float) -> dict[str, float]:
-    return {"win_rate": 0.5, "avg_reward": reward, "avg_pnl": 1.0}
+def figures(reward: float, decisions: int = 400) -> dict[str, float]:
+    return {
+        "win_rate": 0.5,
+        "avg_reward": reward,
+        "avg_pnl": 2 * reward,
+        "decisions": decisions,
+        "trades": decisions // 2,
+    }
 
 
 def row(number: int, difference: float | None) -> dict[str, Any]:
@@ -48,10 +54,27 @@ def run(tmp_path: Path) -> RunData:
     return load_run(tmp_path)
 
 
+def changes(run: RunData) -> list[tuple[str, str]]:
+    """Class and text of each change of the table."""
+    return re.findall(r'<b class="(\w+)">([^<]*)</b>', str(windows.before_and_after(run)))
+
+
 def test_a_change_by_rounding_is_neither_good_nor_bad(run: RunData) -> None:
-    html = str(windows.before_and_after(run))
-    assert '<b class="good">+0.2</b>' in html
-    assert 'class="bad"' not in html
+    rewards = [change for change in changes(run) if "pts" not in change[1]]
+    assert rewards[0] == ("good", "+0.2")
+    assert ("soft", "+0") in rewards
+    assert not [text for tone, text in rewards if tone == "bad"]
+
+
+def test_a_change_within_the_intervals_and_one_of_profits_have_no_colour(run: RunData) -> None:
+    few = {
+        when: {"players": {"policy": figures(reward, decisions=10)}}
+        for when, reward in (("before", 0.3), ("after", 0.5))
+    }
+    run.paths.comparison.write_text(json.dumps(few))
+    found = changes(load_run(run.paths.root))
+    assert found == [("soft", "+0.0 pts"), ("soft", "+0.2"), ("soft", "+0.4")]
+    assert ("soft", "+0.4") in changes(run), "profits have no interval"
 
 
 def test_the_first_chart_is_the_difference_to_the_control_with_its_interval(run: RunData) -> None:
@@ -118,3 +141,11 @@ def test_decisions_of_the_newest_and_the_first_window_are_shown(run: RunData) ->
     assert "First window" not in str(sample_decisions(load_run(run.paths.root)))
     path.unlink()
     assert sample_decisions(load_run(run.paths.root)) is None
+
+
+def test_scores_that_never_change_are_folded(run: RunData) -> None:
+    rows = [row(number, None) | {"scorer/pairs": 4000.0, "scorer/tau": number} for number in (1, 2)]
+    run.paths.windows.write_text("".join(f"{json.dumps(one)}\n" for one in rows))
+    html = str(windows.scoring(load_run(run.paths.root)))
+    assert html.index("scorer tau") < html.index("<details>")
+    assert "No change above 1e-6: scorer pairs (4,000)" in html

@@ -9,26 +9,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlforge.errors import ConfigError
 from rlforge.system.files import atomic_write
 from rlforge.tracking.report import curves, tables, windows
 from rlforge.tracking.report.data import RunData, load_run
 from rlforge.tracking.report.decisions import sample_decisions
 from rlforge.tracking.report.games import sample_games
 from rlforge.tracking.report.html import Html, el
+from rlforge.tracking.status import why_it_ended
 
 __all__ = ["write_report"]
 
 _STYLE = Path(__file__).with_name("style.css")
 
 
-def write_report(run_dir: Path | str) -> Path:
-    """Write ``report.html`` of a running or finished run and return its path.
+def write_report(run_dir: Path | str, output: Path | str | None = None) -> Path:
+    """Write the report of a running or finished run and return its path.
+
+    output: the file to write, in a folder that exists; None is ``report.html`` of the run.
 
     Raises:
-        RlforgeError: ``run_dir`` is not a run, or one of its JSON files is damaged.
+        RlforgeError: ``run_dir`` is not a run, one of its JSON files is damaged, or ``output``
+            cannot be a file.
     """
+    if output is not None and (Path(output).is_dir() or not Path(output).parent.is_dir()):
+        raise ConfigError(
+            f"the report cannot be written to {output}: it must be a file in a folder that exists"
+        )
     run = load_run(run_dir)
-    body = el("body", *(_of_windows(run) if run.continuous else _of_games(run)))
+    top, *sections = _of_windows(run) if run.continuous else _of_games(run)
+    body = el("body", top, _warnings(run), *sections)
     head = el(
         "head",
         Html('<meta charset="utf-8">'),
@@ -37,8 +47,16 @@ def write_report(run_dir: Path | str) -> Path:
         el("style", Html(_STYLE.read_text(encoding="utf-8"))),
     )
     page = f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
-    atomic_write(run.paths.report, page.encode(errors="replace"))
-    return run.paths.report
+    target = run.paths.report if output is None else Path(output)
+    atomic_write(target, page.encode(errors="replace"))
+    return target
+
+
+def _warnings(run: RunData) -> Html | None:
+    """What a reader must know before any figure: why the run ended, and what its files lack."""
+    ending = why_it_ended(run.summary)
+    found = [*([f"The run {ending}."] if ending else ()), *(f"{each}." for each in run.damage)]
+    return el("div", *(el("p", each, cls="bad") for each in found), role="alert") if found else None
 
 
 def _of_games(run: RunData) -> list[Html | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -12,15 +12,20 @@ from rlforge.tracking.report.html import Html, el
 from rlforge.types import value
 
 WIDTH, HEIGHT = 360, 210
+#: Least room on the left; long tick labels get as much as they need.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 12, 10, 28
+#: Pixels of a character of a tick label (11 px), and between label and axis.
+_CHARACTER, _TO_AXIS = 6.4, 6
 #: Most points of a chart; longer series are averaged over equal stretches.
 MOST_POINTS = 240
-#: Number of points from which a smoothed line is drawn over the raw one.
+#: Number of measured points from which a smoothed line is drawn over the raw one.
 SMOOTH_FROM = 30
 #: Ranges thinner than this share of their numbers are shown flat: ticks would be rounding errors.
 _THINNEST = 1e-9
 #: Numbers and ranges below this count as 0: floating point has too few digits for their parts.
 _NOTHING = 1e-290
+#: Numbers and changes up to this are rounding errors of float32 sums.
+NOISE = 1e-6
 #: Colours of the style sheet, ``c0`` …
 COLOURS = 8
 
@@ -39,6 +44,11 @@ class Series:
     high: Sequence[float] | None = None
     colour: str = "c0"
 
+    @property
+    def measured(self) -> list[float]:
+        """The values that are there."""
+        return [y for y in self.ys if y is not None]
+
 
 @value
 class Chart:
@@ -46,13 +56,46 @@ class Chart:
 
     shares: y in percent, from 0 to 100 or, where no value is above one half, to the highest.
     smooth: draw the trailing mean of long series over the raw values.
+    exact: values are set or counted, not measured, so small ones are no noise.
     """
 
     title: str
     series: Sequence[Series]
     shares: bool = False
     smooth: bool = False
+    exact: bool = False
     x_name: str = "update"
+
+    @property
+    def caption(self) -> str:
+        """The title and, where a single line has gaps, how much of it was measured."""
+        drawn = [one for one in self.series if one.measured]
+        if len(drawn) != 1 or len(drawn[0].measured) == len(drawn[0].ys):
+            return self.title
+        there, all_of_them = len(drawn[0].measured), len(drawn[0].ys)
+        return f"{self.title}, measured in {there} of {all_of_them} {self.x_name}s"
+
+    @property
+    def unchanged(self) -> str | None:
+        """Caption and value where no line changes by more than noise; None for any other chart.
+
+        A single point is unchanged only where it is 0.
+
+        Example:
+            >>> Chart(title="failed", series=[Series(name="a", xs=[1, 2], ys=[0, 0])]).unchanged
+            'failed (0)'
+        """
+        drawn = [one.measured for one in self.series if one.measured]
+        noise = 0.0 if self.exact else NOISE
+        say = _say_percent if self.shares else number
+        if not drawn or any(max(ys) - min(ys) > noise for ys in drawn):
+            return None
+        highest = max(abs(y) for ys in drawn for y in ys)
+        if highest > noise and all(len(ys) == 1 for ys in drawn):
+            return None
+        if 0 < highest <= noise:
+            return f"{self.caption} (below {number(NOISE)})"
+        return f"{self.caption} ({', '.join(dict.fromkeys(say(ys[0]) for ys in drawn))})"
 
     @property
     def shown(self) -> list[Series]:
@@ -71,7 +114,7 @@ def figure(chart: Chart) -> Html | None:
     shown = chart.shown
     if not shown:
         return None
-    return el("figure", el("figcaption", chart.title), _legend(shown), plot(chart, shown))
+    return el("figure", el("figcaption", chart.caption), _legend(shown), plot(chart, shown))
 
 
 def plot(chart: Chart, shown: Sequence[Series], **place: float) -> Html:
@@ -87,20 +130,21 @@ def plot(chart: Chart, shown: Sequence[Series], **place: float) -> Html:
     ticks = nice_ticks(low, high)
     low, high = min(low, ticks[0]), max(high, ticks[-1])
     first, last = xs[0], xs[-1] if xs[-1] > xs[0] else xs[0] + 1
+    labels = tick_labels(ticks, shares)
+    left = max(_LEFT, math.ceil(max(map(len, labels)) * _CHARACTER) + 2 * _TO_AXIS)
 
     def at_x(x: float) -> float:
-        return _LEFT + (x - first) / (last - first) * (WIDTH - _LEFT - _RIGHT)
+        return left + (x - first) / (last - first) * (WIDTH - left - _RIGHT)
 
     def at_y(y: float) -> float:
         return _TOP + (high - y) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
 
     say = _say_percent if shares else number
-    parts = [*_axes(ticks, at_y, say), *_x_axis(xs, at_x, x_name)]
-    window = 0
+    parts = [*_axes(zip(ticks, labels, strict=True), left, at_y), *_x_axis(xs, at_x, x_name)]
     for one in shown:
         parts += _band(one, at_x, at_y)
         window = max(len(one.xs) // 15, 5)
-        smoothed = chart.smooth and len(one.xs) >= SMOOTH_FROM
+        smoothed = chart.smooth and len(one.measured) >= SMOOTH_FROM
         parts += _line(one.xs, one.ys, at_x, at_y, f"line {one.colour}{' raw' * smoothed}")
         if smoothed:
             parts += _line(one.xs, trailing_mean(one.ys, window), at_x, at_y, f"line {one.colour}")
@@ -134,13 +178,16 @@ def thin(one: Series, most: int = MOST_POINTS) -> Series:
 
 
 def trailing_mean(numbers: Sequence[float | None], window: int) -> list[float | None]:
-    """The mean of the last ``window`` numbers at each place; gaps do not count.
+    """The mean of those of the last ``window`` numbers that are there; a gap stays a gap.
 
     Example:
         >>> trailing_mean([1.0, 3.0, None, 5.0], window=2)
-        [1.0, 2.0, 3.0, 5.0]
+        [1.0, 2.0, None, 5.0]
     """
-    return [_mean(numbers[max(end - window, 0) : end]) for end in range(1, len(numbers) + 1)]
+    return [
+        None if last is None else _mean(numbers[max(end - window, 0) : end])
+        for end, last in enumerate(numbers, 1)
+    ]
 
 
 def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
@@ -160,6 +207,36 @@ def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough)
     start, stop = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [index * step for index in range(start, stop + 1)]
+
+
+def tick_labels(ticks: Sequence[float], shares: bool = False) -> list[str]:
+    """Each tick with as many decimals as the step needs; shares as percent.
+
+    Example:
+        >>> tick_labels([0.9975, 1.0, 1.0025]), tick_labels([0.0, 0.25], shares=True)
+        (['0.9975', '1.0000', '1.0025'], ['0%', '25%'])
+        >>> tick_labels([-2e-5, 0.0, 2e-5]), tick_labels([0.0, 2.5e6, 5e6])
+        (['-2e-5', '0', '2e-5'], ['0', '2.5M', '5.0M'])
+    """
+    highest = max(abs(tick) for tick in ticks)
+    if shares:
+        unit, end = 0.01, "%"
+    elif highest < 1e-3:
+        # Just below the highest, so that 1e-4 in steps of 2.5e-5 reads 10.0e-5, not 1.00e-4.
+        power = math.floor(math.log10(0.999 * highest))
+        unit, end = 10.0**power, f"e{power}"
+    else:
+        sizes = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+        unit, end = next((size for size in sizes if highest >= size[0]), (1.0, ""))
+    step = (ticks[1] - ticks[0]) / unit
+    decimals = next(n for n in range(20) if _is_whole(step * 10**n))
+    return [
+        "0" + "%" * shares if tick == 0 else f"{tick / unit:,.{decimals}f}{end}" for tick in ticks
+    ]
+
+
+def _is_whole(amount: float) -> bool:
+    return round(amount) > 0 and abs(amount - round(amount)) < 1e-3
 
 
 def _mean(numbers: Sequence[float | None]) -> float | None:
@@ -185,12 +262,13 @@ def _say_percent(share: float) -> str:
 _Place = Callable[[float], float]
 
 
-def _axes(ticks: Sequence[float], at_y: _Place, say: Callable[[float], str]) -> list[Html]:
+def _axes(ticks: Iterable[tuple[float, str]], left: int, at_y: _Place) -> list[Html]:
+    """A line and a label per tick."""
     parts = []
-    for tick in ticks:
+    for tick, label in ticks:
         y = at_y(tick)
-        parts.append(el("line", x1=_LEFT, x2=WIDTH - _RIGHT, y1=_px(y), y2=_px(y), cls="grid"))
-        parts.append(el("text", say(tick), x=_LEFT - 6, y=_px(y + 4), cls="tick end"))
+        parts.append(el("line", x1=left, x2=WIDTH - _RIGHT, y1=_px(y), y2=_px(y), cls="grid"))
+        parts.append(el("text", label, x=left - _TO_AXIS, y=_px(y + 4), cls="tick end"))
     return parts
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from rlforge.tracking.formatting import LEARNER_LABELS
-from rlforge.tracking.report.charts import COLOURS, Chart, Series, figure, line_chart
+from rlforge.tracking.formatting import LEARNER_LABELS, number
+from rlforge.tracking.report.charts import COLOURS, NOISE, Chart, Series, figure, line_chart
 from rlforge.tracking.report.data import Row, RunData
-from rlforge.tracking.report.html import Html, el, fold
+from rlforge.tracking.report.html import Html, el, fold, join
 
 #: Most curves of single policies in the ratings chart.
 MOST_RATED = 6
 
-#: Learner metrics with a chart of their own, after those that have a label.
-_LEARNER_MORE = {
+#: Learner metrics with a chart of their own: the reward first, then those of the dashboard.
+_LEARNING = {
+    "reward_mean": LEARNER_LABELS["reward_mean"],
     "raw_reward_mean": "reward before transforms",
+    **LEARNER_LABELS,
     "advantage_mean": "advantage",
     "lag_max": "staleness, max",
     "clip_fraction": "clipped ratios",
@@ -23,6 +25,10 @@ _LEARNER_MORE = {
     "validation_loss": "held-out loss",
     "validation_answer_prob": "probability of a held-out answer",
 }
+#: Metrics that are set or counted: no noise that a mean would take away, however small.
+_EXACT = {"lr", "lag_mean", "lag_max"}
+#: Metrics whose single values count: a mean of them would hide the largest.
+_MAXIMA = {"logprob_gap_max"}
 #: Keys of metrics.jsonl that are no learner metrics; other sections show them.
 _NOT_LEARNER = {
     "step",
@@ -65,6 +71,19 @@ def charts(figures: Iterable[Html | None]) -> Html | None:
     return el("div", *drawn, cls="charts") if drawn else None
 
 
+def changing(drawn: Sequence[Chart]) -> Html | None:
+    """The charts that show a change, and below them the others, named with their value and folded.
+
+    None without any points at all.
+    """
+    said = [(chart, chart.unchanged) for chart in drawn]
+    news = charts(figure(chart) for chart, unchanged in said if unchanged is None)
+    rest = charts(figure(chart) for chart, unchanged in said if unchanged is not None)
+    flat = "; ".join(unchanged for _, unchanged in said if unchanged)
+    parts = [news, fold(f"No change above {number(NOISE)}: {flat}", rest) if rest else None]
+    return join(parts) if any(parts) else None
+
+
 def outcomes(run: RunData) -> list[Chart]:
     """Wins, draws and losses over the updates, for each environment and opponent."""
     pairs = dict.fromkeys((row["env_id"], row["opponent"]) for row in run.evals)
@@ -105,21 +124,20 @@ def win_rates(run: RunData) -> Html | None:
 def learner(run: RunData) -> Html | None:
     """Learner metrics with a label; the others collapsed."""
     names = dict.fromkeys(name for row in run.metrics for name in row if "/" not in name)
-    labels = {**LEARNER_LABELS, **_LEARNER_MORE}
-    first = [
-        _metric(run, name, label, smooth=True) for name, label in labels.items() if name in names
-    ]
-    rest = charts(
-        _metric(run, name, name)
-        for name in names
-        if name not in labels and name not in _NOT_LEARNER
+    rest = changing(
+        [
+            metric(run, name, name)
+            for name in names
+            if name not in _LEARNING and name not in _NOT_LEARNER
+        ]
     )
     return section(
         "Learning",
-        "One value per update; from 30 updates on, the strong line is the mean over the last "
-        "fifteenth of the updates (at least 5). The log-prob gap compares learner and engine on "
-        "tokens of the version that is updated.",
-        charts(first),
+        "One value per update. From 30 measured values on, the strong line is the mean over the "
+        "last fifteenth of the updates (at least 5); learning rate, staleness and maxima are drawn "
+        "as they are. The log-prob gap compares learner and engine on tokens of the version that "
+        "is updated.",
+        changing([metric(run, name, _LEARNING[name]) for name in _LEARNING if name in names]),
         fold("Further learner metrics", rest) if rest else None,
     )
 
@@ -132,16 +150,16 @@ def training_games(run: RunData) -> Html | None:
         for name in row
         if name.startswith("collection-")
     )
-    figures = []
+    drawn = []
     for name, label in _COLLECTION.items():
         lines = [
             _series(run.metrics, f"collection-{env}/{name}", env, index)
             for index, env in enumerate(envs)
         ]
         shares = name.endswith(("_rate", "_success"))
-        figures.append(line_chart(label, lines, shares=shares))
+        drawn.append(Chart(title=label, series=lines, shares=shares))
     return section(
-        "Training games", "Means over the tracker's window, at each update.", charts(figures)
+        "Training games", "Means over the tracker's window, at each update.", changing(drawn)
     )
 
 
@@ -151,17 +169,17 @@ def throughput(run: RunData) -> Html | None:
     shares = [
         _series(run.metrics, name, label, index) for index, (name, label) in enumerate(work.items())
     ]
-    figures = [
-        _metric(run, "games_per_s", "training games per second", smooth=True),
-        _metric(run, "generated_tokens_per_s", "tokens generated per second", smooth=True),
-        _metric(run, "tokens_per_s", "tokens trained per second of update", smooth=True),
-        line_chart("share of wall time at work", shares, shares=True),
+    drawn = [
+        metric(run, "games_per_s", "training games per second"),
+        metric(run, "generated_tokens_per_s", "tokens generated per second"),
+        metric(run, "tokens_per_s", "tokens trained per second of update"),
+        Chart(title="share of wall time at work", series=shares, shares=True),
     ]
     return section(
         "Throughput",
         "Generated: by policies with known tokens, in training games. Engine and learner may work "
         "at the same time; neither: time lost to orchestration.",
-        charts(figures),
+        changing(drawn),
     )
 
 
@@ -176,14 +194,20 @@ def ratings(run: RunData) -> Html | None:
     ]
     coverage = dict.fromkeys(env for row in run.ratings for env in row["coverage"])
     explored = [
-        _series([{"step": row["step"], **row["coverage"]} for row in run.ratings], env, env, index)
+        _series(
+            [{"step": row["step"], **row["coverage"]} for row in run.ratings if row["coverage"]],
+            env,
+            env,
+            index,
+        )
         for index, env in enumerate(coverage)
     ]
     return section(
         "Ratings and exploration",
         f"TrueSkill mean with a band of one sigma: the newest policy, and up to {MOST_RATED} "
         "that were in the pool for at least a third of the run. Exploration is the share of recent "
-        "action n-grams that are distinct.",
+        "action n-grams that are distinct. A version without a game against another policy has "
+        "the rating of its parent, with a wider band.",
         charts(
             [
                 line_chart("rating of the newest policy", [newest]),
@@ -225,5 +249,11 @@ def _series(rows: Sequence[Row], key: str, name: str, index: int = 0) -> Series:
     )
 
 
-def _metric(run: RunData, key: str, label: str, smooth: bool = False) -> Html | None:
-    return line_chart(label, [_series(run.metrics, key, label)], smooth=smooth)
+def metric(run: RunData, key: str, label: str) -> Chart:
+    """One learner metric over the updates, smoothed where its single values are noisy."""
+    return Chart(
+        title=label,
+        series=[_series(run.metrics, key, label)],
+        smooth=key not in _EXACT | _MAXIMA,
+        exact=key in _EXACT,
+    )

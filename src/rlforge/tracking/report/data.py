@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.errors import RlforgeError
-from rlforge.tracking.files import RunPaths, open_run, read_json, read_jsonl
+from rlforge.tracking.files import RunPaths, open_run, read_intact, read_json
 from rlforge.tracking.game_files import GameIndex, index_games
+from rlforge.tracking.status import read_summary
 from rlforge.types import value
 
 Row = dict[str, Any]
@@ -17,7 +18,8 @@ Row = dict[str, Any]
 class RunData:
     """Contents of a run's files; empty for those that are not there yet.
 
-    games_error: why the games could not be read; ``games`` is empty then.
+    games_error: why the games could not be read; ``games`` is empty then. damage: lines that could
+    not be read, and updates and windows that the files lack, a sentence each.
     """
 
     paths: RunPaths
@@ -33,6 +35,7 @@ class RunData:
     command: str
     games: tuple[GameIndex, ...]
     games_error: str | None
+    damage: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -46,10 +49,10 @@ class RunData:
 
 
 def load_run(run_dir: Path | str) -> RunData:
-    """Read a run.
+    """Read a run; of files that grow, the lines that are not damaged.
 
     Raises:
-        RlforgeError: it is not a run, or one of its JSON files is damaged.
+        RlforgeError: it is not a run, or one of its other JSON files is damaged.
     """
     paths = open_run(run_dir)
     games: list[GameIndex] = []
@@ -59,22 +62,38 @@ def load_run(run_dir: Path | str) -> RunData:
     except RlforgeError as error:
         # A bad chunk must not hide the curves: the report shows the message instead of the games.
         games_error = str(error)
-    summary = read_json(paths.summary)
+    summary = read_summary(paths)
+    files = (paths.metrics, paths.windows, paths.evals, paths.ratings)
+    (metrics, windows, evals, ratings), found = zip(*map(read_intact, files), strict=True)
+    damage = [sentence for sentence in found if sentence is not None]
     return RunData(
         paths=paths,
-        metrics=tuple(read_jsonl(paths.metrics)),
-        windows=tuple(read_jsonl(paths.windows)),
+        metrics=tuple(metrics),
+        windows=tuple(windows),
         comparison=read_json(paths.comparison),
         decisions=read_json(paths.decisions),
-        evals=tuple(read_jsonl(paths.evals)),
-        ratings=tuple(read_jsonl(paths.ratings)),
+        evals=tuple(evals),
+        ratings=tuple(ratings),
         pool=read_json(paths.pool),
         summary=summary,
         config=_text(paths.config),
         command=str(summary.get("command") or _text(paths.command)).strip(),
         games=tuple(games),
         games_error=games_error,
+        damage=(*damage, *_gaps(summary, paths, metrics, windows)),
     )
+
+
+def _gaps(summary: Row, run: RunPaths, metrics: list[Row], windows: list[Row]) -> list[str]:
+    """What ended parts of the run have made and their files lack, a sentence each."""
+    if summary.get("status") in ("running", "killed"):  # the summary is of an earlier part
+        return []
+    sentences = []
+    for file, rows, key in ((run.metrics, metrics, "updates"), (run.windows, windows, "windows")):
+        made = summary.get(key, 0)
+        if (missing := made - len(rows)) > 0:
+            sentences.append(f"{file} lacks {missing} of the {made} {key} that summary.json counts")
+    return sentences
 
 
 def _text(path: Path) -> str:

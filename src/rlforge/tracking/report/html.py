@@ -64,6 +64,6 @@ def fold(summary: str, *content: str | None) -> Html:
     return el("details", el("summary", summary), *content)
 
 
-def changed(change: float, text: str) -> Html:
-    """``text`` about a ``change``, in the colour of a good (above 0) or a bad one."""
-    return el("b", text, cls="good" if change > 0 else "bad" if change < 0 else "soft")
+def changed(change: float, text: str, sure: bool) -> Html:
+    """``text`` about a ``change``, in the colour of a good (above 0) or a bad one if it is sure."""
+    return el("b", text, cls="soft" if not sure else "good" if change > 0 else "bad")

@@ -26,7 +26,7 @@ def picture(run: RunData) -> str | None:
     Its colours are those of the report, light or dark as the reader's system.
     """
     charts = windows.results(run) if run.continuous else curves.outcomes(run)
-    charts += [_metric(run, key) for key in _LEARNING]
+    charts += [curves.metric(run, key, LEARNER_LABELS[key]) for key in _LEARNING]
     drawn = [(chart, shown) for chart in charts if (shown := chart.shown)]
     if not drawn:
         return None
@@ -55,16 +55,10 @@ def picture(run: RunData) -> str | None:
     )
 
 
-def _metric(run: RunData, key: str) -> Chart:
-    points = [(row["step"], row.get(key)) for row in run.metrics]
-    line = Series(name=key, xs=[x for x, _ in points], ys=[y for _, y in points])
-    return Chart(title=LEARNER_LABELS[key], series=[line], smooth=True)
-
-
 def _head(chart: Chart, shown: Sequence[Series]) -> list[Html]:
     """The title, and a legend where there are several lines."""
     title = el(
-        "text", chart.title, x=4, y=14, style="fill:var(--ink);font-size:14px;font-weight:600"
+        "text", chart.caption, x=4, y=14, style="fill:var(--ink);font-size:14px;font-weight:600"
     )
     if len(shown) < 2:
         return [title]

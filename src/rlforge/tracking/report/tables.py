@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from rlforge.tracking.formatting import count, duration, number, per_second, percent, points
+from rlforge.tracking.formatting import (
+    count,
+    duration,
+    number,
+    per_second,
+    percent,
+    points,
+    significant,
+)
 from rlforge.tracking.metrics import wilson_interval
 from rlforge.tracking.progress import match_rows
 from rlforge.tracking.report.curves import section
@@ -14,6 +22,8 @@ from rlforge.tracking.report.html import Html, changed, el, fold, join, table
 
 #: Most policies in the table of ratings, and in the table of games between them.
 MOST_RATINGS, MOST_MATCHED = 12, 14
+#: Most policies in the folded rest of the table of ratings.
+MOST_FOLDED = 200
 #: Most error messages that are listed.
 MOST_ERRORS = 10
 
@@ -33,7 +43,7 @@ def head(run: RunData) -> Html:
         ("tokens generated", count(last.get("tokens", 0))),
         ("samples learned from", count(last.get("samples_seen", 0))),
         ("engine and learner both idle", percent(last.get("idle_share"), 1)),
-        ("largest log-prob gap", number(_largest(run, "logprob_gap_max"), 3)),
+        _largest_gap(run),
         ("failed games", count(last.get("failed_games", 0))),
     ]
     return titled(run, tiles)
@@ -55,8 +65,12 @@ def titled(run: RunData, tiles: Sequence[tuple[str, str]]) -> Html:
     )
 
 
-def _largest(run: RunData, key: str) -> float | None:
-    return max((row[key] for row in run.metrics if row.get(key) is not None), default=None)
+def _largest_gap(run: RunData) -> tuple[str, str]:
+    """The tile of the log-prob gap, which names its updates where others were not measured."""
+    gaps = [gap for row in run.metrics if (gap := row.get("logprob_gap_max")) is not None]
+    whole = len(gaps) in (0, len(run.metrics))
+    part = "" if whole else f", {len(gaps)} of {len(run.metrics)} updates"
+    return f"largest log-prob gap{part}", number(max(gaps, default=None), 3)
 
 
 def reached(run: RunData) -> Html | None:
@@ -68,12 +82,15 @@ def reached(run: RunData) -> Html | None:
     for (env, opponent), results in pairs.items():
         first, last = results[0], results[-1]
         change = last["win_rate"] - first["win_rate"]
-        shift: str = number(None) if first is last else changed(change, f"{points(change)} pts")
+        sure = significant(first["ci95"], last["ci95"])
+        text = f"{points(change)} pts"
+        shift = number(None) if first is last else changed(change, text, sure)
         rows.append([env, opponent, _result(first), _result(last), shift])
     return section(
         "Results",
         "Win, draw and loss rates of the policy at its first and at its last evaluation, with 95 % "
-        "intervals; change of the win rate in percentage points.",
+        "intervals; change of the win rate in percentage points, coloured where the intervals of "
+        "start and end do not overlap.",
         table(
             ["environment", "opponent", "start", "end", "change"],
             rows,
@@ -114,26 +131,51 @@ def _interval(low: float, high: float) -> Html:
 
 
 def pool(run: RunData) -> Html | None:
-    """Current ratings, and the number of games between policies."""
+    """Current ratings, measured ones first, and the number of games between policies."""
     if not run.pool:
         return None
-    entries = sorted(run.pool["entries"], key=lambda entry: -entry["mu"])
+    evaluated = {row[key] for row in run.evals for key in ("policy_uid", "opponent")}
+    matches = run.pool["matches"]
+
+    def rated_games(entry: Row) -> int:
+        # Runs of earlier versions do not have the count: their games in pairs stand in for it.
+        met = matches.get(entry["uid"], {})
+        pairs = sum(games for other, games in met.items() if other != entry["uid"])
+        return int(entry.get("rated_games", pairs))
+
+    entries = sorted(
+        run.pool["entries"],
+        key=lambda entry: (not rated_games(entry), entry["uid"] not in evaluated, -entry["mu"]),
+    )
     rows = [
         [
             entry["uid"],
             "active" if entry["active"] else "retired",
-            f"{entry['mu']:.2f} ± {entry['sigma']:.2f}",
+            f"{entry['mu']:.2f} ± {entry['sigma']:.2f}" if rated_games(entry) else number(None),
+            count(rated_games(entry)),
             count(entry["games"]),
         ]
-        for entry in entries[:MOST_RATINGS]
+        for entry in entries
     ]
-    left = len(entries) - len(rows)
+    rated = sum(rated_games(entry) > 0 for entry in entries)
+    first = min(rated, MOST_RATINGS)
+    folded, left = rows[first : first + MOST_FOLDED], len(rows) - first - MOST_FOLDED
+    unrated = len(rows) - rated
+    heads = ["policy", "state", "rating", "rated games", "games"]
     return section(
         "Pool",
-        "TrueSkill mean and sigma of each policy, best first"
-        + (f"; {left} more are not shown." if left > 0 else "."),
-        table(["policy", "state", "rating", "games"], rows, "Ratings of the pool", names=2),
-        _matches(run.pool["matches"], [entry["uid"] for entry in run.pool["entries"]]),
+        "TrueSkill mean and sigma of each policy: those of the evaluations first, then by rating. "
+        "Rated games are those against another policy; without any, a version has no rating of "
+        "its own.",
+        table(heads, rows[:first], "Ratings of the pool", names=2) if first else None,
+        fold(
+            f"Further policies: {len(rows) - first}, without a rated game: {unrated}",
+            table(heads, folded, "Further policies of the pool", names=2),
+            el("p", f"{left} more are not shown.", cls="note") if left > 0 else None,
+        )
+        if folded
+        else None,
+        _matches(matches, [entry["uid"] for entry in run.pool["entries"]]),
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlforge.tracking.formatting import count, duration, number, percent, points
-from rlforge.tracking.report.charts import COLOURS, Chart, Series, figure, line_chart
-from rlforge.tracking.report.curves import charts, section
+from rlforge.tracking.formatting import count, duration, number, percent, points, significant
+from rlforge.tracking.metrics import wilson_interval
+from rlforge.tracking.report.charts import COLOURS, NOISE, Chart, Series, figure, line_chart
+from rlforge.tracking.report.curves import changing, charts, section
 from rlforge.tracking.report.data import Row, RunData
 from rlforge.tracking.report.html import Html, changed, table
 from rlforge.tracking.report.tables import titled
@@ -32,9 +33,6 @@ _SOCIAL = {
 
 #: Changes of a share below this have no window in which they happened.
 _WORTH_NAMING = 0.02
-
-#: Changes below this are rounding, neither better nor worse.
-_NOTHING = 1e-6
 
 
 def head(run: RunData) -> Html:
@@ -64,11 +62,14 @@ def before_and_after(run: RunData) -> Html | None:
     for player in before:
         for key, (label, say) in _FIGURES.items():
             first, last = before[player][key], after.get(player, {}).get(key)
-            rows.append([player, label, say(first), say(last), _change(first, last, key)])
+            sure = _sure(before[player], after.get(player), key)
+            rows.append([player, label, say(first), say(last), _change(first, last, key, sure)])
     return section(
         "Before and after",
         "Episodes in markets that the run did not train on, the same both times. The scripted "
-        "traders do not change; their results do, since the policy trades in the same market.",
+        "traders do not change; their results do, since the policy trades in the same market. A "
+        "change is coloured where the 95 % intervals before and after do not overlap, as if "
+        "decisions were independent; profits have no interval.",
         table(
             ["player", "figure", "before", "after", "change"],
             rows,
@@ -80,13 +81,32 @@ def before_and_after(run: RunData) -> Html | None:
     )
 
 
-def _change(first: float | None, last: float | None, key: str) -> Html | str:
+#: What the mean of a figure is taken over; figures with values outside of 0 to 1 are left out.
+_TAKEN_OVER = {"win_rate": "trades", "avg_reward": "decisions"}
+
+
+def _sure(before: Row, after: Row | None, key: str) -> bool:
+    """Whether a figure changed by more than noise, taking decisions for independent.
+
+    The interval of a share holds for the mean of any values between 0 and 1, as rewards are: none
+    vary more than those that are either 0 or 1.
+    """
+    over = _TAKEN_OVER.get(key)
+    if over is None or after is None or before[key] is None or after[key] is None:
+        return False
+    return significant(
+        *(wilson_interval(round(one[key] * one[over]), one[over]) for one in (before, after))
+    )
+
+
+def _change(first: float | None, last: float | None, key: str, sure: bool) -> Html | str:
     if first is None or last is None:
         return number(None)
     change = last - first
-    if abs(change) < _NOTHING:
+    if abs(change) < NOISE:
         change = 0.0
-    return changed(change, f"{points(change)} pts" if key == "win_rate" else f"{change:+.3g}")
+    text = f"{points(change)} pts" if key == "win_rate" else f"{change:+.3g}"
+    return changed(change, text, sure)
 
 
 def results(run: RunData) -> list[Chart]:
@@ -229,15 +249,15 @@ def scoring(run: RunData) -> Html | None:
     names = dict.fromkeys(
         name for row in run.windows for name in row if name.startswith(("scorer/", "reward/"))
     )
-    figures = [
-        line_chart(
-            name.replace("/", " ").replace("_", " "),
-            [_series(run.windows, name, [row.get(name) for row in run.windows])],
+    drawn = [
+        Chart(
+            title=name.replace("/", " ").replace("_", " "),
+            series=[_series(run.windows, name, [row.get(name) for row in run.windows])],
             x_name="window",
         )
         for name in names
     ]
-    return section("Scores and rewards", "One value per window that was scored.", charts(figures))
+    return section("Scores and rewards", "One value per window that was scored.", changing(drawn))
 
 
 def _series(

@@ -1,0 +1,46 @@
+"""A run is running while a process holds it; its end is read where one was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlforge.system.locks import RunLock
+from rlforge.tracking.files import create_run, read_json
+from rlforge.tracking.progress import Progress
+from rlforge.tracking.status import (
+    read_progress,
+    read_summary,
+    why_it_ended,
+    write_end,
+    write_start,
+)
+
+
+def test_a_run_is_running_while_a_process_holds_it(tmp_path: Path) -> None:
+    run = create_run(tmp_path)
+    with RunLock(tmp_path):
+        write_start(run, "demo", 8)
+        assert read_summary(run) == {
+            "updates": 0,
+            "run_name": "demo",
+            "total_updates": 8,
+            "status": "running",
+        }
+        assert Progress.from_json(read_progress(run)).status == "running"
+    # Its process has neither written how it ended nor holds the lock.
+    assert read_summary(run)["status"] == read_progress(run)["status"] == "killed"
+    assert read_json(run.summary)["status"] == "running"
+    with RunLock(tmp_path):
+        write_start(run, "demo", 8)
+        write_end(run, "failed", "the learner died")
+    assert (read_summary(run)["status"], read_progress(run)["status"]) == ("failed", "failed")
+    assert why_it_ended(read_summary(run)) == "failed: the learner died"
+    with RunLock(tmp_path):
+        write_start(run, "demo", 8)
+        assert "error" not in read_summary(run)
+
+
+def test_without_a_lock_file_a_run_counts_as_running(tmp_path: Path) -> None:
+    run = create_run(tmp_path)
+    write_start(run, "demo", 8)
+    assert read_summary(run)["status"] == "running"
