@@ -124,6 +124,7 @@ def test_every_help_text_has_an_example_and_fits(
 def test_the_overview_names_every_command(rlforge: Rlforge) -> None:
     answer = rlforge("--help")
     assert re.findall(r"^│ (\w+) {2,}", answer.out, re.MULTILINE) == list(COMMANDS)
+    assert "To begin: rlforge train simpletak_mirror" in answer.out
 
 
 def test_config_prints_what_can_be_read_back(rlforge: Rlforge) -> None:

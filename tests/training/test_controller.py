@@ -84,6 +84,17 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(small_model: Path) -> 
     summary = json.loads(Path("run/summary.json").read_text())
     assert (summary["status"], summary["updates"], summary["seed"]) == ("done", 3, 0)
     assert not any(map(alive, all_pids()))
+    log = Path("run/logs/run.log").read_text()
+    moments = (
+        "run started",
+        "run directory",
+        "step-0 against",
+        "step-3 is saved",
+        "is done after",
+    )
+    places = [log.find(moment) for moment in moments]
+    assert -1 < places[0] < places[1] < places[2] < places[3] < places[4], log
+    assert "--resume can continue from step-3" in log
 
 
 def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(small_model: Path) -> None:

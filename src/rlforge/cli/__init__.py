@@ -23,6 +23,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    epilog="To begin: [bold]rlforge train simpletak_mirror[/bold], then "
+    "[bold]rlforge report latest[/bold]. Documentation: https://github.com/rlforge/rlforge/tree/main/docs",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

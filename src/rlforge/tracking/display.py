@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from rlforge.tracking.formatting import duration, number, percent
 from rlforge.tracking.progress import Progress, WinRateRow
 from rlforge.tracking.status import read_progress, read_summary, why_it_ended
 from rlforge.tracking.view import ProgressView
+
+log = logging.getLogger(__name__)
 
 DisplayMode = Literal["auto", "rich", "notebook", "plain", "off"]
 
@@ -99,7 +102,8 @@ class Display:
                 self._print(line)
 
     def note(self, text: str) -> None:
-        """Print a message, above the frame or as a line."""
+        """Print a message, above the frame or as a line, and log it."""
+        log.info("%s", text)
         line = f"{self._run_name}: {text}"
         if isinstance(self._live, NotebookFrame):
             self._live.note(line)

@@ -154,6 +154,7 @@ class GameController:
         if self._newest.version == self._version:
             return
         self._newest = await self._actors.learner.save(self._version, self._newest.uid)
+        log.info("%s is saved", self._newest.uid)
         await self._published()
         self._publication = self._group.create_task(self._publish(self._newest))
 
@@ -197,6 +198,7 @@ class GameController:
             "newest": _CHECKPOINTS.encode(self._newest),
         }
         await self._actors.learner.save_state(self._version, state)
+        log.info("--resume can continue from %s", self._newest.uid)
 
     # ---------------------------------------------------------------- beginning and end
 

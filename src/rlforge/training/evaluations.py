@@ -11,6 +11,7 @@ resumed run evaluates the version that it continues from unless its results are 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from rlforge.rollout.lineup import eval_pairings
 from rlforge.system.values import Codec
 from rlforge.tracking.files import RunPaths, read_jsonl
 from rlforge.types import Checkpoint, EvalResult, GameRecord, GameSpec
+
+log = logging.getLogger(__name__)
 
 _RESULTS = Codec(EvalResult, form="json")
 
@@ -83,6 +86,14 @@ class Evaluations:
         self.needed.discard(uid)
         for result in results:
             self._results[result.env_id, result.opponent] = result
+            log.info(
+                "%s against %s in %s: %.1f %% won of %d games",
+                uid,
+                result.opponent,
+                result.env_id,
+                100 * result.win_rate,
+                result.games,
+            )
             self._tell(result)
 
     # ---------------------------------------------------------------- a number of games at once

@@ -210,6 +210,7 @@ async def _live(
         command = context.config.command
         raise explained(error, context.actors, context.run_dir, command) from None
     display.show(await tracker.progress.remote())
+    log.info("the run is %s after %.0f s", status, wall_s)
     for line in lines:  # such as how an offline run of W&B is uploaded
         context.note(line)
     return Outcome(run_dir=context.run_dir, interrupted=not complete, summary=summary)
