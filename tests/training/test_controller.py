@@ -84,6 +84,8 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(small_model: Path) -> 
     summary = json.loads(Path("run/summary.json").read_text())
     assert (summary["status"], summary["updates"], summary["seed"]) == ("done", 3, 0)
     assert not any(map(alive, all_pids()))
+    assert "results: run/report.html" in done.stderr
+    assert "next: rlforge play --run run; rlforge export run DIR" in done.stderr
     log = Path("run/logs/run.log").read_text()
     moments = (
         "run started",

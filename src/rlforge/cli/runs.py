@@ -169,11 +169,13 @@ def _run(
 
 def _next_steps(run: Path, command: str) -> list[str]:
     """Where the results of a run are, and what its users do next."""
+    here = Path.cwd()
+    run = run.relative_to(here) if run.is_relative_to(here) else run
     report = run / "report.html"
     use = {
-        "train": f"rlforge play {run}; rlforge eval {run}; rlforge export {run} DIR",
+        "train": f"rlforge play --run {run}; rlforge export {run} DIR",
         "continuous": f"rlforge serve {run}; rlforge windows list {run}",
-        "sft": f"rlforge eval {run}; rlforge train … learner.initial_adapter={run}",
+        "sft": f"rlforge train … learner.initial_adapter={run}",
     }
     lines = [f"results: {report}"] if report.is_file() else []
     return [*lines, f"next: {use[command]}"] if command in use else lines
