@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from rlforge.config.market import MarketConfig
 from rlforge.continuous.answers import Ask
-from rlforge.engines.grammars import json_grammar
+from rlforge.engines.grammars import grammar_of
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.games.trading import AgentPrompter, Question
 from rlforge.market.actions import CONFIDENCE, NO_OP
@@ -190,7 +190,7 @@ class Population:
         if recorded is not None:
             return recorded.completion or EngineError(recorded.metadata.reasoning)
         try:
-            grammar = None if question.schema is None else json_grammar(question.schema)
+            grammar = grammar_of(question.schema)
             return await self._model.ask(
                 agent_id, question.token_ids, self._draw(agent_id), grammar
             )

@@ -9,7 +9,7 @@ from typing import Any
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.answers import Ask, Conversation
 from rlforge.engines.base import decoder
-from rlforge.engines.grammars import json_grammar
+from rlforge.engines.grammars import grammar_of
 from rlforge.errors import ConfigError, GameError
 from rlforge.games.base import View
 from rlforge.games.players import Player, make_player
@@ -121,8 +121,7 @@ class Session:
         """
         messages = [dict(message) for message in messages]
         tokens = conversation_tokens(self._model.tokenizer, messages, tools)
-        grammar = None if schema is None else json_grammar(schema)
-        text = await self._answer(messages, tokens, grammar)
+        text = await self._answer(messages, tokens, grammar_of(schema))
         return Answer(text=text, tool_calls=tool_calls(text) if tools else ())
 
     async def complete(self, prompt: str) -> str:

@@ -14,7 +14,7 @@ from rlforge.continuous.conduct import Conduct, concerns, conduct
 from rlforge.continuous.performance import Performance, by_player
 from rlforge.continuous.population import AgentModel, Labels, Population, SimulationState, Tick
 from rlforge.engines.base import Generator
-from rlforge.engines.grammars import json_grammar
+from rlforge.engines.grammars import grammar_of
 from rlforge.games.trading import AgentPrompter
 from rlforge.market.books import Settled
 from rlforge.serving.records import PairedOutcomes, Probe
@@ -161,9 +161,7 @@ def market_probes(
         probes.append(
             Probe(
                 prompt_token_ids=question.token_ids,
-                params=greedy
-                if question.schema is None
-                else dataclasses.replace(greedy, grammar=json_grammar(question.schema)),
+                params=dataclasses.replace(greedy, grammar=grammar_of(question.schema)),
                 extraction=prompter.extraction,
                 legal_actions=question.legal,
             )

@@ -39,6 +39,11 @@ def json_grammar(schema: Mapping[str, Any]) -> str:
     return f"start: {json_term(schema)}"
 
 
+def grammar_of(schema: Mapping[str, Any] | None) -> str | None:
+    """``json_grammar`` of a schema that may be absent; None: any answer."""
+    return None if schema is None else json_grammar(schema)
+
+
 @lru_cache(maxsize=64)
 def check_grammar(grammar: str) -> None:
     """Raises ValueError with the reason where llguidance cannot read ``grammar``.

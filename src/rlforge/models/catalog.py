@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from rlforge.config.catalog import first_sentence
 from rlforge.config.schema import ModelConfig
 from rlforge.models.files import MODEL_CONFIG
 from rlforge.models.made import made_model
@@ -32,11 +33,10 @@ def describe_models(folder: Path) -> list[ModelRow]:
 
 
 def _row(path: Path) -> ModelRow:
-    first = path.read_text(encoding="utf-8").splitlines()[0]
     loaded = OmegaConf.load(path)
     assert isinstance(loaded, DictConfig)
     kind, name = str(loaded.get("kind", "hf")), loaded.get("name")
-    about = first.removeprefix("#").strip() if first.startswith("#") else str(name)
+    about = first_sentence(path) or str(name)
     return ModelRow(option=path.stem, about=about, state=_state(kind, name))
 
 

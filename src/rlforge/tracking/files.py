@@ -82,6 +82,8 @@ class RunPaths:
     summary = RunFile("summary.json")
     #: The live view that ``rlforge monitor`` reads.
     progress = RunFile("progress.json")
+    #: The ids of the run at W&B, trackio and MLflow.
+    trackers = RunFile("trackers.json")
     #: One file per actor.
     logs = RunFile("logs")
     #: Curves and tables, one HTML file.

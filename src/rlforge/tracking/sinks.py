@@ -378,12 +378,11 @@ class _Unsent:
 
 def _kept_id(run: RunPaths, service: str) -> str | None:
     """The id of the run at a service, which trackers.json keeps; None before its first part."""
-    return read_json(run.root / "trackers.json").get(service)
+    return read_json(run.trackers).get(service)
 
 
 def _keep_id(run: RunPaths, service: str, run_id: str) -> str:
-    ids = run.root / "trackers.json"
-    write_json(ids, {**read_json(ids), service: run_id})
+    write_json(run.trackers, {**read_json(run.trackers), service: run_id})
     return run_id
 
 
