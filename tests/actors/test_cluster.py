@@ -53,6 +53,25 @@ def test_no_process_that_ray_started_outlives_the_block(
     bystander.wait()
 
 
+def test_ray_leaves_the_process_group_which_timeout_and_batch_systems_signal(
+    own_home: None,
+) -> None:
+    class Process:
+        def groups(self) -> tuple[int, int]:
+            child = psutil.Popen(["sleep", "60"])
+            return os.getpgrp(), os.getpgid(child.pid)
+
+    graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
+    with cluster.ray_started(HardwareConfig(device="cpu"), graph.num_cpus):
+        groups = {*ray.get(ray.remote(Process).options(num_cpus=0).remote().groups.remote())}
+        groups |= {os.getpgid(child.pid) for child in psutil.Process().children(recursive=True)}
+        own = psutil.Popen(["sleep", "60"], preexec_fn=os.getpid)
+        assert os.getpgid(own.pid) == os.getpgrp()
+        own.kill()
+        own.wait()
+    assert os.getpgrp() not in groups
+
+
 def test_an_interrupt_while_ray_starts_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself forgets the processes of a node that it was still starting."""
     started: list[psutil.Popen] = []

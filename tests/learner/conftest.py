@@ -148,6 +148,7 @@ def make_learner(
     initial_value_head: dict[str, torch.Tensor] | None = None,
     max_nonfinite: int = 5,
     total_updates: int | None = None,
+    kept_versions: int = 0,
     device: str = "cpu",
     **config: Any,
 ) -> Learner:
@@ -169,6 +170,7 @@ def make_learner(
         ranks=ranks,
         value_learning_rate=value_learning_rate,
         max_nonfinite=max_nonfinite,
+        kept_versions=kept_versions,
     )
 
 

@@ -51,6 +51,8 @@ SCENARIOS: dict[str, tuple[AlgorithmConfig, dict[str, Any]]] = {
     "spread, shared beginnings": (PPO, {**SPREAD, "games": 10, "rules": 30, "packing": "on"}),
     "not finite": (AlgorithmConfig(), {"infinite": True}),
     "resumed": (GRPO, {**STEPS, "resume": True}),
+    "lagged": (GRPO, {**STEPS, "lag": 1, "games": 10, "resume": True}),
+    "spread, lagged": (GRPO, {**SPREAD, **STEPS, "lag": 1, "games": 10, "resume": True}),
     "spread reinforce": (AlgorithmConfig(), SPREAD),
     "spread grpo": (GRPO, {**SPREAD, **STEPS, "gradient_checkpointing": True}),
     "spread ppo": (PPO, {**SPREAD, **STEPS, "activation_checkpointing": True}),
@@ -82,10 +84,10 @@ def conftest() -> Any:
     return module.Parts
 
 
-def batch_of(parts: Any, games: int, version: int, rules: int) -> TrainBatch:
+def batch_of(parts: Any, games: int, version: int, rules: int, lag: int) -> TrainBatch:
     """``games`` games of three turns in one group; a single turn for 0 games.
 
-    rules: tokens with which all prompts begin.
+    rules: tokens with which all prompts begin. lag: the turns were drawn so many versions earlier.
     """
     draw = random.Random(version)
     steps = parts.random_steps(max(1, 3 * games), seed=version, group_id="group", last_turn=True)
@@ -99,7 +101,7 @@ def batch_of(parts: Any, games: int, version: int, rules: int) -> TrainBatch:
             last_turn=index % 3 == 2,
             reward=reward,
             raw_reward=reward,
-            policy_version=version,
+            policy_version=max(0, version - lag),
         )
     return dataclasses.replace(parts.batch(steps), whole_episodes=True)
 
@@ -119,7 +121,7 @@ def play(
     tied, warm = options.pop("tied", True), options.pop("warm", False)
     rules = options.pop("rules", 0)
     scaled, alone = options.pop("scaled", False), options.pop("alone", False)
-    infinite = options.pop("infinite", False)
+    infinite, lag = options.pop("infinite", False), options.pop("lag", 0)
     if alone or options.pop("adapted_head", False):
         tied = False
         targets = ["down_proj", "q_b_proj"] if alone else ["down_proj", "q_proj", "lm_head"]
@@ -146,6 +148,7 @@ def play(
                 make_algorithm(algorithm, 8),
                 ranks=ranks,
                 value_learning_rate=getattr(algorithm, "value_learning_rate", None),
+                kept_versions=lag,
                 **{"mini_batch_size": 2, "learning_rate": 1e-3, "grad_clip": 1.0, **options},
             )
         if options.get("train") != "full" and not warm:
@@ -155,7 +158,12 @@ def play(
     learner, model = new()
     metrics = []
     for version in range(UPDATES):
-        batch = batch_of(parts, games, version, rules)
+        batch = batch_of(parts, games, version, rules, lag)
+        if lag:
+            step = folder / f"step-{version}"
+            if ranks.rank == 0:
+                step.mkdir()
+            learner.save(step if ranks.rank == 0 else None)
         if infinite and version == 1:
             steps = (dataclasses.replace(batch.steps[0], reward=math.inf), *batch.steps[1:])
             batch = dataclasses.replace(batch, steps=steps)
@@ -168,6 +176,7 @@ def play(
             ranks.add_up({})  # a barrier: all ranks wait until it is written
             learner, model = new()
             learner.load_state(resume_from or state)
+            learner.recall(folder)
     saved = folder / "saved"
     if ranks.rank == 0:
         saved.mkdir()

@@ -128,6 +128,14 @@ def test_spread_weights_are_gathered_in_bfloat16_and_trained_in_float32(two_rank
     assert error(spread) < 1.5 * error(alone) < 0.1
 
 
+@pytest.mark.parametrize("name", ["lagged", "spread, lagged"])
+def test_ranks_measure_the_gap_of_tokens_that_earlier_versions_drew(
+    name: str, two_ranks: Path
+) -> None:
+    for metrics in results(two_ranks, 0, name)["metrics"]:
+        assert metrics["logprob_gap_mean"] > 0
+
+
 def test_each_rank_shares_prefixes_among_its_own_rows(two_ranks: Path) -> None:
     for metrics in results(two_ranks, 0, "shared beginnings")["metrics"]:
         assert metrics["reused_share"] > 0.5

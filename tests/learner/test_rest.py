@@ -18,6 +18,7 @@ CASES = {
     "whole model": {"train": "full"},
     "whole model with reference and critic": {"train": "full", "reference": True, "values": True},
     "several steps": {"epochs": 2, "optimizer_steps": 2},
+    "adapter with earlier versions": {"kept_versions": 2},
 }
 
 

@@ -10,11 +10,13 @@ import contextlib
 import importlib
 import inspect
 import logging
+import os
 import re
 import signal
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +49,9 @@ def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[None]:
 
     Only ``hardware.ray_address`` decides: a cluster of this machine and RAY_ADDRESS are ignored.
     No process of our own Ray outlives the block, and the signal handlers are as before. In the
-    block SIGTERM acts like Ctrl-C; signals that arrive while Ray ends are ignored. Raises RunError
-    where this process uses Ray already.
+    block SIGTERM acts like Ctrl-C; signals that arrive while Ray ends are ignored. Processes of our
+    own Ray get no signals that are sent to the process group of this one. Raises RunError where
+    this process uses Ray already.
     """
     if ray.is_initialized():
         raise RunError("this process uses Ray already; call ray.shutdown() before the run")
@@ -71,6 +74,33 @@ def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[None]:
             of_ray = _children() - before
             ray.shutdown()
             end_processes(of_ray)
+
+
+#: Whether processes that are forked in this context lead process groups of their own.
+_forks_lead = ContextVar("_forks_lead", default=False)
+
+
+def _lead_group() -> None:
+    if _forks_lead.get():
+        os.setpgrp()
+
+
+# Ray passes a ``preexec_fn`` to what it starts; with one, ``subprocess`` runs the hooks of forks.
+os.register_at_fork(after_in_child=_lead_group)
+
+
+@contextlib.contextmanager
+def _own_groups() -> Iterator[None]:
+    """Ray's processes, started in the block, and their children leave this process group.
+
+    ``timeout``, shells and batch systems signal a whole group: then only this process gets the
+    signal, and ends the others in order.
+    """
+    before = _forks_lead.set(True)
+    try:
+        yield
+    finally:
+        _forks_lead.reset(before)
 
 
 @contextlib.contextmanager
@@ -108,7 +138,8 @@ def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:
         # Cores only decide placement; tracker, pool and buffer reserve none.
         own: dict[str, Any] = {"address": "local", "include_dashboard": False}
         cpus = max(hardware.num_cpus or 1, round(num_cpus))
-        ray.init(num_cpus=cpus, num_gpus=hardware.num_gpus, **own, **quiet)
+        with _own_groups():
+            ray.init(num_cpus=cpus, num_gpus=hardware.num_gpus, **own, **quiet)
 
 
 def end_processes(processes: Collection[psutil.Process]) -> None:

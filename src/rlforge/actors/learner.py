@@ -125,6 +125,7 @@ class LearnerActor:
         state = read_state(self._checkpoints / uid, self._learner)
         if version is not None:
             self._learner.version = version
+        self._learner.recall(self._checkpoints)
         return state
 
 

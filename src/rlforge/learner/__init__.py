@@ -4,7 +4,8 @@
 ``packing.py`` lays their rows out without padding, ``attention.py`` computes such rows,
 ``scorer.py`` computes log-probabilities, ``optim.py`` holds optimizer and schedule, ``layers.py``
 trades computation for memory, ``weights.py`` saves and loads trained weights, ``policy.py`` holds
-the model in training and its reference, and ``update_metrics.py`` computes what an update reports.
+the model in training and its reference, ``inputs.py`` what its loss reads, ``gap.py`` compares its
+log-probs with the engine's, and ``update_metrics.py`` computes what an update reports.
 Several processes make one update together: ``ranks.py`` is their communication, ``partition.py``
 decides which rank computes which rows, ``sharding.py`` divides a model among them.
 """
@@ -26,6 +27,7 @@ from rlforge.learner.policy import PolicySpec
 from rlforge.learner.ranks import Ranks
 from rlforge.models.devices import resolve_dtype
 from rlforge.models.load import load_base_model, load_tokenizer, load_value_head
+from rlforge.system.limits import kept_versions
 
 __all__ = [
     "Learner",
@@ -66,6 +68,7 @@ def make_learner(config: PolicyConfig, device: torch.device, ranks: Ranks) -> Le
         total_updates=config.total_updates,
         ranks=ranks,
         value_learning_rate=critic.value_learning_rate if critic else None,
+        kept_versions=kept_versions(config),
     )
 
 

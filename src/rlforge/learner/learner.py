@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlforge.algorithms.base import Algorithm, LossInputs
+from rlforge.algorithms.base import Algorithm
 from rlforge.config.schema import LearnerConfig
 from rlforge.errors import CheckpointError, RunError
-from rlforge.learner.batching import MicroBatch, Row, Selection, select_rows, split_rows
+from rlforge.learner.batching import Row, Selection, select_rows, split_rows
+from rlforge.learner.gap import EarlierVersions
+from rlforge.learner.inputs import UpdateInputs, loss_inputs
 from rlforge.learner.optim import (
     learning_rate_factor,
     make_optimizer,
@@ -25,7 +27,6 @@ from rlforge.learner.optim import (
 )
 from rlforge.learner.policy import Policy, PolicySpec
 from rlforge.learner.ranks import Ranks
-from rlforge.learner.scorer import Scores
 from rlforge.learner.sharding import clip_gradient, cpu_copy, spread_optimizer_state
 from rlforge.learner.update_metrics import (
     Operations,
@@ -36,28 +37,9 @@ from rlforge.learner.update_metrics import (
     optimizer_metrics,
 )
 from rlforge.models.devices import give_back, move
-from rlforge.types import Step, TrainBatch, UpdateResult, value
+from rlforge.types import Step, TrainBatch, UpdateResult
 
 STATE_FILE = "learner.pt"
-
-
-@value
-class UpdateInputs:
-    """Values computed once per update, for the S steps and N answer tokens of a batch.
-
-    Log-probs of the tokens: behaviour [N], of the engine that sampled them; proximal [N], of the
-    policy at the start of the update (an update of a single optimizer step fills it in as it goes);
-    reference [N], of the model before training. advantages [S]. values [S], returns [S]: with a
-    critic.
-    """
-
-    behaviour: Tensor
-    proximal: Tensor
-    reference: Tensor | None
-    advantages: Tensor
-    values: Tensor | None
-    returns: Tensor | None
-    metrics: Mapping[str, float]
 
 
 class Learner:
@@ -104,6 +86,7 @@ class Learner:
         ranks: Ranks | None = None,
         value_learning_rate: float | None = None,
         max_nonfinite: int = 5,
+        kept_versions: int = 0,
     ) -> None:
         """Take over the model of ``spec``, which is changed in place.
 
@@ -112,11 +95,14 @@ class Learner:
         length of the learning rate's schedule. ranks: the learner's place among others that make
         the same updates; None: it is alone. value_learning_rate: of the critic; None:
         ``config.learning_rate``. max_nonfinite: skipped optimizer steps in a row that end the run.
+        kept_versions: earlier adapters that are kept to measure the log-prob gap of what they drew.
         Raises ConfigError for options that the model or the device does not support,
         CheckpointError for initial weights that are missing or do not fit.
         """
         self.version = 0
         self.samples_seen = 0
+        # Differs from ``version`` where updates are counted on from a later one.
+        self._weights_version = 0
         self._config = config
         self._algorithm = algorithm
         self._device = torch.device(device)
@@ -133,6 +119,8 @@ class Learner:
             needs_values=algorithm.needs_values,
             needs_reference=algorithm.needs_reference,
         )
+        self._earlier = EarlierVersions(self._policy, kept_versions)
+        self._earlier.keep(0)
         self._optimizer = make_optimizer(
             self._policy.parameters().values(), self._policy.value_head, config, value_learning_rate
         )
@@ -151,6 +139,9 @@ class Learner:
         set_learning_rate(self._optimizer, factor)
         selection = select_rows(batch.steps, config.max_train_len)
         with self._random_state() as generator:
+            with watch.phase("scoring"):
+                gap = self._earlier.gap(selection, batch.steps, self._weights_version)
+            self._earlier.keep(self._weights_version)
             inputs = self._inputs(batch.steps, selection, watch)
             steps = steps_per_pass(config, len(selection.rows))
             done = [
@@ -165,10 +156,12 @@ class Learner:
             **optimizer_metrics(done),
             **batch_metrics(batch, selection, self.version),
             **logprob_metrics(
-                selection, batch.steps, inputs.proximal, inputs.behaviour, self.version
+                selection, batch.steps, inputs.proximal, inputs.behaviour, self._weights_version
             ),
+            **gap,
         }
         self.version += 1
+        self._weights_version = self.version
         self.samples_seen += len(selection.turns)
         return UpdateResult(
             version=self.version,
@@ -246,7 +239,7 @@ class Learner:
         """Continue from a ``state_dict``; CheckpointError if it is of another model."""
         self._policy.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(spread_optimizer_state(state["optimizer"], self._optimizer))
-        self.version = state["version"]
+        self.version = self._weights_version = state["version"]
         self.samples_seen = state["samples_seen"]
         self._seed = state["seed"]
         self._nonfinite_in_a_row = state["nonfinite_in_a_row"]
@@ -268,6 +261,13 @@ class Learner:
         except FileNotFoundError:
             raise CheckpointError(f"{directory} holds no {STATE_FILE} to resume from") from None
         self.load_state_dict(state)
+
+    def recall(self, checkpoints: Path) -> None:
+        """Keep the earlier versions that the run saved, as if this learner had made them.
+
+        Every rank calls it, after ``load_state``.
+        """
+        self._earlier.recall(checkpoints, self.version, self._weights_version)
 
     def _inputs(
         self, steps: Sequence[Step], selection: Selection, watch: Stopwatch
@@ -317,7 +317,7 @@ class Learner:
                 if self._single_step and part.counts:
                     inputs.proximal[micro.flat] = scores.logprobs.detach()
                 output = self._algorithm.loss(
-                    _loss_inputs(micro, scores, inputs, total_tokens, len(turns))
+                    loss_inputs(micro, scores, inputs, total_tokens, len(turns))
                 )
                 (output.loss * float(part.counts)).backward()  # type: ignore[no-untyped-call]
                 if not part.counts:
@@ -384,31 +384,6 @@ class Learner:
 
     def _tensor(self, numbers: Sequence[float]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.float32, device=self._device)
-
-
-def _loss_inputs(
-    micro: MicroBatch, scores: Scores, inputs: UpdateInputs, total_tokens: int, total_sequences: int
-) -> LossInputs:
-    def of_tokens(numbers: Tensor) -> Tensor:
-        return micro.padded(numbers[micro.flat])
-
-    def of_steps(numbers: Tensor | None) -> Tensor | None:
-        return None if numbers is None else numbers[micro.steps]
-
-    return LossInputs(
-        logprobs=micro.padded(scores.logprobs),
-        behaviour_logprobs=of_tokens(inputs.behaviour),
-        proximal_logprobs=of_tokens(inputs.proximal),
-        mask=micro.mask,
-        advantages=inputs.advantages[micro.steps],
-        reference_logprobs=None if inputs.reference is None else of_tokens(inputs.reference),
-        entropy=None if scores.entropy is None else micro.padded(scores.entropy),
-        values=scores.values,
-        old_values=of_steps(inputs.values),
-        returns=of_steps(inputs.returns),
-        total_tokens=total_tokens,
-        total_sequences=total_sequences,
-    )
 
 
 def _on_cpu(optimizer_state: Mapping[str, Any], keep: bool) -> dict[str, Any]:

@@ -227,6 +227,10 @@ class Policy:
         if self.value_head is not None and directory is not None:
             save_value_head(self.value_head, directory)
 
+    def load_adapter(self, directory: Path) -> None:
+        """Load the adapter in ``directory``, without a critic; CheckpointError if it is unfit."""
+        load_adapter(self._adapter, directory)
+
     def state_dict(self) -> dict[str, Tensor]:
         """CPU copies of all trained parameters; on ranks other than 0 empty tensors."""
         keep = self._ranks.rank == 0

@@ -19,7 +19,9 @@
                      ``samples_truncated`` answers cut to it. Only the last are trained on
 ``samples_seen``     steps trained on since the start
 ``logprob_gap_mean`` |learner - engine| log-prob over the tokens sampled by the version that is
-                     updated; with ``logprob_gap_max``; both absent without such tokens
+                     updated or, where they are few, a sample of those of an earlier version, scored
+                     with it (``rlforge.learner.gap``); with ``logprob_gap_max``; absent for tokens
+                     of other runs, and of versions that are not kept
 ``entropy``          estimated from the sampled tokens: mean of -log p before the update, in nats
 ``reward_mean``      after the transforms; ``raw_reward_mean`` before; ``advantage_mean``
 ``lag_mean``         updates between a step's policy and the one updated; ``lag_max``; both absent
@@ -164,10 +166,13 @@ def logprob_metrics(
         [len(row.answer) for row in selection.turns],
     )
     metrics = {"entropy": float(-proximal.mean())}
-    gap = (proximal - behaviour).abs().cpu().numpy()[current]
-    if gap.size:
-        metrics |= {"logprob_gap_mean": float(gap.mean()), "logprob_gap_max": float(gap.max())}
-    return metrics
+    gap = (proximal - behaviour).abs().cpu()[torch.from_numpy(current)]
+    return metrics | gap_metrics(gap) if len(gap) else metrics
+
+
+def gap_metrics(gap: Tensor) -> dict[str, float]:
+    """Mean and maximum of the ``gap`` [n] between log-probs of n > 0 tokens."""
+    return {"logprob_gap_mean": float(gap.mean()), "logprob_gap_max": float(gap.max())}
 
 
 def _mean(numbers: Sequence[float]) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rlforge.config.schema import PolicyConfig
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.schema import PolicyConfig, RunConfig
 
 #: Most logits that the learner holds at once (float32: 128 MiB).
 MAX_LOGITS = 2**25
@@ -41,3 +42,15 @@ def merging_lora_pays(inputs: int, outputs: int, rank: int) -> bool:
     See ``rlforge.learner.kernels``, which merges the adapters of such layers.
     """
     return inputs * outputs <= 3 * rank * (inputs + outputs)
+
+
+def kept_versions(config: PolicyConfig) -> int:
+    """Earlier adapters that the learner keeps: those that may have drawn the tokens of a batch.
+
+    Of a model that is trained whole none: each would take as much memory as the model.
+    """
+    if config.learner.train == "full":
+        return 0
+    if isinstance(config, RunConfig):
+        return config.buffer.max_staleness
+    return (config.max_staleness or 0) if isinstance(config, ContinuousConfig) else 0

@@ -156,6 +156,19 @@ def test_training_all_weights_costs_more_than_an_adapter():
     assert whole.learner.total > adapter.learner.total
 
 
+def test_earlier_adapters_that_the_learner_keeps_take_memory_of_the_host():
+    cpu = HardwareConfig(device="cpu")
+    lagged, on_policy = (
+        plan(f"buffer.max_staleness={versions}", hardware=cpu).learner for versions in (2, 0)
+    )
+
+    assert part(lagged, "versions") == 2 * part(lagged, "adapter")
+    assert lagged.total - on_policy.total == part(lagged, "versions")
+    whole = ("buffer.max_staleness=2", "learner.train=full")
+    for made in (plan("buffer.max_staleness=2"), plan(*whole, hardware=cpu)):
+        assert "versions" not in {part.name for part in made.learner.parts}
+
+
 def test_options_save_the_bytes_they_report():
     config = compose([QUICK_START]).config
 

@@ -12,7 +12,13 @@ from rlforge.preflight.memory import engine as engine_memory
 from rlforge.preflight.memory import learner as learner_memory
 from rlforge.preflight.memory.engine import EngineJob
 from rlforge.preflight.memory.learner import LearnerJob
-from rlforge.system.limits import PROMPT_TOKENS, VLLM_CPU_CACHE_GB, VLLM_SHARE, vllm_share
+from rlforge.system.limits import (
+    PROMPT_TOKENS,
+    VLLM_CPU_CACHE_GB,
+    VLLM_SHARE,
+    kept_versions,
+    vllm_share,
+)
 from rlforge.types import value
 
 GIB = 2**30
@@ -158,7 +164,9 @@ def make_plan(
     """
     device = "cuda" if hardware.device == "cuda" else "cpu"
     process = Part(name="process", bytes=PROCESS_BYTES[device])
-    learner = learner_need(learner_job(config, shape, bf16=bf16), process)
+    # Earlier versions are kept on the host.
+    versions = kept_versions(config) if device == "cpu" else 0
+    learner = learner_need(learner_job(config, shape, bf16=bf16), process, versions)
     job = engine_job(config, shape, device, bf16=bf16, gpus=hardware.engine_gpus)
     cards = place(hardware, config.learner.num_learners, config.engine.num_engines, capacity)
     alternate = config.hardware.alternate
@@ -259,17 +267,19 @@ def engine_job(
     )
 
 
-def learner_need(job: LearnerJob, process: Part) -> Need:
-    """The learner at the peak of its longest pass.
+def learner_need(job: LearnerJob, process: Part, versions: int = 0) -> Need:
+    """The learner at the peak of its longest pass, with ``versions`` earlier adapters.
 
     The peak may come when no logits exist; then the workspace is what exceeds their room.
     """
     kept, workspace = learner_memory.pass_bytes(job)
-    logits = learner_memory.logits_bytes(job)
+    logits, adapter = learner_memory.logits_bytes(job), learner_memory.adapter_bytes(job)
+    earlier = (Part(name="versions", bytes=versions * adapter),) if versions else ()
     return Need(
         parts=(
             Part(name="weights", bytes=learner_memory.weight_bytes(job)),
-            Part(name="adapter", bytes=learner_memory.adapter_bytes(job)),
+            Part(name="adapter", bytes=adapter),
+            *earlier,
             Part(name="gradients", bytes=learner_memory.gradient_bytes(job)),
             Part(name="AdamW states", bytes=learner_memory.optimizer_bytes(job)),
             Part(name="activations", bytes=kept),
