@@ -27,7 +27,7 @@ from rlforge.types import PolicyRef, SamplingParams
 TOKEN = "benchmark"
 MODEL = ModelConfig(kind="tiny", dtype="float32", lora=LoraConfig(rank=32, alpha=64))
 #: Adapters here are random: how well they play, and whether they are worse, is not the question.
-OVERRIDES = ("model=tiny", "engine=tiny", "serve.port=0", "serve.max_concurrent=256")
+OVERRIDES = ("model=tiny", "serve.port=0", "serve.max_concurrent=256")
 RANDOM_ADAPTERS = ("deployment.holdout_games=0", "deployment.min_format=0")
 START_S = 300.0
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlforge.config.compose import conf_dir, in_grammar
+from rlforge.config.keys import conf_dir
+from rlforge.config.overrides import in_grammar
 from rlforge.config.plugins import MODELS
 from rlforge.config.roots import compose_any, kind_of_run, read_any, root_of
 from rlforge.config.schema import PolicyConfig

@@ -119,8 +119,15 @@ def nearest(name: str, names: Iterable[str], count: int = 3) -> str:
     """``; did you mean a, b?`` for the names closest to ``name``, or an empty string.
 
     Example:
-        >>> nearest("gpro", ["grpo", "reinforce"])
+        >>> nearest("gpro", ["gspo", "grpo", "reinforce"])
         '; did you mean grpo?'
     """
     close = difflib.get_close_matches(name, sorted(set(names)), n=count, cutoff=0.5)
-    return f"; did you mean {', '.join(close)}?" if close else ""
+    likeness = {one: difflib.SequenceMatcher(None, one, name).ratio() for one in close}
+    close = [one for one in close if likeness[one] > _AS_CLOSE * max(likeness.values())]
+    swapped = [one for one in close if sorted(one) == sorted(name)]
+    return f"; did you mean {', '.join(swapped or close)}?" if close else ""
+
+
+#: A name is not offered beside one that is much closer.
+_AS_CLOSE = 0.85

@@ -5,8 +5,11 @@ Nothing is created before the whole configuration is validated.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -17,26 +20,24 @@ from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from rlforge.actors.specs import RunGraph
-from rlforge.config.compose import (
-    Composed,
-    as_hydra_takes,
-    conf_dir,
-    from_hydra,
-    parse_overrides,
-    register_schemas,
-    to_yaml,
-)
+from rlforge.config.compose import Composed, from_hydra, register_schemas, to_yaml
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.keys import conf_dir
+from rlforge.config.overrides import as_hydra_takes, parse_overrides
 from rlforge.config.roots import compose_any, compose_run, read_run
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.config.sft import SftConfig
 from rlforge.continuous.journal import check_windows_left
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError
+from rlforge.models.files import ADAPTER_CONFIG
+from rlforge.models.fit import NO_ADAPTER
+from rlforge.models.load import check_source
 from rlforge.preflight.continuous import check_continuous
 from rlforge.preflight.doctor import check_fit, divided
 from rlforge.preflight.games import validate
@@ -50,6 +51,7 @@ from rlforge.system.hardware import detect, prepare_ray, resolve_hardware
 from rlforge.system.locks import RunLock, claim_gpus
 from rlforge.system.loops import wait_for
 from rlforge.tracking.files import RunPaths
+from rlforge.tracking.sweeps import FAILED, job_of, members, write_sweep
 from rlforge.training.graph import build_graph
 from rlforge.training.resume import check_resumable, with_own_start
 
@@ -92,7 +94,11 @@ def _with_start(result: Composed[C]) -> C:
     """The configuration, with a checkpoint where ``learner.initial_adapter`` names a run."""
     config = result.config
     start = config.learner.initial_adapter
-    if start is None or not RunPaths(root=Path(start)).is_run():
+    if start is None:
+        return config
+    if not RunPaths(root=Path(start)).is_run():
+        if not (Path(start) / ADAPTER_CONFIG).is_file():
+            raise result.error("learner.initial_adapter", NO_ADAPTER)
         return config
     try:
         newest = find_checkpoint(RunPaths(root=Path(start)).checkpoints)
@@ -103,9 +109,10 @@ def _with_start(result: Composed[C]) -> C:
 
 
 def _graph(config: PolicyConfig) -> RunGraph:
-    """The actors of a run; ConfigError where they do not fit on this machine."""
+    """The actors of a run; ConfigError where they, or their model, are not for this machine."""
     live = _without_engines(config)
     check_fit(live)
+    check_source(config.model)
     return build_graph(live, detect())
 
 
@@ -183,8 +190,8 @@ def _longer(config: C, more: int) -> C:
 
 def sweep(
     overrides: Sequence[str], config_dir: Path | None, root: type[PolicyConfig] = RunConfig
-) -> bool:
-    """Run every combination with Hydra's launcher and sweeper; True when all jobs succeeded.
+) -> Path:
+    """Run every combination with Hydra's launcher and sweeper; returns the folder of the jobs.
 
     root: what the command runs. Plain grid sweeps are validated whole before the first job
     starts; other sweepers (Optuna) choose as they go, so their jobs are validated one by one.
@@ -196,18 +203,24 @@ def sweep(
     os.environ["RLFORGE_CONFIG_DIR"] = str(config_dir.resolve()) if config_dir else ""
     own = [*SWEEP, f"hydra.sweep.dir={sweep_dir}"]
     own += [f"hydra.searchpath=[file://{config_dir.resolve()}]"] if config_dir else []
+    sweep_dir.mkdir(parents=True)
     try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"):
+        with (
+            RunLock(sweep_dir),  # held as long as further jobs may start
+            initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="rlforge"),
+        ):
+            write_sweep(sweep_dir, _shared(overrides), None if _own_sweeper(overrides) else jobs)
             register_schemas(root)
             GlobalHydra.instance().hydra.multirun(
                 root.primary, sweep_job, [*own, *as_hydra_takes(overrides)]
             )
     except HydraException as error:  # a launcher or sweeper that is not installed, or its options
+        if not members(sweep_dir):  # no job has started
+            shutil.rmtree(sweep_dir)
+            with contextlib.suppress(OSError):  # of other runs
+                os.removedirs(sweep_dir.parent)
         raise ConfigError(f"the sweep cannot start: {str(error).splitlines()[0]}") from error
-    failed = sorted(path.parent.name for path in sweep_dir.glob("*/failed.txt"))
-    print(f"sweep: {len(list(sweep_dir.glob('*/config.yaml')))} jobs, failed: {failed or 'none'}")
-    print(sweep_dir)
-    return not failed
+    return sweep_dir
 
 
 def sweep_job(job: DictConfig) -> float:
@@ -223,6 +236,8 @@ def sweep_job(job: DictConfig) -> float:
     folder = os.environ.get("RLFORGE_CONFIG_DIR")
     dirs = [conf_dir(), *([Path(folder)] if folder else [])]
     run_dir = Path(hydra.runtime.output_dir)
+    about = job_of(run_dir, list(hydra.overrides.task)) or f"job {hydra.job.num}"
+    print(about, file=sys.stderr, flush=True)
     try:
         continuous = hydra.job.config_name == ContinuousConfig.primary
         root = ContinuousConfig if continuous else RunConfig
@@ -230,15 +245,17 @@ def sweep_job(job: DictConfig) -> float:
         check(result)
         config = _with_start(result)
         check_fit(config)
+        check_source(config.model)
         command = _command(root, result.overrides, Path(folder) if folder else None)
         outcome = _run(config, build_graph(config, detect()), run_dir, command)
     except RlforgeError as error:
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "failed.txt").write_text(f"{error}\n", encoding="utf-8")
-        print(f"job {hydra.job.num} failed: {error}", file=sys.stderr)
+        (run_dir / FAILED).write_text(f"{error}\n", encoding="utf-8")
+        print(f"{about} failed: {error}", file=sys.stderr)
         return float("-inf")
     if outcome.interrupted:
-        raise KeyboardInterrupt
+        again = f"rlforge {root.command} --resume {shlex.quote(str(run_dir))}"
+        raise KeyboardInterrupt(f"in {about}; no further job starts; go on with this one: {again}")
     return float(outcome.objective())
 
 
@@ -250,6 +267,7 @@ def new_run_dir(config: PolicyConfig) -> Path:
             raise ConfigError(
                 f"run_dir={path}: holds a run already; use --resume {path}, or another"
             )
+        _try_folder(path)
         return path
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     base = Path("runs") / config.name
@@ -259,14 +277,44 @@ def new_run_dir(config: PolicyConfig) -> Path:
     return path
 
 
+def _try_folder(path: Path) -> None:
+    """Raise ConfigError where the folder of a run cannot be made; leaves nothing behind."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run_dir={path}: cannot be made: {error.strerror}") from None
+    finally:
+        for folder in new:
+            if folder.is_dir():
+                folder.rmdir()
+
+
 def _grid(overrides: Sequence[str]) -> list[list[str]]:
     """The jobs of a plain grid sweep; for other sweepers, the first choice of each key."""
-    parsed = parse_overrides(overrides)
-    plain = [item for item in parsed if not item.get_key_element().startswith("hydra")]
-    own_sweeper = any(item.get_key_element() == "hydra/sweeper" for item in parsed)
-    batches = BasicSweeper.split_arguments(plain, max_batch_size=None)
+    batches = BasicSweeper.split_arguments(_of_jobs(overrides), max_batch_size=None)
     jobs = [list(job) for batch in batches for job in batch]
-    return jobs[:1] if own_sweeper else jobs
+    return jobs[:1] if _own_sweeper(overrides) else jobs
+
+
+def _shared(overrides: Sequence[str]) -> list[str]:
+    """What all jobs of a sweep have, as Hydra writes it into each."""
+    fixed = [item for item in _of_jobs(overrides) if not item.is_sweep_override()]
+    return [f"{item.get_key_element()}={item.get_value_element_as_str()}" for item in fixed]
+
+
+def _of_jobs(overrides: Sequence[str]) -> list[Override]:
+    """The overrides that are not for Hydra itself."""
+    parsed = parse_overrides(overrides)
+    return [item for item in parsed if not item.get_key_element().startswith("hydra")]
+
+
+def _own_sweeper(overrides: Sequence[str]) -> bool:
+    """Whether another sweeper than the grid chooses the jobs."""
+    parsed = parse_overrides(overrides)
+    return any(
+        item.get_key_element().startswith(("hydra/sweeper", "hydra.sweeper")) for item in parsed
+    )
 
 
 def _command(

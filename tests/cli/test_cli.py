@@ -19,19 +19,21 @@ import yaml
 from rlforge import __version__
 from rlforge.cli import main
 from rlforge.config.catalog import catalog, subjects
-from rlforge.config.compose import compose, conf_dir, to_yaml
-from rlforge.config.plugins import KINDS
+from rlforge.config.compose import compose, to_yaml
+from rlforge.config.keys import conf_dir
+from rlforge.config.plugins import KINDS, PLAYERS
 from rlforge.config.schema import LoraConfig, ModelConfig
 from rlforge.learner.weights import attach_lora
 from rlforge.models.load import load_base_model
+from rlforge.models.made import made_model
 from rlforge.system.checkpoint import write_checkpoint
 from rlforge.tracking.tracker import Tracker
 from rlforge.types import EvalResult, UpdateResult, value
 
 COMMANDS = (
     *("train", "continuous", "sft", "eval", "graph", "config", "doctor"),
-    *("play", "replay", "list", "models", "plugins", "runs", "monitor", "report", "export"),
-    *("serve", "deploy", "rollback", "deployments", "windows"),
+    *("play", "replay", "list", "show", "models", "plugins", "runs", "compare"),
+    *("monitor", "report", "export", "serve", "deploy", "rollback", "deployments", "windows"),
 )
 
 
@@ -184,7 +186,7 @@ def test_runs_are_listed_and_the_newest_is_called_latest(
 
 
 def test_keys_are_explained(rlforge: Rlforge) -> None:
-    answer = rlforge("config", "--keys", "seed", "algorithm.gae", "engine.vllm.kv_cache_gb")
+    answer = rlforge("show", "seed", "algorithm.gae", "engine.vllm.kv_cache_gb")
     assert answer.code == 0
     assert answer.out.splitlines() == [
         "seed=0  (int in [0, 9223372036854775807])",
@@ -197,9 +199,59 @@ def test_keys_are_explained(rlforge: Rlforge) -> None:
 
 
 def test_an_unknown_key_is_not_explained(rlforge: Rlforge) -> None:
-    answer = rlforge("config", "--keys", "lerner")
+    answer = rlforge("show", "lerner")
     assert answer.code == 2
     assert "no key begins with 'lerner'; did you mean learner" in answer.err
+
+
+def test_a_key_is_shown_with_its_value_and_where_that_is_from(rlforge: Rlforge) -> None:
+    words = ("learner.total_updates", "learner.schedule", "seed")
+    answer = rlforge("show", *words, "simpletak_mirror", "seed=3")
+    assert answer.code == 0
+    lines = answer.out.splitlines()
+    keys = {line.partition("=")[0]: line for line in lines if not line.startswith(" ")}
+    origins = [line.strip() for line in lines if line.startswith("    from: ")]
+    assert set(keys) == set(words)
+    assert keys["seed"] == "seed=3  (int in [0, 9223372036854775807]; default 0)"
+    assert "from: command line, seed=3" in origins
+    assert any(origin.startswith("from: conf/") for origin in origins)
+
+
+def test_a_group_is_shown_with_its_options_and_keys(rlforge: Rlforge) -> None:
+    answer = rlforge("show", "buffer")
+    assert answer.code == 0
+    assert answer.out.startswith("buffer=NAME\n")
+    assert re.search(r"^    episode +\w", answer.out, re.MULTILINE)
+    assert re.search(r"^buffer\.max_staleness=", answer.out, re.MULTILINE)
+    assert rlforge("show", "experiment").out.startswith("+experiment=NAME\n    kuhn_grpo")
+
+
+def test_a_key_of_another_kind_of_run_is_named_as_such(rlforge: Rlforge) -> None:
+    answer = rlforge("show", "window.minutes", "kuhn_grpo")
+    assert (answer.code, answer.out) == (2, "")
+    assert "window.minutes: a run that plays games has no such key" in answer.err
+
+
+def test_environments_are_listed_with_the_models_that_play_them(rlforge: Rlforge) -> None:
+    words = " ".join(rlforge("list", "envs").out.split())
+    assert re.search(r"tictactoe TicTacToe by TextArena\. Models: all but tiny_market\.", words)
+    assert re.search(r"market Two seats [^.]*\. Models: all but tiny\.", words)
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_paths_and_names_are_never_broken(
+    rlforge: Rlforge, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    cache = Path("a-folder-whose-name-is-too-long-for-a-line-of-a-narrow-terminal") / "cache"
+    for folder in {kind.folder.name for kind in map(made_model, ("tiny", "tiny_market")) if kind}:
+        (cache / folder).mkdir(parents=True)
+    monkeypatch.setenv("RLFORGE_CACHE", str(cache))
+    models = rlforge("models").out.split()
+    assert len([word for word in models if word.startswith(f"{cache}/tiny")]) == 2
+    assert all(name in rlforge("plugins").out.replace(",", "").split() for name in PLAYERS.names())
+    said = rlforge("doctor", "model=hf", f"model.name={cache}").out.split()
+    assert [word for word in said if word.startswith(str(cache))]
 
 
 def test_config_dir_is_searched_for_experiments(rlforge: Rlforge, tmp_path: Path) -> None:
@@ -264,12 +316,11 @@ def test_models_lists_every_option_and_which_exist_here(
     monkeypatch.setenv("RLFORGE_CACHE", "cache")
     before = rlforge("models").out
     for option in ("hf", "qwen3_1p7b_base", "smollm2_135m", "tiny", "tiny_market"):
-        assert f"│ {option} " in before
+        assert re.search(rf"^{option} +\w", before, re.MULTILINE)
     assert before.count("made on first use") == 3
     (tmp_path / "cache" / "tiny-of-an-older-recipe").mkdir(parents=True)
     assert rlforge("models").out == before
     (tmp_path / "cache" / f"tiny-{TINY.digest()}").mkdir()
-    monkeypatch.setenv("COLUMNS", "120")
     assert f"ready: cache/tiny-{TINY.digest()}" in rlforge("models").out
 
 
@@ -453,7 +504,7 @@ def test_eval_refuses_before_it_plays(
 def test_the_error_of_a_missing_run_names_the_nearest(rlforge: Rlforge, run_dir: Path) -> None:
     wanted = Path("runs/tictactoe_mirror/2026-01-01_12-00-01")
     assert "did you mean runs/tictactoe_mirror/2026-01-01_12-00-00?" in rlforge("eval", wanted).err
-    above = rlforge("monitor", "runs/tictactoe_mirror")
+    above = rlforge("eval", "runs/tictactoe_mirror")
     assert (above.code, "holds 1 runs but is not one" in above.err) == (2, True)
 
 

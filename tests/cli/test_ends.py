@@ -122,7 +122,7 @@ def run_dir() -> Path:
         ("graph", "+experiment=simpletak_mirror"),
         ("graph", "+experiment=simpletak_mirror", "--format", "mermaid"),
         ("config", "+experiment=simpletak_mirror"),
-        ("config", "--keys"),
+        ("show",),
         ("doctor", "+experiment=simpletak_mirror"),
         ("monitor", str(RUN)),
         ("monitor", str(RUN), "--once"),

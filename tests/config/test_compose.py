@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlforge.config.compose import compose, conf_dir, from_yaml, in_grammar, to_yaml
+from rlforge.config.compose import compose, from_yaml, to_yaml
+from rlforge.config.keys import conf_dir
+from rlforge.config.overrides import in_grammar
 from rlforge.config.roots import compose_any
 from rlforge.config.schema import GrpoConfig
 from rlforge.config.training import ALGORITHM_CONFIGS

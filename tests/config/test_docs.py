@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 from rlforge.config import schema
-from rlforge.config.compose import ROOTS, all_keys
 from rlforge.config.docs import field_comments, keys, render
+from rlforge.config.keys import ROOTS, all_keys
 from rlforge.config.plugins import FINAL_REWARDS, SAMPLING_REWARDS, STEP_REWARDS
 from rlforge.config.rules import Group
 
@@ -63,3 +64,9 @@ def test_every_field_has_a_comment() -> None:
         }
         redeclared = {"name"} if issubclass(cls, schema.AlgorithmConfig) else set()
         assert own - described - nested - redeclared == set(), cls.__name__
+
+
+def test_the_rows_of_every_table_have_the_same_number_of_cells() -> None:
+    for table in re.findall(r"(?:^\|.*\n)+", render(), re.MULTILINE):
+        cells = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
+        assert len(cells) == 1, table

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlforge.config.compose import as_hydra_takes, compose
+from rlforge.config.compose import compose
 from rlforge.config.docs import keys
+from rlforge.config.overrides import as_hydra_takes
 from rlforge.config.prompts import PromptConfig
 from rlforge.errors import ConfigError
 from rlforge.preflight.games import validate
@@ -62,7 +63,7 @@ def experiment(folder: Path, prompts: str) -> list[str]:
         ),
         (
             'mine: {user: "{grid}"}',
-            ["env=kuhn", "model.prompt_template=mine"],
+            ["env=kuhn", "model=smollm2_135m", "model.prompt_template=mine"],
             r"env\.train\.0\.id=KuhnPoker.*no grid of squares for prompt_template=mine",
         ),
         ("mine: {}", ["pool.api.prompt_template=caht"], r"pool\.api\.prompt_template=caht .*chat"),
@@ -80,7 +81,7 @@ def test_a_wrong_template_is_refused_with_key_and_mend(
 def test_a_template_is_chosen_by_its_name_for_the_model_or_a_game(tmp_path: Path) -> None:
     own = experiment(tmp_path, 'mine: {user: "{observation}\\n{{x}} \\\\boxed{}"}')
     for choice in ("model.prompt_template=mine", "env.train.0.prompt_template=mine"):
-        composed = compose([*own, choice], tmp_path)
+        composed = compose([*own, "model=smollm2_135m", choice], tmp_path)
         validate(composed, keys=False)
         assert composed.config.prompts == {
             "mine": PromptConfig(user="{observation}\n{{x}} \\boxed{}")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rlforge.config.compose import conf_dir
 from rlforge.config.continuous import (
     ContinuousConfig,
     DecisionRewardConfig,
@@ -17,6 +16,7 @@ from rlforge.config.continuous import (
     WindowConfig,
 )
 from rlforge.config.docs import field_comments
+from rlforge.config.keys import conf_dir
 from rlforge.config.rules import read
 
 GROUPS = {"store": StoreConfig, "window": WindowConfig, "decision_reward": DecisionRewardConfig}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlforge.config.compose import all_keys
+from rlforge.config.keys import all_keys
 from rlforge.config.plugins import EXTRACTIONS, PROMPTS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "unstable_baselines.md").read_text()

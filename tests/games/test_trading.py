@@ -19,7 +19,12 @@ from rlforge.market.world import World
 
 
 def make(tokenizer: Any, *overrides: str) -> AgentPrompter:
-    given = ["model.prompt_template=default", "model.action_extraction=json", *overrides]
+    given = [
+        "model=hf",
+        "model.prompt_template=default",
+        "model.action_extraction=json",
+        *overrides,
+    ]
     config = compose(given, root=ContinuousConfig).config
     return AgentPrompter(config, config.market, tokenizer)
 

@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 
 import rlforge
 from rlforge.cli import app
-from rlforge.config.compose import compose, in_grammar, to_yaml
+from rlforge.config.compose import compose, to_yaml
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.overrides import in_grammar
 from rlforge.config.schema import RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import CheckpointError, ConfigError, RlforgeError

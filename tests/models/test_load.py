@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from rlforge.config.schema import ModelConfig
 from rlforge.errors import ConfigError
 from rlforge.models import load
 from rlforge.models.load import (
+    check_source,
     hub_is_reachable,
     load_base_model,
     load_tokenizer,
@@ -114,7 +117,7 @@ def test_other_models_have_no_value_head(local_model: ModelConfig) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (ModelConfig(kind="hf", name="org/absent"), "not on this machine.*model=tiny"),
+        (ModelConfig(kind="hf", name="org/absent"), "not on this machine.*cannot be reached"),
         (ModelConfig(kind="hf", name="not an id!"), "no Hugging Face id"),
         (ModelConfig(kind="hf", name="/nowhere/model"), "=/nowhere/model: there is no such"),
     ],
@@ -165,3 +168,71 @@ def test_the_hub_is_reachable_if_a_connection_succeeds(monkeypatch: pytest.Monke
     hub_is_reachable.cache_clear()
     monkeypatch.setattr(load, "getproxies", lambda: {"https": "http://proxy"})
     assert hub_is_reachable()
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers about models as the hub does: by the last part of their name."""
+
+    def do_GET(self) -> None:
+        name = self.path.rpartition("/")[2]
+        code, reason = {
+            "there": (200, ""),
+            "none": (401, "RepoNotFound"),
+            "gated": (403, "GatedRepo"),
+            "broken": (500, ""),
+        }[name]
+        body = json.dumps({"id": f"org/{name}"}).encode()
+        self.send_response(code)
+        self.send_header("X-Error-Code", reason)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("there", None),
+        ("none", r"model\.name=org/none: neither a folder nor a model of the hub.*HF_TOKEN"),
+        ("gated", r"model\.name=org/gated: its licence is to be accepted on the hub"),
+        ("broken", r"model\.name=org/broken: the hub does not answer: .*500"),
+    ],
+)
+def test_the_hub_is_asked_whether_it_has_the_model(
+    name: str, problem: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        constants = "huggingface_hub.constants."
+        monkeypatch.setattr(constants + "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants + "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        config = ModelConfig(kind="hf", name=f"org/{name}")
+        if problem is None:
+            check_source(config)
+        else:
+            with pytest.raises(ConfigError, match=problem) as caught:
+                check_source(config)
+            assert "\n" not in str(caught.value)
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("./nowhere", r"model\.name=\./nowhere: there is no such directory"),
+        ("models/of/mine", r"model\.name=models/of/mine: there is no such directory"),
+        ("org/m", r"model\.name=org/m: not on this machine, .* and the .* hub cannot be reached"),
+    ],
+)
+def test_a_model_that_is_nowhere_is_refused_without_a_hub(name: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        check_source(ModelConfig(kind="hf", name=name))
+
+
+def test_a_model_on_this_machine_needs_no_hub(local_model: ModelConfig) -> None:
+    check_source(local_model)
+    check_source(ModelConfig(kind="tiny"))

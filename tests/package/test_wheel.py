@@ -180,7 +180,7 @@ def test_help_names_only_what_is_installed(installed: Path, tmp_path: Path) -> N
     assert "simpletak" in command(installed / "rlforge", "train", "-h", folder=tmp_path).stdout
     assert overview.returncode == 0, overview.stderr
     assert "Train language models" in overview.stdout
-    keys = command(installed / "rlforge", "config", "--keys", "learner.betas", folder=tmp_path)
+    keys = command(installed / "rlforge", "show", "learner.betas", folder=tmp_path)
     assert keys.stdout.startswith("learner.betas=[0.9, 0.999]"), keys.stderr
 
 

@@ -37,7 +37,6 @@ GAMES = (
     "rewards.sampling=[{name: squash}]",
     "buffer.save_batches_as=[parquet, csv]",
     "tracker.sinks=[{name: csv, file: numbers.csv}]",
-    "engine=tiny",
     "engine.max_tokens=24",
     "engine.max_model_len=256",
     "collector=tiny",

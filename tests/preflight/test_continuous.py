@@ -11,8 +11,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import rlforge
-from rlforge.config.compose import conf_dir, from_yaml, to_yaml
+from rlforge.config.compose import from_yaml, to_yaml
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.keys import conf_dir
 from rlforge.config.prompts import PromptConfig
 from rlforge.config.roots import compose_any, compose_run, read_run
 from rlforge.config.schema import RunConfig
@@ -323,7 +324,10 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["engine.max_tokens=4"], r"engine\.max_tokens=4: an answer .* has \d+ tokens; raise it"),
         (["engine.max_model_len=700"], r"engine\.max_model_len=700: .* raise it to \d{4}"),
         (["learner.max_train_len=800"], r"learner\.max_train_len=800: .* raise it to \d{4}"),
-        (["+experiment=market_continuous"], r"engine\.max_model_len=128: .* raise it to \d{3}"),
+        (
+            ["+experiment=market_continuous", "engine.max_tokens=4", "engine.max_model_len=128"],
+            r"engine\.max_model_len=128: .* raise it to \d{3}",
+        ),
         (
             ["model.prompt_template=board", "model.action_extraction=number"],
             r"model\.action_extraction=number: .*is not read as an action",

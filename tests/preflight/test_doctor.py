@@ -44,7 +44,8 @@ def finding(report, what, state=None):
 
 
 def test_a_run_on_this_cpu_is_planned_in_its_memory(small_model):
-    report = examine(compose(["model=hf", f"model.name={small_model}", "hardware=cpu"]))
+    sizes = ["engine.max_tokens=16", "model.prompt_template=board"]
+    report = examine(compose(["model=hf", f"model.name={small_model}", "hardware=cpu", *sizes]))
 
     assert report.healthy
     assert report.memory.device == "RAM"
@@ -57,6 +58,7 @@ def test_a_card_that_is_not_here_can_be_planned_for():
 
     assert report.healthy
     assert finding(report, "hardware").state == "note"
+    assert "the Hugging Face hub cannot be reached" in finding(report, "model", "note").detail
     assert report.memory.plan.cards[0].capacity == 80 * GIB
 
 
@@ -74,7 +76,7 @@ def test_many_cards_that_are_not_here_are_planned_for(machine):
 
     machine(ADA, ADA, ADA)
     here = examine(compose([QUICK_START, "hardware=multi_gpu"]))
-    assert here.healthy
+    assert [f.what for f in here.findings if f.state == "problem"] == ["model"]  # no hub
     assert "RTX 6000 Ada (48.0 GiB)" in finding(here, "GPUs").detail
 
 

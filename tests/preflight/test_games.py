@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from rlforge import AlgorithmConfig, Count, Reinforce
-from rlforge.config.compose import compose, conf_dir
+from rlforge.config.compose import compose
+from rlforge.config.keys import conf_dir
 from rlforge.config.roots import compose_any
 from rlforge.errors import ConfigError
 from rlforge.launch import check
@@ -100,7 +102,7 @@ def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPa
         (["engine=vllm", "eval.temperature=0.001"], r"eval\.temperature=0\.001.*from 0\.01"),
         (
             ["engine=vllm", "engine.vllm.max_num_batched_tokens=64"],
-            r"max_num_batched_tokens=64.*max_parallel_seq=128",
+            r"max_num_batched_tokens=64.*max_parallel_seq=256",
         ),
         (["eval.games=3"], r"both seats"),
         (["hardware.memory_gb=0"], r"memory_gb=0.*above 0"),
@@ -138,6 +140,22 @@ def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPa
             )
             for name, kind in (("dapo", "grpo"), ("rloo", "grpo"), (RANKED, RANKED))
         ),
+        (
+            ["model.prompt_template=chat"],
+            r"model\.prompt_template=chat .*reads compact boards only; use model\.prompt_template=",
+        ),
+        (
+            ["env.train.0.action_extraction=boxed"],
+            r"env\.train\.0\.action_extraction=boxed .*asks for .boxed.* answers \[0\]; use .*=br",
+        ),
+        (
+            ["+experiment=smollm2_kuhn", "env=tictactoe"],
+            r"env\.train\.0\.id=TicTacToe.*prompt_template=cards is about kuhn_poker",
+        ),
+        (
+            ["env=kuhn", "env.opponents=[win_block]"],
+            r"env\.opponents=.*cannot play Kuhn.*; they belong to the games: name those of yours",
+        ),
         (["rewards.final=[{name: role_advantge}]"], r"did you mean role_advantage"),
         (["rewards.final=[{name: scale, alhpa: 2}]"], r"rewards\.final\[0\].*alpha"),
     ],
@@ -147,7 +165,7 @@ def test_contradictions_name_key_value_and_mend(
 ) -> None:
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     with pytest.raises(ConfigError, match=message) as caught:
-        validate(compose([TINY, *overrides]))
+        validate(compose([*([] if "+" in overrides[0] else [TINY]), *overrides]))
     assert len(str(caught.value).splitlines()) <= 2
 
 
@@ -214,7 +232,32 @@ def test_a_template_of_one_turn_is_refused_in_conversations(tmp_path, monkeypatc
         "SHORT = OneTurn(markup=Markup(user='{content}', assistant='{content}'))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    chosen = [TINY, "env.train.0.prompt_template=words:SHORT"]
+    chosen = ["model=smollm2_135m", "env.train.0.prompt_template=words:SHORT"]
     check(compose_any(chosen))
     with pytest.raises(ConfigError, match=r"env\.context=conversation .*words:SHORT.*context=turn"):
         check(compose_any([*chosen, "env.context=conversation"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["engine.max_model_len=40"],
+            r"^engine\.max_model_len=40: the first prompt of Simple.* has \d+ tokens, and an "
+            r"answer up to engine\.max_tokens=4; raise it to \d+$",
+        ),
+        (["engine.max_tokens=5000"], r"has positions for 2048 tokens: .*; lower that to \d+$"),
+        (
+            ["engine.max_tokens=1"],
+            r"^engine\.max_tokens=1: an answer with .* raise it to",
+        ),
+    ],
+)
+def test_first_prompts_and_actions_must_fit(
+    small_model: Path, overrides: list[str], message: str
+) -> None:
+    given = ["model=hf", f"model.name={small_model}", "model.prompt_template=default"]
+    sizes = ["engine.max_tokens=4", "engine.max_model_len=100000"]
+    with pytest.raises(ConfigError, match=message):
+        validate(compose([*given, *sizes, *overrides]))
+    validate(compose([*given, *sizes, *overrides]), keys=False)  # only looked at

@@ -14,7 +14,8 @@ from rlforge.config.prompts import PromptConfig
 from rlforge.games.base import View
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import make_game
-from rlforge.rollout.conversation import Conversation, new_part
+from rlforge.rollout.conversation import Conversation
+from rlforge.tracking.observations import new_part
 from rlforge.types import Completion, EnvSpec
 
 PLAIN = (

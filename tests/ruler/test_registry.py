@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rlforge.config.compose import conf_dir
+from rlforge.config.keys import conf_dir
 from rlforge.config.ruler import JudgeConfig, PreferenceConfig, RegressionConfig, RulerConfig
 from rlforge.config.rules import read
 from rlforge.errors import ConfigError

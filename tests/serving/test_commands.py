@@ -52,7 +52,6 @@ def start(config: ServingConfig, tmp_path: Path) -> Iterator[Start]:
                 "model.prompt_template=board",
                 "model.action_extraction=bracket",
                 f"model.lora.rank={lora.rank}",
-                "engine=tiny",
                 "hardware=cpu",
                 "hardware.threads=1",
                 "serve.port=0",

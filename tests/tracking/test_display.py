@@ -67,6 +67,27 @@ def test_lines_of_a_run_without_games_are_about_samples() -> None:
     assert collection_line(measuring) == "[0:09] measuring 30 held-out samples, update 4/4"
 
 
+def test_every_line_of_a_job_of_a_sweep_says_which_it_is() -> None:
+    out = console()
+    done = Progress(
+        run_name="kuhn",
+        status="done",
+        updated_at=0.0,
+        elapsed_s=5.0,
+        update=2,
+        total_updates=2,
+        games=64,
+    )
+    with Display("kuhn", "plain", out, job="2/6 seed=1") as shown:
+        shown.note("starting the actors")
+        shown.show(done)
+    assert written(out).splitlines() == [
+        "[2/6 seed=1] kuhn: starting the actors",
+        "[2/6 seed=1] [0:05] update 2/2  games 64 (0.0/s)  0 tok/s",
+        "[2/6 seed=1] [0:05] done at update 2/2, 64 games",
+    ]
+
+
 @pytest.mark.parametrize("mode", ["rich", "plain", "off"])
 def test_a_chosen_mode_is_used_on_any_terminal(mode: DisplayMode) -> None:
     assert Display("demo", mode, console()).mode == mode

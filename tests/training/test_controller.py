@@ -268,7 +268,7 @@ def test_several_ranks_train_and_a_dead_one_ends_the_run(small_model: Path) -> N
     assert resumed.returncode == 0, resumed.stderr
     metrics = rows("metrics.jsonl")
     assert [row["step"] for row in metrics] == [1, 2, 3, 4, 5]
-    assert all(row["logprob_gap_mean"] <= 1e-4 for row in metrics if "logprob_gap_mean" in row)
+    assert all(row["logprob_gap_mean"] <= 1e-4 for row in metrics)
     evals = rows("evals.jsonl")
     assert len({(row["step"], row["opponent"]) for row in evals}) == len(evals)
     games = {step: sum(row["games"] for row in evals if row["step"] == step) for step in range(6)}
@@ -308,6 +308,8 @@ def test_a_sweep_runs_its_jobs_for_real(small_model: Path) -> None:
     assert seeds == [3, 4]
     assert "HYDRA" not in done.stdout + done.stderr
     assert not list(sweep.glob("**/rlforge.log"))
+    assert "[2/2 seed=4] " in done.stderr
+    assert f"next: rlforge report {sweep}" in done.stderr
 
 
 def test_grpo_groups_against_lagged_opponents(small_model: Path) -> None:

@@ -13,16 +13,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from rlforge import __version__
-from rlforge.cli import examine, games, runs, serving, windows
+from rlforge.cli import discover, examine, games, runs, serving, watch, windows
+from rlforge.cli.layout import App, wrong_usage
 from rlforge.errors import RlforgeError
 from rlforge.system.files import says_full_disk
 
-app = typer.Typer(
+app = App(
     name="rlforge",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
     epilog="To begin: [bold]rlforge train simpletak_mirror[/bold], then "
     "[bold]rlforge report latest[/bold]. Documentation: https://github.com/rlforge/rlforge/tree/main/docs",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -55,12 +52,14 @@ app.command()(examine.config)
 app.command()(examine.doctor)
 app.command()(games.play)
 app.command()(games.replay)
-app.command("list")(examine.list_choices)
-app.command()(examine.models)
-app.command()(examine.plugins)
-app.command()(runs.runs)
-app.command()(runs.monitor)
-app.command()(runs.report)
+app.command("list")(discover.list_choices)
+app.command()(discover.show)
+app.command()(discover.models)
+app.command()(discover.plugins)
+app.command()(watch.runs)
+app.command()(watch.compare)
+app.command()(watch.monitor)
+app.command()(watch.report)
 app.command()(runs.export)
 app.command()(serving.serve)
 app.command()(serving.deploy)
@@ -77,27 +76,21 @@ def main() -> NoReturn:
     """
     _write_what_the_terminal_can()
     try:
-        app()
+        code = app(prog_name="rlforge", standalone_mode=False)
     except RlforgeError as error:
         typer.echo(f"rlforge: {error}", err=True)
         sys.exit(error.exit_code)
+    except typer.TyperException as error:
+        if error.format_message():  # without one, help is printed already
+            typer.echo(f"rlforge: {wrong_usage(error)}", err=True)
+        sys.exit(error.exit_code)
+    except typer.Abort:
+        typer.echo("rlforge: interrupted", err=True)
+        sys.exit(130)
     except OSError as error:
         typer.echo(f"rlforge: {_of_the_system(error)}", err=True)
         sys.exit(1)
-    except SystemExit as end:
-        # Typer turns Ctrl-C into this exit without a message; runs that end in order print one.
-        interrupt = _interrupt(end) if end.code == 130 else None
-        if interrupt is not None:
-            typer.echo(" ".join(["rlforge: interrupted", *map(str, interrupt.args)]), err=True)
-        raise
-    sys.exit(0)
-
-
-def _interrupt(error: BaseException | None) -> KeyboardInterrupt | None:
-    """The Ctrl-C that caused ``error``, with the message of the run that it ended, if any."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error
+    sys.exit(code or 0)
 
 
 def _of_the_system(error: OSError) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlforge.cli import completion
 from rlforge.errors import ConfigError, RlforgeError
 
 if TYPE_CHECKING:
@@ -18,8 +19,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="+experiment=NAME, or NAME alone, and changes to it. Keys: rlforge config --keys.",
+        help="+experiment=NAME, or NAME alone, and changes to it. Keys: rlforge show KEY.",
         show_default=False,
+        autocompletion=completion.overrides,
     ),
 ]
 ConfigDir = Annotated[
@@ -52,6 +54,7 @@ RunDir = Annotated[
         metavar="RUN",
         help="A run directory, as train prints it, or latest: the newest below runs/.",
         callback=must_be_run,
+        autocompletion=completion.runs,
     ),
 ]
 Resume = Annotated[
@@ -61,6 +64,7 @@ Resume = Annotated[
         metavar="RUN",
         help="Continue the run in this directory.",
         callback=must_be_run,
+        autocompletion=completion.runs,
     ),
 ]
 More = Annotated[
@@ -73,7 +77,12 @@ More = Annotated[
     ),
 ]
 Checkpoint = Annotated[
-    str, typer.Option(metavar="UID", help="The version of the run: latest, step-40, …")
+    str,
+    typer.Option(
+        metavar="UID",
+        help="The version of the run: latest, step-40, …",
+        autocompletion=completion.versions,
+    ),
 ]
 
 
@@ -103,6 +112,7 @@ Store = Annotated[
         "--from",
         metavar="STORE",
         help="Train on all windows of this store, or of this run, instead of new ones.",
+        autocompletion=completion.runs,
     ),
 ]
 

@@ -1,19 +1,18 @@
-"""``rlforge graph``, ``config``, ``doctor``, ``models`` and ``plugins``: they start nothing."""
+"""``rlforge graph``, ``config`` and ``doctor``: they start nothing."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import textwrap
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from rlforge.cli.arguments import ConfigDir, JsonFile, Overrides, write_result
+from rlforge.cli import completion
+from rlforge.cli.arguments import ConfigDir, JsonFile, Overrides, must_be_run, write_result
 
 
 class GraphFormat(enum.StrEnum):
@@ -67,44 +66,21 @@ def graph(
 
 def config(
     overrides: Overrides = None,
-    keys: Annotated[
-        bool,
-        typer.Option(
-            "--keys", help="List keys with type, default and meaning: all, or those that begin so."
-        ),
-    ] = False,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Show the resolved, validated configuration as YAML, or what its keys mean.
+    """Show the resolved, validated configuration as YAML.
 
     [bold]Examples[/bold]
 
       rlforge config +experiment=simpletak_mirror
 
       rlforge config +experiment=kuhn_grpo learner.batch_size=512
-
-      rlforge config --keys learner.optimizer buffer
     """
     from rlforge import launch
     from rlforge.config.compose import to_yaml
 
-    if keys:
-        _print_keys(overrides or [])
-        return
     result, _ = launch.composed(overrides or [], config_dir, keys=False)
     typer.echo(to_yaml(result.config), nl=False)
-
-
-def _print_keys(prefixes: list[str]) -> None:
-    from rlforge.config.docs import keys
-
-    width = max(40, Console().width)
-    for key in keys(*prefixes):
-        of = f" [algorithm={', '.join(key.options)}]" if key.options else ""
-        typer.echo(f"{key.name}={key.default}  ({key.type.replace('`', '')}){of}")
-        meaning = key.meaning.replace("``", "")
-        for line in textwrap.wrap(meaning, width - 4):
-            typer.echo(f"    {line}")
 
 
 def doctor(
@@ -115,7 +91,13 @@ def doctor(
     ] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option("--run", metavar="RUN", help="Show what a run takes on disk instead."),
+        typer.Option(
+            "--run",
+            metavar="RUN",
+            help="Show what a run takes on disk instead.",
+            callback=must_be_run,
+            autocompletion=completion.runs,
+        ),
     ] = None,
     json_file: JsonFile = None,
     config_dir: ConfigDir = None,
@@ -144,7 +126,7 @@ def doctor(
 
     report = examine(compose_any(overrides or [], config_dir), gpu_memory, launch.check)
     write_result(json_file, to_values(report))
-    Console().print(render(report))
+    Console().print(render(report), crop=False)
     if not report.healthy:
         raise typer.Exit(1)
 
@@ -163,87 +145,3 @@ def _show_size(run_dir: Path, json_file: Path | None) -> None:
     Console().print(table)
     size, free = readable_size(found.size), readable_size(found.free)
     typer.echo(f"{run_dir}: {size}; {free} free on its disk")
-
-
-def list_choices(
-    subject: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="WHAT", help="A config group, or a kind of plug-in.", show_default=False
-        ),
-    ] = None,
-) -> None:
-    """List what can be chosen: experiments, envs, models, algorithms, opponents …
-
-    [bold]Examples[/bold]
-
-      rlforge list
-
-      rlforge list experiments
-
-      rlforge list envs
-    """
-    from rlforge.config.catalog import catalog, subjects
-
-    if subject is None:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-        table.add_column("rlforge list", no_wrap=True)
-        table.add_column("chosen by", overflow="fold")
-        for name, key in subjects().items():
-            table.add_row(name, key)
-        Console().print(table)
-        return
-    found = catalog(subject)
-    width = max(len(choice.name) for choice in found.choices) + 2
-    room = max(40, Console().width) - width
-    for choice in found.choices:
-        first, *more = textwrap.wrap(choice.about, room) or [""]
-        typer.echo(f"{choice.name:{width}}{first}".rstrip())
-        for line in more:
-            typer.echo(" " * width + line)
-    typer.echo(f"\nchosen by {found.key}")
-
-
-def models() -> None:
-    """List the models that config group [bold]model[/bold] offers, and what is on this machine.
-
-    [bold]Example[/bold]
-
-      rlforge models
-    """
-    from rlforge.config.compose import conf_dir
-    from rlforge.models.catalog import describe_models
-
-    table = Table("model=", "what it is")
-    table.add_column("on this machine", overflow="fold")
-    for row in describe_models(conf_dir() / "model"):
-        table.add_row(row.option, row.about, row.state)
-    Console().print(table)
-
-
-def plugins(json_file: JsonFile = None) -> None:
-    """List what a configuration can choose by name, and the packages that add to it.
-
-    Instead of a name, [bold]package.module:Thing[/bold] takes anything that can be imported from
-    the environment or the current directory. Exit code 1: a package offers something unusable.
-
-    [bold]Example[/bold]
-
-      rlforge plugins
-    """
-    from rlforge.config.plugins import KINDS
-
-    table = Table("chosen by", "names", "from")
-    rows = [row for kind in KINDS for row in kind.rows()]
-    for kind in KINDS:
-        own = [row.name for row in rows if row.kind == kind.name and row.origin == "rlforge"]
-        first = (", ".join(own), "rlforge") if own else ("[dim]only your own[/dim]", "")
-        table.add_row(kind.key, *first, end_section=True)
-        for row in rows:
-            if row.kind == kind.name and row.origin != "rlforge":
-                note = f"\n[red]{escape(row.problem)}[/red]" if row.problem else ""
-                table.add_row("", row.name, f"{row.origin}: {row.target}{note}")
-    write_result(json_file, [dataclasses.asdict(row) for row in rows])
-    Console().print(table)
-    if any(row.problem for row in rows):
-        raise typer.Exit(1)

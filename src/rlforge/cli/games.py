@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from rlforge.cli.arguments import Checkpoint, ConfigDir, Overrides, RunDir, must_be_run
 from rlforge.errors import ConfigError
+from rlforge.types import Outcome, Purpose
+
+Result = Literal[Outcome, "failed"]
 
 
 def play(
@@ -56,41 +60,90 @@ def play(
     config, rivals = local.prepare(overrides or [], config_dir, run, checkpoint, opponent or [])
     spec = local.find_env(config, env)
     policies = local.seats_of(spec, seat, rivals)
-    while True:
-        person = local.Person(input, typer.echo)
-        try:
-            record = asyncio.run(local.play(config, spec, policies, seed, person, typer.echo))
-        except local.Leave:
-            typer.echo("you left the game")
-            return
-        except KeyboardInterrupt:
-            typer.echo()  # the message that follows has a line of its own
-            raise
-        typer.echo(local.verdict(record))
-        if record.error is not None:
-            raise typer.Exit(1)
-        if not sys.stdin.isatty() or not typer.confirm("another game?"):
-            return
-        seed += 1
+    console = Console(highlight=False)
+
+    def say(text: str) -> None:
+        console.print(Text(text))  # breaks lines between words
+
+    try:
+        while True:
+            person = local.Person(input, say)
+            record = asyncio.run(local.play(config, spec, policies, seed, person, say))
+            say(local.verdict(record))
+            if record.error is not None:
+                raise typer.Exit(1)
+            if not sys.stdin.isatty() or not _again():
+                return
+            seed += 1
+    except local.Leave:
+        say("you left the game")
+    except KeyboardInterrupt:
+        say("")  # the message that follows has a line of its own
+        raise
+
+
+def _again() -> bool:
+    try:
+        return input("another game? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def _svg(file: Path | None) -> Path | None:
+    if file is not None:
+        from rlforge.local.animation import check_picture
+
+        check_picture(file)
+    return file
 
 
 def replay(
     run_dir: RunDir,
     game: Annotated[
         str | None,
-        typer.Argument(metavar="GAME", help="A game's id; without it, the newest are listed."),
+        typer.Argument(
+            metavar="GAME",
+            help="A game's id, or latest: the newest; without it, games are listed.",
+        ),
+    ] = None,
+    purpose: Annotated[
+        Purpose | None, typer.Option(help="Only training or only evaluation games.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="Only games of the policy's version step-N.")
+    ] = None,
+    opponent: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only games against this policy.")
+    ] = None,
+    result: Annotated[
+        Result | None,
+        typer.Option(help="Only games that the evaluated, or first trained, seat ended so."),
+    ] = None,
+    env: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only games of this environment.")
     ] = None,
     last: Annotated[int, typer.Option(metavar="N", help="Games in the list.", min=1)] = 20,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="One turn at a time, back and forth.")
+    ] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.svg", help="Write the game as an animated picture.", callback=_svg
+        ),
+    ] = None,
 ) -> None:
     """Show finished games of a run: the newest in a list, or one turn by turn.
 
     [bold]Examples[/bold]
 
-      rlforge replay runs/simpletak_mirror/2026-01-01_12-00-00
+      rlforge replay runs/simpletak_mirror/2026-01-01_12-00-00 --purpose eval --result loss
 
-      rlforge replay runs/simpletak_mirror/2026-01-01_12-00-00 train-000001
+      rlforge replay latest latest --opponent random_legal --interactive
+
+      rlforge replay latest train-0-0000007 --export game.svg
     """
-    from rlforge.local.play import find_game, game_list, turns
+    from rlforge.local import replay as local
     from rlforge.tracking.files import RunPaths
 
     if RunPaths(root=run_dir).windows.is_file():
@@ -98,9 +151,28 @@ def replay(
             f"{run_dir} has decisions in windows of time instead of games: "
             f"rlforge windows list {run_dir}, rlforge windows decisions {run_dir} WINDOW"
         )
-    console = Console()
+    console = Console(highlight=False)
+    given = {"purpose": purpose, "step": step, "opponent": opponent, "result": result, "env": env}
+    wanted = {name: str(value) for name, value in given.items() if value is not None}
     if game is None:
-        console.print(game_list(run_dir, last))
+        if interactive or export is not None:
+            raise ConfigError("--interactive and --export need a game: its id, or latest")
+        console.print(local.game_list(run_dir, last, wanted))
         return
-    for piece in turns(find_game(run_dir, game)):
-        console.print(piece)
+    if interactive and not console.is_terminal:
+        raise ConfigError("--interactive needs a terminal; leave it out to print all turns")
+    record = local.find_game(run_dir, game, wanted)
+    if export is not None:
+        from rlforge.local.animation import write_svg
+
+        write_svg(record, export)
+        typer.echo(str(export))
+    elif interactive:
+        try:
+            local.step_through(record, console)
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            raise typer.Exit from None
+    else:
+        for piece in local.turns(record):
+            console.print(piece)

@@ -1,4 +1,4 @@
-"""``rlforge train``, ``continuous``, ``sft``, ``eval``, ``monitor``, ``report`` and ``export``."""
+"""``rlforge train``, ``continuous``, ``sft``, ``eval`` and ``export``."""
 
 from __future__ import annotations
 
@@ -146,8 +146,7 @@ def _run(
     if more is not None and resume is None:
         raise ConfigError("--more makes a run longer that --resume names")
     if multirun:
-        if not launch.sweep(overrides, config_dir, root):
-            raise typer.Exit(1)
+        _end_of_sweep(launch.sweep(overrides, config_dir, root))
         return
     if resume is not None:
         run = api.load_run(launch.resume(resume, root, more or 0).run_dir)
@@ -167,6 +166,22 @@ def _run(
         raise typer.Exit(130)
 
 
+def _end_of_sweep(folder: Path) -> None:
+    """Print the comparison of the jobs and the folder; exits with 1 where one failed."""
+    from rlforge.tracking.compare import compare, runs_of
+    from rlforge.tracking.compare_view import show
+    from rlforge.tracking.sweeps import FAILED
+
+    jobs = runs_of([folder])
+    failed = [job.name for job in jobs if (job / FAILED).is_file()]
+    show(compare(jobs), Console(stderr=True))
+    typer.echo(f"next: rlforge report {folder}", err=True)
+    typer.echo(f"sweep: {len(jobs)} jobs, failed: {', '.join(failed) or 'none'}")
+    typer.echo(str(folder))
+    if failed:
+        raise typer.Exit(1)
+
+
 def _next_steps(run: Path, command: str) -> list[str]:
     """Where the results of a run are, and what its users do next."""
     here = Path.cwd()
@@ -179,31 +194,6 @@ def _next_steps(run: Path, command: str) -> list[str]:
     }
     lines = [f"results: {report}"] if report.is_file() else []
     return [*lines, f"next: {use[command]}"] if command in use else lines
-
-
-def runs(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Where to look for runs.")
-    ] = Path("runs"),
-    json_file: JsonFile = None,
-) -> None:
-    """List runs, the newest first: how each ended, how far it came, and its last results.
-
-    [bold]Examples[/bold]
-
-      rlforge runs
-
-      rlforge monitor latest
-    """
-    from rlforge.tracking.overview import overview
-
-    found = overview(folder)
-    write_result(json_file, [dataclasses.asdict(row) for row in found])
-    if not found:
-        raise ConfigError(f"{folder} holds no runs; start one: rlforge train simpletak_mirror")
-    for row in found:  # not as a table, whose narrow columns would break paths
-        typer.echo(row.path)
-        typer.echo(f"    {row.status}, {row.done}" + (f"  {row.result}" if row.result else ""))
 
 
 def evaluate(
@@ -249,44 +239,6 @@ def evaluate(
         raise RunError("\n".join(measured.failures))
     for failure in measured.failures:
         typer.echo(failure, err=True)
-
-
-def monitor(
-    run_dir: RunDir,
-    once: Annotated[bool, typer.Option("--once", help="Print one view and exit.")] = False,
-    refresh: Annotated[float, typer.Option(help="Seconds between views.", min=0.1)] = 1.0,
-) -> None:
-    """Watch a running or finished run from another terminal; Ctrl-C leaves it running.
-
-    [bold]Example[/bold]
-
-      rlforge monitor runs/simpletak_mirror/2026-01-01_12-00-00
-    """
-    from rlforge.tracking.display import monitor as attach
-
-    attach(run_dir, once=once, refresh_s=refresh)
-
-
-def report(
-    run_dir: RunDir,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="The file to write, not report.html of the run."
-        ),
-    ] = None,
-) -> None:
-    """Write report.html, which opens offline; prints its path.
-
-    [bold]Examples[/bold]
-
-      rlforge report runs/simpletak_mirror/2026-01-01_12-00-00
-
-      rlforge report runs/simpletak_mirror/2026-01-01_12-00-00 --output page.html
-    """
-    from rlforge.tracking.report import write_report
-
-    typer.echo(str(write_report(run_dir, output)))
 
 
 def export(

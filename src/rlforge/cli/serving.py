@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from rlforge.cli import completion
 from rlforge.cli.arguments import Checkpoint, ConfigDir, JsonFile, write_result
+from rlforge.cli.layout import wrapped
 from rlforge.errors import ConfigError, DeploymentError
 
 StateDir = Annotated[
@@ -21,6 +20,7 @@ StateDir = Annotated[
         metavar="DIR",
         help="State folder of the service, or a run that holds it. Default: RUN/deployments, "
         "else deployments/.",
+        autocompletion=completion.runs,
     ),
 ]
 Url = Annotated[
@@ -37,8 +37,9 @@ def serve(
         typer.Argument(
             metavar="[RUN] KEY=VALUE",
             help="A run whose newest version is served, or +experiment=NAME, and changes. "
-            "Keys: rlforge config --keys.",
+            "Keys: rlforge show KEY.",
             show_default=False,
+            autocompletion=completion.runs_and_overrides,
         ),
     ] = None,
     config_dir: ConfigDir = None,
@@ -54,7 +55,7 @@ def serve(
 
       rlforge serve runs/simpletak_mirror/2026-01-01_12-00-00
 
-      rlforge serve model=tiny engine=tiny serve.port=8001
+      rlforge serve model=tiny serve.port=8001
 
       rlforge serve RUN deployment=ab_test deployment.ab.alpha=0.01
     """
@@ -70,7 +71,12 @@ def serve(
 
 def deploy(
     adapter: Annotated[
-        Path, typer.Argument(metavar="RUN|ADAPTER", help="A run, or a directory with an adapter.")
+        Path,
+        typer.Argument(
+            metavar="RUN|ADAPTER",
+            help="A run, or a directory with an adapter.",
+            autocompletion=completion.runs,
+        ),
     ],
     checkpoint: Checkpoint = "latest",
     state: StateDir = None,
@@ -143,7 +149,8 @@ def deployments(
         rows, trial = [deployment.to_json() for deployment in read_history(folder)], None
     if not rows:
         raise ConfigError(f"{folder}: holds no deployments; name the folder with --state")
-    Console().print(_table(rows))
+    for row in rows:
+        _print_deployment(row)
     if trial is not None:
         typer.echo(f"trial of {trial['version']}, share {trial['share']:.0%}: {trial['so_far']}")
     write_result(json_file, rows)
@@ -159,16 +166,10 @@ def _strategy(folder: Path) -> str:
     return config.deployment.strategy
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
-    """Fits in 80 columns; long sources and reasons fold."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("version", "phase", "since"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("updates", justify="right", no_wrap=True)
-    table.add_column("source, and why not", overflow="fold")
-    for row in rows:
-        since = time.strftime("%m-%d %H:%M", time.localtime(row["changed_at"]))
-        about = escape(row["source"] + (f"\n{row['reason']}" if row["reason"] else ""))
-        phase = f"[bold]{row['phase']}[/bold]" if row["phase"] == "live" else row["phase"]
-        table.add_row(row["uid"], phase, since, str(row["version"]), about)
-    return table
+def _print_deployment(row: dict[str, Any]) -> None:
+    """Not in a table, whose narrow columns would break paths."""
+    since = time.strftime("%m-%d %H:%M", time.localtime(row["changed_at"]))
+    typer.echo(f"{row['uid']}  {row['phase']} since {since}, update {row['version']}")
+    typer.echo(f"    {row['source']}")
+    for line in wrapped(row["reason"] or "", indent=4):
+        typer.echo(line)

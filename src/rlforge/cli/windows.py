@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlforge.cli import completion
 from rlforge.cli.arguments import opened_store
+from rlforge.cli.layout import App
 from rlforge.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from rlforge.trajectories.records import Decision
     from rlforge.trajectories.windows import WindowSummary
 
-app = typer.Typer(
+app = App(
     help="""Look at windows of decisions; export and import them as datasets.
 
     [bold]Examples[/bold]
@@ -35,16 +37,21 @@ app = typer.Typer(
 
       rlforge windows export RUN market-data
     """,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
 )
+
+#: Columns of a table whose ids stay whole; a narrower terminal breaks its lines.
+_LEAST_WIDTH = 80
 
 #: Characters of each part of a decision that are shown without ``--full``.
 _SHOWN = 400
 
 StoreOrRun = Annotated[
     Path,
-    typer.Argument(metavar="STORE_OR_RUN", help="A trajectory store, or the run it belongs to."),
+    typer.Argument(
+        metavar="STORE_OR_RUN",
+        help="A trajectory store, or the run it belongs to.",
+        autocompletion=completion.runs,
+    ),
 ]
 
 
@@ -66,7 +73,8 @@ def list_windows(
     if not ids:
         typer.echo(f"{reader.layout.root} holds no decisions yet")
         return
-    Console().print(_list_table(windows.summaries(ids[-last:], _now(where, reader, config))))
+    table = _list_table(windows.summaries(ids[-last:], _now(where, reader, config)))
+    Console(width=max(Console().width, _LEAST_WIDTH)).print(table)
     if len(ids) > last:
         typer.echo(f"and {len(ids) - last:,} earlier windows; --last {len(ids)} shows all")
 
@@ -82,7 +90,7 @@ def show(
 
     [bold]Example[/bold]
 
-      rlforge windows show runs/market_continuous/2026-01-01_12-00-00 2024-11-13-10:00
+      rlforge windows show RUN 2024-11-13-10:00
     """
     from rlforge.trajectories.windows import Windows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rlforge.config.compose import conf_dir
+from rlforge.config.keys import conf_dir
 from rlforge.config.plugins import KINDS
 from rlforge.errors import ConfigError, nearest
 from rlforge.types import value

@@ -1,6 +1,6 @@
 """Every key with its type, default and meaning, read from the configuration classes.
 
-``rlforge config --keys`` prints them; ``python -m rlforge.config.docs`` writes ``docs/config.md``.
+``rlforge show`` prints them; ``python -m rlforge.config.docs`` writes ``docs/config.md``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rlforge.config import schema
-from rlforge.config.compose import ROOTS, all_keys, conf_dir, foreign_keys, nested_class
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.keys import ROOTS, all_keys, conf_dir, foreign_keys, nested_class
 from rlforge.config.plugins import FINAL_REWARDS, SAMPLING_REWARDS, STEP_REWARDS
 from rlforge.config.rules import Length, Range, hints, optional, parts
 from rlforge.config.sft import DataConfig

@@ -49,6 +49,8 @@ class PromptConfig(Group):
     assistant: str = ""
     #: Markup of the messages: ``chat`` is the tokenizer's own chat template.
     markup: Literal["chat", "chatml", "gemma", "llama", "none"] = "chat"
+    #: Beginnings of the ids of the games that the texts are about; empty: any.
+    games: list[Text] = field(default_factory=list)
     #: Markup of your own: for ``user``, ``assistant`` and, unless system messages open the user's,
     #: ``system`` a text around ``{content}``; ``begin`` is in front of all.
     roles: dict[str, str] = field(default_factory=dict)

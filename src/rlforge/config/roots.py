@@ -15,17 +15,10 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlforge.config.compose import (
-    Composed,
-    compose,
-    foreign_keys,
-    from_yaml,
-    group_dirs,
-    key_of,
-    load_mapping,
-    parse_overrides,
-)
+from rlforge.config.compose import Composed, compose, from_yaml, load_mapping
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.keys import foreign_keys, group_dirs
+from rlforge.config.overrides import key_of, parse_overrides
 from rlforge.config.schema import PolicyConfig, RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import ConfigError

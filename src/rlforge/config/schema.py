@@ -77,8 +77,8 @@ class EnvEntry(Group):
 class EvalEnvEntry(EnvEntry):
     """One environment to evaluate in."""
 
-    #: Opponents in this environment; null or empty takes ``eval.opponents``. The untrained model
-    #: (``base``) is always among them.
+    #: Opponents in this environment; null or empty takes ``eval.opponents``, or those of ``env``.
+    #: The untrained model (``base``) is always among them.
     opponents: list[Text] | None = None
 
 
@@ -90,6 +90,8 @@ class EnvConfig(Group):
     train: Annotated[list[EnvEntry], Length(1, inf)] = field(default_factory=lambda: [EnvEntry()])
     #: Environments of the evaluations; empty means those of ``env.train``.
     eval: list[EvalEnvEntry] = field(default_factory=list)
+    #: Opponents of evaluations, unless ``eval.opponents`` names others.
+    opponents: list[Text] = field(default_factory=list)
     #: What a prompt holds: the current observation (``turn``), or all turns of the player in the
     #: game, with its own answers (``conversation``).
     context: Literal["turn", "conversation"] = "turn"
@@ -364,9 +366,9 @@ class EvalConfig(Group):
     #: ``collector.num_eval_workers`` games of the newest version are always under way, against the
     #: opponents in turn.
     continuous: bool = False
-    #: Opponents; the untrained model (``base``) is always among them. An environment of
-    #: ``env.eval`` may have its own.
-    opponents: list[Text] = field(default_factory=lambda: ["base"])
+    #: Opponents; the untrained model (``base``) is always among them. null takes
+    #: ``env.opponents``, which belong to the games. An entry of ``env.eval`` may have its own.
+    opponents: list[Text] | None = None
     #: Games per environment and opponent, seats swapped; even for two players. With
     #: ``eval.continuous`` only at the start and the end.
     games: Count = 128

@@ -13,7 +13,7 @@ import math
 from typing import Any
 
 from rlforge.config import rules
-from rlforge.config.compose import conf_dir
+from rlforge.config.keys import conf_dir
 from rlforge.config.market import MarketConfig
 from rlforge.errors import ConfigError, nearest
 from rlforge.games.base import TurnGame, View

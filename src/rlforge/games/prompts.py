@@ -51,7 +51,8 @@ class Template:
     and ``{grid}``, as in YAML (``prompts`` in docs/config.md); the request asks for the form in
     which the action is read from the answer. later: the user message of later turns; empty takes
     ``user``. assistant: the opening of each answer. players: how many the texts speak of; None:
-    any number. A subclass may write messages in another way.
+    any number. games: beginnings of the ids of games that the texts are about; empty: any. A
+    subclass may write messages in another way.
 
     Example:
         >>> template = Template(user="Play poker.\\n\\n{observation}\\n\\n{request}")
@@ -68,6 +69,7 @@ class Template:
     assistant: str = ""
     markup: Markup | None = PLAIN
     players: int | None = None
+    games: tuple[str, ...] = ()
 
     def lacks(self, view: View) -> str | None:
         """What the texts show and the game of ``view`` does not have; None: it has all.
@@ -80,6 +82,17 @@ class Template:
         if "{board}" in texts and view.board is None:
             return "compact board"
         return "grid of squares" if "{grid}" in texts and view.grid is None else None
+
+    @property
+    def shows_boards_only(self) -> bool:
+        """Whether the texts hold nothing but ``{board}``, as models expect that know no words.
+
+        Example:
+            >>> Template(user="{board}").shows_boards_only, Template().shows_boards_only
+            (True, False)
+        """
+        texts = f"{self.system}{self.user}{self.later}{self.assistant}"
+        return not texts.replace("{board}", "").strip()
 
     def messages(self, view: View, request: str) -> list[Message]:
         """The first messages; ConfigError where the game ``lacks`` what they show."""
@@ -215,6 +228,7 @@ def _of_config(config: PromptConfig) -> Template:
         later=config.later or "",
         assistant=config.assistant,
         markup=Markup(**config.roles) if config.roles else MARKUPS[config.markup],
+        games=tuple(config.games),
     )
 
 

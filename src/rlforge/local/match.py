@@ -20,8 +20,8 @@ from rlforge.games.players import check_player, make_player
 from rlforge.games.prompts import Prompter
 from rlforge.games.registry import check_env
 from rlforge.league.names import parse_opponent
-from rlforge.local.play import turns
 from rlforge.local.policies import find_policy, start_engine
+from rlforge.local.replay import turns
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout import episode
 from rlforge.rollout.episode import Answer

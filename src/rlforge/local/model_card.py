@@ -12,8 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from rlforge.config.compose import conf_dir, in_grammar
 from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.keys import conf_dir
+from rlforge.config.overrides import in_grammar
 from rlforge.config.schema import EnvEntry, GamesConfig, PolicyConfig, PromptConfig, RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.errors import RlforgeError

@@ -1,19 +1,13 @@
-"""Games in the terminal: one of a person against policies, and finished ones turn by turn."""
+"""A game of a person against policies, in the terminal."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-
-from rich.console import Group, RenderableType
-from rich.rule import Rule
-from rich.table import Table
-from rich.text import Text
 
 from rlforge.config.compose import compose
 from rlforge.config.roots import read_run
@@ -21,20 +15,18 @@ from rlforge.config.schema import GamesConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, nearest
 from rlforge.games.base import View
-from rlforge.games.board import grid_text
-from rlforge.games.grids import placements
 from rlforge.games.players import check_player
 from rlforge.games.registry import check_env
 from rlforge.league.names import parse_opponent
 from rlforge.local.policies import find_opponent, find_policy, seat_policies
-from rlforge.rollout.conversation import new_part
+from rlforge.local.replay import boards
 from rlforge.rollout.episode import play_game
 from rlforge.rollout.lineup import eval_envs, train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.tracking.formatting import ending
-from rlforge.tracking.game_files import GameIndex, index_games, read_games
-from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat, Turn
+from rlforge.tracking.observations import new_part
+from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
 
 PERSON = PolicyRef(uid="you", kind="scripted", path_or_name="you")
 
@@ -42,8 +34,6 @@ _A_WEEK_S = 7 * 24 * 3600.0
 """Time limit of a person's turn."""
 
 _MOST_MOVES_SHOWN = 48
-
-MOST_LISTED = 20
 
 
 class Leave(Exception):  # noqa: N818 - not an error
@@ -179,10 +169,8 @@ async def play(
     seats = seat_policies(config, policies, say) if modelled else nullcontext(_no_model(config))
     async with seats as answers:
         others = answers.for_game(spec)
-        last: list[View] = []
 
         async def answer(seat: Seat, view: View, draw: int) -> Completion:
-            last[:] = [view]
             if seat.policy == PERSON:
                 text = person.act(view)
                 return Completion(text=text, finish_reason="scripted", policy_uid=PERSON.uid)
@@ -191,22 +179,9 @@ async def play(
             return completion
 
         record = await play_game(spec, answer)
-    if last and record.turns and (board := final_board(env, last[0], record.turns[-1])):
-        say(f"\nFinal board:\n{board}\n")
+    if drawn := boards(record):
+        say(f"\nFinal board:\n{drawn[-1]}\n")
     return record
-
-
-def final_board(env: EnvSpec, view: View, turn: Turn) -> str:
-    """The position after ``turn``, whose player saw ``view``, in the game's own marks.
-
-    Empty for games without a grid.
-    """
-    grid = view.grid
-    if grid is None or not turn.legal or turn.action not in (cells := placements(grid)):
-        return ""
-    stones = {turn.player_id: grid.me | 1 << cells[turn.action], 1 - turn.player_id: grid.op}
-    crosses = 0 if env.source == "openspiel" or grid.game == "connectfour" else 1
-    return grid_text(dataclasses.replace(grid, me=stones[crosses], op=stones[1 - crosses]))
 
 
 def _own(spec: GameSpec) -> int:
@@ -232,76 +207,3 @@ def verdict(record: GameRecord) -> str:
     outcome = record.spec.env.outcome(record.rewards, _own(record.spec))
     said = {"win": "you won", "draw": "a draw", "loss": "you lost"}[outcome]
     return f"{said} ({ending(record)}): {rewards}"
-
-
-# ---------------------------------------------------------------- finished games
-
-
-def game_list(run_dir: Path, most: int = MOST_LISTED) -> RenderableType:
-    """The newest ``most`` games of a run, newest last."""
-    games = index_games(run_dir)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("game", no_wrap=True)  # the id is an argument of the next command
-    for title in ("environment", "seats"):
-        table.add_column(title, overflow="fold")
-    table.add_column("turns", justify="right", no_wrap=True)
-    table.add_column("rewards", overflow="fold")
-    for game in games[-most:]:
-        table.add_row(
-            game.spec.game_id, game.spec.env_id, _seats(game.spec), str(game.num_turns), _end(game)
-        )
-    count = Text(f"{len(games)} finished games; the newest {min(most, len(games))}:", style="dim")
-    return Group(count, table) if games else Text("no game is finished yet")
-
-
-def find_game(run_dir: Path, game_id: str) -> GameRecord:
-    """The game ``game_id`` of a run; ConfigError with the nearest ids when there is none."""
-    for record in read_games(run_dir, [game_id]):
-        return record
-    ids = [game.spec.game_id for game in index_games(run_dir)]
-    mend = nearest(game_id, ids) or f"; rlforge replay {run_dir} lists them"
-    raise ConfigError(f"game {game_id!r}: not among the {len(ids)} finished games{mend}")
-
-
-def turns(record: GameRecord) -> Iterator[RenderableType]:
-    """The game as a heading, one piece per turn, and its result."""
-    spec = record.spec
-    yield Text(
-        f"{spec.env_id}, game {spec.game_id}, seed {spec.seed}: {_seats(spec)}", style="bold"
-    )
-    read: dict[int, str] = {}
-    for place, turn in enumerate(record.turns, start=1):
-        new = new_part(turn.observation, read.get(turn.player_id, ""))
-        read[turn.player_id] = turn.observation
-        yield _turn(place, turn, new.strip())
-    yield Rule(style="dim")
-    result = record.error or _rewards(record.rewards.values())
-    yield Text(f"{ending(record)}: {result}", style="bold")
-
-
-def _turn(place: int, turn: Turn, observed: str) -> RenderableType:
-    answer = turn.completion
-    title = f"{place}. player {turn.player_id} ({answer.policy_uid or 'unknown'})"
-    action = Text(f"plays {turn.action or 'nothing'}", style="green" if turn.legal else "red")
-    if answer.logprobs:
-        action.append(f"  probability {math.exp(sum(answer.logprobs)):.3g}", style="dim")
-    for mark, applies in (("wrong format", not turn.well_formed), ("illegal", not turn.legal)):
-        if applies:
-            action.append(f"  {mark}", style="bold red")
-    text = answer.text.strip()
-    answered = [Text(text)] if text and text != turn.action else []
-    return Group(
-        Rule(title, align="left", style="dim"), Text(observed, style="dim"), *answered, action
-    )
-
-
-def _seats(spec: GameSpec) -> str:
-    return " v ".join(seat.policy.uid for seat in spec.seats)
-
-
-def _end(game: GameIndex) -> str:
-    return "failed" if game.error is not None else _rewards(game.rewards.values())
-
-
-def _rewards(rewards: Iterable[float]) -> str:
-    return " ".join(f"{reward:+g}" for reward in rewards)

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlforge.config.catalog import first_sentence
 from rlforge.config.schema import ModelConfig
 from rlforge.models.files import MODEL_CONFIG
+from rlforge.models.load import local_copy
 from rlforge.models.made import made_model
 from rlforge.models.shape import ModelShape, known_shape, shape_from_config
 from rlforge.types import value
@@ -35,7 +36,8 @@ def describe_models(folder: Path) -> list[ModelRow]:
 def _row(path: Path) -> ModelRow:
     loaded = OmegaConf.load(path)
     assert isinstance(loaded, DictConfig)
-    kind, name = str(loaded.get("kind", "hf")), loaded.get("name")
+    model = loaded.get("model", loaded)  # a file of the whole configuration, or of the group
+    kind, name = str(model.get("kind", "hf")), model.get("name")
     about = first_sentence(path) or str(name)
     return ModelRow(option=path.stem, about=about, state=_state(kind, name))
 
@@ -57,21 +59,14 @@ class Located:
 
 def locate(config: ModelConfig) -> Located:
     """Look for ``config.json`` where the model would be loaded from, else among known shapes."""
-    made = made_model(config.kind)
-    if made is not None:
-        if (made.folder / MODEL_CONFIG).is_file():
-            file = made.folder / MODEL_CONFIG
-            return Located(place=str(made.folder), shape=_read(config.kind, file))
+    name = config.label
+    folder = local_copy(config)
+    if folder is not None:
+        return Located(place=str(folder), shape=_read(name, folder / MODEL_CONFIG))
+    if made_model(config.kind) is not None:
         known = known_shape("SmolLM2-135M") if config.kind == "smollm2_135m" else None
         return Located(place="made on first use", shape=known)
-    source = config.name or ""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return Located(place=str(folder), shape=_read(source, folder / MODEL_CONFIG))
-    cached = _hub_copy(source)
-    if cached is not None:
-        return Located(place=str(cached.parent), shape=_read(source, cached))
-    return Located(place="not on this machine: fetched from the hub", shape=known_shape(source))
+    return Located(place="not on this machine: fetched from the hub", shape=known_shape(name))
 
 
 def _read(name: str, file: Path) -> ModelShape | None:
@@ -81,14 +76,3 @@ def _read(name: str, file: Path) -> ModelShape | None:
         return shape_from_config(name, config) if isinstance(config, dict) else None
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError):
         return None  # the loader raises the error that explains it
-
-
-def _hub_copy(name: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        cached = try_to_load_from_cache(name, MODEL_CONFIG)
-    except HFValidationError:
-        return None
-    return Path(cached) if isinstance(cached, str) else None

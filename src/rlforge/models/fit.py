@@ -231,6 +231,13 @@ def check_lora(path: Path, config: ModelConfig, most: int, *, vllm: bool = False
     return rank
 
 
+NO_ADAPTER = (
+    f"no adapter there, {ADAPTER_CONFIG} is missing; name a run of rlforge sft or train, or the "
+    "folder of an adapter"
+)
+"""What is wrong with a folder that is to be continued from."""
+
+
 def check_initial_adapter(path: Path, config: ModelConfig, base: str) -> None:
     """Refuse an adapter that training as ``config`` describes cannot continue.
 
@@ -239,10 +246,7 @@ def check_initial_adapter(path: Path, config: ModelConfig, base: str) -> None:
     """
     file = path / ADAPTER_CONFIG
     if not file.is_file():
-        raise ConfigError(
-            f"learner.initial_adapter={path}: no adapter there, {ADAPTER_CONFIG} is missing; name "
-            "a run of rlforge sft or train, or the folder of an adapter"
-        )
+        raise ConfigError(f"learner.initial_adapter={path}: {NO_ADAPTER}")
     if (problem := untrainable(read_adapter(path), config.lora, base)) is not None:
         raise ConfigError(f"learner.initial_adapter={path}: the adapter {problem}")
 

@@ -55,12 +55,64 @@ def resolve_model(config: ModelConfig, progress: Callable[[str], None] = log.inf
     return _hub_id(config.name)
 
 
+def local_copy(config: ModelConfig) -> Path | None:
+    """The folder with the model's files; None where it is still to be made or fetched."""
+    made = made_model(config.kind)
+    folder = made.folder if made is not None else Path(config.name or "").expanduser()
+    if (folder / MODEL_CONFIG).is_file():
+        return folder
+    return None if made is not None else _cached(config.name or "")
+
+
+def _cached(name: str) -> Path | None:
+    """The hub's copy of a model on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        file = try_to_load_from_cache(name, MODEL_CONFIG)
+    except HFValidationError:
+        return None
+    return Path(file).parent if isinstance(file, str) else None
+
+
+def check_source(config: ModelConfig) -> None:
+    """Raise ConfigError where the model is neither on this machine nor on the hub.
+
+    Nothing is made or fetched; the hub is asked for names that are not on this machine.
+    """
+    if made_model(config.kind) is not None:
+        return
+    name = resolve_model(config)
+    if local_copy(config) is None:
+        _ask_hub(_where(name))
+
+
+def _ask_hub(name: str) -> None:
+    import httpx
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    try:
+        HfApi(endpoint=constants.ENDPOINT).model_info(name, timeout=10)
+    except GatedRepoError:
+        problem = "its licence is to be accepted on the hub first, and HF_TOKEN to be set"
+    except RepositoryNotFoundError:
+        problem = "neither a folder nor a model of the hub, or a private one: then set HF_TOKEN"
+    except (HfHubHTTPError, httpx.HTTPError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        problem = f"the hub does not answer: {reason[0]}"
+    else:
+        return
+    raise ConfigError(f"model.name={name}: {problem}")
+
+
 def _hub_id(name: str) -> str:
     """``name`` if it can be the id of a model on the Hugging Face hub; ConfigError otherwise."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    if name.startswith(("/", "./", "../", "~")):
+    if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
         raise ConfigError(f"model.name={name}: there is no such directory")
     try:
         validate_repo_id(name)
@@ -124,6 +176,13 @@ def positions(described: Any) -> int:
     """Most tokens that a model has positions for. described: its Hugging Face configuration."""
     most = getattr(described.get_text_config(), "max_position_embeddings", None)
     return int(most or sys.maxsize)
+
+
+def positions_in(folder: Path) -> int:
+    """As ``positions``, of the model in ``folder``, read from its file."""
+    known = json.loads((folder / MODEL_CONFIG).read_text(encoding="utf-8"))
+    text = known.get("text_config", known)
+    return int(text.get("max_position_embeddings") or sys.maxsize)
 
 
 def prompt_room(config: PolicyConfig) -> int:
@@ -198,17 +257,15 @@ def _where(source: str) -> str:
     Without a network the hub's client tries for a minute per file before it looks there itself.
     Raises ConfigError when there is no such copy.
     """
-    from huggingface_hub import try_to_load_from_cache
-
     if Path(source).is_dir() or hub_is_reachable():
         return source
-    cached = try_to_load_from_cache(source, MODEL_CONFIG)
-    if not isinstance(cached, str):
+    cached = _cached(source)
+    if cached is None:
         raise ConfigError(
-            f"model.name {source!r} is not on this machine, and the Hugging Face hub cannot be "
-            "reached; give a local directory, or choose model=tiny"
+            f"model.name={source}: not on this machine, neither a folder nor a copy of the hub's, "
+            "and the Hugging Face hub cannot be reached"
         )
-    return str(Path(cached).parent)
+    return str(cached)
 
 
 @lru_cache(maxsize=1)
@@ -223,7 +280,7 @@ def hub_is_reachable() -> bool:
     address = urlsplit(constants.ENDPOINT)
     port = address.port or (80 if address.scheme == "http" else 443)
     try:
-        socket.create_connection((address.hostname or "", port), timeout=5).close()
+        socket.create_connection((address.hostname or "", port), timeout=2).close()
     except OSError:
         return False
     return True

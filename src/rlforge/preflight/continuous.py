@@ -20,9 +20,7 @@ from rlforge.market.actions import NO_OP, Json
 from rlforge.market.text import FORMS, describe
 from rlforge.market.traders import Crowd
 from rlforge.market.world import World
-from rlforge.models.files import MODEL_CONFIG
-from rlforge.models.load import load_tokenizer
-from rlforge.models.made import made_model
+from rlforge.models.load import load_tokenizer, local_copy
 from rlforge.preflight.policy import (
     check_learns_from_rewards,
     check_machine,
@@ -125,9 +123,7 @@ def check_agents(composed: Composed[PolicyConfig], market: MarketConfig, agents:
         raise composed.error(
             "model.prompt_template", f"{name} shows a {lacking}; markets have none"
         )
-    made = made_model(config.model.kind)
-    here = Path(config.model.name or "").expanduser() if made is None else made.folder
-    if (here / MODEL_CONFIG).is_file():  # else it is checked once the model is there
+    if local_copy(config.model) is not None:  # else it is checked once the model is there
         check_answers(config)
 
 

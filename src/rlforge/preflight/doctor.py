@@ -16,6 +16,7 @@ from rlforge.engines.vllm_settings import VLLM_VERSION, check_installed
 from rlforge.errors import ConfigError
 from rlforge.models.catalog import Located, locate
 from rlforge.models.fit import unknown_targets
+from rlforge.models.load import check_source
 from rlforge.preflight.games import validate
 from rlforge.preflight.memory.plan import GIB, Plan, make_plan
 from rlforge.preflight.memory.remedies import Option, largest_pass, mend, options
@@ -80,13 +81,14 @@ def examine(
             raise ConfigError("--gpu-memory: hardware.device=cpu uses none; choose another profile")
         config = _with_memory(config, gpu_memory_gb)
     findings = [_configuration(composed, check), *_machine(found)]
-    hardware, finding = _hardware(config, assumed=gpu_memory_gb is not None)
+    assumed = gpu_memory_gb is not None
+    hardware, finding = _hardware(config, assumed=assumed)
     located = locate(config.model)
-    findings += [finding, *_packages(config, hardware), _model(config, located)]
+    findings += [finding, *_packages(config, hardware), _model(config, located, assumed=assumed)]
     findings += _sampling(config)
     memory = None
     if hardware is not None:
-        capacity = _capacity(hardware, () if gpu_memory_gb is not None else found)
+        capacity = _capacity(hardware, () if assumed else found)
         if located.shape is None:
             findings.append(_unplanned("the shape of the model is not known"))
         elif capacity is None:
@@ -310,9 +312,14 @@ def _packages(config: PolicyConfig, hardware: HardwareConfig | None) -> list[Fin
     return findings
 
 
-def _model(config: PolicyConfig, located: Located) -> Finding:
+def _model(config: PolicyConfig, located: Located, *, assumed: bool) -> Finding:
+    """assumed: the run is for another machine, on which the model may be."""
     if (unknown := _unknown_targets(config, located)) is not None:
         return Finding(what="model", state="problem", detail=unknown)
+    try:
+        check_source(config.model)
+    except ConfigError as error:
+        return Finding(what="model", state="note" if assumed else "problem", detail=str(error))
     name = config.model.label
     return Finding(what="model", state="ok", detail=f"{name}: {located.place}")
 

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from rlforge.preflight.doctor import Memory, Report
+from rlforge.preflight.doctor import Finding, Memory, Report
 from rlforge.preflight.memory.plan import GIB, Card, Need, Plan
 
-_MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[red]problem[/]"}
+_STATES = {"ok": "green", "note": "yellow", "problem": "red"}
 _VERDICTS = {"fits": "green", "tight": "yellow", "does not fit": "red"}
+
+#: Columns that a detail needs beside what it is about.
+_BESIDE = 24
 
 
 def render(report: Report) -> RenderableType:
     """Findings, the memory plan and what buys memory; readable from 80 columns on."""
-    parts: list[RenderableType] = [_findings(report)]
+    parts: list[RenderableType] = [_Findings(report.findings)]
     if report.memory is not None:
         parts += [Text(), _needs(report.memory), Text(), *_cards(report.memory)]
         if report.memory.options:
-            parts += [Text(), _options(report.memory)]
+            parts += [Text(), *_options(report.memory)]
     return Group(*parts)
 
 
@@ -68,12 +73,28 @@ def _plain(*titles: str) -> Table:
     return table
 
 
-def _findings(report: Report) -> Table:
-    table = _plain("", "", "")
-    table.show_header = False
-    for finding in report.findings:
-        table.add_row(_MARKS[finding.state], finding.what, escape(finding.detail))
-    return table
+class _Findings:
+    """A paragraph each, beside what it is about; paths and ids stay whole."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self._findings = findings
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        longest = max((len(finding.what) for finding in self._findings), default=0)
+        width = options.max_width
+        for finding in self._findings:
+            head = f"{finding.state:9}{finding.what:{longest}}  "
+            lines = textwrap.wrap(
+                finding.detail,
+                width,
+                initial_indent=head,
+                subsequent_indent=" " * (len(head) if width >= len(head) + _BESIDE else 4),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            text = _whole(Text("\n".join(lines or [head.rstrip()])))
+            text.stylize(_STATES[finding.state], 0, len(finding.state))
+            yield text
 
 
 def _needs(memory: Memory) -> Table:
@@ -152,14 +173,22 @@ def _several(number: int, name: str) -> str:
     return f"{number} {name}{'s' if number > 1 else ''}"
 
 
-def _options(memory: Memory) -> Table:
-    table = _plain("what buys memory, of learner or engine")
+def _options(memory: Memory) -> list[Text]:
+    """Keys stay whole, to be copied."""
     unit, size = _unit(memory.plan)
-    table.add_column(unit, justify="right")
+    rows = [("what buys memory, of learner or engine", unit)]
     for option in memory.options:
         if (saves := f"{option.saves / size:,.1f}") != "0.0":
-            table.add_row(f"{option.key}={option.value}", saves)
-    return table
+            rows.append((f"{option.key}={option.value}", saves))
+    width = max(len(key) for key, _ in rows)
+    lines = [Text(f"{key:{width}}  {saves:>7}") for key, saves in rows]
+    lines[0].stylize("dim")
+    return [_whole(line) for line in lines]
+
+
+def _whole(line: Text) -> Text:
+    line.no_wrap, line.overflow = True, "ignore"
+    return line
 
 
 def _unit(plan: Plan) -> tuple[str, int]:

@@ -15,6 +15,7 @@ from rlforge.config.schema import (
     RewardsConfig,
     RunConfig,
 )
+from rlforge.config.sft import SftConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError, RunError
 from rlforge.games.actions import extract
@@ -25,6 +26,8 @@ from rlforge.games.prompts import Prompter
 from rlforge.games.registry import check_env, make_game
 from rlforge.league.names import parse_opponent
 from rlforge.league.pool import ModelPool
+from rlforge.models.load import load_tokenizer, local_copy, positions_in
+from rlforge.models.made import made_model
 from rlforge.preflight.policy import (
     check_learns_from_rewards,
     check_machine,
@@ -70,9 +73,19 @@ def check_lineup(composed: Composed[GamesConfig], *, keys: bool = True) -> None:
     check_opponents(composed, "pool.fixed_opponents", opponents, envs, keys=keys)
     for entry, key, opponents in eval_opponents(config):
         env = env_spec(entry, config)
-        mend = "; an entry of env.eval may have its own: {id: ID, opponents: [NAME]}"
+        mend = f"; {_MENDS.get(key, _MEND_OF_AN_ENTRY)}"
         check_opponents(composed, key, opponents, [env], keys=keys, mend=mend)
     _check_evaluations(composed)
+    if keys and local_copy(config.model) is not None:  # else it is checked once the model is there
+        check_room(config)
+
+
+_MENDS = {
+    "env.opponents": "they belong to the games: name those of yours, env.opponents=[random_legal]",
+    "eval.opponents": "eval.opponents=null takes those that belong to the games; an entry of "
+    "env.eval may have its own: {id: ID, opponents: [NAME]}",
+}
+_MEND_OF_AN_ENTRY = "choose another for this entry"
 
 
 def _check_mode(composed: Composed[GamesConfig]) -> None:
@@ -139,10 +152,27 @@ def _check_envs(composed: Composed[GamesConfig]) -> None:
 
 
 def _check_templates(composed: Composed[GamesConfig], key: str, spec: EnvSpec, view: View) -> None:
-    """Refuse templates that need what the game, seen first as ``view``, has not: a board, turns."""
+    """Refuse templates that need what the game, seen first as ``view``, has not: a board, turns.
+
+    Refuses words where the model reads boards, too.
+    """
     prompter = Prompter(None, composed.config.prompts)
+    words = not prompter.template(spec.prompt_template).shows_boards_only
+    if words and _reads_boards(composed.config):
+        own = _set_by(composed, key, "prompt_template", spec.prompt_template)
+        raise composed.error(
+            own,
+            f"writes words, and model={composed.config.model.kind} reads compact boards only; use "
+            f"{own}=board, or a language model such as model=smollm2_135m",
+        )
     for name in (spec.prompt_template, spec.api_prompt_template):
         template = prompter.template(name)
+        if template.games and not spec.id.startswith(template.games):
+            raise composed.error(
+                f"{key}.id",
+                f"prompt_template={name} is about {', '.join(template.games)} "
+                f"(prompts.{name}.games); choose another template",
+            )
         if isinstance(template, OneTurn) and spec.context == "conversation":
             raise composed.error(
                 "env.context",
@@ -156,18 +186,83 @@ def _check_templates(composed: Composed[GamesConfig], key: str, spec: EnvSpec, v
             )
 
 
+def _set_by(composed: Composed[GamesConfig], entry: str, name: str, found: str) -> str:
+    """The key of ``found``: of the environment at ``entry``, or of the model."""
+    return f"model.{name}" if getattr(composed.config.model, name) == found else f"{entry}.{name}"
+
+
+def _reads_boards(config: GamesConfig) -> bool:
+    """Whether the model knows compact boards only, and answers with actions as they are.
+
+    Fine-tuning teaches it other forms.
+    """
+    made = made_model(config.model.kind)
+    taught = isinstance(config, SftConfig) or config.learner.initial_adapter is not None
+    return made is not None and made.reads != "text" and not taught
+
+
 def _check_extraction(composed: Composed[GamesConfig], key: str, spec: EnvSpec, view: View) -> None:
-    """Refuse an extraction that finds a legal action of ``view`` in no answer."""
+    """Refuse an extraction that finds a legal action of ``view`` in no answer of the model."""
     name, legal = spec.action_extraction, view.legal_actions
     write = getattr(EXTRACTIONS.find(name), "write", str)
     # An extraction that does not say how its answers are written cannot be tried.
     for action in (legal or ()) if write is not str else ():
         if extract(name, write(action), legal).action != action:
             raise composed.error(
-                f"{key}.action_extraction",
+                _set_by(composed, key, "action_extraction", name),
                 f"action_extraction={name} cannot read the action {action} of {spec.id}; choose "
                 "another one",
             )
+    if _reads_boards(composed.config) and write("[0]") != "[0]":
+        own = _set_by(composed, key, "action_extraction", name)
+        raise composed.error(
+            own,
+            f"asks for {write('[0]')}, and model={composed.config.model.kind} answers [0]; use "
+            f"{own}=bracket",
+        )
+
+
+def check_room(config: GamesConfig) -> None:
+    """Raise ConfigError where the first prompt of a game leaves no room for an answer.
+
+    Prompts and actions are written with the model's tokenizer, which is loaded.
+    """
+    folder = local_copy(config.model)
+    assert folder is not None, "the model is made or fetched"
+    engine, tokenizer = config.engine, load_tokenizer(config.model)
+    prompter = Prompter(tokenizer, config.prompts)
+    most = min(engine.max_model_len, positions_in(folder))
+    for env in dict.fromkeys((*train_envs(config), *eval_envs(config))):
+        view = make_game(env, seed=0).view()
+        _, prompt = prompter.encode(env.prompt_template, view, env.action_extraction)
+        needed = len(prompt) + engine.max_tokens
+        if needed > most:
+            raise ConfigError(_no_room(config, env, len(prompt), most))
+        write = getattr(EXTRACTIONS.find(env.action_extraction), "write", str)
+        # Models made for boards have words of their own for actions, a token each.
+        for action in (view.legal_actions or ()) if not _reads_boards(config) else ():
+            answer = len(tokenizer.encode(write(action), add_special_tokens=False))
+            if answer > engine.max_tokens:
+                raise ConfigError(
+                    f"engine.max_tokens={engine.max_tokens}: an answer with the action {action} of "
+                    f"{env.id} has {answer} tokens; raise it to that, and to more for a model that "
+                    "reasons"
+                )
+
+
+def _no_room(config: GamesConfig, env: EnvSpec, prompt: int, most: int) -> str:
+    """What to change where a prompt of ``env`` with its answer is longer than ``most`` tokens."""
+    engine = config.engine
+    asked = (
+        f"the first prompt of {env.id} has {prompt} tokens, and an answer up to "
+        f"engine.max_tokens={engine.max_tokens}"
+    )
+    if most == engine.max_model_len:
+        return f"engine.max_model_len={most}: {asked}; raise it to {prompt + engine.max_tokens}"
+    room = f"model {config.model.label} has positions for {most} tokens: {asked}"
+    if prompt < most:
+        return f"{room}; lower that to {most - prompt}"
+    return f"{room}; choose a shorter prompt_template or another model"
 
 
 def _check_batches(composed: Composed[RunConfig]) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 from rlforge.games.base import View
 from rlforge.games.markup import Message, Prompt
 from rlforge.games.prompts import Prompter
+from rlforge.tracking.observations import new_part
 from rlforge.types import Completion, EnvSpec, value
 
 
@@ -158,22 +159,3 @@ def _without_older_half(question: Question, *, since_first: bool) -> Question:
         answers=(*answers[:1], *answers[1 + dropped :]),
         since_first=question.since_first[dropped:],
     )
-
-
-def new_part(observation: str, seen: str) -> str:
-    """``observation`` without what it begins with that ``seen`` has at the same place.
-
-    Left out are the paragraphs at its start that are those of ``seen`` and, where the next one
-    begins with all lines of the paragraph that ``seen`` has there, these lines: a history that
-    grows. A paragraph that differs in any other way, such as a board, stays whole, and the last
-    one stays in any case.
-
-    Example:
-        >>> new_part("Rules.\\n\\nX: 1\\nO: 2\\n\\nBoard: xo.", "Rules.\\n\\nX: 1\\n\\nBoard: x..")
-        'O: 2\\n\\nBoard: xo.'
-    """
-    now, before = observation.rstrip().split("\n\n"), seen.rstrip().split("\n\n")
-    pairs = enumerate(zip(now[:-1], before, strict=False))
-    same = next((n for n, (a, b) in pairs if a != b), min(len(now) - 1, len(before)))
-    rest = "\n\n".join(now[same:])
-    return rest.removeprefix(f"{before[same]}\n") if same < len(before) else rest

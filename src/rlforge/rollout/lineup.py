@@ -23,7 +23,8 @@ def eval_envs(config: GamesConfig) -> tuple[EnvSpec, ...]:
 
 def eval_opponents(config: GamesConfig) -> list[tuple[EnvEntry, str, list[str]]]:
     """The evaluation environments, each with the key and names of the opponents met in it."""
-    shared = ("eval.opponents", config.eval.opponents)
+    given, of_games = config.eval.opponents, config.env.opponents
+    shared = ("env.opponents", of_games) if given is None else ("eval.opponents", given)
     if not config.env.eval:
         return [(entry, *shared) for entry in config.env.train]
     return [

@@ -276,8 +276,9 @@ def resolve_device(config: HardwareConfig, gpus: int) -> Literal["cpu", "cuda"]:
     if gpus or config.device == "cpu":
         return "cpu" if config.device == "cpu" else "cuda"
     if config.device == "cuda":
+        wants = "hardware.device=cuda" if config.name == "auto" else f"hardware={config.name}"
         raise ConfigError(
-            f"hardware={config.name} wants a GPU and this machine shows none; "
+            f"{wants} wants a GPU and this machine shows none; "
             "use hardware=cpu, or check the driver and CUDA_VISIBLE_DEVICES"
         )
     if config.learner_gpus > 0 or config.engine_gpus > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
 import time
@@ -57,9 +58,14 @@ class Display:
         mode: DisplayMode = "auto",
         console: Console | None = None,
         plain_every_s: float = 2.0,
+        job: str = "",
     ) -> None:
-        """console: None writes to standard error, since standard output is the command's result."""
+        """console: None writes to standard error, since standard output is the command's result.
+
+        job: which job of a sweep the run is, in front of every line.
+        """
         self._run_name = run_name
+        self._job = f"[{job}] " if job else ""
         self._console = console or Console(stderr=True)
         drawable = self._console.is_terminal and not self._console.is_dumb_terminal
         if mode == "auto":
@@ -92,6 +98,8 @@ class Display:
 
     def show(self, progress: Progress) -> None:
         """Show ``progress``; of continuous training also each window, in a line."""
+        if self._job:
+            progress = dataclasses.replace(progress, run_name=f"{self._job}{progress.run_name}")
         if progress.window and progress.window != self._printed_window:
             self._printed_window = progress.window
             self.note(progress.window)
@@ -99,12 +107,12 @@ class Display:
             self._live.update(ProgressView(progress, time.time()), refresh=True)
         elif self.mode == "plain":
             for line in self._new_lines(progress):
-                self._print(line)
+                self._print(f"{self._job}{line}")
 
     def note(self, text: str) -> None:
         """Print a message, above the frame or as a line, and log it."""
         log.info("%s", text)
-        line = f"{self._run_name}: {text}"
+        line = f"{self._job}{self._run_name}: {text}"
         if isinstance(self._live, NotebookFrame):
             self._live.note(line)
         elif self.mode != "off":

@@ -8,7 +8,8 @@ from typing import Any
 from rlforge.errors import ConfigError
 from rlforge.tracking.files import RunPaths, read_jsonl, runs_below
 from rlforge.tracking.formatting import percent
-from rlforge.tracking.status import read_summary
+from rlforge.tracking.status import read_progress, read_summary
+from rlforge.tracking.sweeps import FAILED
 from rlforge.types import value
 
 
@@ -32,25 +33,32 @@ def newest_run(folder: Path) -> Path:
 
 def overview(folder: Path) -> list[RunRow]:
     """The runs below ``folder``, the newest first."""
-    return [_row(path) for path in runs_below(folder)]
+    return [run_row(path) for path in runs_below(folder)]
 
 
-def _row(path: Path) -> RunRow:
+def run_row(path: Path) -> RunRow:
+    """The run in ``path``; of a folder without one, that it is not started."""
     run = RunPaths(root=path)
-    summary = read_summary(run)
-    status = str(summary.get("status", "not started"))
-    if "windows" in summary:
-        done = _of(summary["windows"], summary.get("total_windows"), "windows")
-        rows = list(read_jsonl(run.windows))
-        result = _of_window(rows[-1]) if rows else ""
+    if windows := read_jsonl(run.windows):
+        result = _of_window(windows[-1])
     else:
-        done = _of(summary.get("updates", 0), summary.get("total_updates"), "updates")
-        result = _of_evaluations(list(read_jsonl(run.evals)))
+        result = _of_evaluations(read_jsonl(run.evals))
+    status, done = how_far(run)
     return RunRow(path=str(path), status=status, done=done, result=result)
 
 
-def _of(done: int, total: int | None, unit: str) -> str:
-    return f"{done} {unit}" if total is None else f"{done}/{total} {unit}"
+def how_far(run: RunPaths) -> tuple[str, str]:
+    """The status of a run, and its updates or windows, of how many."""
+    summary = read_summary(run)
+    status = str(summary.get("status", "not started"))
+    unit = "windows" if "windows" in summary or run.windows.is_file() else "updates"
+    done, total = summary.get(unit, 0), summary.get(f"total_{unit}")
+    if status in ("running", "killed"):  # summary.json is of an earlier part
+        progress = read_progress(run)
+        done, total = progress.get("update", 0), progress.get("total_updates") or total
+    if status == "not started" and (run.root / FAILED).is_file():
+        status = "failed"
+    return status, f"{done} {unit}" if total is None else f"{done}/{total} {unit}"
 
 
 def _of_evaluations(rows: list[dict[str, Any]]) -> str:

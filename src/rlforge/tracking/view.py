@@ -31,7 +31,8 @@ MOST_ROWS, LEAST_ROWS = 12, 3
 #: Age of the last report, in seconds, after which a running run is shown as silent.
 SILENT_AFTER_S = 60.0
 
-_STATUS_STYLE = {
+#: Colours of how runs stand.
+STATUS_STYLE = {
     "running": "cyan",
     "done": "green",
     "interrupted": "yellow",
@@ -104,7 +105,7 @@ class ProgressView:
             if key in p.learner
         ]
         body = Group(bar, *flow(counts, width - 4), *flow(learner, width - 4))
-        state = Text.assemble((p.status, _STATUS_STYLE[p.status]), f" · {duration(p.elapsed_s)}")
+        state = Text.assemble((p.status, STATUS_STYLE[p.status]), f" · {duration(p.elapsed_s)}")
         if self.now is not None and p.status == "running":
             age = self.now - p.updated_at
             if age > SILENT_AFTER_S:

@@ -33,6 +33,7 @@ from rlforge.config.schema import GamesConfig, HardwareConfig, PolicyConfig, Run
 from rlforge.engines.vllm_settings import check_installed
 from rlforge.errors import ConfigError, RlforgeError
 from rlforge.preflight.continuous import check_answers
+from rlforge.preflight.games import check_room
 from rlforge.rollout.lineup import eval_pairings, fixed_opponents, train_envs
 from rlforge.system.checkpoint import latest_checkpoint, step_name
 from rlforge.system.hardware import gpu_loads
@@ -43,6 +44,7 @@ from rlforge.tracking.files import RunPaths, mend_run, open_log
 from rlforge.tracking.report import write_report
 from rlforge.tracking.scalars import taken
 from rlforge.tracking.status import write_end, write_start
+from rlforge.tracking.sweeps import job_label
 from rlforge.training.graph import to_json
 from rlforge.training.resume import keep_start, with_own_start
 from rlforge.types import PolicyRef, value
@@ -146,7 +148,7 @@ def execute(
         started = time.time()
         with (
             open_log("run", str(run_dir)),
-            Display(config.name, config.tracker.progress) as display,
+            Display(config.name, config.tracker.progress, job=job_label(run_dir)) as display,
         ):
             display.note(f"run directory {run_dir}")
             display.note("starting the actors")
@@ -321,6 +323,8 @@ def prepared(
     if isinstance(config, GamesConfig) and any(env.drops_turns for env in train_envs(config)):
         prompt_room(config)
     check_answers(config)
+    if isinstance(config, RunConfig):
+        check_room(config)
     run_dir.mkdir(parents=True, exist_ok=True)
     with RunLock(run_dir), _end_written(config, run_dir):
         if not resume:

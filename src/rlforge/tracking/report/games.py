@@ -1,21 +1,28 @@
-"""A few games of the run: observation, answer, action and probability of every turn."""
+"""A few games of the run, to be stepped through: what a player reads, its answer and its action.
+
+Every turn is in the page; ``player.js`` shows one at a time.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from rlforge.tracking.formatting import ending, number, percent
 from rlforge.tracking.game_files import GameIndex, read_games
+from rlforge.tracking.observations import news
 from rlforge.tracking.report.curves import section
 from rlforge.tracking.report.data import RunData
-from rlforge.tracking.report.html import Html, el, join
+from rlforge.tracking.report.html import Html, el, fold, join
 from rlforge.types import GameRecord, Outcome, Seat, Turn
 
 #: Most turns of a game; of a longer one, equally many from its start and its end.
-MOST_TURNS = 24
+MOST_TURNS = 40
 #: Most characters of an observation or answer: the last ones.
 MOST_TEXT = 4000
+
+_SCRIPT = Path(__file__).with_name("player.js")
 
 
 def sample_games(run: RunData) -> Html | None:
@@ -28,9 +35,11 @@ def sample_games(run: RunData) -> Html | None:
     cards = [_card(title, records[game.spec.game_id]) for title, game in chosen.items()]
     return section(
         "Games",
-        "Probability: of the whole answer under the sampling distribution. A red frame marks an "
-        "answer in another format than asked for, or an illegal move.",
+        "A turn shows what is new to its player. Probability: of the whole answer under the "
+        "sampling distribution. A red frame marks an answer in another format than asked for, or "
+        "an illegal move. In a game, the arrow keys go back and forth.",
         *cards,
+        el("script", Html(_SCRIPT.read_text(encoding="utf-8"))) if cards else None,
     )
 
 
@@ -77,10 +86,10 @@ def _card(title: str, record: GameRecord) -> Html:
     spec, turns = record.spec, record.turns
     hidden = max(len(turns) - MOST_TURNS, 0)
     half = MOST_TURNS // 2
-    shown = list(enumerate(turns, start=1))
-    items = [_turn(place, turn, spec.seats) for place, turn in shown]
+    shown = enumerate(zip(turns, news(record), strict=True), start=1)
+    items = [_turn(place, turn, new, record) for place, (turn, new) in shown]
     if hidden:
-        gap = el("li", f"{hidden} turns left out", cls="turn c7")
+        gap = el("li", el("header", f"{hidden} turns left out"), cls="turn c7")
         items = [*items[:half], gap, *items[-half:]]
     seats = [
         el(
@@ -102,40 +111,55 @@ def _card(title: str, record: GameRecord) -> Html:
             cls="note",
         ),
         el("p", join(seats, "  ·  ")),
-        el("ol", *items, cls="turns"),
-        cls="card",
+        fold(f"{len(items)} turns", el("ol", *items, cls="turns")),
+        cls="card game",
     )
 
 
-def _turn(place: int, turn: Turn, seats: Sequence[Seat]) -> Html:
-    answer = turn.completion
-    marks = [
+def marks(turn: Turn) -> list[str]:
+    """What was wrong with the answer of a turn."""
+    reason = turn.completion.finish_reason
+    return [
         text
         for text, applies in (
             ("wrong format", not turn.well_formed),
             ("illegal move", not turn.legal),
-            ("cut at the token limit", answer.finish_reason == "length"),
-            ("cut by the context", answer.finish_reason == "context"),
+            ("cut at the token limit", reason == "length"),
+            ("cut by the context", reason == "context"),
         )
         if applies
     ]
+
+
+def _turn(place: int, turn: Turn, new: str, record: GameRecord) -> Html:
+    answer, player = turn.completion, turn.player_id
     wrong = " wrong" if not turn.well_formed or not turn.legal else ""
-    uid = answer.policy_uid or next(
-        seat.policy.uid for seat in seats if seat.player_id == turn.player_id
-    )
+    last = turn is record.turns[-1]
     return el(
         "li",
         el(
             "header",
-            el("span", f"{place}. player {turn.player_id}"),
-            el("span", uid),
-            *(el("span", mark, cls="badge bad") for mark in marks),
+            el("span", f"{place}. player {player}"),
+            el("span", answer.policy_uid or record.spec.seats[player].policy.uid),
+            *(el("span", mark, cls="badge bad") for mark in marks(turn)),
         ),
-        el("pre", end_of(turn.observation), tabindex=0, aria_label="observation", cls="from-end"),
+        el("pre", end_of(new), tabindex=0, aria_label="observation", cls="from-end"),
         el("pre", end_of(answer.text), tabindex=0, aria_label="answer", cls="answer"),
-        el("footer", "plays ", el("code", turn.action or "nothing"), _likelihood(turn)),
-        cls=f"turn c{turn.player_id % 8}{wrong}",
+        el(
+            "footer",
+            "plays ",
+            el("code", turn.action or "nothing"),
+            _likelihood(turn),
+            el("p", el("b", _result(record))) if last else None,
+        ),
+        cls=f"turn c{player % 8}{wrong}",
     )
+
+
+def _result(record: GameRecord) -> str:
+    """The end and the reward of each player."""
+    rewards = ", ".join(f"player {player} {reward:+g}" for player, reward in record.rewards.items())
+    return f"{ending(record)}: {record.error or rewards}"
 
 
 def _likelihood(turn: Turn) -> str | None:
@@ -145,7 +169,8 @@ def _likelihood(turn: Turn) -> str | None:
     total = sum(logprobs)
     tokens = "1 token" if len(logprobs) == 1 else f"{len(logprobs)} tokens"
     chance = percent(math.exp(total), 1) if total > math.log(1e-3) else "below 0.1%"
-    return f", log-prob {total:.2f} in {tokens}, probability {chance}"
+    mean = "" if len(logprobs) == 1 else f", mean {total / len(logprobs):.2f}"
+    return f", log-prob {total:.2f} in {tokens}{mean}, probability {chance}"
 
 
 def end_of(text: str) -> str:

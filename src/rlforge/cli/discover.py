@@ -1,0 +1,218 @@
+"""``rlforge list``, ``show``, ``models`` and ``plugins``: what can be chosen, and what it means."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from rlforge.cli import completion
+from rlforge.cli.arguments import ConfigDir, JsonFile, write_result
+from rlforge.cli.layout import wrapped
+from rlforge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlforge.config.catalog import Choice
+    from rlforge.config.docs import Key
+
+
+def list_choices(
+    subject: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="WHAT",
+            help="A config group, or a kind of plug-in.",
+            show_default=False,
+            autocompletion=completion.subjects,
+        ),
+    ] = None,
+) -> None:
+    """List what can be chosen: experiments, envs, models, algorithms, opponents …
+
+    [bold]Examples[/bold]
+
+      rlforge list
+
+      rlforge list experiments
+
+      rlforge list envs
+    """
+    from rlforge.config.catalog import Choice, catalog, subjects
+
+    if subject is None:
+        _print_choices([Choice(name=name, about=key) for name, key in subjects().items()])
+        return
+    found = catalog(subject)
+    choices: Sequence[Choice] = found.choices
+    if found.key == "env=NAME":
+        from rlforge.preflight.playable import models_of_envs
+
+        played = models_of_envs()
+        choices = [
+            dataclasses.replace(one, about=f"{one.about} Models: {played[one.name]}.")
+            for one in choices
+        ]
+    _print_choices(choices)
+    typer.echo(f"\nchosen by {found.key}")
+
+
+def show(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY] [KEY=VALUE]",
+            help="Keys, their beginnings, or groups; and an experiment and changes, whose values "
+            "are then shown with where each comes from.",
+            show_default=False,
+            autocompletion=completion.keys_and_overrides,
+        ),
+    ] = None,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Explain keys and groups: values, range, default and meaning.
+
+    [bold]Examples[/bold]
+
+      rlforge show learner.batch_size
+
+      rlforge show pool
+
+      rlforge show learner.batch_size +experiment=simpletak_mirror
+    """
+    from rlforge.config.catalog import catalog, subjects
+    from rlforge.config.docs import keys
+    from rlforge.config.keys import group_dirs
+
+    dirs = group_dirs(config_dir)
+    overrides: list[str] = []
+    names: list[str] = []
+    for word in words or []:
+        experiment = any((folder / "experiment" / f"{word}.yaml").is_file() for folder in dirs)
+        (overrides if "=" in word or experiment else names).append(word)
+    groups = [name for name in names if name in subjects()]
+    found = [] if names == ["experiment"] else keys(*names)
+    if overrides:
+        values = _values(overrides, config_dir, found)
+    else:
+        values = {key.name: (key.default, "") for key in found}
+    for name in groups:
+        listed = catalog(name)
+        typer.echo(f"{listed.key}")
+        _print_choices(listed.choices, indent=4)
+        typer.echo()
+    width = max(40, Console().width)
+    for key in found:
+        if key.name in values:
+            _print_key(key, *values[key.name], width)
+
+
+def _values(
+    overrides: list[str], config_dir: Path | None, found: Sequence[Key]
+) -> dict[str, tuple[str, str]]:
+    """The values of keys in a configuration, and where each comes from.
+
+    Entries of lists have none. Raises ConfigError where the configuration has none of the keys.
+    """
+    from rlforge.config.overrides import in_grammar
+    from rlforge.config.roots import compose_any
+
+    composed = compose_any(overrides, config_dir)
+    values = {}
+    for key in found:
+        node = composed.config
+        for part in key.name.split("."):
+            node = getattr(node, part, dataclasses.MISSING)
+        if node is not dataclasses.MISSING:
+            plain = _plain(node)
+            values[key.name] = in_grammar(plain), composed.origin(key.name)
+    if not values:
+        raise ConfigError(f"{found[0].name}: {composed.config.about} has no such key")
+    return values
+
+
+def _plain(node: object) -> object:
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return dataclasses.asdict(node)
+    return [_plain(one) for one in node] if isinstance(node, list) else node
+
+
+def _print_key(key: Key, value: str, origin: str, width: int) -> None:
+    kind = key.type.replace("`", "")
+    of = f" [algorithm={', '.join(key.options)}]" if key.options else ""
+    default = f"; default {key.default}" if origin not in ("", "default") else ""
+    typer.echo(f"{key.name}={value}  ({kind}{default}){of}")
+    meaning = key.meaning.replace("``", "")
+    for line in textwrap.wrap(meaning, width - 4):
+        typer.echo(f"    {line}")
+    if origin:
+        typer.echo(f"    from: {origin}")
+
+
+def models() -> None:
+    """List the models that config group [bold]model[/bold] offers, and what is on this machine.
+
+    [bold]Example[/bold]
+
+      rlforge models
+    """
+    from rlforge.config.catalog import Choice
+    from rlforge.config.keys import conf_dir
+    from rlforge.models.catalog import describe_models
+
+    rows = describe_models(conf_dir() / "model")
+    choices = [Choice(name=row.option, about=row.about) for row in rows]
+    _print_choices(choices, [row.state for row in rows])
+    typer.echo("\nchosen by model=NAME")
+
+
+def plugins(json_file: JsonFile = None) -> None:
+    """List what a configuration can choose by name, and the packages that add to it.
+
+    Instead of a name, [bold]package.module:Thing[/bold] takes anything that can be imported from
+    the environment or the current directory. Exit code 1: a package offers something unusable.
+
+    [bold]Example[/bold]
+
+      rlforge plugins
+    """
+    from rlforge.config.plugins import KINDS
+
+    rows = [row for kind in KINDS for row in kind.rows()]
+    write_result(json_file, [dataclasses.asdict(row) for row in rows])
+    for kind in KINDS:
+        typer.echo(kind.key)
+        of_kind = [row for row in rows if row.kind == kind.name]
+        own = [row.name for row in of_kind if row.origin == "rlforge"]
+        for line in wrapped(", ".join(own) or "only your own", indent=4):
+            typer.echo(line)
+        for row in of_kind:
+            if row.origin != "rlforge":
+                typer.echo(f"    {row.name}: {row.origin}, {row.target}")
+                for line in wrapped(row.problem, indent=8):
+                    typer.echo(line)
+    if any(row.problem for row in rows):
+        raise typer.Exit(1)
+
+
+def _print_choices(
+    choices: Sequence[Choice], states: Sequence[str] = (), *, indent: int = 0
+) -> None:
+    """Names with what they are beside them, and a state below; wide words stay whole."""
+    width = max((len(choice.name) for choice in choices), default=0) + 2 + indent
+    if Console().width < width + 24:  # below each other
+        width = indent + 4
+    for at, choice in enumerate(choices):
+        lines = wrapped(choice.about, indent=width) or [""]
+        lines += states[at : at + 1] and [f"{'':{width}}{states[at]}"]
+        head = f"{'':{indent}}{choice.name}"
+        if len(head) < width:
+            typer.echo(f"{head:{width}}{lines.pop(0).strip()}".rstrip())
+        else:
+            typer.echo(head)
+        for line in lines:
+            typer.echo(line.rstrip())

@@ -1,0 +1,204 @@
+"""``rlforge runs``, ``compare``, ``monitor`` and ``report``: they look at runs, and change none."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from rlforge.cli import completion
+from rlforge.cli.arguments import JsonFile, must_be_run, write_result
+from rlforge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlforge.tracking.overview import RunRow
+
+
+def _run_or_folder(path: Path) -> Path:
+    """Refuse a path that is neither a run nor a folder with runs; ``latest`` is the newest run."""
+    from rlforge.tracking.sweeps import all_jobs
+
+    return path if path.is_dir() and all_jobs(path) else must_be_run(path) or path
+
+
+def _runs_or_folders(paths: list[Path]) -> list[Path]:
+    return [_run_or_folder(path) for path in paths]
+
+
+RunOrFolder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run, latest, or a folder with several, such as that of a sweep.",
+        callback=_run_or_folder,
+        autocompletion=completion.runs,
+    ),
+]
+RunsOrFolders = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN",
+        help="Runs, latest, or folders with several, such as that of a sweep.",
+        callback=_runs_or_folders,
+        autocompletion=completion.runs,
+    ),
+]
+
+
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to look for runs.")
+    ] = Path("runs"),
+    json_file: JsonFile = None,
+) -> None:
+    """List runs, the newest first: how each ended, how far it came, and its last results.
+
+    The jobs of a sweep stand together.
+
+    [bold]Examples[/bold]
+
+      rlforge runs
+
+      rlforge monitor latest
+    """
+    from rlforge.tracking.overview import overview
+
+    found = overview(folder)
+    write_result(json_file, [dataclasses.asdict(row) for row in found])
+    if not found:
+        raise ConfigError(f"{folder} holds no runs; start one: rlforge train simpletak_mirror")
+    for line in _listed(found):  # not as a table, whose narrow columns would break paths
+        typer.echo(line)
+
+
+def _listed(rows: Sequence[RunRow]) -> list[str]:
+    from rlforge.tracking.sweeps import is_sweep
+
+    together: dict[Path, list[RunRow]] = {}
+    for row in rows:
+        path = Path(row.path)
+        together.setdefault(path.parent if is_sweep(path.parent) else path, []).append(row)
+    lines = []
+    for path, members in together.items():
+        lines.append(str(path))
+        if not is_sweep(path):
+            lines.append(f"    {_state(members[0])}")
+            continue
+        counts = Counter(row.status for row in members)
+        jobs = ", ".join(f"{count} {status}" for status, count in counts.items())
+        lines.append(f"    sweep, jobs: {jobs}")
+        lines += [f"    {Path(row.path).name}  {_state(row)}" for row in reversed(members)]
+    return lines
+
+
+def _state(row: RunRow) -> str:
+    return f"{row.status}, {row.done}" + (f"  {row.result}" if row.result else "")
+
+
+def compare(
+    paths: RunsOrFolders,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Also write a .csv or .md file."),
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Compare runs: the settings in which they differ, and their results.
+
+    Runs that differ only in their seed are one configuration, with mean and range. Best is the
+    highest objective, which sweeps maximise.
+
+    [bold]Examples[/bold]
+
+      rlforge compare runs/tictactoe_mirror/sweep_2026-01-01_12-00-00
+
+      rlforge compare RUN RUN --output runs.csv
+    """
+    from rlforge.tracking.compare import compare as compared
+    from rlforge.tracking.compare import runs_of
+    from rlforge.tracking.compare_view import show, to_csv, to_markdown
+
+    writers = {".csv": to_csv, ".md": to_markdown}
+    if output is not None and (output.suffix not in writers or not output.parent.is_dir()):
+        raise ConfigError(f"--output {output}: give a file in an existing folder, .csv or .md")
+    found = runs_of(paths)
+    if len(found) < 2:
+        raise ConfigError(f"{found[0]} is one run; name two or more, or a folder that holds them")
+    comparison = compared(found)
+    if output is not None:
+        output.write_text(writers[output.suffix](comparison), encoding="utf-8")
+    write_result(json_file, dataclasses.asdict(comparison))
+    show(comparison, Console())
+
+
+def monitor(
+    run: RunOrFolder,
+    once: Annotated[bool, typer.Option("--once", help="Print one view and exit.")] = False,
+    refresh: Annotated[float, typer.Option(help="Seconds between views.", min=0.1)] = 1.0,
+) -> None:
+    """Watch a run, or the jobs of a sweep, from another terminal; Ctrl-C leaves them running.
+
+    [bold]Examples[/bold]
+
+      rlforge monitor runs/simpletak_mirror/2026-01-01_12-00-00
+
+      rlforge monitor runs/tictactoe_mirror/sweep_2026-01-01_12-00-00
+    """
+    from rlforge.tracking.display import monitor as monitor_run
+    from rlforge.tracking.files import RunPaths
+    from rlforge.tracking.jobs_view import monitor_jobs
+
+    show = monitor_run if RunPaths(root=run).is_run() else monitor_jobs
+    show(run, once=once, refresh_s=refresh)
+
+
+def report(
+    paths: RunsOrFolders,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="The file to write, not report.html of the run."
+        ),
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--watch", help="Write again while it goes on; serve the page on 127.0.0.1."),
+    ] = False,
+    port: Annotated[int, typer.Option(help="Of --watch; 0 is any free one.", min=0, max=65535)] = 0,
+) -> None:
+    """Write report.html of a run, or comparison.html of several; prints its path.
+
+    Both open offline.
+
+    [bold]Examples[/bold]
+
+      rlforge report runs/simpletak_mirror/2026-01-01_12-00-00
+
+      rlforge report runs/simpletak_mirror/2026-01-01_12-00-00 --output page.html
+
+      rlforge report runs/tictactoe_mirror/sweep_2026-01-01_12-00-00
+
+      rlforge report latest --watch
+    """
+    from rlforge.tracking.compare import runs_of
+    from rlforge.tracking.files import RunPaths
+    from rlforge.tracking.live_report import watch
+    from rlforge.tracking.report import write_report
+    from rlforge.tracking.report.comparison import write_comparison
+    from rlforge.tracking.sweeps import under_way
+
+    def write() -> Path:
+        if len(paths) == 1 and RunPaths(root=paths[0]).is_run():
+            return write_report(paths[0], output)
+        return write_comparison(runs_of(paths), output)
+
+    if follow and any(map(under_way, paths)):
+        page = watch(write, lambda: any(map(under_way, paths)), port, typer.echo)
+    else:
+        page = write()
+    typer.echo(str(page))

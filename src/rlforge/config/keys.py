@@ -1,0 +1,92 @@
+"""The dotted keys of a configuration, and the folders with the YAML groups that set them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlforge.config.continuous import ContinuousConfig
+from rlforge.config.schema import PolicyConfig, RunConfig
+from rlforge.config.serving import ServingConfig
+from rlforge.config.sft import SftConfig
+from rlforge.config.training import ALGORITHM_CONFIGS
+from rlforge.errors import ConfigError, nearest
+
+ROOTS: tuple[type[PolicyConfig], ...] = (ServingConfig, ContinuousConfig, SftConfig, RunConfig)
+"""The classes of whole configurations."""
+
+
+def conf_dir() -> Path:
+    """The YAML groups that ship with rlforge: in the package, or next to its sources."""
+    packaged = Path(__file__).resolve().parents[1] / "conf"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parents[3] / "conf"
+
+
+def group_dirs(config_dir: Path | None) -> tuple[Path, ...]:
+    """Folders with groups, the user's own last; ConfigError when that is not there."""
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigError(f"--config-dir {config_dir}: no such directory")
+    return (conf_dir(), *([config_dir.resolve()] if config_dir else []))
+
+
+def foreign_keys(named: Collection[str], root: type[PolicyConfig]) -> list[str]:
+    """Which of the dotted keys only other roots have."""
+    own, others = set(all_keys(root)), {key for one in ROOTS for key in all_keys(one)}
+    return sorted(
+        name
+        for name in named
+        if any(part in others and part not in own for part in _beginnings(name))
+    )
+
+
+def _beginnings(key: str) -> list[str]:
+    parts = key.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
+
+
+def all_keys(node: Any = RunConfig, prefix: str = "") -> list[str]:
+    """Every dotted key of the configuration, for suggestions."""
+    return [
+        key
+        for field in dataclasses.fields(node)
+        for key in _keys_of(field, f"{prefix}{field.name}")
+    ]
+
+
+def _keys_of(field: dataclasses.Field[Any], name: str) -> list[str]:
+    if name == "algorithm":
+        return [
+            name,
+            *(key for cls in ALGORITHM_CONFIGS.values() for key in all_keys(cls, "algorithm.")),
+        ]
+    nested = nested_class(field)
+    return [name, *(all_keys(nested, f"{name}.") if nested else [])]
+
+
+def nested_class(field: dataclasses.Field[Any]) -> type | None:
+    """The configuration class behind a field, if it holds one."""
+    factory: Any = field.default_factory
+    return factory if isinstance(factory, type) and dataclasses.is_dataclass(factory) else None
+
+
+def alike(key: str, known: Sequence[str]) -> str:
+    """The end of a message: keys that end in ``key``, or in words that begin with its letters.
+
+    Otherwise those that are spelled like it.
+    """
+    last = {one: one.rpartition(".")[2] for one in known}
+    found = [one for one, name in last.items() if name == key]
+    found = found or [one for one, name in last.items() if _initials(name) == key]
+    if 0 < len(found) <= _MOST_ALIKE:
+        return f"; did you mean {', '.join(found)}?"
+    return nearest(key, known)
+
+
+#: More keys than these are no suggestion.
+_MOST_ALIKE = 4
+
+
+def _initials(name: str) -> str:
+    return "".join(word[:1] for word in name.split("_"))

@@ -1,0 +1,136 @@
+"""Overrides of the command line: ``key=value``, in the grammar of Hydra."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import OverrideParseException
+
+from rlforge.config.keys import ROOTS, alike, all_keys, conf_dir, foreign_keys
+from rlforge.config.rules import plain_fields
+from rlforge.config.schema import PolicyConfig
+from rlforge.errors import ConfigError
+
+
+def key_of(override: Override) -> str:
+    """The key or group that an override sets."""
+    return str(override.get_key_element()).lstrip("+~/").split("@")[0].split("/")[0]
+
+
+def parse_overrides(overrides: Sequence[str]) -> list[Override]:
+    """As Hydra reads them; ConfigError for the first that it cannot.
+
+    A bare name that is no key is the experiment of that name.
+
+    Example:
+        >>> [override.input_line for override in parse_overrides(["kuhn_grpo", "seed=3"])]
+        ['+experiment=kuhn_grpo', 'seed=3']
+    """
+    keys = {name for root in ROOTS for name in plain_fields(root)}
+    lines = [
+        f"+experiment={o}" if re.fullmatch(r"[A-Za-z][\w-]*", o) and o not in keys else o
+        for o in overrides
+    ]
+    try:
+        parsed: list[Override] = OverridesParser.create().parse_overrides(lines)
+    except OverrideParseException as error:
+        raise ConfigError(_unreadable(error.override or "")) from None
+    return parsed
+
+
+def as_hydra_takes(overrides: Sequence[str]) -> list[str]:
+    """Overrides in which templates (``prompts``) are whole mappings: Hydra adds no parts of one.
+
+    Example:
+        >>> as_hydra_takes(["seed=3", "prompts.terse.system='Be brief.'"])
+        ['seed=3', "++prompts={terse: {system: 'Be brief.'}}"]
+    """
+    return [_with_whole_templates(override) for override in parse_overrides(overrides)]
+
+
+def _with_whole_templates(override: Override) -> str:
+    head, *path = override.get_key_element().lstrip("+").split(".")
+    line = override.input_line or ""
+    if head != "prompts" or override.is_delete():
+        return line
+    texts = [line.partition("=")[2] or "''"]
+    if override.is_discrete_sweep():
+        texts = list(override.sweep_string_iterator())
+    for part in reversed(path):
+        texts = [f"{{{part}: {text}}}" for text in texts]
+    return f"++prompts={','.join(texts)}"
+
+
+def in_grammar(given: object, quote: str = "'") -> str:
+    """A value as it is written behind ``key=`` on the command line. quote: around texts.
+
+    Example:
+        >>> in_grammar({"final": [{"name": "scale", "alpha": 2.0}], "why": "it's new", "n": None})
+        "{final: [{name: scale, alpha: 2.0}], why: 'it\\\\'s new', n: null}"
+    """
+    if given is None:
+        return "null"
+    if isinstance(given, bool):
+        return str(given).lower()
+    if isinstance(given, list | tuple):
+        return f"[{', '.join(in_grammar(one, quote) for one in given)}]"
+    if isinstance(given, Mapping):
+        parts = (f"{key}: {in_grammar(one, quote)}" for key, one in given.items())
+        return f"{{{', '.join(parts)}}}"
+    if isinstance(given, float):
+        return float.__repr__(given)  # also of numpy's
+    if isinstance(given, int):
+        return repr(given)
+    text = str(given)
+    reserved = text.lower() in ("null", "true", "false", "nan", "inf")
+    if re.fullmatch(r"[A-Za-z_][\w./:-]*", text, re.ASCII) and not reserved:
+        return text
+    escaped = re.sub(rf"(\\*){quote}", rf"\1\1\\{quote}", text)
+    trailing = len(escaped) - len(escaped.rstrip("\\"))
+    return quote + escaped + "\\" * trailing + quote
+
+
+def _unreadable(override: str) -> str:
+    key, _, text = override.partition("=")
+    mend = "write key=value, for example seed=1"
+    if key != key.rstrip() or text != text.strip():
+        mend = f"write it without spaces, {key.strip()}={text.strip()}"
+    elif key and re.search(r"[^\w.+-]", text) and '"' not in text:
+        mend = f"such a text needs quotes of its own, '{key}=\"{text}\"'"
+    return f"cannot read override {override!r}: {mend}"
+
+
+def check_overrides(overrides: Sequence[str], root: type[PolicyConfig]) -> None:
+    """Refuse overrides that Hydra would misread or explain in its own terms.
+
+    ``+key=value`` may add a group choice (``+experiment=``), never a key the schema lacks.
+    """
+    for override in parse_overrides(overrides):
+        name, line = override.get_key_element(), override.input_line or ""
+        if not name:
+            raise ConfigError(_unreadable(line))
+        if foreign_keys([key_of(override)], root):
+            raise ConfigError(f"{line} (command line): {root.about} has no such key")
+        if override.is_delete():
+            raise ConfigError(f"{line} (command line): nothing can be left out; choose another")
+        if key_of(override).split(".")[0] == "hydra":
+            raise ConfigError(
+                f"{line} (command line): Hydra's own keys are for sweeps (rlforge train -m); the "
+                "run directory is run_dir=…"
+            )
+        if override.is_sweep_override():
+            raise ConfigError(
+                f"{line} (command line): several values are a sweep; start it with "
+                f"rlforge train -m, or write a list as '{name}=[…]'"
+            )
+        if line.startswith("++") and (conf_dir() / key_of(override)).is_dir():
+            raise ConfigError(f"{line} (command line): write +{key_of(override)}=…")
+        if name.startswith("+") and not (conf_dir() / name.lstrip("+").split("@")[0]).is_dir():
+            plain = name.lstrip("+")
+            if plain.split(".")[0] != "prompts":
+                known = all_keys(root)
+                mend = f"; write {plain}=… without +" if plain in known else alike(plain, known)
+                raise ConfigError(f"{line} (command line): no such key{mend}")

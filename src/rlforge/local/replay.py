@@ -1,0 +1,286 @@
+"""Finished games in the terminal: lists of them, and one turn by turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from rlforge.errors import ConfigError, RlforgeError, nearest
+from rlforge.games.board import grid_text
+from rlforge.games.grids import Grid, placements
+from rlforge.games.registry import make_game
+from rlforge.tracking.formatting import ending
+from rlforge.tracking.game_files import GameIndex, index_games, read_games
+from rlforge.tracking.observations import news
+from rlforge.tracking.report.games import marks
+from rlforge.types import EnvSpec, GameRecord, GameSpec, Turn
+
+MOST_LISTED = 20
+
+# ---------------------------------------------------------------- which games
+
+
+def _own(spec: GameSpec) -> int:
+    """The seat whose result counts: the evaluated one, else the first that trains, else 0."""
+    return spec.focus if spec.focus is not None else next(iter(spec.trained), 0)
+
+
+def _result(game: GameIndex) -> str:
+    if game.error is not None:
+        return "failed"
+    return game.spec.env.outcome(game.rewards, _own(game.spec))
+
+
+def _versions(game: GameIndex) -> list[str]:
+    own = {_own(game.spec), *game.spec.trained}
+    return [
+        str(seat.policy.version)
+        for seat in game.spec.seats
+        if seat.player_id in own and seat.policy.kind == "checkpoint"
+    ]
+
+
+def _opponents(game: GameIndex) -> list[str]:
+    own = _own(game.spec)
+    return [seat.policy.uid for seat in game.spec.seats if seat.player_id != own]
+
+
+_VALUES: dict[str, Callable[[GameIndex], list[str]]] = {
+    "purpose": lambda game: [game.spec.purpose],
+    "step": _versions,
+    "opponent": _opponents,
+    "result": lambda game: [_result(game)],
+    "env": lambda game: [game.spec.env_id],
+}
+"""What each filter compares, in the order in which they are named."""
+
+
+def select(games: Sequence[GameIndex], wanted: Mapping[str, str]) -> list[GameIndex]:
+    """The games that have all ``wanted``: purpose, step, opponent, result or env, and its value.
+
+    step: the version of the evaluated policy, or of one that trained. opponent: at another seat
+    than the evaluated one, or the first that trained, whose result counts as well.
+    Raises ConfigError for what no game has, with the nearest value that there is.
+    """
+    found = [
+        game
+        for game in games
+        if all(value in _VALUES[name](game) for name, value in wanted.items())
+    ]
+    if games and not found:
+        raise ConfigError(_nothing(games, wanted))
+    return found
+
+
+def _nothing(games: Sequence[GameIndex], wanted: Mapping[str, str]) -> str:
+    """Why ``wanted`` matches none of ``games``."""
+    reasons = []
+    for name, value in wanted.items():
+        counts = Counter(known for game in games for known in _VALUES[name](game))
+        if value not in counts:
+            common = [known for known, _ in counts.most_common(6)]
+            more = ", …" if len(counts) > len(common) else ""
+            there = f"; there are {', '.join(common)}{more}" if common else ""
+            reasons.append(f"--{name} {value}{nearest(value, counts) or there}")
+    whole = " ".join(f"--{name} {value}" for name, value in wanted.items())
+    which = " nor ".join(reasons) or f"{whole} together; leave one out"
+    return f"none of the {len(games):,} finished games has {which}"
+
+
+def find_game(run_dir: Path, game_id: str, wanted: Mapping[str, str] | None = None) -> GameRecord:
+    """The game ``game_id`` of a run, or with ``latest`` the newest that has all ``wanted``.
+
+    Raises ConfigError, with the nearest ids, when there is none.
+    """
+    if game_id == "latest":
+        games = select(index_games(run_dir), wanted or {})
+        if not games:
+            raise ConfigError(f"{run_dir}: no game is finished yet")
+        game_id = games[-1].spec.game_id
+    for record in read_games(run_dir, [game_id]):
+        return record
+    ids = [game.spec.game_id for game in index_games(run_dir)]
+    mend = nearest(game_id, ids) or f"; rlforge replay {run_dir} lists them"
+    raise ConfigError(f"game {game_id!r}: not among the {len(ids)} finished games{mend}")
+
+
+def game_list(
+    run_dir: Path, most: int = MOST_LISTED, wanted: Mapping[str, str] | None = None
+) -> RenderableType:
+    """The newest ``most`` games of a run that have all ``wanted`` (``select``), newest last."""
+    games = index_games(run_dir)
+    if not games:
+        return Text("no game is finished yet")
+    found = select(games, wanted or {})
+    shown = found[-most:]
+    envs = {game.spec.env_id for game in shown}
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("game", no_wrap=True)  # the id is an argument of the next command
+    if len(envs) > 1:
+        table.add_column("environment", overflow="fold")
+    table.add_column("seats", overflow="fold")
+    table.add_column("turns", justify="right", no_wrap=True)
+    table.add_column("result", no_wrap=True)
+    table.add_column("rewards", overflow="fold")
+    for game in shown:
+        table.add_row(
+            game.spec.game_id,
+            *([game.spec.env_id] if len(envs) > 1 else []),
+            _seats(game.spec),
+            str(game.num_turns),
+            _result(game),
+            _rewards(game.rewards.values()),
+        )
+    purposes = Counter(game.spec.purpose for game in found)
+    kinds = ", ".join(f"{number:,} {purpose}" for purpose, number in purposes.items())
+    only = f"\nall of {envs.pop()}" if len(envs) == 1 else ""
+    count = f"{len(found):,} finished games ({kinds}); the newest {len(shown)}:{only}"
+    return Group(Text(count, style="dim"), table)
+
+
+# ---------------------------------------------------------------- one game
+
+
+def turns(record: GameRecord) -> Iterator[RenderableType]:
+    """The game as a heading, one piece per turn, and its result.
+
+    A turn shows what is new to its player, the action, and the board after it where the game has
+    a grid; such a board stands for the text of all turns after a player's first.
+    """
+    yield _heading(record.spec)
+    drawn = boards(record)
+    begun: set[int] = set()
+    for place, (turn, new) in enumerate(zip(record.turns, news(record), strict=True)):
+        hidden = drawn and turn.player_id in begun and not turn.info.get("retry")
+        begun.add(turn.player_id)
+        board = drawn[place] if drawn else ""
+        yield _turn(place + 1, turn, "" if hidden else new, board)
+    yield Rule(style="dim")
+    if record.error is None:
+        yield Text(_winner(record), style="bold")
+    result = record.error or _rewards(record.rewards.values())
+    yield Text(f"{ending(record)}: {result}", style="bold")
+
+
+def scenes(record: GameRecord) -> list[RenderableType]:
+    """The game as pictures, one per turn, each below the heading; the last one has the result."""
+    heading, *pieces = turns(record)
+    before, end = pieces[: len(record.turns)], pieces[len(record.turns) :]
+    *others, last = before or [Text("no turn was played")]
+    return [Group(heading, piece) for piece in [*others, Group(last, *end)]]
+
+
+def step_through(record: GameRecord, console: Console, key: Callable[[], str] = input) -> None:
+    """Show ``scenes`` one at a time, until the last one is left or q is typed.
+
+    key: returns the line that was typed: b is the scene before, q the end, any other the next.
+    """
+    shown = scenes(record)
+    place = 0
+    while place < len(shown):
+        console.clear()
+        console.print(shown[place])
+        console.print(f"\nturn {place + 1} of {len(shown)}: Enter next, b back, q quit ", end="")
+        typed = key().strip().lower()
+        if typed == "q":
+            return
+        place = max(place - 1, 0) if typed == "b" else place + 1
+
+
+def boards(record: GameRecord) -> list[str]:
+    """The board after each turn, in the game's own marks, the last stone in brackets.
+
+    The game is played again from its seed. Empty for games without a grid, and where that fails.
+
+    Example:
+        >>> from rlforge import play_game
+        >>> game = play_game("tictactoe", lambda view: view.legal_actions[-1], seed=1)
+        >>> print(boards(game)[1])
+         0 | 1 | 2
+         3 | 4 | 5
+         6 |[X]| O
+    """
+    drawn = []
+    try:
+        game = make_game(record.spec.env, record.spec.seed)
+        for turn in record.turns:
+            view = None if game.done else game.view()
+            if view is None or view.grid is None or view.player_id != turn.player_id:
+                return []
+            drawn.append(_board(record.spec.env, view.grid, turn))
+            game.step(turn.action)
+    except RlforgeError:
+        return []
+    return drawn
+
+
+def _board(env: EnvSpec, grid: Grid, turn: Turn) -> str:
+    """The position after ``turn``; ``grid`` is the one before, from the side of its player."""
+    placed = placements(grid).get(turn.action) if turn.legal else None
+    stones = {
+        turn.player_id: grid.me | (0 if placed is None else 1 << placed),
+        1 - turn.player_id: grid.op,
+    }
+    crosses = 0 if env.source == "openspiel" or grid.game == "connectfour" else 1
+    text = grid_text(dataclasses.replace(grid, me=stones[crosses], op=stones[1 - crosses]))
+    rows = [row.split("|") for row in text.splitlines()]
+    if grid.game == "connectfour":  # its moves name columns, not squares
+        rows = [["." if cell.isdigit() else cell for cell in row] for row in rows]
+    wide = max(len(cell) for row in rows for cell in row)
+    cells = [f" {cell:>{wide}} " for row in rows for cell in row]
+    if placed is not None:
+        cells[placed] = f"{f'[{cells[placed].strip()}]':>{wide + 2}}"
+    lines = ["|".join(cells[at : at + grid.cols]) for at in range(0, len(cells), grid.cols)]
+    if grid.game == "connectfour":
+        lines.insert(0, " ".join(f" {column:>{wide}} " for column in range(grid.cols)))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _turn(place: int, turn: Turn, observed: str, board: str) -> RenderableType:
+    answer = turn.completion
+    title = f"{place}. player {turn.player_id} ({answer.policy_uid or 'unknown'})"
+    action = Text(f"plays {turn.action or 'nothing'}", style="green" if turn.legal else "red")
+    if answer.logprobs:
+        action.append(f"  probability {math.exp(sum(answer.logprobs)):.3g}", style="dim")
+    for mark in marks(turn):
+        action.append(f"  {mark}", style="bold red")
+    text = answer.text.strip()
+    return Group(
+        Rule(title, align="left", style="dim"),
+        *([Text(observed, style="dim")] if observed else []),
+        *([Text(text)] if text and text != turn.action else []),
+        action,
+        *([Text(f"\n{board}\n")] if board else []),
+    )
+
+
+def _heading(spec: GameSpec) -> Text:
+    title = f"{spec.env_id}, game {spec.game_id}, seed {spec.seed}: {_seats(spec)}"
+    return Text(title, style="bold")
+
+
+def _winner(record: GameRecord) -> str:
+    won = [
+        seat
+        for seat in record.spec.seats
+        if record.spec.env.outcome(record.rewards, seat.player_id) == "win"
+    ]
+    if won:
+        return f"player {won[0].player_id} ({won[0].policy.uid}) wins"
+    return "a draw" if len(record.spec.seats) > 1 else "not won"
+
+
+def _seats(spec: GameSpec) -> str:
+    return " v ".join(seat.policy.uid for seat in spec.seats)
+
+
+def _rewards(rewards: Iterable[float]) -> str:
+    return " ".join(f"{reward:+g}" for reward in rewards)

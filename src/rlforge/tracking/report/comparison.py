@@ -1,0 +1,216 @@
+"""``comparison.html``: tables and main curves of several runs, in one file that opens offline."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from rlforge.errors import ConfigError
+from rlforge.system.files import atomic_write
+from rlforge.tracking.compare import (
+    ComparedRun,
+    Comparison,
+    Configuration,
+    best_of,
+    compare,
+)
+from rlforge.tracking.compare_view import (
+    OF_RUNS,
+    OF_SEEDS,
+    Line,
+    columns,
+    of_runs,
+    of_seeds,
+    settings_text,
+)
+from rlforge.tracking.files import RunPaths, read_jsonl
+from rlforge.tracking.formatting import NOTHING
+from rlforge.tracking.report.charts import COLOURS, Chart, Series, figure
+from rlforge.tracking.report.curves import charts, section
+from rlforge.tracking.report.data import Row
+from rlforge.tracking.report.html import Html, el, join, table
+
+_STYLE = Path(__file__).with_name("style.css")
+
+#: Curves over updates, and over windows: key and title.
+_OF_UPDATES = {"reward_mean": "reward", "loss": "loss", "validation_loss": "held-out loss"}
+_OF_WINDOWS = {
+    "reward_difference": "reward above the control",
+    "policy_reward": "reward",
+    "control_reward": "reward of the control",
+}
+
+
+def write_comparison(runs: Sequence[Path], output: Path | None = None) -> Path:
+    """Write the comparison of ``runs`` and return its path.
+
+    output: the file; None is ``comparison.html`` in the folder that holds all of them. Raises
+    RlforgeError where it cannot be a file, or a YAML or JSON file of a run is damaged.
+    """
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise ConfigError(
+            f"the report cannot be written to {output}: it must be a file in a folder that exists"
+        )
+    found = compare(runs)
+    target = output or Path(found.folder) / "comparison.html"
+    title = Path(found.folder).name or "comparison"
+    head = el(
+        "head",
+        Html('<meta charset="utf-8">'),
+        Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        el("title", f"{title}: rlforge comparison"),
+        el("style", Html(_STYLE.read_text(encoding="utf-8"))),
+    )
+    drawn = _drawn(found)
+    body = el("body", _top(found, title), _tables(found, drawn, target), *_curves(found, drawn))
+    page = f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
+    atomic_write(target, page.encode(errors="replace"))
+    return target
+
+
+def _top(found: Comparison, title: str) -> Html:
+    ended = sum(run.status == "done" for run in found.runs)
+    best = f"Best objective: {found.best}." if found.best else None
+    state = f"{ended} of {len(found.runs)} runs done. "
+    return el("header", el("h1", title), el("p", state, el("code", best) if best else None))
+
+
+def _drawn(found: Comparison) -> list[Configuration]:
+    """The configurations with curves: the first, or the best where colours are too few for all."""
+    ranked = [*found.configurations]
+    if len(ranked) > COLOURS and best_of(ranked) is not None:
+        ranked.sort(key=lambda one: -float("inf") if one.objective is None else one.objective)
+        ranked.reverse()
+    return ranked[:COLOURS]
+
+
+def _tables(found: Comparison, drawn: Sequence[Configuration], target: Path) -> Html:
+    """The configurations, where one has several runs, and the runs, with colours of the curves."""
+    colours = {id(one): f"key c{index}" for index, one in enumerate(drawn)}
+    keys, names = [], []
+    for one in found.configurations:
+        colour = colours.get(id(one))
+        key = None if colour is None else el("i", cls=colour)
+        keys.append(key)
+        names += [join([key, _link(found, run, target)]) for run in one.runs]
+    seeds = of_seeds(found)
+    named = [join([key, line.name]) for key, line in zip(keys, seeds, strict=False)]
+    about = f"Runs that differ in nothing but their seed: {OF_SEEDS}, of the runs that are done."
+    note = f"The settings in which they differ, and the last {OF_RUNS}."
+    return join(
+        [
+            section("Configurations", about, _table(seeds, named, "seeds")) if seeds else None,
+            section("Runs", note, _table(of_runs(found), names, "run")),
+        ]
+    )
+
+
+def _link(found: Comparison, run: ComparedRun, target: Path) -> Html | str:
+    """The name of a run, which leads to its report if there is one."""
+    report = RunPaths(root=Path(run.path)).report
+    if not report.is_file():
+        return found.name(run)
+    return el("a", found.name(run), href=quote(os.path.relpath(report, target.parent)))
+
+
+def _table(lines: Sequence[Line], names: Sequence[Html], title: str) -> Html:
+    settings, results = columns(lines)
+    rows = []
+    for line, name in zip(lines, names, strict=True):
+        state = ", ".join(filter(None, [line.status, line.done]))
+        best = el("span", "best", cls="badge good") if line.best else None
+        figures = [line.results.get(key, NOTHING) for key in results]
+        given = [line.settings.get(key, NOTHING) for key in settings]
+        rows.append([name, join([state, " " if state else "", best]), *given, *figures, line.wall])
+    heads = [title, "status", *settings, *results, "wall"]
+    return table(heads, rows, f"One row per {title}", names=2 + len(settings))
+
+
+def _curves(found: Comparison, drawn: Sequence[Configuration]) -> list[Html | None]:
+    """The sections of charts, one line per configuration."""
+    evals = _rows(drawn, "evals")
+    pairs = dict.fromkeys(
+        (row["env_id"], row["opponent"]) for rows in evals.values() for row in rows
+    )
+    won = [
+        Chart(
+            title=f"{env} vs {opponent}",
+            series=_lines(
+                drawn,
+                {
+                    path: {
+                        row["step"]: row["win_rate"]
+                        for row in rows
+                        if (row["env_id"], row["opponent"]) == (env, opponent)
+                    }
+                    for path, rows in evals.items()
+                },
+            ),
+            shares=True,
+        )
+        for env, opponent in pairs
+    ]
+    windows, updates = _rows(drawn, "windows"), _rows(drawn, "metrics")
+    gained = [
+        Chart(title=title, series=_lines(drawn, _points(windows, key, "window")), x_name="window")
+        for key, title in _OF_WINDOWS.items()
+    ]
+    learnt = [
+        Chart(title=title, series=_lines(drawn, _points(updates, key, "step")), smooth=True)
+        for key, title in _OF_UPDATES.items()
+    ]
+    left = len(found.configurations) - len(drawn)
+    note = (
+        "One line per configuration: the mean over its seeds, with a band from the least to the "
+        "highest of them." + (f" {left} further configurations are not drawn." if left else "")
+    )
+    return [
+        section("Win rates", note, charts(map(figure, won))),
+        section("Windows", note, charts(map(figure, gained))),
+        section("Learning", note, charts(map(figure, learnt))),
+    ]
+
+
+def _rows(drawn: Iterable[Configuration], file: str) -> dict[str, list[Row]]:
+    """The lines of one JSONL file of each run, by path."""
+    paths = [run.path for one in drawn for run in one.runs]
+    return {path: read_jsonl(getattr(RunPaths(root=Path(path)), file)) for path in paths}
+
+
+_Points = Mapping[str, Mapping[float, float]]
+
+
+def _points(rows: Mapping[str, list[Row]], key: str, x: str) -> _Points:
+    return {
+        path: {row[x]: row[key] for row in found if row.get(key) is not None}
+        for path, found in rows.items()
+    }
+
+
+def _lines(drawn: Sequence[Configuration], points: _Points) -> list[Series]:
+    """A line per configuration that has points."""
+    lines = []
+    for index, one in enumerate(drawn):
+        runs = [points[run.path] for run in one.runs]
+        xs = sorted({x for run in runs for x in run})
+        found = [[run[x] for run in runs if x in run] for x in xs]
+        band = len(one.runs) > 1
+        lines.append(
+            Series(
+                name=_name(one),
+                xs=xs,
+                ys=[statistics.fmean(ys) for ys in found],
+                low=[min(ys) for ys in found] if band else None,
+                high=[max(ys) for ys in found] if band else None,
+                colour=f"c{index}",
+            )
+        )
+    return lines
+
+
+def _name(one: Configuration) -> str:
+    what = ", ".join(settings_text(dict(one.settings))[:2]) or one.runs[0].path
+    return f"{what} (n={len(one.runs)})" if len(one.runs) > 1 else what

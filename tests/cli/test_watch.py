@@ -1,0 +1,101 @@
+"""``rlforge runs``, ``compare``, ``monitor`` and ``report`` with the runs of a sweep."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.tracking.sweep_runs import write_jobs
+
+from rlforge.cli import main
+
+SWEEP = Path("runs/demo/sweep_1")
+Command = Callable[..., tuple[object, str, str]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """``rlforge ARGUMENTS``: exit code, output and errors, 80 columns wide."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: str | Path) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rlforge", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ending:
+            main()
+        return ending.value.code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def sweep(own_folder: None) -> None:
+    write_jobs(SWEEP)
+
+
+def test_a_sweep_is_compared_and_written_to_files(command: Command) -> None:
+    code, out, _ = command("compare", SWEEP, "--json", "all.json", "--output", "all.csv")
+    assert code == 0
+    assert f"best: {SWEEP}/3 (objective 0.9)" in out.splitlines()
+    found = json.loads(Path("all.json").read_text())
+    assert found["best"] == f"{SWEEP}/3"
+    assert [len(one["runs"]) for one in found["configurations"]] == [2, 2]
+    assert len(Path("all.csv").read_text().splitlines()) == 5
+
+
+def test_runs_are_compared_by_name_and_as_latest(command: Command) -> None:
+    code, out, _ = command("compare", SWEEP / "0", "latest", "-o", "all.md")
+    assert code == 0
+    assert "learner.learning_rate" in out
+    assert Path("all.md").read_text().startswith("Runs:")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["compare", SWEEP / "0"], "0 is one run; name two or more"),
+        (["compare", SWEEP, "nowhere"], "no run directory nowhere"),
+        (["compare", SWEEP, "-o", "all.pdf"], "--output all.pdf: give a file"),
+        (["compare", SWEEP, "-o", "none/all.csv"], "--output none/all.csv: give a file"),
+        (["report", "conf"], "no run directory conf"),
+        (["report", SWEEP, "-o", "none/page.html"], "page.html: it must be a file in a folder"),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    command: Command, arguments: list[str | Path], problem: str
+) -> None:
+    code, _, err = command(*arguments)
+    assert (code, err.count("\n")) == (2, 1)
+    assert problem in err
+
+
+def test_the_report_of_a_sweep_is_a_comparison(command: Command) -> None:
+    code, out, _ = command("report", SWEEP)
+    assert (code, out) == (0, f"{SWEEP}/comparison.html\n")
+    assert Path(out.strip()).is_file()
+    code, out, _ = command("report", SWEEP / "0", SWEEP / "1", "--output", "page.html")
+    assert (code, out) == (0, "page.html\n")
+
+
+def test_watching_the_report_of_a_run_that_has_ended_writes_it(command: Command) -> None:
+    code, out, _ = command("report", SWEEP / "0", "--watch")
+    assert (code, out) == (0, f"{SWEEP}/0/report.html\n")
+
+
+def test_monitor_shows_the_jobs_of_a_sweep(command: Command) -> None:
+    code, out, _ = command("monitor", SWEEP, "--once")
+    assert code == 0
+    assert "4 jobs: 4 done" in out
+    assert "runs  4 runs: 4 done" in command("monitor", "runs", "--once")[1]
+
+
+def test_runs_of_a_sweep_are_listed_together(command: Command) -> None:
+    code, out, _ = command("runs")
+    assert code == 0
+    assert out.splitlines()[:3] == [
+        str(SWEEP),
+        "    sweep, jobs: 4 done",
+        "    0  done, 2/2 updates  step-2: 40% vs random_legal",
+    ]

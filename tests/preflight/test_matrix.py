@@ -1,0 +1,72 @@
+"""Every environment with every experiment and every model is valid, or refused at once."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rlforge.config.keys import conf_dir
+from rlforge.config.roots import compose_any
+from rlforge.config.schema import RunConfig
+from rlforge.errors import ConfigError
+from rlforge.launch import check
+from rlforge.models.load import check_source
+from rlforge.preflight.doctor import check_fit
+
+#: What is valid with experiments whose prompts name their game.
+ABOUT_A_GAME = {
+    "smollm2_kuhn": {("openspiel_kuhn", "smollm2_135m")},
+    "smollm2_tictactoe": {
+        ("tictactoe", "smollm2_135m"),
+        ("openspiel_tictactoe", "smollm2_135m"),
+    },
+}
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def refusal(*overrides: str) -> str | None:
+    """Why a run is refused before anything starts; None: it is not."""
+    try:
+        composed = compose_any(list(overrides), None)
+        check(composed)
+        check_fit(composed.config)
+        check_source(composed.config.model)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("experiment", options("experiment"))
+def test_an_experiment_with_any_game_and_model_is_valid_or_refused_at_once(
+    experiment: str,
+) -> None:
+    chosen = f"+experiment={experiment}"
+    plays = isinstance(compose_any([chosen], None).config, RunConfig)
+    games = [env for env in options("env") if env != "market"]
+    here = ("tiny", "tiny_market", "smollm2_135m")
+    cases = [(env, model) for env in options("env") for model in here] if plays else []
+    cases += [(games[0], model) for model in options("model") if model not in here or not plays]
+    for model in ("model=smollm2_135m", "model=qwen2p5_0p5b"):  # what is imported once
+        refusal(chosen, *(["env=multi"] if plays else []), model)
+    found, slow = {}, {}
+    for env, model in cases:
+        began = time.monotonic()
+        found[env, model] = refusal(chosen, f"env={env}", f"model={model}")
+        if (took := time.monotonic() - began) >= 3:
+            slow[env, model] = took
+    assert slow == {}
+    refused = {case: why for case, why in found.items() if why is not None}
+    assert {case: why for case, why in refused.items() if "\n" in why or "=" not in why} == {}
+    able = set(found) - set(refused)
+    every = {(env, model) for env in games for model in ("tiny", "smollm2_135m")}
+    every |= {("market", model) for model in ("tiny_market", "smollm2_135m")}
+    if not plays:
+        assert able == set(), "a market has no games"
+    elif experiment.startswith("qwen"):
+        assert able == set(), "no GPU, and its model is on the hub"
+    else:
+        assert able == ABOUT_A_GAME.get(experiment, every)
