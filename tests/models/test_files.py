@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlforge.models.files import cache_dir, made_once
+from rlforge.models.made import MadeModel
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def test_a_cached_model_is_made_once(own_cache: Path) -> None:
         (directory / "weights").write_text("42")
 
     for _ in range(2):
-        assert (made_once("m", make) / "weights").read_text() == "42"
+        assert (made_once("m", make, print) / "weights").read_text() == "42"
     assert len(calls) == 1
 
 
@@ -44,9 +45,9 @@ def test_a_failure_leaves_nothing_behind(own_cache: Path) -> None:
         raise RuntimeError("power cut")
 
     with pytest.raises(RuntimeError, match="power cut"):
-        made_once("m", fail)
+        made_once("m", fail, print)
     assert [path.name for path in own_cache.iterdir()] in ([], ["m.lock"])
-    assert made_once("m", lambda directory: None).is_dir()
+    assert made_once("m", lambda directory: None, print).is_dir()
 
 
 def _make_slowly(directory: Path) -> None:
@@ -57,7 +58,11 @@ def _make_slowly(directory: Path) -> None:
 
 
 def _make(name: str) -> None:
-    made_once(name, _make_slowly)
+    def say(line: str) -> None:
+        with (cache_dir() / "said").open("a") as said:
+            said.write(f"{line}\n")
+
+    made_once(name, _make_slowly, say)
 
 
 def test_two_processes_do_the_work_once(own_cache: Path) -> None:
@@ -69,3 +74,15 @@ def test_two_processes_do_the_work_once(own_cache: Path) -> None:
         process.join(timeout=30)
         assert process.exitcode == 0
     assert (own_cache / "log").read_text() == "made\n"
+    waits = "another process is making m: waiting for it"
+    assert (own_cache / "said").read_text().splitlines() == [waits, waits]
+
+
+def test_a_model_that_is_made_says_what_where_and_for_how_long(own_cache: Path) -> None:
+    lines: list[str] = []
+    model = MadeModel(cache_name="m", create=lambda folder, say: say("copying"), takes="no time")
+    for _ in range(2):
+        assert model.make(lines.append) == own_cache / "m"
+    first = f"making the model m: once on this machine, no time; it is kept in {own_cache}"
+    assert lines[:2] == [first, "copying"]
+    assert [line.startswith("made in ") for line in lines[2:]] == [True]

@@ -15,8 +15,9 @@ from rich.console import Console
 from rlforge.errors import RlforgeError
 from rlforge.tracking import display as display_module
 from rlforge.tracking.display import NOTES, Display, DisplayMode, collection_line, monitor
-from rlforge.tracking.files import create_run
+from rlforge.tracking.files import RunPaths, create_run
 from rlforge.tracking.progress import EngineRow, Progress
+from rlforge.tracking.status import read_progress
 
 
 def console(**options: Any) -> Console:
@@ -65,6 +66,18 @@ def test_lines_of_a_run_without_games_are_about_samples() -> None:
     measuring = dataclasses.replace(running, activity="measuring 30 held-out samples", learner={})
     assert collection_line(running) == "[0:09] learning, update 4/4"
     assert collection_line(measuring) == "[0:09] measuring 30 held-out samples, update 4/4"
+
+
+def test_a_resumed_run_says_where_it_goes_on_and_repeats_nothing(full_run: Path) -> None:
+    out = console(soft_wrap=True)
+    ended = Progress.from_json(read_progress(RunPaths(root=full_run)) or {})
+    again = dataclasses.replace(ended, status="running", update=2, total_updates=9, learner={})
+    with Display("demo", "plain", out, plain_every_s=0.0) as shown:
+        shown.show(again)
+        shown.show(dataclasses.replace(again, update=3, learner={"loss": 1.0}))
+    resumed, update = written(out).splitlines()
+    assert resumed.endswith("] resumed at update 2/9")
+    assert "update 3/9  loss 1" in update
 
 
 def test_every_line_of_a_job_of_a_sweep_says_which_it_is() -> None:

@@ -25,7 +25,7 @@ from rlforge.rollout.lineup import eval_envs, train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.rollout.schedule import line_up
 from rlforge.tracking.formatting import ending
-from rlforge.tracking.observations import new_part
+from rlforge.tracking.observations import new_part, readable
 from rlforge.types import Completion, EnvSpec, GameRecord, GameSpec, PolicyRef, Seat
 
 PERSON = PolicyRef(uid="you", kind="scripted", path_or_name="you")
@@ -66,7 +66,7 @@ class Person:
         """
         new = new_part(view.observation, self._read) if view.news is None else view.news
         self._read = view.observation
-        self._say(new.strip())
+        self._say(readable(new))
         legal = view.legal_actions
         if legal and not all(action in new for action in legal):
             shown = "  ".join(legal[:_MOST_MOVES_SHOWN])

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from rlforge.system.files import atomic_path
 
@@ -29,22 +29,30 @@ def cache_dir() -> Path:
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "rlforge" / "models"
 
 
-def made_once(name: str, make: Callable[[Path], None]) -> Path:
+def made_once(name: str, make: Callable[[Path], None], progress: Callable[[str], None]) -> Path:
     """The cached directory ``name``; ``make(directory)`` fills it when it does not exist.
 
     It is filled under another name and renamed when complete, so an existing directory is complete.
-    A lock makes a second process wait for the first instead of repeating the work.
+    A lock makes a second process wait for the first instead of repeating the work; ``progress`` is
+    called with a line about that.
     """
     target = cache_dir() / name
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(target.with_name(f"{name}.lock")):
-        if target.is_dir():
-            return target
-        with atomic_path(target) as work:
-            work.mkdir()
-            make(work)
+    lock = FileLock(target.with_name(f"{name}.lock"))
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        progress(f"another process is making {name}: waiting for it")
+        lock.acquire()
+    try:
+        if not target.is_dir():
+            with atomic_path(target) as work:
+                work.mkdir()
+                make(work)
+    finally:
+        lock.release()
     return target
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ class MadeModel:
 
     cache_name: of its folder in the cache; a change makes it again. create: writes a Hugging Face
     model with its tokenizer into an empty folder. reads: what it was made to play, from compact
-    boards; ``text``: anything.
+    boards; ``text``: anything. takes: how long that is, in words, for the person who waits.
 
     Example: a kind of model of your own, for ``model.kind=mine:COPY``:
         >>> def create(folder, progress):
@@ -35,6 +36,7 @@ class MadeModel:
     cache_name: str
     create: Callable[[Path, Progress], None]
     reads: Literal["text", "games", "market"] = "text"
+    takes: str = "a while"
 
     @property
     def folder(self) -> Path:
@@ -45,10 +47,16 @@ class MadeModel:
         """The folder, filled on the first call; other processes wait for that."""
 
         def fill(folder: Path) -> None:
+            progress(
+                f"making the model {self.cache_name}: once on this machine, {self.takes}; "
+                f"it is kept in {self.folder.parent}"
+            )
+            started = time.monotonic()
             with no_progress_bars():
                 self.create(folder, progress)
+            progress(f"made in {time.monotonic() - started:.0f} s")
 
-        return made_once(self.cache_name, fill)
+        return made_once(self.cache_name, fill, progress)
 
 
 def made_model(kind: str) -> MadeModel | None:
@@ -67,9 +75,11 @@ def _create_tiny(own: recipe.TinyRecipe, folder: Path, progress: Progress) -> No
 
 def _tiny(kind: str, own: recipe.TinyRecipe, reads: Literal["games", "market"]) -> MadeModel:
     name, create = f"{kind}-{own.digest()}", partial(_create_tiny, own)
-    return MadeModel(cache_name=name, create=create, reads=reads)
+    return MadeModel(cache_name=name, create=create, reads=reads, takes="about a minute")
 
 
 TINY = _tiny("tiny", recipe.TINY, "games")
 TINY_MARKET = _tiny("tiny_market", recipe.TINY_MARKET, "market")
-SMOLLM2_135M = MadeModel(cache_name=CACHE_NAME, create=create_smollm2)
+SMOLLM2_135M = MadeModel(
+    cache_name=CACHE_NAME, create=create_smollm2, takes="half a minute and the download"
+)

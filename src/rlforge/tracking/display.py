@@ -129,7 +129,15 @@ class Display:
         now = time.monotonic()
         due = now >= self._next_line or ended
         is_new = progress.update > 0 and progress.update != self._printed_update
-        if progress.unit == "update" and due and is_new:
+        resumed = is_new and self._printed_update < 0 and not progress.learner and not ended
+        if progress.unit == "update" and resumed:
+            at = f"{progress.update}/{progress.total_updates}"
+            lines.append(f"[{duration(progress.elapsed_s)}] resumed at update {at}")
+            # These were printed before it was stopped.
+            self._printed_update = progress.update
+            evals = {(row.env_id, row.opponent): row.step for row in progress.win_rates}
+            self._printed_evals = evals
+        elif progress.unit == "update" and due and is_new:
             lines.append(update_line(progress))
             self._printed_update = progress.update
             self._last_line, self._next_line = now, now + self._plain_every_s

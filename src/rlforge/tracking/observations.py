@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rlforge.types import GameRecord
 
 
@@ -24,11 +26,21 @@ def new_part(observation: str, seen: str) -> str:
     return rest.removeprefix(f"{before[same]}\n") if same < len(before) else rest
 
 
+def readable(text: str) -> str:
+    """``text`` for people, without the screens that some games leave empty.
+
+    Example:
+        >>> readable("You are X.\\n\\n\\n\\n\\nYour move.\\n")
+        'You are X.\\n\\nYour move.'
+    """
+    return re.sub(r"\n{3,}", "\n\n", text.strip())
+
+
 def news(record: GameRecord) -> list[str]:
     """Of each turn's observation, what its player has not read in an earlier turn."""
     read: dict[int, str] = {}
     new = []
     for turn in record.turns:
-        new.append(new_part(turn.observation, read.get(turn.player_id, "")).strip())
+        new.append(readable(new_part(turn.observation, read.get(turn.player_id, ""))))
         read[turn.player_id] = turn.observation
     return new

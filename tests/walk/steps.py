@@ -1,0 +1,140 @@
+"""A user's first day, in a folder with one file: the steps in order."""
+
+from __future__ import annotations
+
+from tests.walk.walk import Step
+
+#: An experiment of the user's own: TicTacToe as shipped, but shorter.
+EXPERIMENT = "mine/experiment/first_day.yaml"
+YAML = """\
+# @package _global_
+defaults: [tictactoe_mirror]
+name: first_day
+learner: {total_updates: 40, batch_size: 64}
+eval: {every: 10, games: 20, final_games: 40}
+tracker: {progress: plain}
+"""
+
+_TRAIN = "rlforge train first_day --config-dir mine"
+_FIRST_FREE_CELL = {
+    r"Available Moves: '(\[\d\])'[^>]*\(you\)> ": r"\1",
+    r"another game\? \[y/N\]:? $": "n",
+}
+_ASK = (
+    "curl -s http://127.0.0.1:{port}/v1/completions -H 'Content-Type: application/json' "
+    """-d '{"model": "first_day", "prompt": "hello", "max_tokens": 1}'"""
+)
+
+#: Of lines that only runs on slow machines print, of the time between updates.
+_SLOW = "collecting|for|tokens|requests|running|evaluating|after"
+
+STEPS = (
+    Step(
+        "The commands",
+        "rlforge",
+        ("(?s)train .*monitor .*report .*serve ", "To begin: rlforge train simpletak_mirror"),
+        code=2,
+    ),
+    Step("The version", "rlforge --version", (r"rlforge \d+\.\d+",)),
+    Step(
+        "What can be trained",
+        "rlforge list experiments",
+        ("simpletak_mirror", "tictactoe_mirror"),
+    ),
+    Step(
+        "What a key means",
+        "rlforge show learner.batch_size first_day --config-dir mine",
+        (r"learner\.batch_size=64",),
+    ),
+    Step(
+        "Train",
+        _TRAIN,
+        (
+            "run directory ",
+            "eval at 0: .* vs random_legal: win",
+            "done at update 40/40",
+            r"next: rlforge play --run runs/first_day/\S+",
+        ),
+        until="eval at 10: .*random_legal",
+        meanwhile=(
+            Step(
+                "Watch it from another terminal",
+                "rlforge monitor latest --once",
+                ("updates .*/40", "Win rate", "Ratings", "Training games", "running"),
+                varies="and|more|policies|pairs",
+                picture="dashboard",
+            ),
+        ),
+        varies=_SLOW,
+        finds={"run": r"results: (runs/first_day/\S+)/report\.html"},
+    ),
+    Step(
+        "Stop a run",
+        f"{_TRAIN} seed=1",
+        ("interrupted at update", r"rlforge train --resume \S*runs/first_day/"),
+        code=130,
+        until=r"\] update [1-9]\d*/40",
+        interrupt=True,
+        finds={"other": r"rlforge train --resume \S*?(runs/first_day/\S+)"},
+        varies=f"{_SLOW}|eval|base|minimax|random_legal|draw|loss|win|start|TicTacToe-v.*|ETA",
+    ),
+    Step(
+        "Go on with it",
+        "rlforge train --resume latest",
+        ("resumed at update", "done at update 40/40"),
+        varies=f"{_SLOW}|start|eval|base|minimax|random_legal|draw|loss|win|TicTacToe-v.*",
+    ),
+    Step("The runs of this folder", "rlforge runs", ("(?s)(done, 40/40.*){2}",)),
+    Step(
+        "Compare them",
+        "rlforge compare runs/first_day",
+        ("seed",),
+        picture="compare",
+    ),
+    Step(
+        "Evaluate a version",
+        "rlforge eval {run} --checkpoint step-20 --opponent random_legal --games 100",
+        (r"environment +opponent +games +win +95% CI", r"random_legal +100 "),
+        picture="eval",
+    ),
+    Step(
+        "Play against it",
+        "rlforge play --run {run}",
+        (r"player 1 \(step-40\): \[\d\]", "Final board:"),
+        replies=_FIRST_FREE_CELL,
+        varies="won|lost|draw|you|win|the|game|Player.*",
+    ),
+    Step(
+        "Its games",
+        "rlforge replay {run} --last 5",
+        ("finished games; the newest 5", "game +environment +seats +turns +rewards"),
+        finds={"game": r"(train-\S+)"},
+    ),
+    Step(
+        "One of them, turn by turn",
+        "rlforge replay {run} {game}",
+        (r"\d\. player [01] \(step-\d+\)", r"plays \[\d\] +probability", "finished: "),
+        varies="illegal|Your|last|action|was|not|accepted|cell|already|occupied|Try|another|is",
+        last=32,
+        picture="replay",
+    ),
+    Step(
+        "The same as an animated picture",
+        "rlforge replay {run} {game} --export game.svg",
+        ("game.svg",),
+    ),
+    Step("The report", "rlforge report {run}", (r"runs/first_day/\S+/report\.html",)),
+    Step(
+        "Export for transformers",
+        "rlforge export {run} my-model --merge",
+        ("my-model",),
+    ),
+    Step(
+        "Serve it",
+        "rlforge serve {run} serve.port={port}",
+        ("serving deploy-1 at http://127.0.0.1:", "stopped"),
+        until="serving deploy-1 at .*state in",
+        meanwhile=(Step("Ask it", _ASK, ('"model": ?"first_day', '"usage"')),),
+        interrupt=True,
+    ),
+)

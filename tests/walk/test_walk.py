@@ -1,0 +1,152 @@
+"""The walk of docs/walk.md: each step ends and shows what it should, and what the page records.
+
+What README names runs in the folder of the walk.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.walk.record import DOCS, PAGE, prepare
+from tests.walk.steps import STEPS
+from tests.walk.walk import COLUMNS, Screen, Step, Walk, words
+
+from rlforge.models.made import TINY
+
+ALL = [one for step in STEPS for one in (step, *step.meanwhile)]
+RECORDED = dict(
+    re.findall(r"^## (.*?)\n.*?^```text\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+)
+AGAIN = "record the walk again: python -m tests.walk.record"
+
+pytestmark = pytest.mark.timeout(900)  # the first test takes all steps
+
+
+@pytest.fixture(scope="module")
+def day(
+    small_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Walk, dict[str, tuple[Screen, str]]]]:
+    """The walk once all steps are taken; title -> the screen and its record, of every step."""
+    folder, cache = tmp_path_factory.mktemp("day"), tmp_path_factory.mktemp("cache")
+    # In place of the tiny model, which takes a minute to make.
+    (cache / TINY.cache_name).symlink_to(small_model)
+    prepare(folder)
+    walk = Walk(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RLFORGE_CACHE", str(cache))
+        patch.setenv("OPENROUTER_API_KEY", "a key")
+        screens = [screen for step in STEPS for screen in walk.take(step)]
+        yield walk, {screen.step.title: (screen, walk.recorded(screen)) for screen in screens}
+
+
+@pytest.fixture
+def walked(day: tuple[Walk, dict[str, tuple[Screen, str]]]) -> dict[str, tuple[Screen, str]]:
+    """Title -> the screen and its record."""
+    return day[1]
+
+
+@pytest.mark.parametrize("step", ALL, ids=lambda step: step.title)
+def test_a_step_shows_what_it_should(step: Step, walked: dict[str, tuple[Screen, str]]) -> None:
+    screen, _ = walked[step.title]
+    assert screen.code == step.code, screen.text
+    for pattern in step.shows:
+        assert re.search(pattern, screen.text), f"{pattern} is not on\n{screen.text}"
+    assert "Traceback" not in screen.text
+
+
+@pytest.mark.parametrize("step", ALL, ids=lambda step: step.title)
+def test_a_step_shows_what_the_page_records(
+    step: Step, walked: dict[str, tuple[Screen, str]]
+) -> None:
+    _, shown = walked[step.title]
+    recorded = RECORDED[step.title]
+    assert shown.splitlines()[0].split()[:2] == recorded.splitlines()[0].split()[:2]
+    differing = {word for word in words(shown) ^ words(recorded) if not step.may_show(word)}
+    assert differing == set(), f"{AGAIN}\n{shown}"
+
+
+def test_the_page_has_the_steps_in_their_order() -> None:
+    assert list(RECORDED) == [step.title for step in ALL], AGAIN
+
+
+def test_what_fits_in_80_columns_is_not_broken(walked: dict[str, tuple[Screen, str]]) -> None:
+    for title in ("The commands", "Watch it from another terminal", "Evaluate a version"):
+        screen, _ = walked[title]
+        assert max(map(len, screen.lines)) <= COLUMNS, screen.text
+
+
+def test_pictures_are_small_and_load_nothing() -> None:
+    pictures = sorted((DOCS / "walk").glob("*.svg"))
+    assert {step.picture for step in ALL if step.picture} < {path.stem for path in pictures}
+    for path in pictures:
+        drawn = path.read_text()
+        assert len(drawn) < 200_000
+        assert set(re.findall(r"https?://[^\"\s)]+", drawn)) <= {"http://www.w3.org/2000/svg"}
+
+
+def test_the_record_names_no_machine() -> None:
+    everything = PAGE.read_text() + "".join(
+        path.read_text() for path in (DOCS / "walk").glob("*.svg")
+    )
+    assert not re.search(r"(?<![\w~])/(home|root|tmp|work|Users)/", everything)
+
+
+# ---------------------------------------------------------------- README
+
+README = (DOCS.parent / "README.md").read_text()
+COMMANDS = [
+    command
+    for row in re.findall(r"^\| (`rlforge .*?) \| ", README, re.MULTILINE)
+    for command in re.findall(r"`(rlforge [^`]+)`", row)
+]
+#: What trains takes minutes: it is checked, and not started.
+TRAIN = ("rlforge train ", "rlforge sft ", "rlforge continuous ")
+#: What the walk does itself, and what needs a continuous run.
+ELSEWHERE = ("rlforge train --resume", "rlforge serve ", "rlforge windows ")
+
+
+def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """As a user at a terminal who leaves every game."""
+    return subprocess.run(
+        command,
+        cwd=folder,
+        input="quit\n",
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("line", [one for one in COMMANDS if not one.startswith(ELSEWHERE)])
+def test_a_command_of_the_readme_works(
+    line: str, day: tuple[Walk, dict[str, tuple[Screen, str]]]
+) -> None:
+    walk, _ = day
+    shutil.rmtree(walk.folder / "my-model", ignore_errors=True)
+    for name in (walk.found["run"], walk.found["other"]):
+        line = line.replace("RUN", name, 1)
+    words = shlex.split(line.replace("RUN", walk.found["run"]).replace("GAME", "latest"))
+    if line.startswith(TRAIN):
+        words = ["rlforge", "doctor", *(word for word in words[2:] if word != "-m")]
+        words = [re.sub(r"^(seed=\d),.*", r"\1", word) for word in words]
+    done = run(*words, folder=walk.folder)
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}{done.stderr}"
+
+
+def test_the_readmes_program_works(day: tuple[Walk, dict[str, tuple[Screen, str]]]) -> None:
+    walk, _ = day
+    (program,) = re.findall(r"## From Python\n\n```python\n(.*?)```", README, re.DOTALL)
+    (walk.folder / "program.py").write_text(program)
+    done = run("python", "program.py", folder=walk.folder)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\{0: [-\d.]+, 1: [-\d.]+\}", done.stdout.splitlines()[-1]), done.stdout
