@@ -20,7 +20,7 @@ from rlforge.config.schema import RunConfig
 from rlforge.config.sft import SftConfig
 from rlforge.continuous.session import Session
 from rlforge.errors import ConfigError
-from rlforge.market.text import FORMS
+from rlforge.market.text import forms
 from rlforge.preflight.continuous import check_answers, check_continuous
 from rlforge.preflight.sft import check_sft
 from rlforge.system.hardware import Machine
@@ -307,7 +307,7 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer = trainers.BpeTrainer(
         vocab_size=600, initial_alphabet=alphabet, show_progress=False, special_tokens=["<eos>"]
     )
-    core.train_from_iterator([FORMS], trainer)
+    core.train_from_iterator([forms(perpetuals=True)], trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>")
     tokenizer.chat_template = (
         "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"

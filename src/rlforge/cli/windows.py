@@ -218,11 +218,12 @@ def import_windows(
 
       rlforge windows import market-data stores/market
     """
-    from rlforge.trajectories.dataset import import_dataset
+    from rlforge.trajectories.dataset import dataset_files, import_dataset
     from rlforge.trajectories.store import TrajectoryStore
 
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder")
+    dataset_files(folder)  # before a store is made
     with TrajectoryStore(store) as opened:
         done = import_dataset(folder, opened, skip_bad=skip_bad)
     for problem in done.bad:

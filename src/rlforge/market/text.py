@@ -10,14 +10,17 @@ from rlforge.market.actions import ActionError, Json, check_form
 from rlforge.system.values import json_objects
 from rlforge.types import value
 
-_RULES = """\
-You trade on a market in simulated time. Shares of a prediction market pay $1.00 each if their \
-answer turns out right and nothing otherwise. Perpetual futures gain or lose with the mark price, \
-times their leverage; a position whose margin is nearly used up is liquidated. Trades cost a fee. \
-News accounts differ in how often they are right. Make as much profit as you can."""
+_RULES = (
+    "You trade on a market in simulated time. Shares of a prediction market pay $1.00 each if "
+    "their answer turns out right and nothing otherwise. {perpetuals}Trades cost a fee. News "
+    "accounts differ in how often they are right. Make as much profit as you can."
+)
+_PERPETUALS = (
+    "Perpetual futures gain or lose with the mark price, times their leverage; a position whose "
+    "margin is nearly used up is liquidated. "
+)
 
-FORMS = """\
-An action is a JSON object of one of these forms:
+_FORMS = """\
 {"type": "BUY_SHARES", "marketId": "market-1", "outcome": "YES", "amount": 50}
 {"type": "SELL_SHARES", "positionId": "position-1", "shares": 10.5}
 {"type": "OPEN_POSITION", "ticker": "ACME", "side": "long", "size": 150, "leverage": 3}
@@ -25,10 +28,29 @@ An action is a JSON object of one of these forms:
 {"type": "CREATE_POST", "content": "..."}
 {"type": "CREATE_COMMENT", "postId": "post-1", "content": "..."}
 {"type": "FOLLOW_USER", "userId": "..."}
-{"type": "NO_OP"}
-outcome is YES or NO, side long or short; amount is dollars spent; size is dollars of exposure, \
-of which size / leverage is taken from the balance as margin. Any action may also have \
-"confidence", from 0 to 1, and "note", a sentence that you will remember."""
+{"type": "NO_OP"}""".splitlines()
+_OF_PERPETUALS = ("OPEN_POSITION", "CLOSE_POSITION")
+
+
+def forms(*, perpetuals: bool) -> str:
+    """The forms of actions, as prompts show them. perpetuals: of perpetual futures, too."""
+    shown = [
+        form for form in _FORMS if perpetuals or not any(kind in form for kind in _OF_PERPETUALS)
+    ]
+    of_them = (
+        "side long or short; amount is dollars spent; size is dollars of exposure, of which size / "
+        "leverage is taken from the balance as margin"
+    )
+    meaning = f"outcome is YES or NO, {of_them if perpetuals else 'amount is dollars spent'}."
+    return "\n".join(
+        [
+            "An action is a JSON object of one of these forms:",
+            *shown,
+            f'{meaning} Any action may also have "confidence", from 0 to 1, and "note", a sentence '
+            "that you will remember.",
+        ]
+    )
+
 
 #: Titles of the parts of a state, in the order in which they are shown.
 _TITLES = {
@@ -53,9 +75,12 @@ class ParsedAction:
 def prompt(state: Json, most: int | None = None) -> str:
     """Rules and forms of actions, with which all prompts begin, and a ``GameState``.
 
-    most: characters for the state, as of ``describe``.
+    Of perpetual futures they speak where the market has some. most: characters for the state, as of
+    ``describe``.
     """
-    return f"{_RULES}\n\n{FORMS}\n\n{describe(state, most)}"
+    perpetuals = bool(state["markets"]["perpetuals"])
+    rules = _RULES.format(perpetuals=_PERPETUALS if perpetuals else "")
+    return f"{rules}\n\n{forms(perpetuals=perpetuals)}\n\n{describe(state, most)}"
 
 
 def describe(state: Json, most: int | None = None) -> str:

@@ -17,7 +17,7 @@ from rlforge.games.base import View
 from rlforge.games.prompts import Prompter
 from rlforge.games.trading import AgentPrompter, longest_prompt
 from rlforge.market.actions import NO_OP, Json
-from rlforge.market.text import FORMS, describe
+from rlforge.market.text import describe, forms
 from rlforge.market.traders import Crowd
 from rlforge.market.world import World
 from rlforge.models.load import load_tokenizer, local_copy
@@ -174,7 +174,7 @@ def _fullest_state(market: MarketConfig) -> Json:
 def _longest_form(market: MarketConfig) -> str:
     """The longest trade of the forms that prompts show."""
     kinds = {"BUY_SHARES": market.predictions > 0, "OPEN_POSITION": bool(market.tickers)}
-    shown = [form for form in json_objects(FORMS) if kinds.get(form["type"])]
+    shown = [form for form in json_objects(forms(perpetuals=True)) if kinds.get(form["type"])]
     return max(map(json.dumps, [*shown, NO_OP]), key=len)
 
 

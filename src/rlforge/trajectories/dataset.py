@@ -124,6 +124,14 @@ def export_dataset(
     return rows
 
 
+def dataset_files(folder: Path) -> list[Path]:
+    """The parquet files of a dataset; RlforgeError where there are none."""
+    paths = sorted((folder / "data").glob("*.parquet")) or sorted(folder.glob("*.parquet"))
+    if not paths:
+        raise RlforgeError(f"{folder} holds no dataset: no parquet file in it or in its data/")
+    return paths
+
+
 def import_dataset(folder: Path, store: TrajectoryStore, *, skip_bad: bool = False) -> Imported:
     """Append the rows of a dataset to ``store``. States and actions may be JSON or structs.
 
@@ -273,10 +281,7 @@ class _Checked:
 
 def _batches(folder: Path) -> Iterator[tuple[str, pa.RecordBatch]]:
     """All rows, some thousand at a time, with the file that holds them."""
-    paths = sorted((folder / "data").glob("*.parquet")) or sorted(folder.glob("*.parquet"))
-    if not paths:
-        raise RlforgeError(f"{folder} holds no dataset: no parquet file in it or in its data/")
-    for path in paths:
+    for path in dataset_files(folder):
         try:
             for batch in pq.ParquetFile(path).iter_batches(_BATCH_ROWS):
                 yield str(path.relative_to(folder)), batch
