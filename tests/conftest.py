@@ -20,7 +20,8 @@ with contextlib.suppress(ImportError):  # GPU tests run where there is little mo
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole runs first: they take longest, and another process does the rest meanwhile."""
-    items.sort(key=lambda item: item.path.name != "test_controller.py")
+    longest = ("test_walk.py", "test_controller.py")
+    items.sort(key=lambda item: item.path.name not in longest)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -355,9 +355,9 @@ def test_a_market_in_prose_is_refused_where_the_last_prompts_of_an_episode_do_no
 ) -> None:
     """Also to be learned from with ``rlforge sft``."""
     given = ["+experiment=smollm2_market", "model=hf", f"model.name={language_model}"]
-    given += ["engine.max_model_len=600", "data=value_trader", "engine.max_tokens=64"]
+    given += ["engine.max_model_len=450", "data=value_trader", "engine.max_tokens=64"]
     composed = compose_run(given, None, SftConfig)
-    with pytest.raises(ConfigError, match=r"engine\.max_model_len=600: .* raise it to"):
+    with pytest.raises(ConfigError, match=r"engine\.max_model_len=450: .* raise it to"):
         check_sft(composed, keys=False)
 
 

@@ -54,9 +54,9 @@ def test_an_experiment_with_any_game_and_model_is_valid_or_refused_at_once(
         refusal(chosen, *(["env=multi"] if plays else []), model)
     found, slow = {}, {}
     for env, model in cases:
-        began = time.monotonic()
+        began = time.process_time()  # other tests may have the core
         found[env, model] = refusal(chosen, f"env={env}", f"model={model}")
-        if (took := time.monotonic() - began) >= 3:
+        if (took := time.process_time() - began) >= 3:
             slow[env, model] = took
     assert slow == {}
     refused = {case: why for case, why in found.items() if why is not None}

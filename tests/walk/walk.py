@@ -21,7 +21,6 @@ _TIMEOUT_S = 240
 _MEASURED = re.compile(r"\d+:\d\d\b|[\d.,]+(?= tok/s|/s)")
 _RUN_TIME = re.compile(r"\b20\d\d-\d\d-\d\d_\d\d-\d\d-\d\d\b")
 _ANSWER_ID = re.compile(r'(?<="id":")[^"]+|(?<="created":)\d+')
-_WORD = re.compile(r"[A-Za-z][A-Za-z_-]{2,}")
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,8 @@ class Step:
     screen has. code: the exit code. until: what the screen shows when the steps ``meanwhile`` are
     taken at another terminal, and when Ctrl-C is pressed, if ``interrupt``. replies: question ->
     what is typed; ``\\1`` is a group of the question. finds: name -> regular expression whose group
-    is what later steps call by that name; the last match counts. varies: regular expression of the
-    words that only some walks show. last: lines of the record, from the end; all by default.
-    picture: name of an SVG file.
+    is what later steps call by that name; the last match counts. same: the screen is that of every
+    walk. last: lines of the record, from the end; all by default. picture: name of an SVG file.
     """
 
     title: str
@@ -46,13 +44,9 @@ class Step:
     interrupt: bool = False
     replies: Mapping[str, str] = field(default_factory=dict)
     finds: Mapping[str, str] = field(default_factory=dict)
-    varies: str = ""
+    same: bool = False
     last: int | None = None
     picture: str = ""
-
-    def may_show(self, word: str) -> bool:
-        """Whether only some walks show ``word``."""
-        return re.fullmatch(self.varies, word) is not None
 
 
 @dataclass(frozen=True)
@@ -138,11 +132,6 @@ class Walk:
         for name, found in self.found.items():
             command = command.replace(f"{{{name}}}", found)
         return command
-
-
-def words(text: str) -> set[str]:
-    """The words of a screen: what stays the same where numbers and boards do not."""
-    return set(_WORD.findall(text))
 
 
 def _environment() -> dict[str, str]:

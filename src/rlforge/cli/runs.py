@@ -90,11 +90,11 @@ def continuous(
 
       rlforge continuous +experiment=served_answers
 
-      rlforge continuous -m +experiment=market_continuous algorithm=window_grpo,window_ppo
+      rlforge continuous -m market_continuous algorithm=window_grpo,window_ppo
 
       rlforge continuous --resume runs/market_continuous/2026-01-01_12-00-00
 
-      rlforge continuous --resume runs/market_continuous/2026-01-01_12-00-00 --more 8
+      rlforge continuous --resume latest --more 8
     """
     from rlforge.config.continuous import ContinuousConfig
 

@@ -90,7 +90,8 @@ class EnvConfig(Group):
     train: Annotated[list[EnvEntry], Length(1, inf)] = field(default_factory=lambda: [EnvEntry()])
     #: Environments of the evaluations; empty means those of ``env.train``.
     eval: list[EvalEnvEntry] = field(default_factory=list)
-    #: Opponents of evaluations, unless ``eval.opponents`` names others.
+    #: Opponents of evaluations, each in the games that it can play, unless ``eval.opponents`` names
+    #: others.
     opponents: list[Text] = field(default_factory=list)
     #: What a prompt holds: the current observation (``turn``), or all turns of the player in the
     #: game, with its own answers (``conversation``).

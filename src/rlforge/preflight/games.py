@@ -71,21 +71,20 @@ def check_lineup(composed: Composed[GamesConfig], *, keys: bool = True) -> None:
     _check_mode(composed)
     opponents, envs = config.pool.fixed_opponents, train_envs(config)
     check_opponents(composed, "pool.fixed_opponents", opponents, envs, keys=keys)
+    check_opponents(composed, "env.opponents", config.env.opponents, (), keys=keys)
     for entry, key, opponents in eval_opponents(config):
         env = env_spec(entry, config)
-        mend = f"; {_MENDS.get(key, _MEND_OF_AN_ENTRY)}"
+        mend = _MEND_OF_ALL if key == "eval.opponents" else ""
         check_opponents(composed, key, opponents, [env], keys=keys, mend=mend)
     _check_evaluations(composed)
     if keys and local_copy(config.model) is not None:  # else it is checked once the model is there
         check_room(config)
 
 
-_MENDS = {
-    "env.opponents": "they belong to the games: name those of yours, env.opponents=[random_legal]",
-    "eval.opponents": "eval.opponents=null takes those that belong to the games; an entry of "
-    "env.eval may have its own: {id: ID, opponents: [NAME]}",
-}
-_MEND_OF_AN_ENTRY = "choose another for this entry"
+_MEND_OF_ALL = (
+    "; eval.opponents=null takes those that belong to the games, and an entry of env.eval may have "
+    "its own: {id: ID, opponents: [NAME]}"
+)
 
 
 def _check_mode(composed: Composed[GamesConfig]) -> None:
@@ -223,7 +222,7 @@ def _check_extraction(composed: Composed[GamesConfig], key: str, spec: EnvSpec, 
 
 
 def check_room(config: GamesConfig) -> None:
-    """Raise ConfigError where the first prompt of a game leaves no room for an answer.
+    """Raise ConfigError where the first prompt of a game leaves no room for an action.
 
     Prompts and actions are written with the model's tokenizer, which is loaded.
     """
@@ -231,38 +230,36 @@ def check_room(config: GamesConfig) -> None:
     assert folder is not None, "the model is made or fetched"
     engine, tokenizer = config.engine, load_tokenizer(config.model)
     prompter = Prompter(tokenizer, config.prompts)
-    most = min(engine.max_model_len, positions_in(folder))
     for env in dict.fromkeys((*train_envs(config), *eval_envs(config))):
         view = make_game(env, seed=0).view()
         _, prompt = prompter.encode(env.prompt_template, view, env.action_extraction)
-        needed = len(prompt) + engine.max_tokens
-        if needed > most:
-            raise ConfigError(_no_room(config, env, len(prompt), most))
         write = getattr(EXTRACTIONS.find(env.action_extraction), "write", str)
         # Models made for boards have words of their own for actions, a token each.
-        for action in (view.legal_actions or ()) if not _reads_boards(config) else ():
-            answer = len(tokenizer.encode(write(action), add_special_tokens=False))
-            if answer > engine.max_tokens:
-                raise ConfigError(
-                    f"engine.max_tokens={engine.max_tokens}: an answer with the action {action} of "
-                    f"{env.id} has {answer} tokens; raise it to that, and to more for a model that "
-                    "reasons"
-                )
-
-
-def _no_room(config: GamesConfig, env: EnvSpec, prompt: int, most: int) -> str:
-    """What to change where a prompt of ``env`` with its answer is longer than ``most`` tokens."""
-    engine = config.engine
-    asked = (
-        f"the first prompt of {env.id} has {prompt} tokens, and an answer up to "
-        f"engine.max_tokens={engine.max_tokens}"
-    )
-    if most == engine.max_model_len:
-        return f"engine.max_model_len={most}: {asked}; raise it to {prompt + engine.max_tokens}"
-    room = f"model {config.model.label} has positions for {most} tokens: {asked}"
-    if prompt < most:
-        return f"{room}; lower that to {most - prompt}"
-    return f"{room}; choose a shorter prompt_template or another model"
+        actions = () if _reads_boards(config) else view.legal_actions or ()
+        answers = {
+            action: len(tokenizer.encode(write(action), add_special_tokens=False))
+            for action in actions
+        }
+        longest = max(answers, key=lambda action: answers[action], default="")
+        answer = answers.get(longest, 1)
+        if answer > engine.max_tokens:
+            raise ConfigError(
+                f"engine.max_tokens={engine.max_tokens}: an answer with the action {longest} of "
+                f"{env.id} has {answer} tokens; raise it to that, and to more for a model that "
+                "reasons"
+            )
+        asked = f"the first prompt of {env.id} has {len(prompt)} tokens, an action {answer}"
+        needed = len(prompt) + answer
+        if needed > engine.max_model_len:
+            raise ConfigError(
+                f"engine.max_model_len={engine.max_model_len}: {asked}; raise it to {needed}, and "
+                "to more for answers that reason"
+            )
+        if needed > positions_in(folder):
+            raise ConfigError(
+                f"model {config.model.label} has positions for {positions_in(folder)} tokens: "
+                f"{asked}; choose a shorter prompt_template or another model"
+            )
 
 
 def _check_batches(composed: Composed[RunConfig]) -> None:

@@ -6,6 +6,8 @@ from functools import cache
 
 from rlforge.config.compose import compose
 from rlforge.config.schema import EnvEntry, GamesConfig, PolicyConfig
+from rlforge.errors import ConfigError
+from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent
 from rlforge.rollout.evaluation import Pairing
 from rlforge.types import EnvSpec, PolicyRef
@@ -23,16 +25,33 @@ def eval_envs(config: GamesConfig) -> tuple[EnvSpec, ...]:
 
 def eval_opponents(config: GamesConfig) -> list[tuple[EnvEntry, str, list[str]]]:
     """The evaluation environments, each with the key and names of the opponents met in it."""
-    given, of_games = config.eval.opponents, config.env.opponents
-    shared = ("env.opponents", of_games) if given is None else ("eval.opponents", given)
     if not config.env.eval:
-        return [(entry, *shared) for entry in config.env.train]
+        return [(entry, *_shared(entry, config)) for entry in config.env.train]
     return [
         (entry, f"env.eval.{index}.opponents", entry.opponents)
         if entry.opponents
-        else (entry, *shared)
+        else (entry, *_shared(entry, config))
         for index, entry in enumerate(config.env.eval)
     ]
+
+
+def _shared(entry: EnvEntry, config: GamesConfig) -> tuple[str, list[str]]:
+    """The key and names of the opponents that are met in an environment without its own."""
+    if config.eval.opponents is not None:
+        return "eval.opponents", config.eval.opponents
+    env = env_spec(entry, config)
+    return "env.opponents", [name for name in config.env.opponents if _plays(name, env)]
+
+
+def _plays(name: str, env: EnvSpec) -> bool:
+    """Whether the opponent knows the game, as far as that is known before it is played."""
+    policy = parse_opponent(name)
+    try:
+        if policy.kind == "scripted":
+            check_player(policy.path_or_name or name, env)
+    except ConfigError:
+        return False
+    return True
 
 
 def eval_pairings(config: GamesConfig) -> tuple[Pairing, ...]:
