@@ -20,8 +20,7 @@ with contextlib.suppress(ImportError):  # GPU tests run where there is little mo
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole runs first: they take longest, and another process does the rest meanwhile."""
-    longest = ("test_walk.py", "test_controller.py")
-    items.sort(key=lambda item: item.path.name not in longest)
+    items.sort(key=lambda item: item.path.name != "test_controller.py")
 
 
 @pytest.fixture(scope="session", autouse=True)

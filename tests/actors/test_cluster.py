@@ -53,6 +53,18 @@ def test_no_process_that_ray_started_outlives_the_block(
     bystander.wait()
 
 
+def test_a_ray_that_does_not_start_in_time_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(**_: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen because …")
+
+    monkeypatch.setattr("ray.init", late)
+    with (
+        pytest.raises(RunError, match=r"^Ray did not start in time: this machine is busy"),
+        cluster.ray_started(HardwareConfig(device="cpu"), 1),
+    ):
+        pass
+
+
 def test_ray_leaves_the_process_group_which_timeout_and_batch_systems_signal(
     own_home: None,
 ) -> None:

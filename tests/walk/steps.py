@@ -10,8 +10,8 @@ YAML = """\
 # @package _global_
 defaults: [tictactoe_mirror]
 name: first_day
-learner: {total_updates: 40, batch_size: 64}
-eval: {every: 10, games: 20, final_games: 40}
+learner: {total_updates: 24, batch_size: 64}
+eval: {every: 12, games: 10, final_games: 20}
 tracker: {progress: plain}
 """
 
@@ -52,15 +52,15 @@ STEPS = (
         (
             "run directory ",
             "eval at 0: .* vs random_legal: win",
-            "done at update 40/40",
+            "done at update 24/24",
             r"next: rlforge play --run runs/first_day/\S+",
         ),
-        until="eval at 10: .*random_legal",
+        until="eval at 12: .*random_legal",
         meanwhile=(
             Step(
                 "Watch it from another terminal",
                 "rlforge monitor latest --once",
-                ("updates .*/40", "Win rate", "Ratings", "running"),
+                ("updates .*/24", "Win rate", "Ratings", "running"),
                 picture="dashboard",
             ),
         ),
@@ -71,16 +71,15 @@ STEPS = (
         f"{_TRAIN} seed=1",
         ("interrupted at update", r"rlforge train --resume \S*runs/first_day/"),
         code=130,
-        until=r"\] update [1-9]\d*/40",
+        until=r"\] update [1-9]\d*/24",
         interrupt=True,
-        finds={"other": r"rlforge train --resume \S*?(runs/first_day/\S+)"},
     ),
     Step(
         "Go on with it",
         "rlforge train --resume latest",
-        ("resumed at update", "done at update 40/40"),
+        ("resumed at update", "done at update 24/24"),
     ),
-    Step("The runs of this folder", "rlforge runs", ("(?s)(done, 40/40.*){2}",)),
+    Step("The runs of this folder", "rlforge runs", ("(?s)(done, 24/24.*){2}",)),
     Step(
         "Compare them",
         "rlforge compare runs/first_day",
@@ -89,14 +88,14 @@ STEPS = (
     ),
     Step(
         "Evaluate a version",
-        "rlforge eval {run} --checkpoint step-20 --opponent random_legal --games 100",
+        "rlforge eval {run} --checkpoint step-12 --opponent random_legal --games 100",
         (r"environment +opponent +games +win +95% CI", r"random_legal +100 "),
         picture="eval",
     ),
     Step(
         "Play against it",
         "rlforge play --run {run}",
-        (r"player 1 \(step-40\): \[\d\]", "Final board:"),
+        (r"player 1 \(step-24\): \[\d\]", "Final board:"),
         replies=_FIRST_FREE_CELL,
     ),
     Step(

@@ -139,7 +139,15 @@ def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:
         own: dict[str, Any] = {"address": "local", "include_dashboard": False}
         cpus = max(hardware.num_cpus or 1, round(num_cpus))
         with _own_groups():
-            ray.init(num_cpus=cpus, num_gpus=hardware.num_gpus, **own, **quiet)
+            try:
+                ray.init(num_cpus=cpus, num_gpus=hardware.num_gpus, **own, **quiet)
+            except Exception as error:  # Ray has no class of its own for it
+                if "timed out during startup" not in str(error):
+                    raise
+                raise RunError(
+                    "Ray did not start in time: this machine is busy, or short of memory; stop "
+                    "other work and start again"
+                ) from error
 
 
 def end_processes(processes: Collection[psutil.Process]) -> None:

@@ -137,7 +137,7 @@ def replay(
 
     [bold]Examples[/bold]
 
-      rlforge replay runs/simpletak_mirror/2026-01-01_12-00-00 --purpose eval --result loss
+      rlforge replay latest --purpose eval --result loss
 
       rlforge replay latest latest --opponent random_legal --interactive
 
