@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.walk.walk import Step
+from tests.first_day.walk import Step
 
 #: An experiment of the user's own: TicTacToe as shipped, but shorter.
 EXPERIMENT = "mine/experiment/first_day.yaml"
@@ -107,7 +107,7 @@ STEPS = (
     Step(
         "One of them, turn by turn",
         "rlforge replay {run} {game}",
-        (r"\d\. player [01] \(step-\d+\)", r"plays \[\d\] +probability", "finished: "),
+        (r"\d\. player [01] \(step-\d+\)", r"plays \[\d\] +probability", "wins|a draw"),
         last=32,
         picture="replay",
     ),

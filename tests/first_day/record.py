@@ -1,4 +1,4 @@
-"""Takes the walk and writes it down: ``python -m tests.walk.record`` makes docs/walk.md again.
+"""Takes the walk and writes it down: ``python -m tests.first_day.record`` makes docs/walk.md again.
 
 The model that the walk trains is made first if it is not in the cache, which takes a minute.
 """
@@ -9,8 +9,8 @@ import re
 import tempfile
 from pathlib import Path
 
-from tests.walk.steps import EXPERIMENT, STEPS, YAML
-from tests.walk.walk import Screen, Walk
+from tests.first_day.steps import EXPERIMENT, STEPS, YAML
+from tests.first_day.walk import Screen, Walk
 
 from rlforge.tracking.report.data import load_run
 from rlforge.tracking.report.picture import picture
@@ -21,8 +21,8 @@ _INTRODUCTION = f"""\
 # A first day, step by step
 
 From an empty folder to a served policy, as a terminal of 80 columns shows it. The test suite takes
-the same steps and compares what they show; `python -m tests.walk.record` records them again. `#`
-stands for the digits of times and speeds.
+the same steps and compares what they show; `python -m tests.first_day.record` records them again.
+`#` stands for the digits of times and speeds.
 
 The folder holds one file, an experiment that is `tictactoe_mirror` with fewer and smaller updates.
 It is `{EXPERIMENT}`:

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.walk.record import DOCS, PAGE, prepare
-from tests.walk.steps import STEPS
-from tests.walk.walk import COLUMNS, Screen, Step, Walk
+from tests.first_day.record import DOCS, PAGE, prepare
+from tests.first_day.steps import STEPS
+from tests.first_day.walk import COLUMNS, Screen, Step, Walk
 
 from rlforge.models.made import TINY
 
@@ -24,7 +24,7 @@ ALL = [one for step in STEPS for one in (step, *step.meanwhile)]
 RECORDED = dict(
     re.findall(r"^## (.*?)\n.*?^```text\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 )
-AGAIN = "record the walk again: python -m tests.walk.record"
+AGAIN = "record the walk again: python -m tests.first_day.record"
 
 pytestmark = pytest.mark.timeout(900)  # the first test takes all steps
 
