@@ -129,5 +129,5 @@ def nearest(name: str, names: Iterable[str], count: int = 3) -> str:
     return f"; did you mean {', '.join(swapped or close)}?" if close else ""
 
 
-#: A name is not offered beside one that is much closer.
+#: A name is not offered together with one that is much closer.
 _AS_CLOSE = 0.85

@@ -244,10 +244,9 @@ def sweep_job(job: DictConfig) -> float:
         result = from_hydra(whole, list(hydra.overrides.task), dirs, root)
         check(result)
         config = _with_start(result)
-        check_fit(config)
-        check_source(config.model)
+        graph = _graph(config)
         command = _command(root, result.overrides, Path(folder) if folder else None)
-        outcome = _run(config, build_graph(config, detect()), run_dir, command)
+        outcome = _run(config, graph, run_dir, command)
     except RlforgeError as error:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / FAILED).write_text(f"{error}\n", encoding="utf-8")

@@ -63,7 +63,7 @@ class Image:
     def _env(self, rest: str) -> None:
         for pair in shlex.split(rest):
             key, _, text = pair.partition("=")
-            self._variables[key] = f"{self._root}{text}" if text.startswith("/work") else text
+            self._variables[key] = f"{self._root}{text}" if text.startswith("/data") else text
 
     def _workdir(self, path: str) -> None:
         self._folder = self._root / path.lstrip("/")
@@ -115,5 +115,5 @@ def test_the_page_on_installation_has_its_commands() -> None:
     for line in built:
         assert "-f Containerfile" in line or line.startswith("podman")
     mounted = re.findall(r"-v \S+:(/\w+)", page)
-    assert set(mounted) == {"/work"}
-    assert "WORKDIR /work" in TEXT
+    assert set(mounted) == {"/data"}
+    assert "WORKDIR /data" in TEXT

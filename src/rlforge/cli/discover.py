@@ -202,7 +202,7 @@ def plugins(json_file: JsonFile = None) -> None:
 def _print_choices(
     choices: Sequence[Choice], states: Sequence[str] = (), *, indent: int = 0
 ) -> None:
-    """Names with what they are beside them, and a state below; wide words stay whole."""
+    """Names, on the same lines what they are, and a state below; wide words stay whole."""
     width = max((len(choice.name) for choice in choices), default=0) + 2 + indent
     if Console().width < width + 24:  # below each other
         width = indent + 4

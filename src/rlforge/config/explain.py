@@ -93,16 +93,16 @@ def _unknown_key(text: str, parent: str, where: str, root: type) -> ConfigError:
         known = [f"{head}.{name}" if head else name for name in all_keys(cls)]
         if issubclass(cls, AlgorithmConfig):
             kind = f" in {cls.__name__}"
-            others = [name for name, one in ALGORITHM_CONFIGS.items() if key in _keys(one)]
+            others = [
+                name
+                for name, one in ALGORITHM_CONFIGS.items()
+                if key in all_keys(one, "algorithm.")
+            ]
             if others:
                 end = "has it" if len(others) == 1 else "have it"
                 kind += f"; algorithm={' and '.join(others)} {end}"
                 return ConfigError(f"{key} ({where}): no such key{kind}")
     return ConfigError(f"{key} ({where}): no such key{kind}{alike(key, known)}")
-
-
-def _keys(algorithm: type[AlgorithmConfig]) -> list[str]:
-    return all_keys(algorithm, "algorithm.")
 
 
 def _no_option(name: str, text: str) -> ConfigError:

@@ -18,7 +18,7 @@ from rlforge.preflight.memory.plan import GIB, Card, Need, Plan
 _STATES = {"ok": "green", "note": "yellow", "problem": "red"}
 _VERDICTS = {"fits": "green", "tight": "yellow", "does not fit": "red"}
 
-#: Columns that a detail needs beside what it is about.
+#: Columns that a detail needs next to what it is about.
 _BESIDE = 24
 
 
@@ -74,7 +74,7 @@ def _plain(*titles: str) -> Table:
 
 
 class _Findings:
-    """A paragraph each, beside what it is about; paths and ids stay whole."""
+    """A paragraph each, next to what it is about; paths and ids stay whole."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self._findings = findings

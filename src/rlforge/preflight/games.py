@@ -229,7 +229,7 @@ def check_room(config: GamesConfig) -> None:
     folder = local_copy(config.model)
     assert folder is not None, "the model is made or fetched"
     engine, tokenizer = config.engine, load_tokenizer(config.model)
-    prompter = Prompter(tokenizer, config.prompts)
+    prompter, positions = Prompter(tokenizer, config.prompts), positions_in(folder)
     for env in dict.fromkeys((*train_envs(config), *eval_envs(config))):
         view = make_game(env, seed=0).view()
         _, prompt = prompter.encode(env.prompt_template, view, env.action_extraction)
@@ -255,9 +255,9 @@ def check_room(config: GamesConfig) -> None:
                 f"engine.max_model_len={engine.max_model_len}: {asked}; raise it to {needed}, and "
                 "to more for answers that reason"
             )
-        if needed > positions_in(folder):
+        if needed > positions:
             raise ConfigError(
-                f"model {config.model.label} has positions for {positions_in(folder)} tokens: "
+                f"model {config.model.label} has positions for {positions} tokens: "
                 f"{asked}; choose a shorter prompt_template or another model"
             )
 

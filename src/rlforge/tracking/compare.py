@@ -81,6 +81,8 @@ class Configuration:
     objective: float | None
 
 
+Row = Mapping[str, Any]
+
 T = TypeVar("T", ComparedRun, Configuration)
 
 
@@ -135,11 +137,11 @@ def compare(paths: Sequence[Path]) -> Comparison:
     evals = [read_jsonl(RunPaths(root=path).evals) for path in paths]
     several = len({row["env_id"] for rows in evals for row in rows}) > 1
     groups: dict[str, list[ComparedRun]] = {}
-    for path, config in zip(paths, configs, strict=True):
+    for path, config, rows in zip(paths, configs, evals, strict=True):
         settings = {key: config[key] for key in keys if key in config}
         same = {key: text for key, text in config.items() if key != "seed"} or str(path)
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(
-            _run(path, settings, several)
+            _run(path, settings, rows, several)
         )
     configurations = tuple(map(_configuration, groups.values()))
     runs = [run for one in configurations for run in one.runs]
@@ -214,13 +216,15 @@ def _differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
     differ = sorted((key for key in names if values[key] > 1), key=lambda key: -values[key])
     shared = [key for key in differ if all(key in config for config in configs)]
 
-    def told_apart(keys: Sequence[str]) -> int:
+    def combinations(keys: Sequence[str]) -> int:
         return len({tuple(config.get(key) for key in keys) for config in configs})
 
-    return shared if told_apart(shared) == told_apart(differ) else differ
+    return shared if combinations(shared) == combinations(differ) else differ
 
 
-def _run(path: Path, settings: Mapping[str, str], several: bool) -> ComparedRun:
+def _run(
+    path: Path, settings: Mapping[str, str], evals: Sequence[Row], several: bool
+) -> ComparedRun:
     run = RunPaths(root=path)
     status, done = how_far(run)
     summary = read_summary(run)
@@ -230,18 +234,18 @@ def _run(path: Path, settings: Mapping[str, str], several: bool) -> ComparedRun:
         status=status,
         done=done,
         settings=settings,
-        results=tuple(_results(run, several)),
+        results=tuple(_results(run, evals, several)),
         wall_s=elapsed_s if status == "running" else summary.get("wall_time_s"),
         objective=summary.get("objective"),
     )
 
 
-def _results(run: RunPaths, several: bool) -> list[Result]:
+def _results(run: RunPaths, evals: Sequence[Row], several: bool) -> list[Result]:
     """Of the last evaluation of each opponent, or of the last window, or of the last update.
 
-    several: name the environments, too.
+    evals: its evaluations. several: name the environments, too.
     """
-    last = {(row["env_id"], row["opponent"]): row for row in read_jsonl(run.evals)}
+    last = {(row["env_id"], row["opponent"]): row for row in evals}
     if last:
         return [
             Result(

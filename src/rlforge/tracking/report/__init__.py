@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlforge.errors import ConfigError
-from rlforge.system.files import atomic_write
 from rlforge.tracking.report import curves, tables, windows
 from rlforge.tracking.report.data import RunData, load_run
 from rlforge.tracking.report.decisions import sample_decisions
 from rlforge.tracking.report.games import sample_games
-from rlforge.tracking.report.html import Html, el
+from rlforge.tracking.report.html import Html, check_page, el, write_page
 from rlforge.tracking.status import why_it_ended
 
 __all__ = ["write_report"]
-
-_STYLE = Path(__file__).with_name("style.css")
 
 
 def write_report(run_dir: Path | str, output: Path | str | None = None) -> Path:
@@ -32,24 +28,12 @@ def write_report(run_dir: Path | str, output: Path | str | None = None) -> Path:
         RlforgeError: ``run_dir`` is not a run, one of its JSON files is damaged, or ``output``
             cannot be a file.
     """
-    if output is not None and (Path(output).is_dir() or not Path(output).parent.is_dir()):
-        raise ConfigError(
-            f"the report cannot be written to {output}: it must be a file in a folder that exists"
-        )
+    target = None if output is None else Path(output)
+    check_page(target)
     run = load_run(run_dir)
     top, *sections = _of_windows(run) if run.continuous else _of_games(run)
     body = el("body", top, _warnings(run), *sections)
-    head = el(
-        "head",
-        Html('<meta charset="utf-8">'),
-        Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-        el("title", f"{run.name}: rlforge report"),
-        el("style", Html(_STYLE.read_text(encoding="utf-8"))),
-    )
-    page = f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
-    target = run.paths.report if output is None else Path(output)
-    atomic_write(target, page.encode(errors="replace"))
-    return target
+    return write_page(target or run.paths.report, f"{run.name}: rlforge report", body)
 
 
 def _warnings(run: RunData) -> Html | None:

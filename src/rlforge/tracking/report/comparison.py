@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from rlforge.errors import ConfigError
-from rlforge.system.files import atomic_write
 from rlforge.tracking.compare import (
     ComparedRun,
     Comparison,
@@ -31,9 +29,7 @@ from rlforge.tracking.formatting import NOTHING
 from rlforge.tracking.report.charts import COLOURS, Chart, Series, figure
 from rlforge.tracking.report.curves import charts, section
 from rlforge.tracking.report.data import Row
-from rlforge.tracking.report.html import Html, el, join, table
-
-_STYLE = Path(__file__).with_name("style.css")
+from rlforge.tracking.report.html import Html, check_page, el, join, table, write_page
 
 #: Curves over updates, and over windows: key and title.
 _OF_UPDATES = {"reward_mean": "reward", "loss": "loss", "validation_loss": "held-out loss"}
@@ -50,25 +46,13 @@ def write_comparison(runs: Sequence[Path], output: Path | None = None) -> Path:
     output: the file; None is ``comparison.html`` in the folder that holds all of them. Raises
     RlforgeError where it cannot be a file, or a YAML or JSON file of a run is damaged.
     """
-    if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        raise ConfigError(
-            f"the report cannot be written to {output}: it must be a file in a folder that exists"
-        )
+    check_page(output)
     found = compare(runs)
     target = output or Path(found.folder) / "comparison.html"
     title = Path(found.folder).name or "comparison"
-    head = el(
-        "head",
-        Html('<meta charset="utf-8">'),
-        Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-        el("title", f"{title}: rlforge comparison"),
-        el("style", Html(_STYLE.read_text(encoding="utf-8"))),
-    )
     drawn = _drawn(found)
     body = el("body", _top(found, title), _tables(found, drawn, target), *_curves(found, drawn))
-    page = f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
-    atomic_write(target, page.encode(errors="replace"))
-    return target
+    return write_page(target, f"{title}: rlforge comparison", body)
 
 
 def _top(found: Comparison, title: str) -> Html:

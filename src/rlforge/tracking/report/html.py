@@ -9,6 +9,12 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rlforge.errors import ConfigError
+from rlforge.system.files import atomic_write
+
+_STYLE = Path(__file__).with_name("style.css")
 
 
 class Html(str):
@@ -67,3 +73,25 @@ def fold(summary: str, *content: str | None) -> Html:
 def changed(change: float, text: str, sure: bool) -> Html:
     """``text`` about a ``change``, in the colour of a good (above 0) or a bad one if it is sure."""
     return el("b", text, cls="soft" if not sure else "good" if change > 0 else "bad")
+
+
+def check_page(output: Path | None) -> None:
+    """Raise ConfigError where ``write_page`` cannot write the file, if one is given."""
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise ConfigError(
+            f"the report cannot be written to {output}: it must be a file in a folder that exists"
+        )
+
+
+def write_page(target: Path, title: str, body: Html) -> Path:
+    """Write a page that needs no other file; returns its path. body: the element of that name."""
+    head = el(
+        "head",
+        Html('<meta charset="utf-8">'),
+        Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        el("title", title),
+        el("style", Html(_STYLE.read_text(encoding="utf-8"))),
+    )
+    page = f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
+    atomic_write(target, page.encode(errors="replace"))
+    return target
