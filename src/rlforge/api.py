@@ -22,7 +22,7 @@ from rlforge.config.sft import SftConfig
 from rlforge.models.made import made_model
 from rlforge.system.checkpoint import list_checkpoints
 from rlforge.system.loops import wait_for
-from rlforge.tracking.files import open_run, read_jsonl
+from rlforge.tracking.files import open_run, read_jsonl, short
 from rlforge.tracking.status import read_summary
 from rlforge.types import GameRecord, Purpose, value
 
@@ -197,9 +197,7 @@ class Run:
 
     def __repr__(self) -> str:
         """The path, relative where it is below the current directory, and how the run ended."""
-        path, here = self.path.absolute(), Path.cwd()
-        shown = path.relative_to(here) if path.is_relative_to(here) else path
-        return f"Run({str(shown)!r}, {self.summary.get('status', 'unfinished')})"
+        return f"Run({str(short(self.path))!r}, {self.summary.get('status', 'unfinished')})"
 
     @property
     def config(self) -> PolicyConfig:

@@ -15,6 +15,7 @@ import ray
 import rlforge.actors.cluster  # noqa: F401  # configures Ray before its first import
 from rlforge.actors.engine import EngineActor, EngineReport
 from rlforge.actors.engine_client import RemoteEngine
+from rlforge.actors.folder import RunFolder
 from rlforge.actors.process import turn_file
 from rlforge.config.schema import EngineConfig, HardwareConfig, ModelConfig, RunConfig
 from rlforge.engines.base import EngineStats
@@ -36,7 +37,7 @@ class StuckOnce(EngineActor):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        marker = Path(arguments[3]) / "stuck-once"
+        marker = arguments[3].path / "stuck-once"
         if marker.exists():
             return
         marker.touch()
@@ -47,7 +48,7 @@ def _actor(config: RunConfig, run_dir: Path, max_restarts: int) -> Any:
     hardware = HardwareConfig(device="cpu", threads=1)
     made: Any = ray.remote(StuckOnce)
     return made.options(max_restarts=max_restarts, max_concurrency=100).remote(
-        config, hardware, "engine-0", str(run_dir)
+        config, hardware, "engine-0", RunFolder(run_dir=str(run_dir))
     )
 
 
@@ -81,7 +82,7 @@ async def test_an_engine_restarted_in_the_learners_turn_loads_at_wake(
     made: Any = ray.remote(EngineActor)
     hardware = HardwareConfig(device="cpu", threads=1, alternate=True)
     actor = made.options(max_concurrency=100).remote(
-        _config(small_model), hardware, "engine-0", str(tmp_path)
+        _config(small_model), hardware, "engine-0", RunFolder(run_dir=str(tmp_path))
     )
     await actor.sleep.remote()
     clock = Clock()

@@ -15,6 +15,7 @@ from unittest import mock
 
 from rlforge.actors import engine, learner, state
 from rlforge.actors.cluster import RunActors
+from rlforge.actors.folder import RunFolder
 from rlforge.actors.specs import RunGraph
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.system.hardware import detect, resolve_hardware
@@ -61,6 +62,7 @@ async def start_in_process(
 ) -> RunActors:
     """In place of ``rlforge.actors.cluster.start_actors``."""
     given = {"config": config, "hardware": hardware, "run_dir": str(run_dir), "part": part}
+    given["folder"] = RunFolder(run_dir=str(run_dir))
     named = {
         name: _create(spec.actor, given | {"name": name, "rank": rank})
         for spec in graph.nodes

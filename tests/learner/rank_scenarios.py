@@ -176,7 +176,7 @@ def play(
             ranks.add_up({})  # a barrier: all ranks wait until it is written
             learner, model = new()
             learner.load_state(resume_from or state)
-            learner.recall(folder)
+            learner.recall(lambda name: folder / name if (folder / name).exists() else None)
     saved = folder / "saved"
     if ranks.rank == 0:
         saved.mkdir()

@@ -24,6 +24,7 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlforge.actors.folder import RunFolder, come_home, on_node, start_server, this_node
 from rlforge.actors.learner import LearnerGroup
 from rlforge.actors.process import turn_file
 from rlforge.actors.specs import ActorSpec, RunGraph
@@ -245,6 +246,11 @@ class RunActors:
         reports = [call.result() for call in answered if call.exception() is None]
         return means([taken(), *reports])
 
+    async def come_home(self) -> None:
+        """Bring what other nodes still have of the run to the run directory."""
+        if "files" in self.named:
+            await come_home(self.named["files"])
+
     def name_of(self, actor_id: str | None) -> str | None:
         """The name of the actor with this id, which Ray's exceptions give; None if unknown."""
         ids = {actor._actor_id.hex(): name for name, actor in self.named.items()}
@@ -265,8 +271,9 @@ async def start_actors(
     """Start every actor of ``graph`` and wait until all have loaded what they need.
 
     A constructor gets those of ``config``, ``hardware``, ``name``, ``rank`` (number of the
-    replica), ``run_dir`` and ``part`` that it has parameters for. part: how often the run was
-    resumed, which keeps its game ids apart. Actors load side by side, except those that share a
+    replica), ``folder``, ``run_dir`` and ``part`` that it has parameters for; ``run_dir`` is for
+    actors on the driver's node. part: how often the run was resumed, which keeps its game ids
+    apart. Actors load side by side, except those that share a
     card: an engine may measure its memory as the fall of the card's free memory.
     Raises RunError when there is no room for all; errors of constructors arrive wrapped by Ray
     (see ``reason``).
@@ -274,8 +281,12 @@ async def start_actors(
     specs = [spec for spec in graph.nodes if spec.actor is not None]
     places = await _places(specs)
     turn_file(run_dir).unlink(missing_ok=True)  # left by a run killed in the learner's turn
-    given = {"config": config, "hardware": hardware, "run_dir": str(run_dir), "part": part}
     named: dict[str, Any] = {}
+    folder = RunFolder(run_dir=str(run_dir))
+    if hardware.ray_address is not None:
+        named["files"], folder = start_server(run_dir)
+    given = {"config": config, "hardware": hardware, "part": part}
+    given |= {"folder": folder, "run_dir": str(run_dir)}
     loading: list[asyncio.Future[Any]] = []
     alone: asyncio.Future[Any] | None = None
     try:
@@ -283,7 +294,8 @@ async def start_actors(
             for rank, name in enumerate(spec.actor_names):
                 if spec.loads_alone and alone is not None:
                     await alone
-                actor = _create(spec, places.get(name), given | {"name": name, "rank": rank})
+                place = on_node(this_node()) if spec.on_driver_node else places.get(name)
+                actor = _create(spec, place, given | {"name": name, "rank": rank})
                 named[name] = actor
                 loading.append(asyncio.ensure_future(actor.__ray_ready__.remote()))
                 if spec.name == "learner" and rank + 1 == spec.replicas:
@@ -291,6 +303,10 @@ async def start_actors(
                     loading.append(asyncio.ensure_future(RunActors(named).learner.start()))
                 alone = loading[-1] if spec.loads_alone else None
         await asyncio.gather(*loading)
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first error counts
+            await RunActors(named).come_home()
+        raise
     finally:
         for waiting in loading:
             waiting.cancel()

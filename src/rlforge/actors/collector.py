@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
 
 from rlforge.actors.engine_client import RemoteEngine
+from rlforge.actors.folder import RunFolder
 from rlforge.actors.process import freeze_gc
 from rlforge.config.schema import RunConfig
 from rlforge.games.registry import check_env
@@ -21,15 +22,14 @@ from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.system.timeouts import Clock
 from rlforge.tracking.files import open_log
-from rlforge.tracking.game_files import GameWriter
 from rlforge.types import GameRecord, GameSpec, PolicyRef
 
 
 class CollectorActor:
     """A collector whose games come from the pool and go to buffer, pool and tracker."""
 
-    def __init__(self, config: RunConfig, name: str, run_dir: str) -> None:
-        open_log(name, run_dir)
+    def __init__(self, config: RunConfig, name: str, folder: RunFolder) -> None:
+        open_log(name, folder.open())
         self._name = name
         # By name: handles among the arguments may be invalid when Ray restarts this actor.
         self._pool: Any = ray.get_actor("pool")
@@ -49,7 +49,7 @@ class CollectorActor:
         self._answers = SeatPolicies(
             config, tokenizer, self._engine, stop_token_ids(config.model, tokenizer)
         )
-        self._writer = GameWriter(Path(run_dir), name) if config.collector.save_games else None
+        self._saves = config.collector.save_games
         self._collector = Collector(
             config.collector, self, self._answers.for_game, time_limit=clock.timeout
         )
@@ -59,11 +59,7 @@ class CollectorActor:
 
     async def train(self) -> None:
         await self._pool.lose_games.remote(self._name)
-        try:
-            await self._collector.train()
-        finally:
-            if self._writer is not None:
-                self._writer.flush()
+        await self._collector.train()
 
     def use_version(self, policy: PolicyRef) -> None:
         self._answers.use_version(policy)
@@ -77,22 +73,24 @@ class CollectorActor:
 
     async def evaluate(self, specs: Sequence[GameSpec]) -> list[GameRecord]:
         records = await self._collector.evaluate(specs)
-        if self._writer is not None:
-            self._writer.add(records)
-        await self._pool.push_outcomes.remote([_outline(record) for record in records])
-        return [_outline(record) for record in records]
+        outlines = [_outline(record) for record in records]
+        if self._saves:
+            await self._tracker.save_games.remote(records)
+        await self._pool.push_outcomes.remote(outlines)
+        return outlines
 
     async def next_games(self, wanted: int) -> list[GameSpec] | None:
         granted = await self._buffer.reserve.remote(self._name, wanted)
         return await self._pool.next_games.remote(self._name, granted) if granted else None
 
     async def deliver(self, delivery: Delivery) -> None:
-        if self._writer is not None:
-            self._writer.add(delivery.records)
         outlines = [_outline(record) for record in delivery.records]
-        self._tracker.add_games.remote(outlines)
         self._pool.push_outcomes.remote(outlines)
-        await self._buffer.deliver.remote(self._name, delivery)
+        # Games that the tracker has are on record whatever becomes of this process.
+        await asyncio.gather(
+            self._tracker.add_games.remote(delivery.records if self._saves else outlines),
+            self._buffer.deliver.remote(self._name, delivery),
+        )
 
 
 def _outline(record: GameRecord) -> GameRecord:

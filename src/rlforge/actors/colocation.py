@@ -9,15 +9,12 @@ Requests of games wait in the sleeping engines, and their time limits are paused
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rlforge.actors.cluster import RunActors
-from rlforge.actors.process import turn_file
 from rlforge.errors import RlforgeError
 from rlforge.system.utilisation import Span
 from rlforge.types import UpdateResult
@@ -27,7 +24,7 @@ CallActor = Callable[[str, str], Awaitable[Any]]
 
 
 async def update_in_turn(
-    actors: RunActors, call: CallActor, run_dir: Path, batch: Any
+    actors: RunActors, call: CallActor, batch: Any
 ) -> tuple[UpdateResult, Span]:
     """The learner's update, with every engine asleep until it is over.
 
@@ -38,29 +35,21 @@ async def update_in_turn(
     started = time.time()
     for collector in actors.collectors:
         collector.engines_sleep.remote()
+    await actors.learner.begin_turn()
     try:
-        with _learners_turn(run_dir):
-            await _all_engines(actors, call, "sleep")
-            result, span = await actors.learner.update(batch)
+        await _all_engines(actors, call, "sleep")
+        result, span = await actors.learner.update(batch)
     except RlforgeError:
+        await actors.learner.end_turn()
         await _all_engines(actors, call, "wake")
         raise
+    await actors.learner.end_turn()
     await _all_engines(actors, call, "wake")
     for collector in actors.collectors:
         collector.engines_wake.remote()
     switch = time.time() - started - (span[1] - span[0])
     metrics = {**result.metrics, "seconds_switch": switch}
     return dataclasses.replace(result, metrics=metrics), span
-
-
-@contextlib.contextmanager
-def _learners_turn(run_dir: Path) -> Iterator[None]:
-    file = turn_file(run_dir)
-    file.touch()
-    try:
-        yield
-    finally:
-        file.unlink()
 
 
 async def _all_engines(actors: RunActors, call: CallActor, method: str) -> None:

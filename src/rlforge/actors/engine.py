@@ -11,11 +11,13 @@ from collections.abc import Awaitable, Sequence
 from functools import partial
 from uuid import uuid4
 
+from rlforge.actors.folder import RunFolder
 from rlforge.actors.process import end, freeze_gc, turn_file
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.engines.base import Caller, EngineStats, LocalEngine
 from rlforge.engines.registry import make_engine
-from rlforge.errors import EngineDeadError, EngineError
+from rlforge.errors import EngineDeadError, EngineError, PolicyLoadError, RlforgeError
+from rlforge.system.packages import statistics_hidden
 from rlforge.system.utilisation import Span
 from rlforge.tracking.files import open_log
 from rlforge.types import Completion, PolicyRef, SamplingParams, value
@@ -90,13 +92,14 @@ class EngineActor:
     _engine: LocalEngine
 
     def __init__(
-        self, config: PolicyConfig, hardware: HardwareConfig, name: str, run_dir: str
+        self, config: PolicyConfig, hardware: HardwareConfig, name: str, folder: RunFolder
     ) -> None:
-        open_log(name, run_dir)
+        open_log(name, folder.open())
+        self._folder = folder
         self._config, self._hardware = config, hardware
         self._process = uuid4().hex
         self._loaded = asyncio.Event()
-        if not turn_file(run_dir).exists():
+        if not turn_file(folder.path).exists():
             self._load_model()
         self._outbox: dict[str, list[Answered]] = {}
         self._filled: dict[str, asyncio.Event] = {}
@@ -104,12 +107,13 @@ class EngineActor:
 
     def _load_model(self) -> None:
         hardware = self._hardware
-        self._engine = make_engine(
-            self._config,
-            device=hardware.device,
-            threads=hardware.threads,
-            gpus=hardware.engine_gpus,
-        )
+        with statistics_hidden():
+            self._engine = make_engine(
+                self._config,
+                device=hardware.device,
+                threads=hardware.threads,
+                gpus=hardware.engine_gpus,
+            )
         freeze_gc()
         log.info("the engine is loaded")
         self._loaded.set()
@@ -126,11 +130,28 @@ class EngineActor:
                 partial(self._put, client, ticket) if request.stream else None,
             )
         await self._loaded.wait()
+        here = {
+            policy: await self._fetched(client, policy, requests)
+            for policy in {request.policy for request in requests}
+        }
         self._engine.ask(
-            (request.prompt_token_ids, request.params, request.policy, callers[request.ticket])
+            (request.prompt_token_ids, request.params, policy, callers[request.ticket])
             for request in requests
-            if request.ticket in callers  # not cancelled while the model was loaded
+            if request.ticket in callers  # neither cancelled nor failed meanwhile
+            and (policy := here[request.policy]) is not None
         )
+
+    async def _fetched(
+        self, client: str, policy: PolicyRef, requests: Sequence[Request]
+    ) -> PolicyRef | None:
+        """``policy`` with its files on this node; where there are none, None: its requests fail."""
+        try:
+            return await self._folder.policy(policy)
+        except RlforgeError as error:
+            for request in requests:
+                if request.policy == policy and request.ticket in self._callers[client]:
+                    self._end(client, request.ticket, None, PolicyLoadError(str(error)))
+            return None
 
     async def cancel(self, client: str, tickets: Sequence[int]) -> None:
         """Stop answering these requests."""
@@ -182,7 +203,7 @@ class EngineActor:
 
     async def load(self, policy: PolicyRef) -> None:
         await self._loaded.wait()
-        await _unless_dead(self._engine.load(policy))
+        await _unless_dead(self._engine.load(await self._folder.policy(policy)))
 
     async def sleep(self) -> None:
         if self._loaded.is_set():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlforge.actors.process import limit_threads
+from rlforge.actors.folder import RunFolder
+from rlforge.actors.process import limit_threads, turn_file
 from rlforge.config.schema import HardwareConfig, PolicyConfig
-from rlforge.errors import ConfigError, RlforgeError, RunError
+from rlforge.errors import CheckpointError, ConfigError, RlforgeError, RunError
 from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkpoint
+from rlforge.system.packages import statistics_hidden
 from rlforge.system.utilisation import Span
 from rlforge.tracking.files import open_log
 from rlforge.types import Checkpoint, TrainBatch, UpdateResult
@@ -34,11 +37,16 @@ class LearnerActor:
     _learner: Learner
 
     def __init__(
-        self, config: PolicyConfig, hardware: HardwareConfig, name: str, rank: int, run_dir: str
+        self,
+        config: PolicyConfig,
+        hardware: HardwareConfig,
+        name: str,
+        rank: int,
+        folder: RunFolder,
     ) -> None:
-        open_log(name, run_dir)
+        open_log(name, folder.open())
         limit_threads(hardware.threads)
-        self._checkpoints = Path(run_dir) / "checkpoints"
+        self._folder = folder
         self._config, self._hardware, self._rank = config, hardware, rank
 
     def host(self) -> tuple[str, int]:
@@ -52,9 +60,10 @@ class LearnerActor:
 
     def start(self, meeting: tuple[str, int] | None) -> None:
         """Connect to the other ranks, if there are any, and load the model."""
-        from rlforge.learner import make_learner
-        from rlforge.learner.ranks import ConnectedRanks, Ranks, join, stay_local
-        from rlforge.models.devices import resolve_device
+        with statistics_hidden():
+            from rlforge.learner import make_learner
+            from rlforge.learner.ranks import ConnectedRanks, Ranks, join, stay_local
+            from rlforge.models.devices import resolve_device
 
         device, size = resolve_device(self._hardware.device), self._config.learner.num_learners
         ranks = Ranks()
@@ -62,9 +71,26 @@ class LearnerActor:
             stay_local(meeting[0])
             store = join(*meeting, size) if self._rank else self._meeting_point
             ranks = ConnectedRanks(store, self._rank, size, device)
-        self._learner = make_learner(self._config, device, ranks)
+        with statistics_hidden():  # the model's own module is imported here
+            self._learner = make_learner(self._with_start(), device, ranks)
         if self._hardware.alternate:
             self._learner.rest(offload=self._hardware.offload_learner)
+
+    def _with_start(self) -> PolicyConfig:
+        """The configuration, with the place of the initial adapter on this node."""
+        learner = self._config.learner
+        found = self._folder.fetched(learner.initial_adapter) if learner.initial_adapter else None
+        if found is None:
+            return self._config
+        start = dataclasses.replace(learner, initial_adapter=ray.get(found))
+        return dataclasses.replace(self._config, learner=start)
+
+    def begin_turn(self) -> None:
+        """The card is the learner's until ``end_turn`` (see ``turn_file``)."""
+        turn_file(self._folder.path).touch()
+
+    def end_turn(self) -> None:
+        turn_file(self._folder.path).unlink(missing_ok=True)
 
     def update(self, batch: TrainBatch) -> tuple[UpdateResult, Span]:
         """Learn from ``batch``; also returns start and end, in seconds of the wall clock."""
@@ -105,8 +131,9 @@ class LearnerActor:
 
         uid = step_name(version)
         facts = {"version": version, "experiment": self._config.name, "parent_uid": parent_uid}
-        path = write_checkpoint(self._checkpoints, uid, fill, {**facts, **(meta or {})})
-        return Checkpoint(uid=uid, version=version, path=str(path), parent_uid=parent_uid)
+        write_checkpoint(self._folder.checkpoints, uid, fill, {**facts, **(meta or {})})
+        path = self._folder.hand_in(uid)
+        return Checkpoint(uid=uid, version=version, path=path, parent_uid=parent_uid)
 
     def save_state(self, version: int, others: Mapping[str, Any]) -> None:
         """See ``LearnerGroup.save_state``."""
@@ -115,17 +142,24 @@ class LearnerActor:
             return
         from rlforge.learner import write_state
 
-        path = self._checkpoints / step_name(version)
-        extend_checkpoint(path, lambda folder: write_state(folder, self._learner, others))
+        uid = step_name(version)
+        extend_checkpoint(
+            self._folder.checkpoints / uid,
+            lambda folder: write_state(folder, self._learner, others),
+        )
+        self._folder.hand_in(uid)
 
     def load_state(self, uid: str, version: int | None = None) -> dict[str, Any]:
         """See ``LearnerGroup.load_state``."""
         from rlforge.learner import read_state
 
-        state = read_state(self._checkpoints / uid, self._learner)
+        path = self._folder.checkpoint(uid)
+        if path is None:
+            raise CheckpointError(f"the run has no checkpoint {uid} to resume from")
+        state = read_state(path, self._learner)
         if version is not None:
             self._learner.version = version
-        self._learner.recall(self._checkpoints)
+        self._learner.recall(self._folder.checkpoint)
         return state
 
 
@@ -155,6 +189,14 @@ class LearnerGroup:
         """``batch``: Ray's reference to a batch, which goes straight from buffer to ranks."""
         answer: tuple[UpdateResult, Span] = await self._all("update", batch)
         return answer
+
+    async def begin_turn(self) -> None:
+        """Tell engines that start on a rank's node that the card is the learner's."""
+        await self._all("begin_turn")
+
+    async def end_turn(self) -> None:
+        """The card is the engines' again."""
+        await self._all("end_turn")
 
     async def measure(self, batch: Any) -> dict[str, float]:
         """How likely the policy is to give the answers in ``batch``."""

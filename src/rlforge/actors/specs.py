@@ -22,7 +22,8 @@ class ActorSpec:
     sends: (target, what is handed over).
 
     placement_group: parts with the same one get their CPU cores and GPUs together, on as few nodes
-    as possible, and keep them while they are restarted; None: nothing is reserved. replicas_key:
+    as possible, and keep them while they are restarted; None: nothing is reserved. on_driver_node:
+    it reads and writes the run directory, which is there, and is not moved. replicas_key:
     the configuration key that sets ``replicas``. loads_alone: it shares a card with others, so it
     loads its model while none of them does.
     """
@@ -37,6 +38,7 @@ class ActorSpec:
     restarts: int = 0
     concurrency: int | None = None
     placement_group: str | None = None
+    on_driver_node: bool = False
     replicas_key: str = ""
     loads_alone: bool = False
     sends: tuple[tuple[str, str], ...] = ()

@@ -21,19 +21,42 @@ from rlforge.rollout.lineup import fixed_opponents, train_envs
 from rlforge.rollout.schedule import GameScheduler, GamesUnderWay
 from rlforge.system.hardware import versions
 from rlforge.tracking.files import open_log
+from rlforge.tracking.game_files import GameWriter
 from rlforge.tracking.tracker import Tracker
 from rlforge.tracking.window_tracker import WindowTracker
 from rlforge.types import Checkpoint, GameRecord, GameSpec, TrainBatch
 
 
 class TrackerActor(Tracker):
-    """The tracker as an actor; its callers do not wait for it."""
+    """The tracker as an actor, which also writes the games of all collectors to disk."""
 
     def __init__(self, config: PolicyConfig, run_dir: str) -> None:
         open_log("tracker", run_dir)
         name, total = config.name, config.total_updates or 0
+        self._writer = GameWriter(run_dir)
         super().__init__(Path(run_dir), config.tracker, name, total, about=_about(config))
+        self._saves = isinstance(config, RunConfig) and config.collector.save_games
         freeze_gc()
+
+    def add_games(self, records: Sequence[GameRecord]) -> None:
+        if self._saves:
+            self._writer.add(records)
+        super().add_games(records)
+
+    def save_games(self, records: Sequence[GameRecord]) -> None:
+        """Write games that are not for training."""
+        self._writer.add(records)
+
+    def tick(self) -> None:
+        self._writer.tick()
+        super().tick()
+
+    def close(self, summary: Mapping[str, Any]) -> list[str]:
+        try:
+            self._writer.flush()
+        finally:
+            lines = super().close(summary)
+        return lines
 
 
 class WindowTrackerActor(WindowTracker):

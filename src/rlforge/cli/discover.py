@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -105,10 +104,9 @@ def show(
         typer.echo(f"{listed.key}")
         _print_choices(listed.choices, indent=4)
         typer.echo()
-    width = max(40, Console().width)
     for key in found:
         if key.name in values:
-            _print_key(key, *values[key.name], width)
+            _print_key(key, *values[key.name])
 
 
 def _values(
@@ -141,14 +139,14 @@ def _plain(node: object) -> object:
     return [_plain(one) for one in node] if isinstance(node, list) else node
 
 
-def _print_key(key: Key, value: str, origin: str, width: int) -> None:
+def _print_key(key: Key, value: str, origin: str) -> None:
     kind = key.type.replace("`", "")
     of = f" [algorithm={', '.join(key.options)}]" if key.options else ""
     default = f"; default {key.default}" if origin not in ("", "default") else ""
     typer.echo(f"{key.name}={value}  ({kind}{default}){of}")
     meaning = key.meaning.replace("``", "")
-    for line in textwrap.wrap(meaning, width - 4):
-        typer.echo(f"    {line}")
+    for line in wrapped(meaning, indent=4):
+        typer.echo(line)
     if origin:
         typer.echo(f"    from: {origin}")
 

@@ -184,8 +184,9 @@ def _end_of_sweep(folder: Path) -> None:
 
 def _next_steps(run: Path, command: str) -> list[str]:
     """Where the results of a run are, and what its users do next."""
-    here = Path.cwd()
-    run = run.relative_to(here) if run.is_relative_to(here) else run
+    from rlforge.tracking.files import short
+
+    run = short(run)
     report = run / "report.html"
     use = {
         "train": f"rlforge play --run {run}; rlforge export {run} DIR",

@@ -7,6 +7,7 @@ checks can say it too.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,8 +47,9 @@ def _schema(root: type[PolicyConfig]) -> type:
     return dataclasses.make_dataclass("Configuration", fields.values())
 
 
+@functools.lru_cache(maxsize=1)  # Hydra knows the schema of one root at a time
 def register_schemas(root: type[PolicyConfig]) -> None:
-    """Tell Hydra the types behind the YAML; harmless when repeated."""
+    """Tell Hydra the types behind the YAML of ``root``."""
     store = ConfigStore.instance()
     store.store(name="schema", node=_schema(root))
     for name, node in ALGORITHM_CONFIGS.items():

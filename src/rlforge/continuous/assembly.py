@@ -94,7 +94,7 @@ async def learning_side(context: RunContext, policy: PolicySide) -> AsyncIterato
     config, actors, run_dir = continuous_config(context), context.actors, context.run_dir
     update: Update = actors.learner.update
     if context.hardware.alternate:
-        update = partial(update_in_turn, actors, partial(call_restarted, actors.named), run_dir)
+        update = partial(update_in_turn, actors, partial(call_restarted, actors.named))
     scorer = _scorer(config, run_dir, policy)
     try:
         yield LearningSide(

@@ -20,16 +20,18 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-import textarena
-from textarena.envs.registration import ENV_REGISTRY
-
 from rlforge.errors import ConfigError, GameError, nearest
 from rlforge.games.base import TurnGame, View
 from rlforge.games.board import Hand, grid_board, hand_board
 from rlforge.games.grids import Grid, GridGame, placements
 from rlforge.games.legal import RULES, family
 from rlforge.games.watchdog import Watchdog
+from rlforge.system.packages import statistics_hidden
 from rlforge.types import EndReason, EnvSpec
+
+with statistics_hidden():
+    import textarena
+    from textarena.envs.registration import ENV_REGISTRY
 
 _T = TypeVar("_T")
 

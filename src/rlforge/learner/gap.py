@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -49,8 +49,8 @@ class EarlierVersions:
             for old in sorted(self._kept)[: -self._most]:
                 del self._kept[old]
 
-    def recall(self, checkpoints: Path, newest: int, current: int) -> None:
-        """Read the versions up to ``newest``, without ``current``, of the run's ``checkpoints``.
+    def recall(self, saved: Callable[[str], Path | None], newest: int, current: int) -> None:
+        """Read the versions up to ``newest``, without ``current``, that the run ``saved``.
 
         Those that are not there or damaged are left out: only the gap of their tokens is missed.
         """
@@ -58,8 +58,9 @@ class EarlierVersions:
             return
         own = self._copy()
         for version in range(max(0, newest - self._most), newest + 1):
-            path = checkpoints / step_name(version)
-            if version == current or version in self._kept or not path.exists():
+            if version == current or version in self._kept:
+                continue
+            if (path := saved(step_name(version))) is None:
                 continue
             try:
                 self._policy.load_adapter(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -262,12 +262,13 @@ class Learner:
             raise CheckpointError(f"{directory} holds no {STATE_FILE} to resume from") from None
         self.load_state_dict(state)
 
-    def recall(self, checkpoints: Path) -> None:
+    def recall(self, saved: Callable[[str], Path | None]) -> None:
         """Keep the earlier versions that the run saved, as if this learner had made them.
 
-        Every rank calls it, after ``load_state``.
+        saved: the folder of a checkpoint by its name; None where there is none. Every rank calls
+        it, after ``load_state``.
         """
-        self._earlier.recall(checkpoints, self.version, self._weights_version)
+        self._earlier.recall(saved, self.version, self._weights_version)
 
     def _inputs(
         self, steps: Sequence[Step], selection: Selection, watch: Stopwatch

@@ -43,6 +43,10 @@ class MadeModel:
         """Where it is, or will be."""
         return cache_dir() / self.cache_name
 
+    def knows(self, subject: str) -> bool:
+        """Whether it was made for ``subject``, ``games`` or ``market``, or reads any text."""
+        return self.reads in ("text", subject)
+
     def make(self, progress: Progress) -> Path:
         """The folder, filled on the first call; other processes wait for that."""
 

@@ -34,5 +34,4 @@ def _plays(model: ModelConfig, entry: EnvEntry, view: View) -> bool:
     made = made_model(model.kind)
     subject = "market" if entry.source == "market" else "games"
     template = PROMPTS.find(entry.prompt_template or model.prompt_template)
-    knows = made is None or made.reads in ("text", subject)
-    return knows and template.lacks(view) is None
+    return (made is None or made.knows(subject)) and template.lacks(view) is None

@@ -211,6 +211,7 @@ async def _serve(
                 )
     finally:
         await engine.close()
+        await actors.come_home()
     if not signalled:
         raise RunError(
             f"an engine died more than serve.max_engine_restarts="

@@ -28,7 +28,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -138,15 +138,46 @@ def extend_checkpoint(path: Path, fill: Callable[[Path], None]) -> Manifest:
         taken = sorted(added.keys() & manifest.files.keys())
         if taken:
             raise CheckpointError(f"checkpoint {path} holds {taken[0]} already")
-        for name in added:
-            target = path / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            (directory / name).replace(target)
-        _sync_directories(path)
         _write_manifest(directory, {**manifest.files, **added}, manifest.meta)
-        (directory / MANIFEST).replace(path / MANIFEST)
-        sync(path)
+        _move_into(path, directory, added)
     return read_manifest(path, verify=False)
+
+
+def receive_checkpoint(path: Path, files: Mapping[str, bytes]) -> None:
+    """Make the checkpoint at ``path`` from the contents of its files, or add those that it lacks.
+
+    files: by path relative to it, the manifest among them; that of an earlier extension is
+    replaced. Nothing is changed where it raises: CheckpointError for files that differ from their
+    manifest, and for a full disk.
+    """
+    root = path.parent
+    with _explain_full_disk(root, path):
+        root.mkdir(parents=True, exist_ok=True)
+        with _temporary(root) as directory:
+            for name, content in files.items():
+                target = directory / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+                sync(target)
+            manifest = read_manifest(directory)
+            _sync_directories(directory)
+            if path.exists():
+                lacking = [name for name in manifest.files if not (path / name).exists()]
+                _move_into(path, directory, lacking)
+            else:
+                directory.rename(path)
+        sync(root)
+
+
+def _move_into(path: Path, directory: Path, names: Iterable[str]) -> None:
+    """Move files, and the manifest that names them, from ``directory`` to the checkpoint."""
+    for name in names:
+        target = path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).replace(target)
+    _sync_directories(path)
+    (directory / MANIFEST).replace(path / MANIFEST)
+    sync(path)
 
 
 def read_manifest(path: Path, *, verify: bool = True) -> Manifest:

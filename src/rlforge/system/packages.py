@@ -1,8 +1,11 @@
-"""Packages that only some configurations need."""
+"""Packages that only some configurations need, and those that others need not see."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import sys
+from collections.abc import Iterator
 
 from rlforge.errors import ConfigError
 
@@ -26,6 +29,29 @@ install 'rlforge[wandb]'
         raise ConfigError(
             f"{key}: {' and '.join(missing)} {are} not installed; pip install 'rlforge[{extra}]'"
         )
+
+
+@contextlib.contextmanager
+def statistics_hidden() -> Iterator[None]:
+    """In the block, imports find neither scipy nor scikit-learn, unless they are loaded already.
+
+    TextArena's nltk and transformers import both where they are installed, for parts that no game
+    and no language model uses: a second of processor time in each process. Other threads must not
+    import them meanwhile.
+
+    Example:
+        >>> with statistics_hidden():
+        ...     hidden = importlib.util.find_spec("scipy") is None
+        >>> hidden or "scipy" in sys.modules
+        True
+    """
+    absent = [name for name in ("scipy", "sklearn") if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: not to be found
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]
 
 
 def _found(module: str) -> bool:

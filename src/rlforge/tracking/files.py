@@ -131,6 +131,12 @@ def open_run(run_dir: Path | str) -> RunPaths:
     )
 
 
+def short(path: Path) -> Path:
+    """How a person is shown ``path``: relative where it is below the current directory."""
+    path, here = path.absolute(), Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def runs_below(folder: Path) -> list[Path]:
     """Run directories up to three levels below ``folder``, as jobs of sweeps are; newest first."""
     found = [
@@ -154,7 +160,7 @@ def _suggest_runs(wanted: Path) -> str:
     return nearest(str(wanted), names) or f"; the newest runs are {', '.join([*names][:3])}"
 
 
-def open_log(name: str, run_dir: str) -> contextlib.ExitStack:
+def open_log(name: str, run_dir: Path | str) -> contextlib.ExitStack:
     """Log this process to ``logs/NAME.log`` and tracebacks of hard crashes to its ``.crash.log``.
 
     Every process of a run calls it first. Closing the result ends it: a process may hold one run

@@ -121,7 +121,7 @@ class GameController:
         learner = self._config.learner
         update: Callable[[Any], Any] = self._actors.learner.update
         if self._hardware.alternate:
-            update = partial(update_in_turn, self._actors, self._call, self._run_dir)
+            update = partial(update_in_turn, self._actors, self._call)
         while self._version < learner.total_updates and not self._interrupted:
             # The batch goes from the buffer to the learner; only its reference passes here.
             next_batch = self._actors.buffer.next_batch.options(num_returns=2)

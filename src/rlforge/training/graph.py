@@ -48,12 +48,14 @@ def _game_graph(config: RunConfig, hardware: HardwareConfig) -> RunGraph:
                 name="pool",
                 actor="rlforge.actors.state:PoolActor",
                 config=_groups(config, "pool", "env"),
+                on_driver_node=True,
                 sends=(("collector", "GameSpec"), ("tracker", "ratings")),
             ),
             ActorSpec(
                 name="buffer",
                 actor="rlforge.actors.state:BufferActor",
                 config=_groups(config, "buffer", "rewards"),
+                on_driver_node=True,
                 sends=(("learner", "TrainBatch"),),
             ),
             _learner(
@@ -168,6 +170,7 @@ def _tracker(config: PolicyConfig) -> ActorSpec:
         name="tracker",
         actor=f"rlforge.actors.state:{kind}",
         config=_groups(config, "tracker"),
+        on_driver_node=True,
     )
 
 

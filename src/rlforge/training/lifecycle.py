@@ -40,7 +40,7 @@ from rlforge.system.hardware import gpu_loads
 from rlforge.system.locks import RunLock
 from rlforge.system.loops import wait_for
 from rlforge.tracking.display import Display
-from rlforge.tracking.files import RunPaths, mend_run, open_log
+from rlforge.tracking.files import RunPaths, mend_run, open_log, short
 from rlforge.tracking.report import write_report
 from rlforge.tracking.scalars import taken
 from rlforge.tracking.status import write_end, write_start
@@ -150,7 +150,7 @@ def execute(
             open_log("run", str(run_dir)),
             Display(config.name, config.tracker.progress, job=job_label(run_dir)) as display,
         ):
-            display.note(f"run directory {run_dir}")
+            display.note(f"run directory {short(run_dir)}")
             display.note("starting the actors")
             part = len((run_dir / "command.txt").read_text(encoding="utf-8").splitlines()) - 1
             try:
@@ -197,6 +197,7 @@ async def _live(
         failure = explained(error, context.actors, context.run_dir, context.config.command)
         await _logged(_record_failure(controller, tracker, failure))
         await _logged(controller.close())
+        await _logged(context.actors.come_home())
         raise failure from None
     except BaseException:  # interrupted at once
         await _logged(controller.close())
@@ -211,6 +212,7 @@ async def _live(
     except ray.exceptions.RayError as error:
         command = context.config.command
         raise explained(error, context.actors, context.run_dir, command) from None
+    await _logged(context.actors.come_home())
     display.show(await tracker.progress.remote())
     log.info("the run is %s after %.0f s", status, wall_s)
     for line in lines:  # such as how an offline run of W&B is uploaded

@@ -1,0 +1,337 @@
+"""The run directory where the nodes of a cluster share no file system.
+
+It lies on the driver's node, where processes read and write it directly. Every other node has a
+folder of its own in place of it, which ends with the run:
+
+    driver's node                                  another node
+    run directory ─▶ FileServer ── policies ─────▶ NodeAgent ─▶ folder ─▶ engines, learner
+                     FileServer ◀─ logs ────────── NodeAgent ◀─ folder ◀─ all processes
+                     FileServer ◀─ checkpoints ─── the learner
+
+Policies travel through Ray's object store: one copy per node, whatever the number of its engines.
+A node keeps a policy under the digest of its content, and only while the run directory has it.
+Games and metrics are not files on their way: they go to the tracker, which is on the driver's node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import logging
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rlforge.errors import CheckpointError, RunError
+from rlforge.models.files import cache_dir
+from rlforge.system.checkpoint import STATE, prune, receive_checkpoint
+from rlforge.system.files import atomic_path
+from rlforge.types import PolicyRef, value
+
+log = logging.getLogger(__name__)
+
+LOGS_EVERY_S = 1.0
+"""Seconds between two deliveries of what was added to the logs of a node."""
+
+END_S = 10.0
+"""Seconds that a node has for its last deliveries."""
+
+_MOST_LOG_BYTES = 1 << 20
+"""Bytes of a log that are sent at once."""
+
+_KEPT_BY_LEARNER = 2
+"""Checkpoints that stay on the node of a learner which is not on the driver's."""
+
+_SERVER = "files"
+
+Files = dict[str, "np.ndarray[Any, Any]"]
+"""Contents by path relative to a folder, with forward slashes."""
+
+
+@value
+class Packed:
+    """A folder in Ray's object store. digest: SHA-256 of names and contents; files: the object."""
+
+    digest: str
+    files: ray.ObjectRef[Files]
+
+
+@value
+class RunFolder:
+    """The run directory, as a process on any node sees it.
+
+    run_dir: on the driver's node. node: the id of that node; None: there is no other. start: names
+    this start of the run, which may be resumed on the same nodes.
+    """
+
+    run_dir: str
+    node: str | None = None
+    start: str = ""
+
+    @property
+    def here(self) -> bool:
+        """Whether this process is on the driver's node."""
+        return self.node is None or self.node == this_node()
+
+    @property
+    def path(self) -> Path:
+        """The run directory itself, or the folder that this node has in place of it."""
+        if self.here:
+            return Path(self.run_dir)
+        # The home of a user may be shared after all: each node has a name of its own.
+        return cache_dir() / "nodes" / self.start / this_node()[:12]
+
+    def open(self) -> Path:
+        """``path``; on another node, with an agent that sends its logs."""
+        if not self.here:
+            (self.path / "logs").mkdir(parents=True, exist_ok=True)
+            self._agent()
+        return self.path
+
+    def fetched(self, path: str) -> ray.ObjectRef[str] | None:
+        """The place, on this node, of a policy at ``path`` of the driver's node.
+
+        None on the driver's node: the place is ``path``. Awaiting it, or ``ray.get``, raises
+        CheckpointError where the driver's node has no such folder.
+        """
+        return None if self.here else self._agent().fetch.remote(path)
+
+    async def policy(self, policy: PolicyRef) -> PolicyRef:
+        """``policy`` with the place of its files on this node."""
+        found = self.fetched(policy.path_or_name) if policy.path_or_name is not None else None
+        return policy if found is None else dataclasses.replace(policy, path_or_name=await found)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where a learner on this node writes its checkpoints."""
+        return self.path / "checkpoints"
+
+    def hand_in(self, name: str) -> str:
+        """Bring a checkpoint of this node, or what it got since, to the run directory.
+
+        Returns its place on the driver's node.
+        """
+        place = Path(self.run_dir) / "checkpoints" / name
+        if not self.here:
+            files = _read(self.checkpoints / name, state=True)
+            _got(_server().receive.remote(str(place), files))
+            prune(self.checkpoints, _KEPT_BY_LEARNER)
+        return str(place)
+
+    def checkpoint(self, name: str) -> Path | None:
+        """A checkpoint of the run on this node, with its state; None where the run has none."""
+        path = self.checkpoints / name
+        if not self.here and not path.exists():
+            place = Path(self.run_dir) / "checkpoints" / name
+            files: Files | None = _got(_server().checkpoint.remote(str(place)))
+            if files is not None:
+                receive_checkpoint(path, {each: data.tobytes() for each, data in files.items()})
+        return path if path.exists() else None
+
+    def _agent(self) -> Any:
+        return _got(_server().agent.remote(this_node(), self))
+
+
+def on_node(node: str) -> NodeAffinitySchedulingStrategy:
+    """For an actor that is started on this node, and on no other."""
+    return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def start_server(run_dir: Path) -> tuple[Any, RunFolder]:
+    """Start the file server on this node, the driver's; the second is what its clients need.
+
+    The server and its agents live as long as the first, the handle, is kept.
+    """
+    folder = RunFolder(run_dir=str(run_dir), node=this_node(), start=os.urandom(6).hex())
+    made: Any = ray.remote(FileServer)
+    server = made.options(
+        name=_SERVER, num_cpus=0, scheduling_strategy=on_node(this_node())
+    ).remote(str(run_dir))
+    return server, folder
+
+
+async def come_home(server: Any) -> None:
+    """Bring the rest of all logs, and delete the folders that nodes have for this start.
+
+    Of nodes that cannot be reached within ``END_S`` the rest stays there.
+    """
+    for node, agent in (await server.agents.remote()).items():
+        try:
+            await asyncio.wait_for(agent.end.remote(), END_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            log.warning("the last lines of logs of node %s are not here: %s", node, error)
+
+
+def _server() -> Any:
+    return ray.get_actor(_SERVER)
+
+
+def _got(answer: Any) -> Any:
+    return ray.get(answer)
+
+
+def this_node() -> str:
+    """The id of the node that this process is on."""
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
+
+class FileServer:
+    """Reads policies from the driver's node, and writes what other nodes bring to the run."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._logs = Path(run_dir) / "logs"
+        self._agents: dict[str, Any] = {}
+        self._packed: dict[str, tuple[int, Packed]] = {}
+        self._received: dict[tuple[str, str], int] = {}
+
+    def agent(self, node: str, folder: RunFolder) -> Any:
+        """The agent of a node, which is started at the first call."""
+        if node not in self._agents:
+            made: Any = ray.remote(NodeAgent)
+            self._agents[node] = made.options(
+                num_cpus=0,
+                max_restarts=-1,
+                max_concurrency=8,
+                scheduling_strategy=on_node(node),
+            ).remote(folder)
+        return self._agents[node]
+
+    def agents(self) -> dict[str, Any]:
+        """Those that were started, by node."""
+        return self._agents
+
+    def pack(self, path: str) -> Packed:
+        """The files of a policy, without the state of a learner; CheckpointError without folder."""
+        folder = Path(path)
+        if not folder.is_dir():
+            raise CheckpointError(f"{path}: no such folder on the driver's node")
+        changed = folder.stat().st_mtime_ns
+        if path not in self._packed or self._packed[path][0] != changed:
+            for gone in [name for name in self._packed if not Path(name).is_dir()]:
+                del self._packed[gone]
+            files = _read(folder, state=False)
+            self._packed[path] = changed, Packed(digest=_digest(files), files=ray.put(files))
+        return self._packed[path][1]
+
+    def checkpoint(self, path: str) -> Files | None:
+        """All files of a checkpoint; None where it is not there."""
+        return _read(Path(path), state=True) if Path(path).is_dir() else None
+
+    def digests(self) -> set[str]:
+        """Of the policies that the driver's node still has."""
+        return {packed.digest for path, (_, packed) in self._packed.items() if Path(path).is_dir()}
+
+    def receive(self, path: str, files: Files) -> None:
+        """Write a checkpoint, or add to it what it lacks."""
+        receive_checkpoint(Path(path), {name: data.tobytes() for name, data in files.items()})
+
+    def append(self, node: str, name: str, begin: int, data: bytes) -> None:
+        """Add to a log what a node's log has from the byte ``begin`` on; what is there is kept."""
+        known = self._received.get((node, name), 0)
+        with (self._logs / name).open("ab") as file:
+            file.write(data[max(0, known - begin) :])
+        self._received[node, name] = max(known, begin + len(data))
+
+    def received(self, node: str) -> dict[str, int]:
+        """Bytes that the server has of each log of a node."""
+        return {name: size for (of, name), size in self._received.items() if of == node}
+
+
+class NodeAgent:
+    """Keeps a node's folder: brings policies there, and the logs of its processes home.
+
+    Ray restarts it where it dies, so it outlives every process whose log it sends.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._server = _server()
+        self._folder, self._node = folder.path, this_node()
+        self._policies = self._folder / "policies"
+        self._policies.mkdir(parents=True, exist_ok=True)
+        self._fetching, self._sending = threading.Lock(), threading.Lock()
+        self._sent: dict[str, int] = _got(self._server.received.remote(self._node))
+        self._ends = threading.Event()
+        threading.Thread(target=self._send_on, daemon=True).start()
+
+    def fetch(self, path: str) -> str:
+        """See ``RunFolder.fetched``."""
+        packed: Packed = _got(self._server.pack.remote(path))
+        place = self._policies / packed.digest
+        with self._fetching:
+            if not place.exists():
+                self._drop_old()
+                files: Files = _got(packed.files)
+                if _digest(files) != packed.digest:
+                    raise RunError(f"{path} arrived damaged at node {self._node}")
+                with atomic_path(place) as work:
+                    _write(work, files)
+        return str(place)
+
+    def _drop_old(self) -> None:
+        kept = _got(self._server.digests.remote())
+        for policy in self._policies.iterdir():
+            if policy.name not in kept and not policy.name.startswith("."):
+                shutil.rmtree(policy)
+
+    def send_logs(self) -> None:
+        """Send what was added to the logs since the last call."""
+        with self._sending:
+            for file in sorted((self._folder / "logs").glob("*.log")):
+                while self._send_part(file):
+                    pass
+
+    def _send_part(self, file: Path) -> bool:
+        begin = self._sent.get(file.name, 0)
+        with file.open("rb") as stream:
+            stream.seek(begin)
+            data = stream.read(_MOST_LOG_BYTES)
+        if data:
+            _got(self._server.append.remote(self._node, file.name, begin, data))
+            self._sent[file.name] = begin + len(data)
+        return bool(data)
+
+    def _send_on(self) -> None:
+        while not self._ends.wait(LOGS_EVERY_S):
+            self.send_logs()
+
+    def end(self) -> None:
+        """Send the rest of the logs and delete the folder."""
+        self._ends.set()
+        self.send_logs()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the folder of another node may be beside it
+            self._folder.parent.rmdir()
+
+
+def _read(folder: Path, *, state: bool) -> Files:
+    """state: also what only a learner that resumes reads."""
+    paths = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    files = {file.relative_to(folder).as_posix(): file for file in paths}
+    return {
+        name: np.fromfile(file, dtype=np.uint8)
+        for name, file in files.items()
+        if state or not name.startswith(f"{STATE}/")
+    }
+
+
+def _write(folder: Path, files: Files) -> None:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        data.tofile(folder / name)
+
+
+def _digest(files: Files) -> str:
+    whole = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        whole.update(f"{name}\0{data.size}\0".encode())
+        whole.update(data.data)
+    return whole.hexdigest()
