@@ -104,6 +104,8 @@ class EngineActor:
         self._outbox: dict[str, list[Answered]] = {}
         self._filled: dict[str, asyncio.Event] = {}
         self._callers: dict[str, dict[int, Caller]] = {}
+        #: Policies with the places of their files on this node.
+        self._here: dict[PolicyRef, PolicyRef] = {}
 
     def _load_model(self) -> None:
         hardware = self._hardware
@@ -131,7 +133,7 @@ class EngineActor:
             )
         await self._loaded.wait()
         here = {
-            policy: await self._fetched(client, policy, requests)
+            policy: self._here.get(policy) or await self._fetched(client, policy, requests)
             for policy in {request.policy for request in requests}
         }
         self._engine.ask(
@@ -146,7 +148,8 @@ class EngineActor:
     ) -> PolicyRef | None:
         """``policy`` with its files on this node; where there are none, None: its requests fail."""
         try:
-            return await self._folder.policy(policy)
+            found = self._here[policy] = await self._folder.policy(policy)
+            return found
         except RlforgeError as error:
             for request in requests:
                 if request.policy == policy and request.ticket in self._callers[client]:

@@ -47,13 +47,16 @@ def _schema(root: type[PolicyConfig]) -> type:
     return dataclasses.make_dataclass("Configuration", fields.values())
 
 
-@functools.lru_cache(maxsize=1)  # Hydra knows the schema of one root at a time
 def register_schemas(root: type[PolicyConfig]) -> None:
-    """Tell Hydra the types behind the YAML of ``root``."""
-    store = ConfigStore.instance()
-    store.store(name="schema", node=_schema(root))
+    """Tell Hydra the types behind the YAML; harmless when repeated."""
+    ConfigStore.instance().store(name="schema", node=_schema(root))
+    _register_algorithms()
+
+
+@functools.cache
+def _register_algorithms() -> None:
     for name, node in ALGORITHM_CONFIGS.items():
-        store.store(group="schemas/algorithm", name=name, node=plain(node))
+        ConfigStore.instance().store(group="schemas/algorithm", name=name, node=plain(node))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
