@@ -9,6 +9,7 @@ from pathlib import Path
 from rlforge.config import schema
 from rlforge.config.docs import field_comments, keys, render
 from rlforge.config.keys import ROOTS, all_keys
+from rlforge.config.overrides import MAPPINGS
 from rlforge.config.plugins import FINAL_REWARDS, SAMPLING_REWARDS, STEP_REWARDS
 from rlforge.config.rules import Group
 
@@ -70,3 +71,8 @@ def test_the_rows_of_every_table_have_the_same_number_of_cells() -> None:
     for table in re.findall(r"(?:^\|.*\n)+", render(), re.MULTILINE):
         cells = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
         assert len(cells) == 1, table
+
+
+def test_entries_of_every_mapping_can_be_added_on_the_command_line() -> None:
+    mappings = {key.name for key in keys() if key.type.startswith("mapping")}
+    assert {name for name in mappings if "[]" not in name} == set(MAPPINGS)

@@ -5,7 +5,10 @@ import re
 
 import pytest
 
+from rlforge.config.compose import compose
+from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.market import MarketConfig
+from rlforge.market.world import World
 
 
 @pytest.mark.parametrize(
@@ -35,3 +38,22 @@ from rlforge.config.market import MarketConfig
 def test_a_value_that_no_market_can_have_is_named(changes, message):
     key, reason = next(dataclasses.replace(MarketConfig(), **changes).problems())
     assert re.search(message, f"{key}: {reason}")
+
+
+def test_an_account_of_the_defaults_can_be_left_out():
+    chosen = ["+experiment=market_continuous", "market.news={daily: null, herald: 0.8}"]
+    market = compose(chosen, root=ContinuousConfig).config.market
+    assert compose(
+        [*chosen, "market.news.gazette=0.7"], root=ContinuousConfig
+    ).config.market.news == {
+        "wire": 0.9,
+        "daily": None,
+        "rumor": 0.55,
+        "herald": 0.8,
+        "gazette": 0.7,
+    }
+    world = World(dataclasses.replace(market, news_rate=1.0, visibility=1.0), seed=0)
+    world.join("agent")
+    world.tick()
+    seen = {post["userId"] for post in world.state("agent")["social"]["feed"]}
+    assert seen == {"wire", "rumor", "herald"}

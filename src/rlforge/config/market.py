@@ -83,9 +83,9 @@ class MarketConfig(Group):
     max_funding_rate: NotNegative = 0.01
     #: Balance of the vault, the counterparty of all perpetual positions, at an episode's start.
     vault: Positive = 100000.0
-    #: News accounts and the share of posts in which each is right. Compact text names them by the
-    #: letters A to E.
-    news: Annotated[dict[AccountName, Share], Length(0, 5)] = field(
+    #: News accounts and the share of posts in which each is right; entries are added to these, and
+    #: null leaves an account out. Compact text names them by the letters A to E.
+    news: Annotated[dict[AccountName, Share | None], Length(0, 5)] = field(
         default_factory=lambda: {"wire": 0.9, "daily": 0.7, "rumor": 0.55}
     )
     #: Chance per tick that an account posts about a market on which it has not posted yet.
@@ -119,6 +119,11 @@ class MarketConfig(Group):
     hindsight_ticks: Count = 6
     #: Profit, of the starting balance, that a game scores with tanh(1) = 0.76.
     reward_scale: Positive = 1.0
+
+    @property
+    def accounts(self) -> dict[str, float]:
+        """The accounts of ``news`` that are not left out."""
+        return {account: right for account, right in self.news.items() if right is not None}
 
     def clashes(self) -> Iterator[Problem]:
         if self.max_lifetime < self.min_lifetime:

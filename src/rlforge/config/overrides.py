@@ -41,27 +41,33 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
     return parsed
 
 
+MAPPINGS = ("prompts", "market.news", "market.traders")
+"""Keys whose values are mappings with names of the user's."""
+
+
 def as_hydra_takes(overrides: Sequence[str]) -> list[str]:
-    """Overrides in which templates (``prompts``) are whole mappings: Hydra adds no parts of one.
+    """Overrides in which entries of ``MAPPINGS`` are whole mappings: Hydra adds no new ones.
 
     Example:
-        >>> as_hydra_takes(["seed=3", "prompts.terse.system='Be brief.'"])
-        ['seed=3', "++prompts={terse: {system: 'Be brief.'}}"]
+        >>> as_hydra_takes(["seed=3", "prompts.terse.system='Be brief.'", "market.news.herald=0.8"])
+        ['seed=3', "++prompts={terse: {system: 'Be brief.'}}", '++market.news={herald: 0.8}']
     """
-    return [_with_whole_templates(override) for override in parse_overrides(overrides)]
+    return [_with_whole_mappings(override) for override in parse_overrides(overrides)]
 
 
-def _with_whole_templates(override: Override) -> str:
-    head, *path = override.get_key_element().lstrip("+").split(".")
+def _with_whole_mappings(override: Override) -> str:
+    key = override.get_key_element().lstrip("+")
     line = override.input_line or ""
-    if head != "prompts" or override.is_delete():
+    head = next((name for name in MAPPINGS if f"{key}.".startswith(f"{name}.")), None)
+    if head is None or override.is_delete():
         return line
+    path = key.removeprefix(head).split(".")[1:]
     texts = [line.partition("=")[2] or "''"]
     if override.is_discrete_sweep():
         texts = list(override.sweep_string_iterator())
     for part in reversed(path):
         texts = [f"{{{part}: {text}}}" for text in texts]
-    return f"++prompts={','.join(texts)}"
+    return f"++{head}={','.join(texts)}"
 
 
 def in_grammar(given: object, quote: str = "'") -> str:

@@ -40,7 +40,7 @@ class Compact:
     """Texts of states and actions of answers, for a market with these settings."""
 
     def __init__(self, config: MarketConfig) -> None:
-        self._accounts = list(config.news)
+        self._accounts = list(config.accounts)
         self._balance = config.starting_balance
         self._stakes = [round(share * config.starting_balance, 2) for share in config.stakes]
         self._leverage = config.compact_leverage

@@ -93,6 +93,6 @@ class Perpetual:
         other: Trend = "DOWN" if self.trend == "UP" else "UP"
         self.views = {
             account: self.trend if self._rng.random() < right else other
-            for account, right in self._config.news.items()
+            for account, right in self._config.accounts.items()
         }
         self.unreported = dict(self.views)

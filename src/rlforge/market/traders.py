@@ -126,10 +126,10 @@ class ValueTrader:
     def __init__(self, config: MarketConfig, rng: random.Random) -> None:
         self._weights = {
             account: math.log(max(right, 0.01) / max(1 - right, 0.01))
-            for account, right in config.news.items()
+            for account, right in config.accounts.items()
         }
         self._fee = config.prediction_fee
-        self._accounts = list(config.news)
+        self._accounts = list(config.accounts)
 
     def decide(self, state: Json) -> Json:
         beliefs = self._beliefs(state)

@@ -56,7 +56,7 @@ class World:
         kind: of a scripted trader (insiders get tips); None for models and people. Raises
         ``ValueError`` for an id that is taken by an agent or a news account.
         """
-        if agent_id in self.books.agents or agent_id in self.config.news or not agent_id:
+        if agent_id in self.books.agents or agent_id in self.config.accounts or not agent_id:
             raise ValueError(f"the name {agent_id!r} is taken")
         if kind is not None and kind not in (kinds := get_args(TraderKind)):
             raise ValueError(f"trader kind {kind!r} is unknown{nearest(kind, kinds)}")
@@ -220,8 +220,8 @@ class World:
             raise ActionError("you cannot follow yourself")
         if user in agent.follows:
             raise ActionError(f"you follow {user} already")
-        if user not in self.books.agents and user not in self.config.news:
-            raise ActionError(f"no user {user!r}{nearest(user, self.config.news)}")
+        if user not in self.books.agents and user not in self.config.accounts:
+            raise ActionError(f"no user {user!r}{nearest(user, self.config.accounts)}")
         agent.follows.add(user)
 
     def _begin_episode(self) -> None:
@@ -252,7 +252,7 @@ class World:
                 truth,
                 {
                     account: truth if self._truth.random() < right else OTHER[truth]
-                    for account, right in config.news.items()
+                    for account, right in config.accounts.items()
                 },
                 cents(config.liquidity),
                 min(books.tick + lifetime, episode_end),
