@@ -35,6 +35,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from rlforge.actors.cluster import ray_started
 from rlforge.actors.engine import EngineActor
 from rlforge.actors.engine_client import RemoteEngine
+from rlforge.actors.folder import RunFolder
 from rlforge.config.compose import compose
 from rlforge.config.schema import CollectorConfig, HardwareConfig, RunConfig
 from rlforge.engines.base import Answer, Engine
@@ -201,10 +202,10 @@ class PacedActor(EngineActor):
         config: RunConfig,
         hardware: HardwareConfig,
         name: str,
-        run_dir: str,
+        folder: RunFolder,
         rate: float | None,
     ) -> None:
-        super().__init__(config, hardware, name, run_dir)
+        super().__init__(config, hardware, name, folder)
         pace(self._engine, rate)
 
 
@@ -221,7 +222,7 @@ def measure(
     with tempfile.TemporaryDirectory() as folder, ray_started(hardware, graph.num_cpus):
         made: Any = ray.remote(PacedActor)
         actor = made.options(num_cpus=1, max_concurrency=1000).remote(
-            config, hardware, "engine-0", folder, rate
+            config, hardware, "engine-0", RunFolder(run_dir=folder), rate
         )
         for repeat in range(repeats):
             client = f"client-{repeat}"

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import logging
 import os
@@ -93,7 +94,7 @@ class RunFolder:
         """``path``; on another node, with an agent that sends its logs."""
         if not self.here:
             (self.path / "logs").mkdir(parents=True, exist_ok=True)
-            self._agent()
+            _agent(self)
         return self.path
 
     def fetched(self, path: str) -> ray.ObjectRef[str] | None:
@@ -102,7 +103,7 @@ class RunFolder:
         None on the driver's node: the place is ``path``. Awaiting it, or ``ray.get``, raises
         CheckpointError where the driver's node has no such folder.
         """
-        return None if self.here else self._agent().fetch.remote(path)
+        return None if self.here else _agent(self).fetch.remote(path)
 
     async def policy(self, policy: PolicyRef) -> PolicyRef:
         """``policy`` with the place of its files on this node."""
@@ -136,8 +137,11 @@ class RunFolder:
                 receive_checkpoint(path, {each: data.tobytes() for each, data in files.items()})
         return path if path.exists() else None
 
-    def _agent(self) -> Any:
-        return _got(_server().agent.remote(this_node(), self))
+
+@functools.cache
+def _agent(folder: RunFolder) -> Any:
+    """The agent of this node; the handle stays valid where Ray restarts it."""
+    return _got(_server().agent.remote(this_node(), folder))
 
 
 def on_node(node: str) -> NodeAffinitySchedulingStrategy:
