@@ -52,6 +52,10 @@ class Nodes:
         """Where a node has its models, and in place of the run directory a folder."""
         return self._folder / f"cache-{name}"
 
+    def logs(self, name: str, log: str) -> list[Path]:
+        """Files of this name in the folder that a node has in place of the run directory."""
+        return list(self.cache(name).glob(f"nodes/*/*/logs/{log}"))
+
     def add(self, name: str, cores: int) -> None:
         """Start a node, and wait for it."""
         ray_start = f"{RAY} start --block --address {self.address} --num-cpus {cores}"

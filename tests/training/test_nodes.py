@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.live_run import wait_for
 from tests.training.nodes import Nodes, require_namespaces
 
 from rlforge.models.made import TINY
@@ -17,11 +18,6 @@ from rlforge.tracking.files import read_jsonl
 from rlforge.tracking.game_files import read_games
 
 RLFORGE = Path(sys.executable).with_name("rlforge")
-SETTINGS = (
-    *("+experiment=tictactoe_mirror", "hardware=cpu", "tracker.progress=plain"),
-    *("learner.batch_size=32", "learner.state_every=1", "collector.num_train_workers=8"),
-    *("eval.games=4", "eval.final_games=4", "eval.opponents=[random_legal]"),
-)
 
 
 @pytest.fixture
@@ -35,24 +31,38 @@ def nodes(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         nodes.close()
 
 
-def train(nodes: Nodes, *overrides: str) -> subprocess.CompletedProcess[str]:
-    """A run on the driver's node."""
-    return subprocess.run(
-        [RLFORGE, "train", *SETTINGS, f"hardware.ray_address={nodes.address}", *overrides],
+def settings(nodes: Nodes) -> tuple[str, ...]:
+    return (
+        *("+experiment=tictactoe_mirror", "hardware=cpu", "tracker.progress=plain", "run_dir=run"),
+        *("learner.batch_size=32", "learner.state_every=1", "collector.num_train_workers=8"),
+        *("eval.games=4", "eval.final_games=4", "eval.opponents=[random_legal]"),
+        f"hardware.ray_address={nodes.address}",
+    )
+
+
+def start(nodes: Nodes, *arguments: str) -> subprocess.Popen[str]:
+    """``rlforge train`` on the driver's node."""
+    return subprocess.Popen(
+        [RLFORGE, "train", *arguments],
         cwd=nodes.driver,
         env=nodes.environment("driver"),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=250,
-        check=False,
     )
+
+
+def train(nodes: Nodes, *arguments: str) -> None:
+    """As ``start``, to the end."""
+    process = start(nodes, *arguments)
+    _, stderr = process.communicate(timeout=250)
+    assert process.returncode == 0, stderr
 
 
 def test_a_run_needs_no_file_system_that_its_nodes_share(nodes: Nodes) -> None:
     nodes.add("rollout", cores=2)
     nodes.add("learner", cores=1)
-    done = train(nodes, "learner.total_updates=3", "run_dir=run")
-    assert done.returncode == 0, done.stderr
+    train(nodes, *settings(nodes), "learner.total_updates=3")
     run = nodes.driver / "run"
 
     summary = json.loads((run / "summary.json").read_text())
@@ -72,22 +82,32 @@ def test_a_run_needs_no_file_system_that_its_nodes_share(nodes: Nodes) -> None:
         assert not list((nodes.cache(name) / "nodes").iterdir())
 
 
+@pytest.mark.slow
+def test_a_run_goes_on_elsewhere_when_the_node_of_its_games_is_lost(nodes: Nodes) -> None:
+    for name, cores in (("learner", 1), ("first", 2), ("second", 2)):
+        nodes.add(name, cores)
+    with start(nodes, *settings(nodes), "learner.total_updates=12") as process:
+        run = nodes.driver / "run"
+        wait_for(lambda: len(read_jsonl(run / "metrics.jsonl")) >= 2, process)
+        (lost,) = [name for name in ("first", "second") if nodes.logs(name, "engine-0.log")]
+        nodes.kill(lost)
+        _, stderr = process.communicate(timeout=250)
+    assert process.returncode == 0, stderr
+    assert "engine-0 died and is restarted" in stderr
+    assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [*range(1, 13)]
+    games = [record for record in read_games(run) if record.spec.purpose == "train"]
+    assert len(games) == len({record.spec.game_id for record in games})
+    log = (run / "logs" / "engine-0.log").read_text()
+    assert log.count("engine-0 started as process") == 2
+
+
+@pytest.mark.slow
 def test_a_run_is_resumed_on_another_node_than_it_began_on(nodes: Nodes) -> None:
     nodes.add("first", cores=3)
-    begun = train(nodes, "learner.total_updates=2", "run_dir=run")
-    assert begun.returncode == 0, begun.stderr
+    train(nodes, *settings(nodes), "learner.total_updates=2")
     nodes.kill("first")
     nodes.add("second", cores=3)
-    resumed = subprocess.run(
-        [RLFORGE, "train", "--resume", "run", "--more", "1"],
-        cwd=nodes.driver,
-        env=nodes.environment("driver"),
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert resumed.returncode == 0, resumed.stderr
+    train(nodes, "--resume", "run", "--more", "1")
     rows = read_jsonl(nodes.driver / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[-1]["logprob_gap_max"] < 1e-3
