@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import hashlib
 import logging
@@ -16,11 +17,14 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from rlforge.actors.engine import EngineActor
+from rlforge.actors.engine_client import RemoteEngine
 from rlforge.actors.folder import RunFolder, come_home, on_node, start_server
-from rlforge.errors import CheckpointError
+from rlforge.config.schema import HardwareConfig, ModelConfig, RunConfig
+from rlforge.errors import CheckpointError, PolicyLoadError
 from rlforge.system.checkpoint import extend_checkpoint, read_manifest, write_checkpoint
 from rlforge.tracking.files import create_run, open_log
-from rlforge.types import PolicyRef
+from rlforge.types import Completion, PolicyRef, SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +184,29 @@ def test_a_policy_leaves_the_node_once_the_run_has_pruned_it(run: Run) -> None:
 def test_a_policy_that_is_not_there_is_named(run: Run) -> None:
     with pytest.raises(CheckpointError, match=r"nothing: no such folder on the driver's node"):
         ray.get(run.process().fetch.remote(str(run.path / "nothing")))
+
+
+async def test_requests_for_a_policy_that_is_not_there_fail_and_others_are_answered(
+    run: Run, small_model: Path
+) -> None:
+    config = RunConfig(model=ModelConfig(kind="hf", name=str(small_model)))
+    made: Any = ray.remote(EngineActor)
+    engine = made.options(
+        num_cpus=0, max_concurrency=10, scheduling_strategy=on_node(run.node)
+    ).remote(config, HardwareConfig(device="cpu", threads=1), "engine-0", run.folder)
+    client = RemoteEngine([engine], "client", timeout_s=100, retries=0)
+    params = SamplingParams(max_tokens=2, seed=0)
+    gone = PolicyRef(uid="gone", kind="checkpoint", path_or_name=str(run.path / "nothing"))
+    base = PolicyRef(uid="base", kind="checkpoint")
+    answers = await asyncio.gather(
+        *(client.generate([5, 7], params, policy) for policy in (gone, base)),
+        return_exceptions=True,
+    )
+    assert isinstance(answers[0], PolicyLoadError)
+    assert "nothing: no such folder on the driver's node" in str(answers[0])
+    assert isinstance(answers[1], Completion)
+    assert len(answers[1].token_ids) == 2
+    ray.kill(engine)
 
 
 def test_checkpoints_of_a_learner_elsewhere_come_home(run: Run) -> None:

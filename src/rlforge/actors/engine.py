@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Sequence
 from functools import partial
 from uuid import uuid4
 
+import ray
+
 from rlforge.actors.folder import RunFolder
 from rlforge.actors.process import end, freeze_gc, turn_file
 from rlforge.config.schema import HardwareConfig, PolicyConfig
@@ -150,10 +152,11 @@ class EngineActor:
         try:
             found = self._here[policy] = await self._folder.policy(policy)
             return found
-        except RlforgeError as error:
+        except (RlforgeError, ray.exceptions.RayError) as error:
+            own = getattr(error, "cause", None) or error  # of RayTaskError
             for request in requests:
                 if request.policy == policy and request.ticket in self._callers[client]:
-                    self._end(client, request.ticket, None, PolicyLoadError(str(error)))
+                    self._end(client, request.ticket, None, PolicyLoadError(str(own)))
             return None
 
     async def cancel(self, client: str, tickets: Sequence[int]) -> None:

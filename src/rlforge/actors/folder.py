@@ -276,8 +276,13 @@ class NodeAgent:
                 files: Files = _got(packed.files)
                 if _digest(files) != packed.digest:
                     raise RunError(f"{path} arrived damaged at node {self._node}")
-                with atomic_path(place) as work:
-                    _write(work, files)
+                try:
+                    with atomic_path(place) as work:
+                        _write(work, files)
+                except OSError as error:
+                    raise RunError(
+                        f"node {self._node} cannot keep {path} in {place.parent}: {error.strerror}"
+                    ) from error
         return str(place)
 
     def _drop_old(self) -> None:
@@ -305,7 +310,9 @@ class NodeAgent:
 
     def _send_on(self) -> None:
         while not self._ends.wait(LOGS_EVERY_S):
-            self.send_logs()
+            # Such as a full disk on the driver's node: what was not sent is sent again.
+            with contextlib.suppress(OSError, ray.exceptions.RayError):
+                self.send_logs()
 
     def end(self) -> None:
         """Send the rest of the logs and delete the folder."""
