@@ -100,8 +100,8 @@ STEPS = (
     ),
     Step(
         "Its games",
-        "rlforge replay {run} --last 5",
-        ("finished games .*; the newest 5", "game +seats +turns +result +rewards"),
+        "rlforge replay {run} --purpose train --last 5",
+        ("games .*newest 5", "game +seats +turns +result +rewards"),
         finds={"game": r"(train-\S+)"},
     ),
     Step(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,14 +23,14 @@ RLFORGE = Path(sys.executable).with_name("rlforge")
 
 
 @pytest.fixture
-def nodes(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+def nodes(small_model: Path) -> Iterator[Nodes]:
     require_namespaces()
-    # In place of the tiny model, which takes a minute to make. Paths of sockets must be short.
-    nodes = Nodes(tmp_path_factory.mktemp("n"), small_model, TINY.cache_name)
-    try:
+    # Paths of sockets must be short. The model is in place of the tiny one, which takes a minute.
+    with (
+        tempfile.TemporaryDirectory(prefix="n", ignore_cleanup_errors=True) as folder,
+        contextlib.closing(Nodes(Path(folder), small_model, TINY.cache_name)) as nodes,
+    ):
         yield nodes
-    finally:
-        nodes.close()
 
 
 def settings(nodes: Nodes) -> tuple[str, ...]:
