@@ -270,3 +270,8 @@ async def test_at_the_end_all_lines_are_home_and_nothing_stays_on_the_node(run: 
     await come_home(run.server)
     assert "the end" in (run.path / "logs" / "engine-0.log").read_text()
     assert not folder.exists()
+
+
+async def test_a_server_that_died_hides_no_other_error(run: Run) -> None:
+    ray.kill(run.server)
+    await come_home(run.server)

@@ -273,8 +273,8 @@ async def start_actors(
     A constructor gets those of ``config``, ``hardware``, ``name``, ``rank`` (number of the
     replica), ``folder``, ``run_dir`` and ``part`` that it has parameters for; ``run_dir`` is for
     actors on the driver's node. part: how often the run was resumed, which keeps its game ids
-    apart. Actors load side by side, except those that share a
-    card: an engine may measure its memory as the fall of the card's free memory.
+    apart. Actors load side by side, except those that share a card: an engine may measure its
+    memory as the fall of the card's free memory.
     Raises RunError when there is no room for all; errors of constructors arrive wrapped by Ray
     (see ``reason``).
     """
@@ -303,9 +303,8 @@ async def start_actors(
                     loading.append(asyncio.ensure_future(RunActors(named).learner.start()))
                 alone = loading[-1] if spec.loads_alone else None
         await asyncio.gather(*loading)
-    except BaseException:
-        with contextlib.suppress(Exception):  # the first error counts
-            await RunActors(named).come_home()
+    except BaseException:  # also Ctrl-C
+        await RunActors(named).come_home()
         raise
     finally:
         for waiting in loading:

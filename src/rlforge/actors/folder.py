@@ -165,9 +165,15 @@ def start_server(run_dir: Path) -> tuple[Any, RunFolder]:
 async def come_home(server: Any) -> None:
     """Bring the rest of all logs, and delete the folders that nodes have for this start.
 
-    Of nodes that cannot be reached within ``END_S`` the rest stays there.
+    Of nodes that cannot be reached within ``END_S`` the rest stays there; without the server, of
+    all. Neither is raised: why a run ended counts more.
     """
-    for node, agent in (await server.agents.remote()).items():
+    try:
+        agents = await asyncio.wait_for(server.agents.remote(), END_S)
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        log.warning("the last lines of logs of other nodes are not here: %s", error)
+        return
+    for node, agent in agents.items():
         try:
             await asyncio.wait_for(agent.end.remote(), END_S)
         except (ray.exceptions.RayError, TimeoutError) as error:

@@ -197,7 +197,7 @@ async def _live(
         failure = explained(error, context.actors, context.run_dir, context.config.command)
         await _logged(_record_failure(controller, tracker, failure))
         await _logged(controller.close())
-        await _logged(context.actors.come_home())
+        await context.actors.come_home()
         raise failure from None
     except BaseException:  # interrupted at once
         await _logged(controller.close())
@@ -212,7 +212,7 @@ async def _live(
     except ray.exceptions.RayError as error:
         command = context.config.command
         raise explained(error, context.actors, context.run_dir, command) from None
-    await _logged(context.actors.come_home())
+    await context.actors.come_home()
     display.show(await tracker.progress.remote())
     log.info("the run is %s after %.0f s", status, wall_s)
     for line in lines:  # such as how an offline run of W&B is uploaded
