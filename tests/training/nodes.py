@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -35,6 +36,8 @@ class Nodes:
         self.driver.mkdir()
         self._folder, self._model, self._model_name = folder, model, model_name
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        # One token for all nodes, as with machines: a Ray in this process has another in its home.
+        self._token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self.address = f"127.0.0.1:{_free_port()}"
         port, temporary = self.address.partition(":")[2], self.driver / "ray"
         self._start(
@@ -46,7 +49,8 @@ class Nodes:
 
     def environment(self, name: str) -> dict[str, str]:
         """Of the processes of a node."""
-        return os.environ | {"RLFORGE_CACHE": str(self.cache(name)), "HOME": str(self.driver)}
+        places = {"RLFORGE_CACHE": str(self.cache(name)), "HOME": str(self.driver)}
+        return os.environ | self._token | places
 
     def cache(self, name: str) -> Path:
         """Where a node has its models, and in place of the run directory a folder."""

@@ -133,7 +133,8 @@ def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:
         except ConnectionError:
             raise RunError(
                 f"hardware.ray_address={hardware.ray_address}: no Ray cluster to join; start one "
-                "with `ray start --head`, or take hardware=auto"
+                "with `ray start --head`, set RAY_AUTH_TOKEN to its token if it has one, or take "
+                "hardware=auto"
             ) from None
     else:
         # Cores only decide placement; tracker, pool and buffer reserve none.
