@@ -32,10 +32,10 @@ import torch
 from common import record, shown, spread
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from rlforge.actors.cluster import ray_started
 from rlforge.actors.engine import EngineActor
 from rlforge.actors.engine_client import RemoteEngine
 from rlforge.actors.folder import RunFolder
+from rlforge.actors.session import ray_started
 from rlforge.config.compose import compose
 from rlforge.config.schema import CollectorConfig, HardwareConfig, RunConfig
 from rlforge.engines.base import Answer, Engine

@@ -41,6 +41,8 @@ class Handle:
         self.in_hand = SimpleNamespace(remote=self._on_in_hand)
         self.collect = SimpleNamespace(remote=self._on_collect)
         self.cancel = SimpleNamespace(remote=self._on_cancel)
+        self.load = SimpleNamespace(remote=self._on_load)
+        self.loaded: list[PolicyRef] = []
         self.__ray_ready__ = SimpleNamespace(remote=self._on_ready)
 
     async def _on_ready(self) -> None:
@@ -61,6 +63,9 @@ class Handle:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    async def _on_load(self, policy: PolicyRef) -> None:
+        self.loaded.append(policy)
 
     async def _on_cancel(self, client: str, tickets: Sequence[int]) -> None:
         self.held = [ticket for ticket in self.held if ticket not in tickets]
@@ -171,3 +176,38 @@ async def test_requests_fail_once_ray_has_given_up_every_engine() -> None:
         await asyncio.wait_for(answer, 5)
     with pytest.raises(EngineError, match="every engine died"):
         await client.generate([7], ONE, BASE)
+
+
+async def test_an_elastic_client_uses_each_engine_as_soon_as_it_is_there() -> None:
+    first, second = Handle(), Handle()
+    for engine in (first, second):
+        engine.alive.clear()
+    client = RemoteEngine([first, second], "client", timeout_s=10, elastic=True)
+    answers = [asyncio.create_task(client.generate([7], ONE, BASE)) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    assert first.submitted.empty()
+    first.alive.set()
+    assert [await asyncio.wait_for(first.submitted.get(), 5) for _ in answers] == [1, 2]
+    second.alive.set()
+    await asyncio.sleep(0.05)
+    answers.append(asyncio.create_task(client.generate([7], ONE, BASE)))
+    assert await asyncio.wait_for(second.submitted.get(), 5) == 3
+    for answer in answers:
+        answer.cancel()
+
+
+async def test_an_elastic_client_loads_where_it_can_and_is_gone_with_its_last_engine() -> None:
+    first, second = Handle(), Handle()
+    second.alive.clear()
+    client = RemoteEngine([first, second], "client", timeout_s=10, elastic=True)
+    await asyncio.wait_for(client.load(BASE), 5)
+    assert (first.loaded, second.loaded) == ([BASE], [])
+    gone = asyncio.create_task(client.gone())
+    for engine in (first, second):
+        assert not gone.done()
+        engine.death = DEAD
+        engine.alive.set()
+        engine.die(DEAD)
+        await asyncio.sleep(0.05)
+    await asyncio.wait_for(gone, 5)
+    await client.close()

@@ -11,8 +11,9 @@ import pytest
 import ray.exceptions
 
 from rlforge.actors import learner as learning
-from rlforge.actors.cluster import ray_started, reason, start_actors
+from rlforge.actors.cluster import reason, start_actors
 from rlforge.actors.learner import LearnerGroup
+from rlforge.actors.session import ray_started
 from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import compose
 from rlforge.config.schema import HardwareConfig

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rlforge.actors.cluster import ray_started, start_actors
+from rlforge.actors.cluster import start_actors
 from rlforge.actors.engine_client import RemoteEngine
+from rlforge.actors.session import ray_started
 from rlforge.config.schema import HardwareConfig
 from rlforge.config.serving import ServingConfig
 from rlforge.engines.base import Engine

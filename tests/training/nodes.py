@@ -60,10 +60,13 @@ class Nodes:
         """Files of this name in the folder that a node has in place of the run directory."""
         return list(self.cache(name).glob(f"nodes/*/*/logs/{log}"))
 
-    def add(self, name: str, cores: int) -> None:
-        """Start a node, and wait for it."""
+    def add(self, name: str, cores: int, disk: str | None = None) -> None:
+        """Start a node, and wait for it; disk: size of what it has for runs, such as 64k."""
         ray_start = f"{RAY} start --block --address {self.address} --num-cpus {cores}"
         hide = f"mount -t tmpfs none {self.driver}"
+        if disk is not None:
+            runs = self.cache(name) / "nodes"
+            hide += f" && mkdir -p {runs} && mount -t tmpfs -o size={disk} none {runs}"
         self._start(name, f"{shlex.join(UNSHARE)} bash -c '{hide} && exec {ray_start}'")
         self._wait(name)
 

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def start(nodes: Nodes, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def start_where_the_learner_is_alone(nodes: Nodes, *arguments: str) -> subprocess.Popen[str]:
+    """As ``start``, on a node for the learner; those that are added then have the other actors."""
+    nodes.add("learner", cores=1)
+    process = start(nodes, *arguments)
+    log = nodes.driver / "run" / "logs" / "run.log"
+    wait_for(lambda: log.exists() and "starting the actors" in log.read_text(), process)
+    return process
 
 
 def train(nodes: Nodes, *arguments: str) -> None:
@@ -113,3 +123,49 @@ def test_a_run_is_resumed_on_another_node_than_it_began_on(nodes: Nodes) -> None
     rows = read_jsonl(nodes.driver / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[-1]["logprob_gap_max"] < 1e-3
+
+
+@pytest.mark.slow
+def test_an_elastic_run_uses_nodes_that_join_and_goes_on_without_those_that_leave(
+    nodes: Nodes,
+) -> None:
+    run = nodes.driver / "run"
+    several = ("hardware.elastic=true", "engine.num_engines=2", "collector.num_collectors=2")
+    several += ("learner.total_updates=60",)
+    with start_where_the_learner_is_alone(nodes, *settings(nodes), *several) as process:
+        nodes.add("first", cores=2)
+        wait_for(lambda: len(read_jsonl(run / "metrics.jsonl")) >= 2, process)
+        log = run / "logs" / "run.log"
+        assert "has joined" not in log.read_text()
+        nodes.add("second", cores=2)
+        added = time.monotonic()
+        wait_for(lambda: log.read_text().count("has joined") == 2, process)
+        assert time.monotonic() - added < 60
+        done = len(read_jsonl(run / "metrics.jsonl"))
+        nodes.kill("first")
+        _, stderr = process.communicate(timeout=250)
+    assert process.returncode == 0, stderr
+    for line in ("engine-1 has joined", "collector-1 has joined", "collector-0 died"):
+        assert line in stderr
+    assert done < 50
+    assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [*range(1, 61)]
+    games = [record for record in read_games(run) if record.spec.purpose == "train"]
+    assert len(games) == len({record.spec.game_id for record in games})
+    evaluations = read_jsonl(run / "evals.jsonl")
+    assert {row["step"] for row in evaluations} == {0, 20, 40, 60}
+    assert {row["games"] for row in evaluations} == {4}
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_a_node_is_one_message_with_its_place(nodes: Nodes) -> None:
+    few = (*settings(nodes), "learner.total_updates=3")
+    process = start_where_the_learner_is_alone(nodes, *few)
+    nodes.add("full", cores=2, disk="48k")
+    _, stderr = process.communicate(timeout=250)
+    assert process.returncode == 1
+    lines = stderr.splitlines()
+    [error] = [line for line in lines if line.startswith("rlforge: ")]
+    assert "cannot keep" in error
+    assert str(nodes.cache("full")) in error
+    assert "No space left on device" in error
+    assert "Traceback" not in stderr

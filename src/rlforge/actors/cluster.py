@@ -1,4 +1,4 @@
-"""Starts Ray and the actors of a run graph: the only module that configures Ray and places actors.
+"""Places and starts the actors of a run graph, and explains their ends.
 
 The classes of the neighbouring modules are plain Python and become actors here.
 """
@@ -6,22 +6,16 @@ The classes of the neighbouring modules are plain Python and become actors here.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import inspect
 import logging
-import os
 import re
-import signal
-import threading
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlforge.actors.folder import RunFolder, come_home, on_node, start_server, this_node
@@ -37,174 +31,34 @@ log = logging.getLogger(__name__)
 PLACEMENT_PATIENCE_S = 120.0
 """Seconds within which a cluster must have room for all actors."""
 
-END_PATIENCE_S = 10.0
-"""Seconds after which processes of a Ray of our own that have not ended are killed."""
-
 SCALARS_PATIENCE_S = 2.0
 """Seconds to wait for the scalars of an actor, which may be dead or busy."""
 
 
-@contextlib.contextmanager
-def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[None]:
-    """A Ray of our own for the block, or a connection to ``hardware.ray_address``.
-
-    Only ``hardware.ray_address`` decides: a cluster of this machine and RAY_ADDRESS are ignored.
-    No process of our own Ray outlives the block, and the signal handlers are as before. In the
-    block SIGTERM acts like Ctrl-C; signals that arrive while Ray ends are ignored. Processes of our
-    own Ray get no signals that are sent to the process group of this one. Raises RunError where
-    this process uses Ray already.
-    """
-    if ray.is_initialized():
-        raise RunError("this process uses Ray already; call ray.shutdown() before the run")
-    before = _children()
-    with _own_handlers():
-        try:
-            _enter_ray(hardware, num_cpus)
-            # Ray's handler would end this process in the middle of anything, with a stack trace.
-            _handle(signal.SIGTERM, signal.default_int_handler)
-        except BaseException:  # also Ctrl-C: Ray itself forgets a node that is still starting
-            for process in _children() - before:
-                _kill(process)
-            ray.shutdown()  # of what Ray has set up in this process
-            raise
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                _handle(number, signal.SIG_IGN)
-            of_ray = _children() - before
-            ray.shutdown()
-            end_processes(of_ray)
-
-
-#: Whether processes that are forked in this context lead process groups of their own.
-_forks_lead = ContextVar("_forks_lead", default=False)
-
-
-def _lead_group() -> None:
-    if _forks_lead.get():
-        os.setpgrp()
-
-
-# Ray passes a ``preexec_fn`` to what it starts; with one, ``subprocess`` runs the hooks of forks.
-os.register_at_fork(after_in_child=_lead_group)
-
-
-@contextlib.contextmanager
-def _own_groups() -> Iterator[None]:
-    """Ray's processes, started in the block, and their children leave this process group.
-
-    ``timeout``, shells and batch systems signal a whole group: then only this process gets the
-    signal, and ends the others in order.
-    """
-    before = _forks_lead.set(True)
-    try:
-        yield
-    finally:
-        _forks_lead.reset(before)
-
-
-@contextlib.contextmanager
-def _own_handlers() -> Iterator[None]:
-    """Restore the handlers of SIGINT and SIGTERM after the block."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # That of a running loop would cancel the task that starts Ray and not interrupt the start.
-    if callable(before[signal.SIGINT]):
-        _handle(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None:
-                _handle(number, handler)
-
-
-def _handle(number: signal.Signals, handler: Any) -> None:
-    """Set a signal's handler; nothing in a thread that gets no signals."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(number, handler)
-
-
-def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:
-    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    if hardware.ray_address is not None:
-        try:
-            ray.init(address=hardware.ray_address, **quiet)
-        except ConnectionError:
-            raise RunError(
-                f"hardware.ray_address={hardware.ray_address}: no Ray cluster to join; start one "
-                "with `ray start --head`, set RAY_AUTH_TOKEN to its token if it has one, or take "
-                "hardware=auto"
-            ) from None
-    else:
-        # Cores only decide placement; tracker, pool and buffer reserve none.
-        own: dict[str, Any] = {"address": "local", "include_dashboard": False}
-        cpus = max(hardware.num_cpus or 1, round(num_cpus))
-        with _own_groups():
-            try:
-                ray.init(num_cpus=cpus, num_gpus=hardware.num_gpus, **own, **quiet)
-            except Exception as error:  # Ray has no class of its own for it
-                if "timed out during startup" not in str(error):
-                    raise
-                raise RunError(
-                    "Ray did not start in time: this machine is busy, or short of memory; stop "
-                    "other work and start again"
-                ) from error
-
-
-def end_processes(processes: Collection[psutil.Process]) -> None:
-    """Wait until all have ended; kill those that run longer than ``END_PATIENCE_S``.
-
-    Ray gives its node one second to end, and does not wait for what the node started.
-    """
-    for process in _left(processes):
-        log.warning("%s does not end and is killed", process)
-        _kill(process)
-    if left := _left(processes):
-        log.error("these processes cannot be killed: %s", left)
-
-
-def _children() -> set[psutil.Process]:
-    return set(psutil.Process().children(recursive=True))
-
-
-def _kill(process: psutil.Process) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.kill()
-
-
-def _left(processes: Collection[psutil.Process]) -> list[psutil.Process]:
-    """The ``processes`` that still run after ``END_PATIENCE_S``; returns early once all ended."""
-    deadline = time.monotonic() + END_PATIENCE_S
-    while (left := [each for each in processes if _runs(each)]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return left
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        # An orphan stays a zombie where no process waits for it.
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 class RunActors:
-    """All live actors of a run, by name.
+    """The actors of a run, by name, and which of them are absent.
+
+    Absent are those that wait for room on a node, and those that died and are not back.
 
     Example:
-        >>> actors = RunActors({"tracker": "t", "engine-0": "e0", "engine-1": "e1"})
-        >>> actors.tracker, actors.engines, actors.collectors
-        ('t', ('e0', 'e1'), ())
+        >>> actors = RunActors({"tracker": "t", "engine-0": "e0", "engine-1": "e1"}, {"engine-1"})
+        >>> actors.tracker, actors.engines, list(actors.of("engine"))
+        ('t', ('e0', 'e1'), ['engine-0'])
     """
 
-    def __init__(self, named: Mapping[str, Any]) -> None:
+    def __init__(self, named: Mapping[str, Any], absent: Collection[str] = ()) -> None:
         """named: handles of Ray actors, those of one kind in the order of their numbers."""
         self.named = dict(named)
+        self.absent = set(absent)
 
-    def of(self, kind: str) -> dict[str, Any]:
+    def replicas(self, kind: str) -> dict[str, Any]:
         """All replicas of one kind, by name."""
         return {name: actor for name, actor in self.named.items() if name.partition("-")[0] == kind}
+
+    def of(self, kind: str) -> dict[str, Any]:
+        """The replicas of one kind that are not absent, by name."""
+        all_of_them = self.replicas(kind)
+        return {name: actor for name, actor in all_of_them.items() if name not in self.absent}
 
     @property
     def tracker(self) -> Any:
@@ -220,15 +74,15 @@ class RunActors:
 
     @property
     def engines(self) -> tuple[Any, ...]:
-        return tuple(self.of("engine").values())
+        return tuple(self.replicas("engine").values())
 
     @property
     def collectors(self) -> tuple[Any, ...]:
-        return tuple(self.of("collector").values())
+        return tuple(self.replicas("collector").values())
 
     @property
     def learner(self) -> LearnerGroup:
-        return LearnerGroup(tuple(self.of("learner").values()))
+        return LearnerGroup(tuple(self.replicas("learner").values()))
 
     async def custom_scalars(self) -> dict[str, float]:
         """Means of what users' code reported with ``log_scalar`` since the last call.
@@ -239,7 +93,7 @@ class RunActors:
         calls = [
             asyncio.ensure_future(actor.__ray_call__.remote(_taken))
             for name, actor in self.named.items()
-            if name != "tracker"
+            if name != "tracker" and name not in self.absent
         ]
         answered, late = await asyncio.wait(calls, timeout=SCALARS_PATIENCE_S)
         for call in late:
@@ -269,13 +123,14 @@ async def start_actors(
     run_dir: Path,
     part: int = 0,
 ) -> RunActors:
-    """Start every actor of ``graph`` and wait until all have loaded what they need.
+    """Start every actor of ``graph`` and wait until those that it needs have loaded what they need.
 
     A constructor gets those of ``config``, ``hardware``, ``name``, ``rank`` (number of the
     replica), ``folder``, ``run_dir`` and ``part`` that it has parameters for; ``run_dir`` is for
     actors on the driver's node. part: how often the run was resumed, which keeps its game ids
     apart. Actors load side by side, except those that share a card: an engine may measure its
-    memory as the fall of the card's free memory.
+    memory as the fall of the card's free memory. Replicas beyond ``ActorSpec.least`` are absent
+    from what is returned: they come when a node has room.
     Raises RunError when there is no room for all; errors of constructors arrive wrapped by Ray
     (see ``reason``).
     """
@@ -289,6 +144,7 @@ async def start_actors(
     given = {"config": config, "hardware": hardware, "part": part}
     given |= {"folder": folder, "run_dir": str(run_dir)}
     loading: list[asyncio.Future[Any]] = []
+    absent = set[str]()
     alone: asyncio.Future[Any] | None = None
     try:
         for spec in specs:
@@ -298,6 +154,9 @@ async def start_actors(
                 place = on_node(this_node()) if spec.on_driver_node else places.get(name)
                 actor = _create(spec, place, given | {"name": name, "rank": rank})
                 named[name] = actor
+                if spec.least is not None and rank >= spec.least:
+                    absent.add(name)
+                    continue
                 loading.append(asyncio.ensure_future(actor.__ray_ready__.remote()))
                 if spec.name == "learner" and rank + 1 == spec.replicas:
                     # A rank loads its model only after it has connected to the others.
@@ -310,7 +169,7 @@ async def start_actors(
     finally:
         for waiting in loading:
             waiting.cancel()
-    return RunActors(named)
+    return RunActors(named, absent)
 
 
 def _create(spec: ActorSpec, place: Any, given: Mapping[str, Any]) -> Any:
@@ -332,30 +191,54 @@ def _create(spec: ActorSpec, place: Any, given: Mapping[str, Any]) -> Any:
 async def _places(specs: Sequence[ActorSpec]) -> dict[str, PlacementGroupSchedulingStrategy]:
     """Placement of each actor that has a placement group, by its name (see ``ActorSpec``).
 
-    Raises RunError when a group does not fit: Ray itself would wait for ever.
+    Raises RunError when what the run needs does not fit: Ray itself would wait for ever.
     """
     places = {}
-    for name in dict.fromkeys(s.placement_group for s in specs if s.placement_group is not None):
-        inside = [spec for spec in specs if spec.placement_group == name]
-        bundles = [
-            {"CPU": spec.num_cpus, **({"GPU": spec.num_gpus} if spec.num_gpus else {})}
-            for spec in inside
-            for _ in range(spec.replicas)
-        ]
-        group = ray.util.placement_group(bundles, strategy="PACK")
-        if not await asyncio.to_thread(group.wait, PLACEMENT_PATIENCE_S):
-            wanted = ", and ".join(
-                f"{spec.replicas} {spec.name}s with a CPU core and {spec.num_gpus:g} GPUs each"
-                for spec in inside
-            )
-            raise RunError(
-                f"no room for {wanted} within {PLACEMENT_PATIENCE_S:g} s; lower "
-                f"{' or '.join(spec.replicas_key for spec in inside)}, or free what others hold"
-            )
+    placed = [spec for spec in specs if spec.placement_group is not None]
+    together = [spec for spec in placed if spec.least is None]
+    for name in dict.fromkeys(spec.placement_group for spec in together):
+        inside = [spec for spec in together if spec.placement_group == name]
+        group = _group([_bundle(spec) for spec in inside for _ in spec.actor_names])
+        fewer = f"lower {' or '.join(spec.replicas_key for spec in inside)}"
+        await _has_room([group], [(spec.replicas, spec) for spec in inside], fewer)
         names = [name for spec in inside for name in spec.actor_names]
         for index, name in enumerate(names):
             places[name] = PlacementGroupSchedulingStrategy(group, index)
+    alone = [(spec, spec.least) for spec in placed if spec.least is not None]
+    needed = {name: spec for spec, least in alone for name in spec.actor_names[:least]}
+    groups = {name: _group([_bundle(spec)]) for name, spec in needed.items()}
+    await _has_room(groups.values(), [(least, spec) for spec, least in alone], "start a node more")
+    # Only now the others: they do not take the room of those without which the run cannot start.
+    others = {name: spec for spec, least in alone for name in spec.actor_names[least:]}
+    groups |= {name: _group([_bundle(spec)]) for name, spec in others.items()}
+    for name, group in groups.items():
+        places[name] = PlacementGroupSchedulingStrategy(group, 0)
     return places
+
+
+def _bundle(spec: ActorSpec) -> dict[str, float]:
+    return {"CPU": spec.num_cpus, **({"GPU": spec.num_gpus} if spec.num_gpus else {})}
+
+
+def _group(bundles: list[dict[str, float]]) -> PlacementGroup:
+    group: PlacementGroup = ray.util.placement_group(bundles, strategy="PACK")
+    return group
+
+
+async def _has_room(
+    groups: Collection[PlacementGroup], wanted: Sequence[tuple[int, ActorSpec]], mend: str
+) -> None:
+    """Wait until all groups are placed; RunError if late, with what was ``wanted`` and ``mend``."""
+    waits = (asyncio.to_thread(group.wait, PLACEMENT_PATIENCE_S) for group in groups)
+    if not all(await asyncio.gather(*waits)):
+        what = ", and ".join(
+            f"{number} {spec.name}s with a CPU core and {spec.num_gpus:g} GPUs each"
+            for number, spec in wanted
+        )
+        raise RunError(
+            f"no room for {what} within {PLACEMENT_PATIENCE_S:g} s; {mend}, "
+            "or free what others hold"
+        )
 
 
 def explained(
@@ -374,7 +257,8 @@ def explained(
         return RunError(reason(error))
     name = actors.name_of(error.actor_id) if actors is not None else None
     if name is None:
-        return RunError(f"an actor could not be started: {reason(error)}")
+        text, own = reason(error), _own_message(error) is not None
+        return RunError(text if own else f"an actor could not be started: {text}")
     return RunError(
         f"the {name} died: {reason(error)} See logs/{name}.log in {run_dir}; "
         f"go on with: rlforge {command} --resume {run_dir}"
@@ -386,11 +270,16 @@ def reason(error: BaseException) -> str:
     cause, trace = error, ""
     while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
         cause, trace = cause.cause, str(cause)
-    if isinstance(cause, RlforgeError):
-        return str(cause)
-    # An error of a constructor arrives as text.
-    if messages := re.findall(r"rlforge\.errors\.\w+: (.+)", str(cause)):
-        return str(messages[-1])
+    if (message := _own_message(cause)) is not None:
+        return message
     places = re.findall(r'File "(.+)", line (\d+)', trace)
     place = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
     return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}{place}"
+
+
+def _own_message(cause: BaseException) -> str | None:
+    """That of an error of ours, which arrives as text where a constructor raised it."""
+    if isinstance(cause, RlforgeError):
+        return str(cause)
+    messages = re.findall(r"rlforge\.errors\.\w+: (.+)", str(cause))
+    return messages[-1] if messages else None

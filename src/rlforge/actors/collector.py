@@ -44,6 +44,7 @@ class CollectorActor:
             client,
             timeout_s=config.engine.request_timeout_s,
             time_limit=clock.timeout,
+            elastic=config.hardware.elastic,
         )
         tokenizer = load_tokenizer(config.model)
         self._answers = SeatPolicies(

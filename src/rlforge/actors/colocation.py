@@ -53,4 +53,4 @@ async def update_in_turn(
 
 
 async def _all_engines(actors: RunActors, call: CallActor, method: str) -> None:
-    await asyncio.gather(*(call(name, method) for name in actors.of("engine")))
+    await asyncio.gather(*(call(name, method) for name in actors.replicas("engine")))

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import ray
 
 from rlforge.actors.engine import Request
-from rlforge.actors.process import restarted
+from rlforge.actors.process import RESTART_PATIENCE_S, restarted
 from rlforge.engines.base import EngineStats, OnTokens
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.system.timeouts import TimeLimit
@@ -58,6 +58,9 @@ class RemoteEngine:
     poll_s: seconds between reports of the engines, for ``stats`` and ``take_busy_spans``; an engine
     reports each span once, so that only one client may poll. None: no reports. With ``poll_s`` the
     constructor must run inside the event loop.
+    elastic: engines may be absent at first, and for as long as there is no node for them: they are
+    waited for without limit, and ``load`` leaves them out, since an engine loads the policy of a
+    request that it does not have.
     """
 
     def __init__(
@@ -69,8 +72,10 @@ class RemoteEngine:
         retries: int = 1,
         time_limit: TimeLimit = asyncio.timeout,
         poll_s: float | None = None,
+        elastic: bool = False,
     ) -> None:
         self._engines = list(engines)
+        self._elastic = elastic
         self._client = client
         self._timeout_s = timeout_s
         self._retries = retries
@@ -83,7 +88,8 @@ class RemoteEngine:
         self._streams: dict[int, OnTokens] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_planned = False
-        self._states: list[Literal["here", "away", "gone"]] = ["here" for _ in engines]
+        at_first: Literal["here", "away"] = "away" if elastic else "here"
+        self._states: list[Literal["here", "away", "gone"]] = [at_first for _ in engines]
         self._changed = asyncio.Event()
         self._given_up = asyncio.Event()
         self._stats = [_NO_WORK for _ in engines]
@@ -97,13 +103,24 @@ class RemoteEngine:
         return "here" in self._states
 
     async def gone(self) -> None:
-        """Returns once Ray has given up an engine."""
+        """Returns once Ray has given up an engine; with ``elastic`` once it has given up all."""
         await self._given_up.wait()
 
     async def load(self, policy: PolicyRef) -> None:
-        """Make ``policy`` resident in every engine; in one that died, once it is back."""
+        """Make ``policy`` resident in every engine; in one that died, once it is back.
+
+        With ``elastic`` in those that are here, once there is one.
+        """
         self._begin()
-        await asyncio.gather(*(self._load(index, policy) for index in range(len(self._engines))))
+        if self._elastic:
+            await self._choose(None)
+        await asyncio.gather(
+            *(
+                self._load(index, policy)
+                for index, state in enumerate(self._states)
+                if state == "here" or not self._elastic
+            )
+        )
 
     async def _load(self, index: int, policy: PolicyRef) -> None:
         death = "see its log"
@@ -119,6 +136,8 @@ class RemoteEngine:
             except ray.exceptions.RayActorError as error:
                 death = str(error)
                 self._lost(index, error)
+                if self._elastic:
+                    return
             else:
                 return
         raise EngineDeadError(f"the engine died while loading {policy.uid}: {death}")
@@ -140,7 +159,8 @@ class RemoteEngine:
 
     async def close(self) -> None:
         """Close the engines; requests under way fail."""
-        ends = [engine.close.remote() for engine in self._engines]
+        engines = zip(self._engines, self._states, strict=True)
+        ends = [engine.close.remote() for engine, state in engines if state == "here"]
         await asyncio.gather(*ends, return_exceptions=True)
         for index, pending in enumerate(self._pending):
             self._fail(index, list(pending), EngineError("the engine was closed"))
@@ -157,6 +177,7 @@ class RemoteEngine:
     ) -> Completion:
         stream = _TokenStreamDeduper(on_tokens) if on_tokens is not None else None
         tries, death = 0, "see its log"
+        self._begin()
         while (index := await self._choose(params.conversation)) is not None:
             if stream is not None:
                 stream.begin()
@@ -190,6 +211,8 @@ class RemoteEngine:
             return
         for index in range(len(self._engines)):
             self._start(self._pump(index))
+            if self._states[index] == "away":
+                self._start(self._await_restart(index))
             if self._poll_s is not None:
                 self._start(self._poll(index, self._poll_s))
 
@@ -213,12 +236,14 @@ class RemoteEngine:
             self._start(self._await_restart(index))
 
     async def _await_restart(self, index: int) -> None:
+        patience_s = None if self._elastic else RESTART_PATIENCE_S
         try:
-            await restarted(self._engines[index], f"engine-{index}")
+            await restarted(self._engines[index], f"engine-{index}", patience_s)
         except (ray.exceptions.RayActorError, RunError) as error:
             log.error("engine-%d is gone for good: %s", index, error)
             self._set_state(index, "gone")
-            if not isinstance(error, RunError):  # a RunError: it only takes too long
+            left = self._elastic and set(self._states) != {"gone"}
+            if not isinstance(error, RunError) and not left:  # a RunError: it only takes too long
                 self._given_up.set()
         else:
             self._set_state(index, "here")
@@ -243,7 +268,6 @@ class RemoteEngine:
         on_tokens: OnTokens | None,
     ) -> Completion:
         loop = asyncio.get_running_loop()
-        self._begin()
         self._tickets += 1
         request = Request(
             ticket=self._tickets,

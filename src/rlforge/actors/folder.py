@@ -22,6 +22,7 @@ import functools
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import threading
 from pathlib import Path
@@ -173,11 +174,14 @@ async def come_home(server: Any) -> None:
     except (ray.exceptions.RayError, TimeoutError) as error:
         log.warning("the last lines of logs of other nodes are not here: %s", error)
         return
-    for node, agent in agents.items():
-        try:
-            await asyncio.wait_for(agent.end.remote(), END_S)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            log.warning("the last lines of logs of node %s are not here: %s", node, error)
+    await asyncio.gather(*(_end(node, agent) for node, agent in agents.items()))
+
+
+async def _end(node: str, agent: Any) -> None:
+    try:
+        await asyncio.wait_for(agent.end.remote(), END_S)
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        log.warning("the last lines of logs of node %s are not here: %s", node, error)
 
 
 def _server() -> Any:
@@ -281,13 +285,14 @@ class NodeAgent:
                 self._drop_old()
                 files: Files = _got(packed.files)
                 if _digest(files) != packed.digest:
-                    raise RunError(f"{path} arrived damaged at node {self._node}")
+                    raise RunError(f"{path} arrived damaged at {platform.node()}")
                 try:
                     with atomic_path(place) as work:
                         _write(work, files)
                 except OSError as error:
                     raise RunError(
-                        f"node {self._node} cannot keep {path} in {place.parent}: {error.strerror}"
+                        f"{platform.node()} cannot keep {path} in {place.parent}: "
+                        f"{error.strerror}; free some there, or set RLFORGE_CACHE"
                     ) from error
         return str(place)
 
@@ -343,7 +348,7 @@ def _read(folder: Path, *, state: bool) -> Files:
 def _write(folder: Path, files: Files) -> None:
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        data.tofile(folder / name)
+        (folder / name).write_bytes(data.data)
 
 
 def _digest(files: Files) -> str:

@@ -65,13 +65,14 @@ async def call_restarted(actors: Mapping[str, Any], name: str, method: str) -> A
             await restarted(actors[name], name)
 
 
-async def restarted(actor: Any, name: str) -> None:
-    """Wait until a dead ``actor`` is back.
+async def restarted(actor: Any, name: str, patience_s: float | None = RESTART_PATIENCE_S) -> None:
+    """Wait until an absent ``actor`` is there.
 
-    Raises Ray's exception when Ray has given it up, and RunError after ``RESTART_PATIENCE_S``.
+    Raises Ray's exception when Ray has given it up, and RunError after ``patience_s``; None: in a
+    cluster whose nodes come and go there is no limit.
     """
     try:
-        async with asyncio.timeout(RESTART_PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             while True:
                 try:
                     await actor.__ray_ready__.remote()
@@ -81,5 +82,5 @@ async def restarted(actor: Any, name: str) -> None:
                     return
     except TimeoutError:
         raise RunError(
-            f"{name} died, and was not back {RESTART_PATIENCE_S:g} s after: see logs/{name}.log"
+            f"{name} died, and was not back {patience_s:g} s after: see logs/{name}.log"
         ) from None

@@ -18,11 +18,14 @@ class ActorSpec:
     actor: the class, as ``package.module:Class``; None: a part of the run's own process, the
     driver. config: the configuration groups it reads. num_cpus, num_gpus: of each replica.
     placement: the device it computes on. restarts: how often Ray restarts each replica.
+    least: replicas without which the run does not start; the others are placed when a node has
+    room for them. None: all, at once.
     concurrency: calls that a replica serves at once; None: Ray's default.
     sends: (target, what is handed over).
 
     placement_group: parts with the same one get their CPU cores and GPUs together, on as few nodes
-    as possible, and keep them while they are restarted; None: nothing is reserved. on_driver_node:
+    as possible, and keep them while they are restarted; with ``least`` each replica gets its own
+    alone. None: nothing is reserved. on_driver_node:
     it reads and writes the run directory, which is there, and is not moved. replicas_key:
     the configuration key that sets ``replicas``. loads_alone: it shares a card with others, so it
     loads its model while none of them does.
@@ -34,6 +37,7 @@ class ActorSpec:
     num_cpus: float = 0.0
     num_gpus: float = 0.0
     replicas: int = 1
+    least: int | None = None
     placement: str = "cpu"
     restarts: int = 0
     concurrency: int | None = None

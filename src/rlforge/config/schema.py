@@ -198,6 +198,8 @@ class EngineConfig(Group):
     name: str = "transformers"
     #: Number of engine actors (``num_actors`` of UnstableBaselines).
     num_engines: Count = 1
+    #: Engines without which nothing starts, with `hardware.elastic=true`.
+    min_engines: Count = 1
     #: Sequences generated at the same time in one engine.
     max_parallel_seq: Count = 128
     #: Most tokens in one answer.
@@ -228,10 +230,14 @@ class EngineConfig(Group):
     request_timeout_s: Positive = 600.0
     #: Seconds without a new token, while requests run, after which the engine counts as dead.
     stuck_after_s: Positive = 300.0
-    #: How often a dead engine is restarted before the run ends.
+    #: How often a dead engine is restarted before the run ends; the loss of its node counts too.
     max_restarts: Whole = 3
     #: Settings of vLLM.
     vllm: VllmConfig = field(default_factory=VllmConfig)
+
+    def clashes(self) -> Iterator[Problem]:
+        if self.min_engines > self.num_engines:
+            yield "min_engines", f"must be engine.num_engines={self.num_engines} or less"
 
     @property
     def prompt_room(self) -> int:
@@ -310,6 +316,13 @@ class HardwareConfig(Group):
     threads: Count | None = None
     #: Address of an existing Ray cluster (``auto`` finds a local one); null starts one.
     ray_address: str | None = None
+    #: Use nodes of a cluster that join while the run lasts, and go on without those that leave.
+    #: `engine.num_engines` and `collector.num_collectors` are the most that run.
+    elastic: bool = False
+
+    def clashes(self) -> Iterator[Problem]:
+        if self.elastic and self.ray_address is None:
+            yield "elastic", "is for a Ray cluster, whose nodes come and go; set ray_address too"
 
 
 @dataclass
@@ -345,15 +358,24 @@ class CollectorConfig(Group):
     num_eval_workers: Count = 16
     #: Collector processes.
     num_collectors: Count = 1
+    #: Collectors without which a run does not start, with `hardware.elastic=true`.
+    min_collectors: Count = 1
     #: Of a game that a player ended by an invalid move, learn from that player's turns only: in
     #: self-play the other seats' are dropped, and the whole game where an opponent forfeited.
     filter_opponent_invalid: bool = False
     #: Failed games in a row that end the run.
     max_failures: Count = 32
-    #: How often a dead collector is restarted before the run ends.
+    #: How often a dead collector is restarted before the run ends; the loss of its node counts too.
     max_restarts: Whole = 3
     #: Write finished games as parquet under the run directory.
     save_games: bool = True
+
+    def clashes(self) -> Iterator[Problem]:
+        if self.min_collectors > self.num_collectors:
+            yield (
+                "min_collectors",
+                f"must be collector.num_collectors={self.num_collectors} or less",
+            )
 
 
 @dataclass

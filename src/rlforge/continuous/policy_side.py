@@ -125,6 +125,7 @@ async def policy_side(context: RunContext) -> AsyncIterator[PolicySide]:
         client="continuous",
         timeout_s=config.engine.request_timeout_s,
         poll_s=REPORT_POLL_S,
+        elastic=config.hardware.elastic,
     )
     metrics = Metrics()
     tests = _tests(config, context.run_dir, engine, tokenizer, params)

@@ -165,7 +165,7 @@ def serve(setup: ServiceSetup, say: Say, checks: MakeChecks | None = None) -> No
             (state_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
         with contextlib.closing(listen(config.serve.host, config.serve.port)) as listener:
             # Imported late: Ray takes seconds, and the errors above should not wait for it.
-            from rlforge.actors.cluster import ray_started
+            from rlforge.actors.session import ray_started
             from rlforge.models.load import resolve_model
 
             resolve_model(config.model, say)
@@ -195,8 +195,13 @@ async def _serve(
         actors = await start_actors(graph, config, hardware, state_dir)
     except Exception as error:  # Ray wraps what a constructor raised
         raise RunError(f"the engine could not be started: {reason(error)}") from error
-    timeout_s = config.engine.request_timeout_s
-    engine = RemoteEngine(actors.engines, "service", timeout_s=timeout_s, poll_s=REPORT_POLL_S)
+    engine = RemoteEngine(
+        actors.engines,
+        "service",
+        timeout_s=config.engine.request_timeout_s,
+        poll_s=REPORT_POLL_S,
+        elastic=config.hardware.elastic,
+    )
     try:
         async with assembled(
             config, state_dir, tokens, engine, checks=checks, ready=lambda: engine.ready

@@ -15,6 +15,10 @@
 while the last version is published: it only waits for that before it saves again. No loop waits for
 the tracker. Ray restarts collectors and engines that die, and their calls are repeated
 (``_call``); a learner, pool, buffer or tracker that dies ends the run.
+
+With ``hardware.elastic`` collectors and engines are absent while no node has room for them.
+Versions are published to the engines that are there, and evaluation games of a collector that is
+lost are played by another.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +35,7 @@ import ray
 
 from rlforge.actors.colocation import update_in_turn
 from rlforge.actors.engine import EngineReport
-from rlforge.actors.process import restarted
+from rlforge.actors.process import RESTART_PATIENCE_S, restarted
 from rlforge.config.schema import RunConfig
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.system.utilisation import Utilisation
@@ -59,8 +63,9 @@ class GameController:
         self._actors, self._note = context.actors, context.note
         self._newest = Checkpoint(uid=step_name(0), version=0, path=config.learner.initial_adapter)
         self._retention = Retention(self._run_dir / "checkpoints", config.learner.keep_checkpoints)
+        self._elastic = context.hardware.elastic
         collectors, record = (
-            list(self._actors.of("collector")),
+            list(self._actors.replicas("collector")),
             self._actors.tracker.add_eval.remote,
         )
         self._evaluations = Evaluations(config, collectors, self._play, record)
@@ -72,7 +77,7 @@ class GameController:
         self._engine_reports: dict[str, tuple[float, EngineReport]] = {}
         self._utilisation = Utilisation(time.time())
         self._restarts = 0
-        self._restarting: set[str] = set()
+        self._given_up: set[str] = set()
 
     def stop(self) -> None:
         self._interrupted = True
@@ -94,14 +99,14 @@ class GameController:
     # ---------------------------------------------------------------- the loops
 
     async def run(self) -> bool:
-        """Collectors, the engine watch and the learn loop side by side; any failure ends all."""
+        """The loops of collectors, engines and learner side by side; any failure ends all."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._evaluations.begin(group, self._run_dir)
-            others = [group.create_task(self._watch_engines())]
-            others += [
-                group.create_task(self._call(name, "train"))
-                for name in self._actors.of("collector")
+            others = [
+                group.create_task(self._unless_given_up(name, loop(name)))
+                for kind, loop in (("engine", self._watch), ("collector", self._train))
+                for name in self._actors.replicas(kind)
             ]
             self._utilisation = Utilisation(time.time())
             if self._version == 0:
@@ -172,9 +177,14 @@ class GameController:
         self._retention.prune(needed, checkpoint.version)
 
     async def _load(self, policy: PolicyRef) -> None:
-        await asyncio.gather(
-            *(self._call(name, "load", policy) for name in self._actors.of("engine"))
-        )
+        """In all engines; with ``elastic`` in those that are there: others load it when asked."""
+        if self._elastic:
+            await asyncio.gather(
+                *(self._load_if_there(name, policy) for name in self._actors.of("engine"))
+            )
+        else:
+            names = self._actors.replicas("engine")
+            await asyncio.gather(*(self._call(name, "load", policy) for name in names))
 
     async def _published(self) -> None:
         if self._publication is not None:
@@ -244,7 +254,7 @@ class GameController:
             await self._evaluations.finish()
             self._evaluate(edge=True)
             await self._evaluations.finish()
-        await self._look_at_engines()
+        await asyncio.gather(*(self._look_at(name) for name in self._actors.of("engine")))
         self._actors.tracker.log_pool.remote(await self._actors.pool.snapshot.remote())
 
     # ---------------------------------------------------------------- evaluations, engine reports
@@ -261,31 +271,63 @@ class GameController:
             self._evaluate(edge=False)
 
     async def _play(self, collector: str, specs: Sequence[GameSpec]) -> list[GameRecord]:
-        records: list[GameRecord] = await self._call(collector, "evaluate", specs)
-        return records
-
-    async def _watch_engines(self) -> None:
+        """Play evaluation games; with ``elastic`` in another collector where this one is absent."""
+        records: list[GameRecord]
+        if not self._elastic:
+            records = await self._call(collector, "evaluate", specs)
+            return records
         while True:
-            await self._look_at_engines()
+            there = list(self._actors.of("collector"))
+            name = collector if collector in there else next(iter(there), None)
+            if name is None:
+                await asyncio.sleep(1.0)
+                continue
+            try:
+                records = await self._actors.named[name].evaluate.remote(specs)
+            except ray.exceptions.RayActorError as error:
+                self._lost(name, error)
+            else:
+                return records
+
+    async def _watch(self, engine: str) -> None:
+        while True:
+            await self._back(engine)
+            await self._look_at(engine)
             await asyncio.sleep(ENGINE_POLL_S)
 
-    async def _look_at_engines(self) -> None:
-        """Report each engine's queue and token rate; count its working time, and its restarts."""
-        for name, engine in self._actors.of("engine").items():
-            try:
-                report: EngineReport = await engine.report.remote()
-            except ray.exceptions.RayActorError as error:
-                log.warning("%s does not answer: %s", name, error)
-                continue
-            now = time.time()
-            then, before = self._engine_reports.get(name, (self._started, None))
-            self._engine_reports[name] = now, report
-            self._utilisation.engines_worked(report.spans)
-            if report.restarted_since(before):
-                self._count_restart(name)
-            self._actors.tracker.log_inference.remote(name, report.throughput(before, now - then))
+    async def _look_at(self, engine: str) -> None:
+        """Report an engine's queue and token rate; count its working time, and its restarts."""
+        try:
+            report: EngineReport = await self._actors.named[engine].report.remote()
+        except ray.exceptions.RayActorError as error:
+            self._lost(engine, error)
+            return
+        now = time.time()
+        then, before = self._engine_reports.get(engine, (self._started, None))
+        self._engine_reports[engine] = now, report
+        self._utilisation.engines_worked(report.spans)
+        if report.restarted_since(before):
+            self._count_restart(engine)
+        self._actors.tracker.log_inference.remote(engine, report.throughput(before, now - then))
 
-    # ---------------------------------------------------------------- failures
+    # ---------------------------------------------------------------- absent actors
+
+    async def _train(self, collector: str) -> None:
+        """Let a collector play whenever it is there."""
+        while True:
+            await self._back(collector)
+            try:
+                await self._actors.named[collector].train.remote()
+                return
+            except ray.exceptions.ActorUnavailableError as error:
+                self._lost(collector, error)
+                await self._actors.buffer.release_all.remote(collector)
+
+    async def _load_if_there(self, engine: str, policy: PolicyRef) -> None:
+        try:
+            await self._actors.named[engine].load.remote(policy)
+        except ray.exceptions.RayActorError as error:
+            self._lost(engine, error)
 
     async def _call(self, name: str, method: str, *arguments: Any) -> Any:
         """Call a method of an actor; again when its process died meanwhile and Ray restarts it.
@@ -293,20 +335,43 @@ class GameController:
         Ray counts the restarts that the config allows (``max_restarts``), and raises
         ActorDiedError instead of ActorUnavailableError when there are no more.
         """
-        actor = self._actors.named[name]
         while True:
             try:
-                return await getattr(actor, method).remote(*arguments)
+                return await getattr(self._actors.named[name], method).remote(*arguments)
             except ray.exceptions.ActorUnavailableError as error:
-                log.warning("%s died and is restarted: %s", name, error)
-                if name not in self._restarting:  # the first of the calls that failed with it
-                    self._restarting.add(name)
-                    if name.startswith("collector"):  # engines: see ``_look_at_engines``
-                        self._count_restart(name)
-                if method == "train":
-                    await self._actors.buffer.release_all.remote(name)
-                await restarted(actor, name)
-                self._restarting.discard(name)
+                self._lost(name, error)
+                await self._back(name)
+
+    def _lost(self, name: str, error: Exception) -> None:
+        """An actor does not answer: it is absent until ``_back`` returns."""
+        log.warning("%s is absent: %s", name, error)
+        if name not in self._actors.absent:  # the first of the calls that failed with it
+            self._actors.absent.add(name)
+            if name.startswith("collector"):  # engines: see ``_look_at``
+                self._count_restart(name)
+
+    async def _back(self, name: str) -> None:
+        """Wait until an actor is no longer absent."""
+        if name not in self._actors.absent:
+            return
+        patience_s = None if self._elastic else RESTART_PATIENCE_S
+        await restarted(self._actors.named[name], name, patience_s)
+        if self._elastic and name in self._actors.absent:
+            self._note(f"{name} has joined")
+        self._actors.absent.discard(name)
+
+    async def _unless_given_up(self, name: str, loop: Awaitable[None]) -> None:
+        """Await the loop of an actor; with ``elastic`` the run goes on while others are left."""
+        try:
+            await loop
+        except ray.exceptions.RayActorError as error:
+            self._actors.absent.add(name)
+            self._given_up.add(name)
+            kind = name.partition("-")[0]
+            if not self._elastic or self._given_up.issuperset(self._actors.replicas(kind)):
+                raise
+            self._note(f"{name} died more often than {kind}.max_restarts; the run goes on without")
+            log.error("%s is given up: %s", name, error)
 
     def _count_restart(self, name: str) -> None:
         self._restarts += 1

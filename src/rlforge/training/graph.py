@@ -72,6 +72,7 @@ def _game_graph(config: RunConfig, hardware: HardwareConfig) -> RunGraph:
                 config=_groups(config, "collector", "eval"),
                 num_cpus=1.0,
                 replicas=config.collector.num_collectors,
+                least=config.collector.min_collectors if hardware.elastic else None,
                 replicas_key="collector.num_collectors",
                 restarts=config.collector.max_restarts,
                 concurrency=1000,  # a call for each game of ``eval.continuous``
@@ -198,6 +199,7 @@ def _engine(config: PolicyConfig, hardware: HardwareConfig, *sends: tuple[str, s
         num_cpus=1.0,
         num_gpus=hardware.engine_gpus,
         replicas=config.engine.num_engines,
+        least=config.engine.min_engines if hardware.elastic else None,
         replicas_key="engine.num_engines",
         placement=hardware.device,
         restarts=config.engine.max_restarts,

@@ -25,7 +25,8 @@ from typing import Any, Protocol
 
 import ray
 
-from rlforge.actors.cluster import RunActors, explained, ray_started, start_actors
+from rlforge.actors.cluster import RunActors, explained, start_actors
+from rlforge.actors.session import ray_started
 from rlforge.actors.specs import RunGraph
 from rlforge.config.compose import to_yaml
 from rlforge.config.continuous import ContinuousConfig

@@ -1,0 +1,169 @@
+"""Ray for one block: a cluster of our own, of which no process is left, or one that exists."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import psutil
+import ray
+
+from rlforge.config.schema import HardwareConfig
+from rlforge.errors import RunError
+
+log = logging.getLogger(__name__)
+
+END_PATIENCE_S = 10.0
+"""Seconds after which processes of a Ray of our own that have not ended are killed."""
+
+
+@contextlib.contextmanager
+def ray_started(hardware: HardwareConfig, num_cpus: float) -> Iterator[None]:
+    """A Ray of our own for the block, or a connection to ``hardware.ray_address``.
+
+    Only ``hardware.ray_address`` decides: a cluster of this machine and RAY_ADDRESS are ignored.
+    No process of our own Ray outlives the block, and the signal handlers are as before. In the
+    block SIGTERM acts like Ctrl-C; signals that arrive while Ray ends are ignored. Processes of our
+    own Ray get no signals that are sent to the process group of this one. Raises RunError where
+    this process uses Ray already.
+    """
+    if ray.is_initialized():
+        raise RunError("this process uses Ray already; call ray.shutdown() before the run")
+    before = _children()
+    with _own_handlers():
+        try:
+            _enter_ray(hardware, num_cpus)
+            # Ray's handler would end this process in the middle of anything, with a stack trace.
+            _handle(signal.SIGTERM, signal.default_int_handler)
+        except BaseException:  # also Ctrl-C: Ray itself forgets a node that is still starting
+            for process in _children() - before:
+                _kill(process)
+            ray.shutdown()  # of what Ray has set up in this process
+            raise
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                _handle(number, signal.SIG_IGN)
+            of_ray = _children() - before
+            ray.shutdown()
+            end_processes(of_ray)
+
+
+#: Whether processes that are forked in this context lead process groups of their own.
+_forks_lead = ContextVar("_forks_lead", default=False)
+
+
+def _lead_group() -> None:
+    if _forks_lead.get():
+        os.setpgrp()
+
+
+# Ray passes a ``preexec_fn`` to what it starts; with one, ``subprocess`` runs the hooks of forks.
+os.register_at_fork(after_in_child=_lead_group)
+
+
+@contextlib.contextmanager
+def _own_groups() -> Iterator[None]:
+    """Ray's processes, started in the block, and their children leave this process group.
+
+    ``timeout``, shells and batch systems signal a whole group: then only this process gets the
+    signal, and ends the others in order.
+    """
+    before = _forks_lead.set(True)
+    try:
+        yield
+    finally:
+        _forks_lead.reset(before)
+
+
+@contextlib.contextmanager
+def _own_handlers() -> Iterator[None]:
+    """Restore the handlers of SIGINT and SIGTERM after the block."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # That of a running loop would cancel the task that starts Ray and not interrupt the start.
+    if callable(before[signal.SIGINT]):
+        _handle(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                _handle(number, handler)
+
+
+def _handle(number: signal.Signals, handler: Any) -> None:
+    """Set a signal's handler; nothing in a thread that gets no signals."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(number, handler)
+
+
+def _enter_ray(hardware: HardwareConfig, num_cpus: float) -> None:
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    if hardware.ray_address is not None:
+        try:
+            ray.init(address=hardware.ray_address, **quiet)
+        except ConnectionError:
+            raise RunError(
+                f"hardware.ray_address={hardware.ray_address}: no Ray cluster to join; start one "
+                "with `ray start --head`, set RAY_AUTH_TOKEN to its token if it has one, or take "
+                "hardware=auto"
+            ) from None
+    else:
+        # Cores only decide placement; tracker, pool and buffer reserve none.
+        own: dict[str, Any] = {"address": "local", "include_dashboard": False}
+        cpus = max(hardware.num_cpus or 1, round(num_cpus))
+        with _own_groups():
+            try:
+                ray.init(num_cpus=cpus, num_gpus=hardware.num_gpus, **own, **quiet)
+            except Exception as error:  # Ray has no class of its own for it
+                if "timed out during startup" not in str(error):
+                    raise
+                raise RunError(
+                    "Ray did not start in time: this machine is busy, or short of memory; stop "
+                    "other work and start again"
+                ) from error
+
+
+def end_processes(processes: Collection[psutil.Process]) -> None:
+    """Wait until all have ended; kill those that run longer than ``END_PATIENCE_S``.
+
+    Ray gives its node one second to end, and does not wait for what the node started.
+    """
+    for process in _left(processes):
+        log.warning("%s does not end and is killed", process)
+        _kill(process)
+    if left := _left(processes):
+        log.error("these processes cannot be killed: %s", left)
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _kill(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
+
+
+def _left(processes: Collection[psutil.Process]) -> list[psutil.Process]:
+    """The ``processes`` that still run after ``END_PATIENCE_S``; returns early once all ended."""
+    deadline = time.monotonic() + END_PATIENCE_S
+    while (left := [each for each in processes if _runs(each)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        # An orphan stays a zombie where no process waits for it.
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

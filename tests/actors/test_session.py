@@ -1,0 +1,112 @@
+"""A Ray of our own leaves no process behind, and gets no signals that are for this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import psutil
+import pytest
+import ray
+
+from rlforge.actors import session
+from rlforge.config.compose import compose
+from rlforge.config.schema import HardwareConfig
+from rlforge.errors import RunError
+from rlforge.system.hardware import detect
+from rlforge.training.graph import build_graph
+
+ENDS_SOON = [sys.executable, "-c", "import time; time.sleep(0.3)"]
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_no_process_that_ray_started_outlives_the_block(
+    own_home: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also children of an actor, which are still ending when Ray's node has been killed."""
+
+    class Process:
+        def pids(self) -> tuple[int, int]:
+            return os.getpid(), psutil.Popen(["sleep", "60"]).pid  # which outlives its parent
+
+    graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
+    monkeypatch.setattr(session, "END_PATIENCE_S", 1.0)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")  # of another cluster
+    bystander = psutil.Popen(["sleep", "60"])
+    with session.ray_started(HardwareConfig(device="cpu"), graph.num_cpus):
+        pids = ray.get(ray.remote(Process).options(num_cpus=0).remote().pids.remote())
+        assert all(map(runs, pids))
+    assert not any(map(runs, pids))
+    assert bystander.is_running()
+    bystander.kill()
+    bystander.wait()
+
+
+def test_a_ray_that_does_not_start_in_time_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(**_: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen because …")
+
+    monkeypatch.setattr("ray.init", late)
+    with (
+        pytest.raises(RunError, match=r"^Ray did not start in time: this machine is busy"),
+        session.ray_started(HardwareConfig(device="cpu"), 1),
+    ):
+        pass
+
+
+def test_ray_leaves_the_process_group_which_timeout_and_batch_systems_signal(
+    own_home: None,
+) -> None:
+    class Process:
+        def groups(self) -> tuple[int, int]:
+            child = psutil.Popen(["sleep", "60"])
+            return os.getpgrp(), os.getpgid(child.pid)
+
+    graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
+    with session.ray_started(HardwareConfig(device="cpu"), graph.num_cpus):
+        groups = {*ray.get(ray.remote(Process).options(num_cpus=0).remote().groups.remote())}
+        groups |= {os.getpgid(child.pid) for child in psutil.Process().children(recursive=True)}
+        own = psutil.Popen(["sleep", "60"], preexec_fn=os.getpid)
+        assert os.getpgid(own.pid) == os.getpgrp()
+        own.kill()
+        own.wait()
+    assert os.getpgrp() not in groups
+
+
+def test_an_interrupt_while_ray_starts_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself forgets the processes of a node that it was still starting."""
+    started: list[psutil.Popen] = []
+
+    def interrupted(**_: object) -> None:
+        started.append(psutil.Popen(["sleep", "60"]))
+        raise KeyboardInterrupt
+
+    graph = build_graph(compose(["+experiment=tictactoe_mirror"]).config, detect())
+    monkeypatch.setattr(session.ray, "init", interrupted)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        session.ray_started(HardwareConfig(device="cpu"), graph.num_cpus),
+    ):
+        pass
+    assert [process.wait() for process in started] == [-9]
+
+
+def test_processes_that_end_in_time_are_not_killed_and_others_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = time.monotonic()
+    in_time = psutil.Popen(ENDS_SOON)
+    session.end_processes([in_time])
+    assert in_time.wait() == 0
+    assert time.monotonic() - started < session.END_PATIENCE_S
+    monkeypatch.setattr(session, "END_PATIENCE_S", 0.1)
+    too_late = psutil.Popen(["sleep", "60"])
+    session.end_processes([too_late])
+    assert too_late.wait() == -9
