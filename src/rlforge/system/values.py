@@ -192,8 +192,15 @@ def writable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
+#: Raises where JSON has no such value.
+_strict = json.JSONEncoder(allow_nan=False).encode
+
+
 def _to_json_text(content: Mapping[str, Any]) -> str:
-    return json.dumps(json_ready(content))
+    try:
+        return _strict(content)
+    except (TypeError, ValueError):
+        return _strict(json_ready(content))
 
 
 def _same(content: Any) -> Any:

@@ -97,7 +97,8 @@ class GameWriter:
         import pyarrow.parquet as pq
 
         path = self._folder / f"{self._name}-{self._next:06d}.parquet"
-        table = pa.Table.from_pylist(self._rows, schema=_schema())
+        columns = {name: [row[name] for row in self._rows] for name in _schema().names}
+        table = pa.table(columns, _schema())
         with atomic_path(path) as work:
             pq.write_table(table, work, compression="zstd")
         self._next += 1
