@@ -101,7 +101,8 @@ class ClockEngine:
     def _move(self, prompt: str) -> str:
         if self._long:
             offered = prompt.rpartition("Available Moves")[2]
-            return f"\\boxed{{{random.choice(re.findall(r'\[\d\]', offered))}}}"
+            move = random.choice(re.findall(r"\[\d\]", offered))
+            return f"\\boxed{{{move}}}"
         cells = "".join(re.findall(r"\b[a-d]([^ ]{4})\b", prompt))
         return f"[{random.choice([at for at, cell in enumerate(cells) if cell == '_'])}]"
 

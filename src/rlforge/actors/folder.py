@@ -25,6 +25,7 @@ import os
 import platform
 import shutil
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -271,13 +272,26 @@ class NodeAgent:
         self._folder, self._node = folder.path, this_node()
         self._policies = self._folder / "policies"
         self._policies.mkdir(parents=True, exist_ok=True)
+        self._under_way: dict[str, Future[str]] = {}
         self._fetching, self._sending = threading.Lock(), threading.Lock()
         self._sent: dict[str, int] = _got(self._server.received.remote(self._node))
         self._ends = threading.Event()
         threading.Thread(target=self._send_on, daemon=True).start()
 
     def fetch(self, path: str) -> str:
-        """See ``RunFolder.fetched``."""
+        """See ``RunFolder.fetched``; engines that ask at once share one answer."""
+        mine: Future[str] = Future()
+        shared = self._under_way.setdefault(path, mine)
+        if shared is mine:
+            try:
+                mine.set_result(self._fetch(path))
+            except BaseException as error:
+                mine.set_exception(error)
+            finally:
+                del self._under_way[path]
+        return shared.result()
+
+    def _fetch(self, path: str) -> str:
         packed: Packed = _got(self._server.pack.remote(path))
         place = self._policies / packed.digest
         with self._fetching:
