@@ -76,6 +76,10 @@ class Nodes:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to all processes of a node."""
+        os.killpg(self._processes[name].pid, number)
+
     def close(self) -> None:
         for name in [*self._processes][::-1]:
             self.kill(name)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +19,12 @@ from tests.live_run import wait_for
 from tests.training.nodes import Nodes, require_namespaces
 
 from rlforge.models.made import TINY
-from rlforge.system.checkpoint import list_checkpoints, read_manifest
+from rlforge.system.checkpoint import (
+    checkpoint_version,
+    latest_checkpoint,
+    list_checkpoints,
+    read_manifest,
+)
 from rlforge.tracking.files import read_jsonl
 from rlforge.tracking.game_files import read_games
 
@@ -169,3 +177,77 @@ def test_a_full_disk_of_a_node_is_one_message_with_its_place(nodes: Nodes) -> No
     assert str(nodes.cache("full")) in error
     assert "No space left on device" in error
     assert "Traceback" not in stderr
+
+
+@pytest.mark.slow
+def test_a_node_that_does_not_answer_holds_up_an_elastic_run_no_longer_than_ray_waits(
+    nodes: Nodes,
+) -> None:
+    """As if the network to it were cut; when it is back, it has no part in the run."""
+    several = ("hardware.elastic=true", "engine.num_engines=2", "collector.num_collectors=2")
+    several += ("learner.total_updates=60", "buffer.max_staleness=1")
+    run = nodes.driver / "run"
+    with start_where_the_learner_is_alone(nodes, *settings(nodes), *several) as process:
+        for name in ("first", "second"):
+            nodes.add(name, cores=2)
+        log = run / "logs" / "run.log"
+        wait_for(lambda: "has joined" in log.read_text(), process)
+        nodes.signal("first", signal.SIGSTOP)
+        _, stderr = process.communicate(timeout=300)
+        nodes.signal("first", signal.SIGCONT)
+    assert process.returncode == 0, stderr
+    rows = read_jsonl(run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [*range(1, 61)]
+    assert max(row["lag_max"] for row in rows) <= 1
+    games = [record for record in read_games(run) if record.spec.purpose == "train"]
+    assert len(games) == len({record.spec.game_id for record in games})
+
+
+@pytest.mark.slow
+def test_after_the_node_of_the_learner_is_lost_a_run_resumes_from_what_it_had_sent(
+    nodes: Nodes,
+) -> None:
+    run = nodes.driver / "run"
+    long = (*settings(nodes), "learner.total_updates=30")
+    with start_where_the_learner_is_alone(nodes, *long) as process:
+        nodes.add("games", cores=2)
+        wait_for(lambda: len(read_jsonl(run / "metrics.jsonl")) >= 3, process)
+        nodes.kill("learner")
+        _, stderr = process.communicate(timeout=250)
+    assert process.returncode == 1
+    assert "the learner died" in stderr
+    assert "rlforge train --resume" in stderr
+    newest = latest_checkpoint(run / "checkpoints", with_state=True)
+    assert newest is not None
+    nodes.add("another", cores=1)
+    train(nodes, "--resume", "run")
+    rows = read_jsonl(run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [*range(1, 31)]
+    assert rows[checkpoint_version(newest)]["logprob_gap_max"] < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["engine-0", "collector-0", "learner", "pool", "buffer", "tracker"]
+)
+def test_a_killed_process_is_restarted_or_ends_the_run_with_its_name(
+    nodes: Nodes, kind: str
+) -> None:
+    run = nodes.driver / "run"
+    nodes.add("all", cores=3)
+    with start(nodes, *settings(nodes), "learner.total_updates=10") as process:
+        wait_for(lambda: len(read_jsonl(run / "metrics.jsonl")) >= 2, process)
+        text = (run / "logs" / f"{kind}.log").read_text()
+        os.kill(int(re.findall(r"started as process (\d+)", text)[-1]), signal.SIGKILL)
+        _, stderr = process.communicate(timeout=250)
+    assert "Traceback" not in stderr
+    if kind in ("engine-0", "collector-0"):
+        assert process.returncode == 0, stderr
+        assert f"{kind} died and is restarted" in stderr
+    else:
+        assert process.returncode == 1
+        assert f"rlforge: the {kind} died" in stderr
+        train(nodes, "--resume", "run")
+    assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [*range(1, 11)]
+    games = [record for record in read_games(run) if record.spec.purpose == "train"]
+    assert len(games) == len({record.spec.game_id for record in games})

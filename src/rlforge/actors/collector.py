@@ -46,6 +46,8 @@ class CollectorActor:
             time_limit=clock.timeout,
             elastic=config.hardware.elastic,
         )
+        for env in train_envs(config):
+            check_env(env)  # imports the games' libraries, with less where transformers is not yet
         tokenizer = load_tokenizer(config.model)
         self._answers = SeatPolicies(
             config, tokenizer, self._engine, stop_token_ids(config.model, tokenizer)
@@ -54,8 +56,6 @@ class CollectorActor:
         self._collector = Collector(
             config.collector, self, self._answers.for_game, time_limit=clock.timeout
         )
-        for env in train_envs(config):
-            check_env(env)  # imports the games' libraries
         freeze_gc()
 
     async def train(self) -> None:

@@ -49,6 +49,9 @@ log = logging.getLogger(__name__)
 
 _CHECKPOINTS = Codec(Checkpoint, form="json")
 
+LATE_S = 5.0
+"""Seconds that a publication waits for further engines of an elastic run once one has it."""
+
 ENGINE_POLL_S = 5.0
 """Seconds between throughput reports of the engines."""
 
@@ -177,14 +180,22 @@ class GameController:
         self._retention.prune(needed, checkpoint.version)
 
     async def _load(self, policy: PolicyRef) -> None:
-        """In all engines; with ``elastic`` in those that are there: others load it when asked."""
-        if self._elastic:
-            await asyncio.gather(
-                *(self._load_if_there(name, policy) for name in self._actors.of("engine"))
-            )
-        else:
+        """In all engines; with ``elastic`` in those that answer: the others load it when asked."""
+        if not self._elastic:
             names = self._actors.replicas("engine")
             await asyncio.gather(*(self._call(name, "load", policy) for name in names))
+            return
+        loads = [
+            asyncio.ensure_future(self._load_if_there(name, policy))
+            for name in self._actors.of("engine")
+        ]
+        if loads:
+            await asyncio.wait(loads, return_when=asyncio.FIRST_COMPLETED)
+            loaded, late = await asyncio.wait(loads, timeout=LATE_S)
+            for task in late:
+                task.cancel()
+            for task in loaded:
+                task.result()
 
     async def _published(self) -> None:
         if self._publication is not None:
