@@ -212,3 +212,15 @@ def test_json_and_mermaid_hold_the_same_nodes() -> None:
     assert [node["name"] for node in loaded["nodes"]] == [node.name for node in graph.nodes]
     mermaid = to_mermaid(graph)
     assert all(f"  {node.name}[" in mermaid for node in graph.nodes)
+
+
+ELASTIC = ("hardware=cluster", "hardware.elastic=true", "engine.num_engines=4")
+
+
+def test_an_elastic_run_starts_with_the_least_that_its_keys_name() -> None:
+    graph = build_graph(compose([*ELASTIC, "engine.min_engines=2"]).config, LAPTOP)
+    least = {node.name: (node.number, node.least) for node in graph.nodes if node.least}
+    assert least == {"engine": ("2 to 4", 2), "collector": ("1", 1)}
+    assert "engine ×2 to 4" in to_mermaid(graph)
+    fixed = build_graph(compose([*ELASTIC, "hardware.elastic=false"]).config, LAPTOP)
+    assert not any(node.least for node in fixed.nodes)

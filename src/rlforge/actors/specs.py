@@ -48,6 +48,12 @@ class ActorSpec:
     sends: tuple[tuple[str, str], ...] = ()
 
     @property
+    def number(self) -> str:
+        """Of replicas, for people: ``2``, or ``1 to 2`` where the run starts with one."""
+        fixed = self.least in (None, self.replicas)
+        return str(self.replicas) if fixed else f"{self.least} to {self.replicas}"
+
+    @property
     def actor_names(self) -> tuple[str, ...]:
         """The name of each replica among Ray's actors; none for a part of the driver.
 

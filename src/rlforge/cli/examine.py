@@ -55,7 +55,7 @@ def graph(
         ]
         table.add_row(
             node.name,
-            str(node.replicas),
+            node.number,
             f"{node.num_cpus:g}",
             f"{node.num_gpus:g}",
             node.placement if node.actor else "driver",

@@ -322,7 +322,7 @@ class HardwareConfig(Group):
 
     def clashes(self) -> Iterator[Problem]:
         if self.elastic and self.ray_address is None:
-            yield "elastic", "is for a Ray cluster, whose nodes come and go; set ray_address too"
+            yield "elastic", "is for a cluster, whose nodes come and go; set hardware.ray_address"
 
 
 @dataclass

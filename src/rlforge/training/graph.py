@@ -238,6 +238,6 @@ def to_mermaid(graph: RunGraph) -> str:
     for node in graph.nodes:
         gpus = f", {node.num_gpus:g} GPU" if node.num_gpus else ""
         place = f"{node.placement}{gpus}" if node.actor else "in the driver"
-        lines.append(f'  {node.name}["{node.name} ×{node.replicas} ({place})"]')
+        lines.append(f'  {node.name}["{node.name} ×{node.number} ({place})"]')
     lines += [f"  {edge.source} -->|{edge.carries}| {edge.target}" for edge in graph.edges]
     return "\n".join(lines)
