@@ -1,5 +1,6 @@
 """No text of a game, a player or an API model becomes a control token, whatever the tokenizer."""
 
+import copy
 import random
 
 import pytest
@@ -112,6 +113,15 @@ def test_a_prompt_without_control_text_is_encoded_as_one_text(name):
     )
     prompt = MARKUPS[name].render(said, "")
     whole = tokenizer.encode(prompt.text, add_special_tokens=False)
+    assert list(Encoder(tokenizer).encode(prompt)) == whole
+
+
+def test_a_tokenizer_whose_file_asks_for_truncation_and_padding_encodes_whole_prompts():
+    tokenizer = copy.deepcopy(TOKENIZERS["qwen"])
+    prompt = MARKUPS["qwen"].render(conversation(["a long word " * 20] * 3), "")
+    whole = tokenizer.encode(prompt.text, add_special_tokens=False)
+    tokenizer.backend_tokenizer.enable_truncation(max_length=8)
+    tokenizer.backend_tokenizer.enable_padding(length=512)
     assert list(Encoder(tokenizer).encode(prompt)) == whole
 
 
