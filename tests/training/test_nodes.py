@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.live_run import wait_for
 from tests.training.nodes import Nodes, require_namespaces
@@ -255,3 +256,38 @@ def test_a_killed_process_is_restarted_or_ends_the_run_with_its_name(
     assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [*range(1, 11)]
     games = [record for record in read_games(run) if record.spec.purpose == "train"]
     assert len(games) == len({record.spec.game_id for record in games})
+
+
+@pytest.mark.slow
+def test_an_elastic_service_answers_with_the_nodes_that_are_there(nodes: Nodes) -> None:
+    nodes.add("first", cores=1)
+    process = subprocess.Popen(
+        [
+            *(RLFORGE, "serve", "model=tiny", "hardware=cpu", "serve.port=0"),
+            *("serve.state_dir=state", "hardware.elastic=true", "engine.num_engines=2"),
+            f"hardware.ray_address={nodes.address}",
+        ],
+        cwd=nodes.driver,
+        env=nodes.environment("driver"),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    url = next(found[0] for line in process.stderr if (found := re.search(r"http\S+/v1", line)))
+
+    def answers(number: int) -> list[int]:
+        asked = {"model": "run", "prompt": "tak", "max_tokens": 2}
+        return [
+            httpx.post(f"{url}/completions", json=asked, timeout=60).status_code
+            for _ in range(number)
+        ]
+
+    assert answers(2) == [200, 200]
+    nodes.add("second", cores=1)
+    log = nodes.driver / "state" / "logs" / "engine-1.log"
+    wait_for(lambda: log.exists() and "the engine is loaded" in log.read_text(), process)
+    nodes.kill("first")
+    assert answers(5) == [200] * 5
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr

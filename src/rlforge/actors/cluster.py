@@ -207,7 +207,7 @@ async def _places(specs: Sequence[ActorSpec]) -> dict[str, PlacementGroupSchedul
     alone = [(spec, spec.least) for spec in placed if spec.least is not None]
     needed = {name: spec for spec, least in alone for name in spec.actor_names[:least]}
     groups = {name: _group([_bundle(spec)]) for name, spec in needed.items()}
-    await _has_room(groups.values(), [(least, spec) for spec, least in alone], "start a node more")
+    await _has_room(groups.values(), [(least, spec) for spec, least in alone], "start another node")
     # Only now the others: they do not take the room of those without which the run cannot start.
     others = {name: spec for spec, least in alone for name in spec.actor_names[least:]}
     groups |= {name: _group([_bundle(spec)]) for name, spec in others.items()}
