@@ -66,12 +66,13 @@ def test_the_slurm_script_runs_a_command_over_nodes_and_hands_it_the_signal(
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
     path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    others = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
     own = ("hardware.device=cpu", "hardware.learner_gpus=0", "hardware.engine_gpus=0")
     with tempfile.TemporaryDirectory(prefix="n") as ray:  # paths of sockets must be short
         job = {"SLURM_JOB_NUM_NODES": "2", "RAY_PORT": "6390", "PATH": path, "RAY_TMPDIR": ray}
         process = subprocess.Popen(
             [DEPLOY / "slurm.sh", *train_arguments(small_model, "learner.total_updates=400", *own)],
-            env=os.environ | job,
+            env=others | job,
             stderr=subprocess.PIPE,
             text=True,
         )

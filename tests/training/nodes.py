@@ -36,8 +36,9 @@ class Nodes:
         self.driver.mkdir()
         self._folder, self._model, self._model_name = folder, model, model_name
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        # One token for all nodes, as with machines: a Ray in this process has another in its home.
-        self._token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        # One token for all nodes, as with machines; the workers' priority is that of the tests.
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self._ray = {**token, "RAY_worker_niceness": "0"}
         self.address = f"127.0.0.1:{_free_port()}"
         port, temporary = self.address.partition(":")[2], self.driver / "ray"
         self._start(
@@ -50,7 +51,9 @@ class Nodes:
     def environment(self, name: str) -> dict[str, str]:
         """Of the processes of a node."""
         places = {"RLFORGE_CACHE": str(self.cache(name)), "HOME": str(self.driver)}
-        return os.environ | self._token | places
+        # A Ray that another test started in this process has left settings of its own.
+        others = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
+        return others | self._ray | places
 
     def cache(self, name: str) -> Path:
         """Where a node has its models, and in place of the run directory a folder."""
