@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shlex
@@ -76,7 +77,8 @@ class Nodes:
     def kill(self, name: str) -> None:
         """End all processes of a node at once."""
         process = self._processes.pop(name)
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # one that did not start
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def signal(self, name: str, number: signal.Signals) -> None:
