@@ -87,16 +87,9 @@ class ClockEngine:
             text = self._move(self._tokenizer.decode(prompt))
             if text not in self._answers:
                 self._answers[text] = self._completion(text)
-            known = self._answers[text]
-            completion = Completion(
-                text=known.text,
-                prompt_token_ids=prompt,
-                token_ids=known.token_ids,
-                logprobs=known.logprobs,
-                policy_uid=policy.uid,
-                policy_version=policy.version,
-            )
-            caller.on_end(completion, None)
+            asked_of = {"policy_uid": policy.uid, "policy_version": policy.version}
+            answer = dataclasses.replace(self._answers[text], prompt_token_ids=prompt, **asked_of)
+            caller.on_end(answer, None)
 
     def _move(self, prompt: str) -> str:
         if self._long:
@@ -209,7 +202,7 @@ async def measure(
 
 
 def run(
-    prompts: str, engines: int, collectors: int, games: int, slow: bool, seconds: float
+    prompts: str, engines: int, collectors: int, games: int, clock: type[ClockActor], seconds: float
 ) -> dict[str, Any]:
     """One row: the settings, and what ``measure`` finds."""
     settings = [
@@ -220,18 +213,18 @@ def run(
     resolve_model(config.model)
     machine = detect()
     hardware = resolve_hardware(config.hardware, machine, engines)
-    kind = "SlowClockActor" if slow else "ClockActor"
     graph = build_graph(config, machine)
-    nodes = tuple(node for node in graph.nodes if node.name != "learner")
-    clock = {"actor": f"control_plane:{kind}", "num_cpus": 0.01, "loads_alone": False}
+    idle = {"actor": f"control_plane:{clock.__name__}", "num_cpus": 0.01, "loads_alone": False}
     nodes = tuple(
-        dataclasses.replace(node, **clock) if node.name == "engine" else node for node in nodes
+        dataclasses.replace(node, **idle) if node.name == "engine" else node
+        for node in graph.nodes
+        if node.name != "learner"
     )
     prepare_ray(hardware)
     with tempfile.TemporaryDirectory() as folder, ray_started(hardware, graph.num_cpus):
         found = asyncio.run(measure(RunGraph(nodes=nodes), config, hardware, Path(folder), seconds))
     row = {"prompts": prompts, "engines": engines, "collectors": collectors, "games": games}
-    return {**row, "latency_s": (SlowClockActor if slow else ClockActor).latency_s, **found}
+    return {**row, "latency_s": clock.latency_s, **found}
 
 
 def main() -> None:
@@ -244,11 +237,14 @@ def main() -> None:
     given = parser.parse_args()
     rows = []
     for prompts in given.prompts:
-        plan = [(engines, given.collectors[0], False) for engines in given.engines]
-        plan += [(given.engines[-1], number, False) for number in given.collectors[1:]]
-        plan += [(given.engines[-1], given.collectors[0], True)]
-        for engines, collectors, slow in plan:
-            row = run(prompts, engines, collectors, given.games, slow, given.seconds)
+        one, most = given.collectors[0], given.engines[-1]
+        plan: list[tuple[int, int, type[ClockActor]]] = [
+            *((engines, one, ClockActor) for engines in given.engines),
+            *((most, number, ClockActor) for number in given.collectors[1:]),
+            (most, one, SlowClockActor),
+        ]
+        for engines, collectors, clock in plan:
+            row = run(prompts, engines, collectors, given.games, clock, given.seconds)
             rows.append(row)
             shares = ", ".join(f"{name} {us:.0f}" for name, us in row["us_turn"].items())
             print(

@@ -3,7 +3,7 @@
 # directory; engines, collectors and learner use all nodes. The arguments are those of rlforge:
 #
 #   sbatch --nodes 4 --gpus-per-node 8 --time 24:00:00 deploy/slurm.sh \
-#       train +experiment=qwen3_1p7b_simpletak engine.num_engines=31
+#       train +experiment=qwen3_1p7b_simpletak hardware=cluster engine.num_engines=31
 #
 # Two minutes before the time limit the command gets SIGTERM: it saves and ends; go on with
 # deploy/slurm.sh train --resume RUN. Activate the environment that has rlforge before sbatch.
@@ -29,9 +29,11 @@ if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
         --exclude "$head" ray start --address "$head:$port" --block &
 fi
 
+# What hardware.ray_address=auto means, of hardware=cluster: a run that is resumed finds it as well.
+export RAY_ADDRESS="$head:$port"
 # The run waits two minutes for nodes that are still starting. In the background, since bash handles
 # a signal only while it waits.
-rlforge "$@" hardware=cluster hardware.ray_address="$head:$port" &
+rlforge "$@" &
 command=$!
 trap 'kill -TERM "$command"' TERM
 while kill -0 "$command" 2>/dev/null; do # a signal ends the wait, not the command

@@ -34,6 +34,11 @@ _SETTINGS = (
 )
 
 
+def environment_without_ray() -> dict[str, str]:
+    """This process's, without what a Ray that another test started in it has left there."""
+    return {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
+
+
 def train_arguments(model: Path, *overrides: str) -> list[str]:
     """The arguments of a short training run of ``model`` into ``run``."""
     chosen = [] if any(o.startswith("+experiment") for o in overrides) else [_EXPERIMENT]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.live_run import train_arguments, wait_for
+from tests.live_run import environment_without_ray, train_arguments, wait_for
 
 from rlforge.config.compose import compose
 from rlforge.tracking.files import read_jsonl
@@ -55,29 +55,35 @@ def test_the_example_of_the_slurm_script_fills_its_nodes() -> None:
     example = SCRIPT.partition("sbatch ")[2].partition("\n#\n")[0].replace("\\\n#", "")
     words = shlex.split(example)
     gpus = int(words[words.index("--nodes") + 1]) * int(words[words.index("--gpus-per-node") + 1])
-    config = compose([*arguments(example), "hardware=cluster"]).config
+    config = compose(arguments(example)).config
+    assert config.hardware.ray_address == "auto"
     assert config.engine.num_engines + config.learner.num_learners == gpus
 
 
 @pytest.mark.slow
-def test_the_slurm_script_runs_a_command_over_nodes_and_hands_it_the_signal(
+def test_the_slurm_script_runs_and_resumes_a_command_and_hands_it_the_signal(
     small_model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
     path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    others = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
-    own = ("hardware.device=cpu", "hardware.learner_gpus=0", "hardware.engine_gpus=0")
-    with tempfile.TemporaryDirectory(prefix="n") as ray:  # paths of sockets must be short
-        job = {"SLURM_JOB_NUM_NODES": "2", "RAY_PORT": "6390", "PATH": path, "RAY_TMPDIR": ray}
-        process = subprocess.Popen(
-            [DEPLOY / "slurm.sh", *train_arguments(small_model, "learner.total_updates=400", *own)],
-            env=others | job,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        wait_for(lambda: len(read_jsonl(Path("run/metrics.jsonl"))) >= 1, process)
-        process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 130, stderr
-    assert json.loads(Path("run/summary.json").read_text())["status"] == "interrupted"
+    own = ("hardware=cluster", "hardware.device=cpu")
+    own += ("hardware.learner_gpus=0", "hardware.engine_gpus=0", "learner.total_updates=400")
+    metrics = Path("run/metrics.jsonl")
+    commands = {"6390": train_arguments(small_model, *own), "6391": ["train", "--resume", "run"]}
+    for rows, (port, command) in enumerate(commands.items(), start=1):
+        with tempfile.TemporaryDirectory(prefix="n", ignore_cleanup_errors=True) as ray:
+            # Paths of sockets must be short.
+            job = {"SLURM_JOB_NUM_NODES": "2", "RAY_PORT": port, "PATH": path, "RAY_TMPDIR": ray}
+            process = subprocess.Popen(
+                [DEPLOY / "slurm.sh", *command],
+                env=environment_without_ray() | job,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            wait_for(lambda least=rows: len(read_jsonl(metrics)) >= least, process)
+            process.send_signal(signal.SIGTERM)
+            _, stderr = process.communicate(timeout=120)
+        assert process.returncode == 130, stderr
+        assert json.loads(Path("run/summary.json").read_text())["status"] == "interrupted"
+    assert len(Path("run/command.txt").read_text().splitlines()) == 2

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.live_run import environment_without_ray
 
 UNSHARE = ["unshare", "--mount", "--propagation", "private"]
 RAY = Path(sys.executable).with_name("ray")
@@ -52,9 +53,7 @@ class Nodes:
     def environment(self, name: str) -> dict[str, str]:
         """Of the processes of a node."""
         places = {"RLFORGE_CACHE": str(self.cache(name)), "HOME": str(self.driver)}
-        # A Ray that another test started in this process has left settings of its own.
-        others = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
-        return others | self._ray | places
+        return environment_without_ray() | self._ray | places
 
     def cache(self, name: str) -> Path:
         """Where a node has its models, and in place of the run directory a folder."""

@@ -42,7 +42,7 @@ class RunActors:
 
     Example:
         >>> actors = RunActors({"tracker": "t", "engine-0": "e0", "engine-1": "e1"}, {"engine-1"})
-        >>> actors.tracker, actors.engines, list(actors.of("engine"))
+        >>> actors.tracker, actors.engines, list(actors.present("engine"))
         ('t', ('e0', 'e1'), ['engine-0'])
     """
 
@@ -55,10 +55,10 @@ class RunActors:
         """All replicas of one kind, by name."""
         return {name: actor for name, actor in self.named.items() if name.partition("-")[0] == kind}
 
-    def of(self, kind: str) -> dict[str, Any]:
+    def present(self, kind: str) -> dict[str, Any]:
         """The replicas of one kind that are not absent, by name."""
-        all_of_them = self.replicas(kind)
-        return {name: actor for name, actor in all_of_them.items() if name not in self.absent}
+        replicas = self.replicas(kind).items()
+        return {name: actor for name, actor in replicas if name not in self.absent}
 
     @property
     def tracker(self) -> Any:

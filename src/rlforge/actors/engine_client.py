@@ -18,7 +18,7 @@ from typing import Any, Literal
 import ray
 
 from rlforge.actors.engine import Request
-from rlforge.actors.process import RESTART_PATIENCE_S, restarted
+from rlforge.actors.process import restarted
 from rlforge.engines.base import EngineStats, OnTokens
 from rlforge.errors import EngineDeadError, EngineError, RunError
 from rlforge.system.timeouts import TimeLimit
@@ -236,9 +236,8 @@ class RemoteEngine:
             self._start(self._await_restart(index))
 
     async def _await_restart(self, index: int) -> None:
-        patience_s = None if self._elastic else RESTART_PATIENCE_S
         try:
-            await restarted(self._engines[index], f"engine-{index}", patience_s)
+            await restarted(self._engines[index], f"engine-{index}", elastic=self._elastic)
         except (ray.exceptions.RayActorError, RunError) as error:
             log.error("engine-%d is gone for good: %s", index, error)
             self._set_state(index, "gone")

@@ -25,7 +25,7 @@ import os
 import platform
 import shutil
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -272,42 +272,39 @@ class NodeAgent:
         self._folder, self._node = folder.path, this_node()
         self._policies = self._folder / "policies"
         self._policies.mkdir(parents=True, exist_ok=True)
+        self._fetcher = ThreadPoolExecutor(max_workers=1)
         self._under_way: dict[str, Future[str]] = {}
-        self._fetching, self._sending = threading.Lock(), threading.Lock()
+        self._asking, self._sending = threading.Lock(), threading.Lock()
         self._sent: dict[str, int] = _got(self._server.received.remote(self._node))
         self._ends = threading.Event()
         threading.Thread(target=self._send_on, daemon=True).start()
 
     def fetch(self, path: str) -> str:
         """See ``RunFolder.fetched``; engines that ask at once share one answer."""
-        mine: Future[str] = Future()
-        shared = self._under_way.setdefault(path, mine)
-        if shared is mine:
-            try:
-                mine.set_result(self._fetch(path))
-            except BaseException as error:
-                mine.set_exception(error)
-            finally:
-                del self._under_way[path]
-        return shared.result()
+        with self._asking:
+            fetches = self._under_way.items()
+            self._under_way = {asked: each for asked, each in fetches if not each.done()}
+            if path not in self._under_way:
+                self._under_way[path] = self._fetcher.submit(self._fetch, path)
+            fetch = self._under_way[path]
+        return fetch.result()
 
     def _fetch(self, path: str) -> str:
         packed: Packed = _got(self._server.pack.remote(path))
         place = self._policies / packed.digest
-        with self._fetching:
-            if not place.exists():
-                self._drop_old()
-                files: Files = _got(packed.files)
-                if _digest(files) != packed.digest:
-                    raise RunError(f"{path} arrived damaged at {platform.node()}")
-                try:
-                    with atomic_path(place) as work:
-                        _write(work, files)
-                except OSError as error:
-                    raise RunError(
-                        f"{platform.node()} cannot keep {path} in {place.parent}: "
-                        f"{error.strerror}; free some there, or set RLFORGE_CACHE"
-                    ) from error
+        if not place.exists():
+            self._drop_old()
+            files: Files = _got(packed.files)
+            if _digest(files) != packed.digest:
+                raise RunError(f"{path} arrived damaged at {platform.node()}")
+            try:
+                with atomic_path(place) as work:
+                    _write(work, files)
+            except OSError as error:
+                raise RunError(
+                    f"{platform.node()} cannot keep {path} in {place.parent}: "
+                    f"{error.strerror}; free some there, or set RLFORGE_CACHE"
+                ) from error
         return str(place)
 
     def _drop_old(self) -> None:

@@ -65,12 +65,13 @@ async def call_restarted(actors: Mapping[str, Any], name: str, method: str) -> A
             await restarted(actors[name], name)
 
 
-async def restarted(actor: Any, name: str, patience_s: float | None = RESTART_PATIENCE_S) -> None:
+async def restarted(actor: Any, name: str, *, elastic: bool = False) -> None:
     """Wait until an absent ``actor`` is there.
 
-    Raises Ray's exception when Ray has given it up, and RunError after ``patience_s``; None: in a
-    cluster whose nodes come and go there is no limit.
+    Raises Ray's exception when Ray has given it up, and RunError after ``RESTART_PATIENCE_S``;
+    elastic: it waits for a node, without a limit.
     """
+    patience_s = None if elastic else RESTART_PATIENCE_S
     try:
         async with asyncio.timeout(patience_s):
             while True:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -35,11 +35,10 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         # What a fast tokenizer encodes with; its own method takes twice as long on short prompts.
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is not None:
-            backend.no_truncation()  # which its file may ask for, and its own method does not do
-            backend.no_padding()
-        self._encode = tokenizer.encode if backend is None else _ids_of(backend)
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        if self._backend is not None:
+            self._backend.no_truncation()  # which the file may ask for, and that method never does
+            self._backend.no_padding()
         # Unknown characters become the unknown token, which many a tokenizer has as a special one.
         harmless = {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id}
         added = tokenizer.added_tokens_decoder.items()
@@ -83,7 +82,12 @@ class Encoder:
         return self.encode(by_chat_template(messages, "", self._tokenizer, tools))
 
     def _ids(self, text: str) -> list[int]:
-        return self._encode(text, add_special_tokens=False) if text else []
+        if not text:
+            return []
+        if self._backend is None:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
 
     def _find_control(self, family: str) -> tuple[frozenset[int], str]:
         """The control tokens of prompts in a markup, and a pattern of their texts."""
@@ -114,14 +118,6 @@ class Encoder:
             return [token for token in ids if token not in control]
         middle = len(text) // 2
         return [*self._as_text(text[:middle], control), *self._as_text(text[middle:], control)]
-
-
-def _ids_of(backend: Any) -> Callable[..., list[int]]:
-    def encode(text: str, *, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
-
-    return encode
 
 
 def _among(control: frozenset[int], ids: Sequence[int]) -> list[int]:

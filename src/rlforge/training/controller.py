@@ -35,7 +35,7 @@ import ray
 
 from rlforge.actors.colocation import update_in_turn
 from rlforge.actors.engine import EngineReport
-from rlforge.actors.process import RESTART_PATIENCE_S, restarted
+from rlforge.actors.process import restarted
 from rlforge.config.schema import RunConfig
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.system.utilisation import Utilisation
@@ -186,8 +186,8 @@ class GameController:
             await asyncio.gather(*(self._call(name, "load", policy) for name in names))
             return
         loads = [
-            asyncio.ensure_future(self._load_if_there(name, policy))
-            for name in self._actors.of("engine")
+            asyncio.ensure_future(self._ask(name, "load", policy))
+            for name in self._actors.present("engine")
         ]
         if loads:
             await asyncio.wait(loads, return_when=asyncio.FIRST_COMPLETED)
@@ -265,7 +265,7 @@ class GameController:
             await self._evaluations.finish()
             self._evaluate(edge=True)
             await self._evaluations.finish()
-        await asyncio.gather(*(self._look_at(name) for name in self._actors.of("engine")))
+        await asyncio.gather(*(self._look_at(name) for name in self._actors.present("engine")))
         self._actors.tracker.log_pool.remote(await self._actors.pool.snapshot.remote())
 
     # ---------------------------------------------------------------- evaluations, engine reports
@@ -283,22 +283,17 @@ class GameController:
 
     async def _play(self, collector: str, specs: Sequence[GameSpec]) -> list[GameRecord]:
         """Play evaluation games; with ``elastic`` in another collector where this one is absent."""
-        records: list[GameRecord]
+        records: list[GameRecord] | None = None
         if not self._elastic:
             records = await self._call(collector, "evaluate", specs)
-            return records
-        while True:
-            there = list(self._actors.of("collector"))
-            name = collector if collector in there else next(iter(there), None)
-            if name is None:
+        while records is None:
+            present = list(self._actors.present("collector"))
+            if not present:
                 await asyncio.sleep(1.0)
                 continue
-            try:
-                records = await self._actors.named[name].evaluate.remote(specs)
-            except ray.exceptions.RayActorError as error:
-                self._lost(name, error)
-            else:
-                return records
+            name = collector if collector in present else present[0]
+            records = await self._ask(name, "evaluate", specs)
+        return records
 
     async def _watch(self, engine: str) -> None:
         while True:
@@ -308,10 +303,8 @@ class GameController:
 
     async def _look_at(self, engine: str) -> None:
         """Report an engine's queue and token rate; count its working time, and its restarts."""
-        try:
-            report: EngineReport = await self._actors.named[engine].report.remote()
-        except ray.exceptions.RayActorError as error:
-            self._lost(engine, error)
+        report: EngineReport | None = await self._ask(engine, "report")
+        if report is None:
             return
         now = time.time()
         then, before = self._engine_reports.get(engine, (self._started, None))
@@ -334,11 +327,13 @@ class GameController:
                 self._lost(collector, error)
                 await self._actors.buffer.release_all.remote(collector)
 
-    async def _load_if_there(self, engine: str, policy: PolicyRef) -> None:
+    async def _ask(self, name: str, method: str, *arguments: Any) -> Any:
+        """Call a method of an actor once; None where the actor is lost meanwhile."""
         try:
-            await self._actors.named[engine].load.remote(policy)
+            return await getattr(self._actors.named[name], method).remote(*arguments)
         except ray.exceptions.RayActorError as error:
-            self._lost(engine, error)
+            self._lost(name, error)
+            return None
 
     async def _call(self, name: str, method: str, *arguments: Any) -> Any:
         """Call a method of an actor; again when its process died meanwhile and Ray restarts it.
@@ -365,8 +360,7 @@ class GameController:
         """Wait until an actor is no longer absent."""
         if name not in self._actors.absent:
             return
-        patience_s = None if self._elastic else RESTART_PATIENCE_S
-        await restarted(self._actors.named[name], name, patience_s)
+        await restarted(self._actors.named[name], name, elastic=self._elastic)
         if self._elastic and name in self._actors.absent:
             self._note(f"{name} has joined")
         self._actors.absent.discard(name)
