@@ -130,6 +130,25 @@ def test_equal_answers_after_equal_tokens_are_computed_and_scored_once():
     assert micro.last_prompt.tolist() == [1, 1, 1]
 
 
+def test_padded_rows_of_equal_tokens_are_computed_once():
+    rows = [
+        Row(step=0, prompt=(1, 2), answer=(3,), start=0),
+        Row(step=1, prompt=(4, 5, 6), answer=(3,), start=1),
+        Row(step=2, prompt=(1, 2), answer=(7,), start=2),
+        Row(step=3, prompt=(1, 2), answer=(3,), start=3),
+    ]
+    micro = collate(rows, 0, torch.device("cpu"), distinct=True)
+
+    assert micro.input_ids.tolist() == [[1, 2, 0], [4, 5, 6]]
+    assert (micro.padding, micro.reused) == (1, 4)
+    scored = list(zip(micro.positions.tolist(), micro.token_ids.tolist(), strict=True))
+    assert scored == [(1, 3), (1, 7), (5, 3)]
+    assert [scored[copy] for copy in micro.copies.tolist()] == [(1, 3), (5, 3), (1, 7), (1, 3)]
+    assert micro.reads.tolist() == [1, 5]
+    assert micro.last_prompt.tolist() == [1, 5, 1, 1]
+    assert micro.steps.tolist() == micro.flat.tolist() == [0, 1, 2, 3]
+
+
 def test_padded_lays_out_tokens_row_by_row_with_zeros_in_the_padding():
     micro = collate([row(2, 3), row(4, 1)], 0, torch.device("cpu"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -23,7 +24,14 @@ from rlforge.learner.partition import (
 )
 
 CPU = torch.device("cpu")
-BUILD = {"padded": lambda rows: None, "packed": whole, "shared": segments}
+BUILD = {"packed": whole, "shared": segments}
+LAYOUTS = ["padded", "distinct", *BUILD]
+
+
+def built(rows, layout):
+    """The tensors of ``rows``."""
+    made = BUILD[layout](rows) if layout in BUILD else None
+    return collate(rows, 0, CPU, made, distinct=layout == "distinct")
 
 
 def row(prompt, step=0, answer=(1,)):
@@ -82,17 +90,19 @@ def test_a_game_of_many_turns_needs_no_recursion():
     st.lists(st.integers(2, 40), min_size=1, max_size=30),
     st.one_of(st.none(), st.integers(1, 6)),
     st.integers(1, 90),
-    st.sampled_from(list(BUILD)),
+    st.sampled_from(LAYOUTS),
 )
 def test_passes_hold_every_row_once_within_both_limits(lengths, max_rows, max_tokens, layout):
     rows = [row(range(1, n + 1), step) for step, n in enumerate(lengths)]
     cut = list(parts(rows, max_rows, max_tokens, layout))
     assert sorted(r.step for part in cut for r in part) == list(range(len(rows)))
     for part in cut:
-        micro = collate(part, 0, CPU, BUILD[layout](part))
-        assert len(part) == 1 or micro.input_ids.numel() <= max_tokens
-        assert micro.padding == 0 or layout == "padded"
-        assert micro.reused == 0 or layout == "shared"
+        micro = built(part, layout)
+        different = len({r.tokens for r in part})
+        assert different == 1 or micro.input_ids.numel() <= max_tokens
+        assert micro.padding == 0 or layout in ("padded", "distinct")
+        assert micro.reused == 0 or layout in ("distinct", "shared")
+        assert layout != "distinct" or len(micro.input_ids) == different
         assert max_rows is None or len(part) <= max_rows
     lengths_in_order = [r.input_length for part in cut for r in part]
     assert lengths_in_order == sorted(lengths_in_order)
@@ -113,33 +123,64 @@ def alike(parts, number=7):
     ]
 
 
-def update(parts, lora=None, **config):
+def update(parts, steps, lora=None, **config):
     """Share of tokens that an update did not compute; also its loss and gradient."""
     model = parts.model()
-    learner = parts.learner(model, lora=lora, mini_batch_size=None, packing="on", **config)
+    learner = parts.learner(model, lora=lora, mini_batch_size=None, **config)
     parts.randomise_adapter(model)
     gradients = parts.record_gradients(model)
-    metrics = learner.update(parts.batch(alike(parts))).metrics
+    metrics = learner.update(parts.batch(steps)).metrics
     return metrics["reused_share"], metrics["loss"], gradients
 
 
-@pytest.mark.parametrize(
-    "config", [{}, {"gradient_checkpointing": True}, {"activation_checkpointing": True}]
-)
+CHECKPOINTING = [{}, {"gradient_checkpointing": True}, {"activation_checkpointing": True}]
+
+
+@pytest.mark.parametrize("config", CHECKPOINTING)
 def test_sharing_prefixes_gives_the_same_update_from_fewer_positions(parts, config):
-    share, loss, gradients = update(parts, **config)
-    none, expected_loss, expected = update(parts, share_prefixes=False, **config)
-    tokens = sum(len(s.prompt_token_ids) + len(s.token_ids) - 1 for s in alike(parts))
+    steps = alike(parts)
+    share, *learned = update(parts, steps, packing="on", **config)
+    none, *expected = update(parts, steps, packing="on", share_prefixes=False, **config)
     # Six of seven rows reuse the five tokens, five reuse two more (others by chance).
-    assert share >= (6 * 5 + 2 * 5) / tokens
+    assert share >= (6 * 5 + 2 * 5) / tokens_read(steps)
     assert none == 0.0
+    same_update(learned, expected)
+
+
+@pytest.mark.parametrize("config", CHECKPOINTING)
+def test_equal_turns_give_the_same_update_from_one_padded_row(parts, config):
+    """Self-play at small games: the same states with the same and with other answers."""
+    states = [
+        replace(step, token_ids=step.token_ids[:1], logprobs=step.logprobs[:1])
+        for step in parts.random_steps(3)
+    ]
+    answers = {"token_ids": (4,), "logprobs": (-0.5,)}
+    others = [replace(s, reward=-s.reward, **answers, game_id="other") for s in states]
+    steps = [*states, *others, *(replace(s, reward=0.3, game_id="third") for s in states)]
+    share, *learned = update(parts, steps, packing="off", **config)
+    none, *expected = update(parts, steps, packing="off", share_prefixes=False, **config)
+    assert share == pytest.approx(2 / 3)
+    assert none == 0.0
+    same_update(learned, expected)
+
+
+def tokens_read(steps):
+    """By the model, of all ``steps``."""
+    return sum(len(step.prompt_token_ids) + len(step.token_ids) - 1 for step in steps)
+
+
+def same_update(learned, expected):
+    """Loss and gradients agree to rounding."""
+    (loss, gradients), (expected_loss, expected_gradients) = learned, expected
     assert loss == pytest.approx(expected_loss, rel=1e-5)
-    for name, gradient in expected.items():
+    for name, gradient in expected_gradients.items():
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_prefixes_are_not_shared_under_dropout(parts):
-    assert update(parts, lora=LoraConfig(rank=4, alpha=8, dropout=0.1))[0] == 0.0
+@pytest.mark.parametrize("packing", ["on", "off"])
+def test_nothing_is_shared_under_dropout(parts, packing):
+    lora = LoraConfig(rank=4, alpha=8, dropout=0.1)
+    assert update(parts, alike(parts) * 2, lora, packing=packing)[0] == 0.0
 
 
 # ---------------------------------------------------------------- ranks

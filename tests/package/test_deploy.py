@@ -71,7 +71,8 @@ def test_the_slurm_script_runs_and_resumes_a_command_and_hands_it_the_signal(
     own += ("hardware.learner_gpus=0", "hardware.engine_gpus=0", "learner.total_updates=400")
     metrics = Path("run/metrics.jsonl")
     commands = {"6390": train_arguments(small_model, *own), "6391": ["train", "--resume", "run"]}
-    for rows, (port, command) in enumerate(commands.items(), start=1):
+    for port, command in commands.items():
+        before = len(read_jsonl(metrics))
         with tempfile.TemporaryDirectory(prefix="n", ignore_cleanup_errors=True) as ray:
             # Paths of sockets must be short.
             job = {"SLURM_JOB_NUM_NODES": "2", "RAY_PORT": port, "PATH": path, "RAY_TMPDIR": ray}
@@ -81,7 +82,7 @@ def test_the_slurm_script_runs_and_resumes_a_command_and_hands_it_the_signal(
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            wait_for(lambda least=rows: len(read_jsonl(metrics)) >= least, process)
+            wait_for(lambda known=before: len(read_jsonl(metrics)) > known, process)
             process.send_signal(signal.SIGTERM)
             _, stderr = process.communicate(timeout=120)
         assert process.returncode == 130, stderr

@@ -8,7 +8,7 @@ right, so padding changes no result and no attention mask is needed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -19,9 +19,9 @@ from rlforge.errors import RunError
 from rlforge.learner.packing import Packing, Segment, Segments, to_device
 from rlforge.types import Step, continues, value
 
-Layout = Literal["padded", "packed", "shared"]
-"""How rows of one forward pass are arranged: padded to the same length, concatenated, or
-concatenated with each shared prefix only once."""
+Layout = Literal["padded", "distinct", "packed", "shared"]
+"""How rows of one forward pass are arranged: padded to the same length, the same with rows of equal
+tokens only once, concatenated, or concatenated with each shared prefix only once."""
 
 
 @value
@@ -196,18 +196,23 @@ def collate(
     pad_token_id: int,
     device: torch.device,
     segments: Segments | None = None,
+    *,
+    distinct: bool = False,
 ) -> MicroBatch:
     """Tensors of ``rows`` on ``device``. Rows without an answer give empty per-token tensors.
 
-    segments: those of ``rows``, packed; None: rows are padded.
+    segments: those of ``rows``, packed; None: rows are padded. distinct: rows of equal tokens are
+    padded once.
     """
-    lengths = [row.input_length for row in rows]
     if segments is None:
-        input_ids = _padded(rows, lengths, pad_token_id)
+        texts = [row.tokens for row in rows]
+        which = _numbered(texts) if distinct else list(range(len(rows)))
+        input_ids, computed = _padded(dict(zip(which, texts, strict=True)), pad_token_id)
         width = input_ids.shape[1]
-        places = [np.arange(width) + index * width for index in range(len(rows))]
+        places = [np.arange(width) + number * width for number in which]
     else:
         input_ids = _packed(rows, segments)
+        computed = input_ids.size
         places = [segments.places[end] for end in segments.ends]
     placed = [(turn, where) for row, where in zip(rows, places, strict=True) for turn in row.turns]
     width = max(len(turn.answer) for turn, _ in placed)
@@ -227,7 +232,6 @@ def collate(
         pairs = at * (token_ids.max() + 1) + token_ids
         _, first_of, copies = np.unique(pairs, return_index=True, return_inverse=True)
         at, token_ids = at[first_of], token_ids[first_of]
-    computed = sum(lengths) if segments is None else input_ids.size
     return MicroBatch(
         input_ids=to_device(input_ids, device),
         mask=to_device(mask, device),
@@ -251,12 +255,19 @@ def whole(rows: Sequence[Row]) -> Segments:
     return Segments(segments=tuple(made), ends=tuple(range(len(rows))))
 
 
-def _padded(rows: Sequence[Row], lengths: Sequence[int], pad_token_id: int) -> np.ndarray:
-    """Input ids [B, L]."""
-    input_ids = np.full((len(rows), max(lengths)), pad_token_id, dtype=np.int64)
-    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        input_ids[index, :length] = row.tokens
-    return input_ids
+def _numbered(texts: Sequence[tuple[int, ...]]) -> list[int]:
+    """The number of each text among the distinct ones, in the order in which they first come."""
+    numbers: dict[tuple[int, ...], int] = {}
+    return [numbers.setdefault(text, len(numbers)) for text in texts]
+
+
+def _padded(texts: Mapping[int, tuple[int, ...]], pad_token_id: int) -> tuple[np.ndarray, int]:
+    """Input ids [R, L] of the texts by their row, and how many of them are not padding."""
+    lengths = [len(text) for text in texts.values()]
+    input_ids = np.full((len(texts), max(lengths)), pad_token_id, dtype=np.int64)
+    for row, text in texts.items():
+        input_ids[row, : len(text)] = text
+    return input_ids, sum(lengths)
 
 
 def _packed(rows: Sequence[Row], segments: Segments) -> np.ndarray:

@@ -164,26 +164,29 @@ def parts(
 ) -> Iterator[list[Row]]:
     """``rows`` cut into forward passes of at most ``max_tokens`` positions each.
 
-    Sorted by length, which wastes the least padding; with shared prefixes by tokens, and copies of
-    keys and values count as the positions whose memory they take (``SHARED_PER_TOKEN``). A row
-    longer than ``max_tokens`` has a pass of its own.
+    Sorted by length, which wastes the least padding, and then by tokens; with shared prefixes by
+    tokens alone, and copies of keys and values count as the positions whose memory they take
+    (``SHARED_PER_TOKEN``). A row longer than ``max_tokens`` has a pass of its own.
     """
-    share = layout == "shared"
-    ordered = in_order(rows) if share else sorted(rows, key=lambda row: row.input_length)
-    alike = shared_with_previous(ordered) if share else [0] * len(rows)
+    ordered = in_order(rows)
+    if layout != "shared":
+        ordered.sort(key=lambda row: row.input_length)
+    alike = shared_with_previous(ordered) if layout in ("distinct", "shared") else [0] * len(rows)
     part: list[Row] = []
-    before = 0
+    before = computed = 0
     for row, shared in zip(ordered, alike, strict=True):
         length = row.input_length
-        if layout == "padded":
-            positions = (len(part) + 1) * length
+        if layout in ("padded", "distinct"):
+            known = bool(part) and shared == length == part[-1].input_length
+            computed += not known
+            positions = computed * length
         else:
             # Twice: the row and its branching point each keep a copy of shared keys and values.
             copied = 2 * shared if shared < length else 0
             positions = before + length - shared + copied // SHARED_PER_TOKEN
         if part and (positions > max_tokens or len(part) == max_rows):
             yield part
-            part, positions = [], length
+            part, positions, computed = [], length, 1
         part.append(row)
         before = positions
     if part:

@@ -165,8 +165,11 @@ class Policy:
         """This rank's share of ``rows`` as forward passes within the limits of rows and tokens."""
         tokens = sum(row.input_length for row in rows)
         packed = tokens >= self._packs_from * len(rows)
-        layout: Layout = "padded" if not packed else "shared" if self._shares else "packed"
-        build = {"padded": lambda rows: None, "packed": whole, "shared": segments}[layout]
+        layouts: tuple[Layout, Layout] = (
+            ("distinct", "shared") if self._shares else ("padded", "packed")
+        )
+        layout = layouts[packed]
+        build = {"packed": whole, "shared": segments}.get(layout, lambda rows: None)
 
         def cut(rows: Sequence[Row]) -> Iterator[list[Row]]:
             return parts(
@@ -175,7 +178,13 @@ class Policy:
 
         dealt = deal(rows, self._ranks.size, layout)
         for share in shares(dealt, self._ranks.rank, cut, in_step=self._config.shard_weights):
-            micro = collate(share.rows, self._pad_token_id, self._device, build(share.rows))
+            micro = collate(
+                share.rows,
+                self._pad_token_id,
+                self._device,
+                build(share.rows),
+                distinct=layout == "distinct",
+            )
             yield Pass(micro=micro, counts=share.counts)
 
     def score(self, micro: MicroBatch, *, entropy: bool) -> Scores:
