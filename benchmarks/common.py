@@ -10,7 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rlforge.system.hardware import describe, versions
+
+RESULTS = Path(__file__).parent / "results"
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -18,6 +22,19 @@ def seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and all below it, Ray's included, so far."""
+    total = 0.0
+    try:
+        above = psutil.Process(pid)
+        for process in (above, *above.children(recursive=True)):
+            times = process.cpu_times()
+            total += times.user + times.system
+    except psutil.NoSuchProcess:
+        pass
+    return total
 
 
 def spread(values: Sequence[float], unit: str = "s") -> dict[str, float]:
@@ -46,7 +63,7 @@ def record(name: str, results: dict[str, Any], script: str | None = None) -> Non
         "hardware": describe(),
         "versions": versions(),
     } | results
-    out = Path(__file__).parent / "results" / f"{name}.json"
+    out = RESULTS / f"{name}.json"
     out.parent.mkdir(exist_ok=True)
     out.write_text(json.dumps(report, indent=2) + "\n")
     print(f"median [quartiles]; written to {out.relative_to(Path(__file__).parents[1])}")

@@ -51,9 +51,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 from collector import deepen
-from common import record, shown, spread
+from common import cpu_seconds, record, shown, spread
 from contenders import ABSENT
 from pipelines.work import Work
 
@@ -186,7 +185,7 @@ def run_rlforge(work: Work, more: Sequence[str], warm_up: int) -> Rate:
         for updates in (warm_up, work.updates):
             while len(rows := _metrics(run_dir)) < updates and process.poll() is None:
                 time.sleep(0.02)
-            cpu.append(_cpu_seconds(process.pid))
+            cpu.append(cpu_seconds(process.pid))
         if process.wait() != 0 or len(rows) < work.updates:
             raise SystemExit(f"rlforge train failed:\n{log.read_text()[-2000:]}")
     first, last, timed = rows[warm_up - 1], rows[-1], rows[warm_up:]
@@ -207,19 +206,6 @@ def _metrics(run_dir: Path) -> list[dict[str, Any]]:
     file = run_dir / "metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def _cpu_seconds(pid: int) -> float:
-    """CPU time of a process and all below it, Ray's included, so far."""
-    total = 0.0
-    try:
-        above = psutil.Process(pid)
-        for process in (above, *above.children(recursive=True)):
-            times = process.cpu_times()
-            total += times.user + times.system
-    except psutil.NoSuchProcess:
-        pass
-    return total
 
 
 def run_peer(name: str, python: str, work: Work, warm_up: int) -> Rate | None:

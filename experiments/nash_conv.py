@@ -64,18 +64,21 @@ def probability(
     return float(logprobs.gather(-1, torch.tensor(answer)[:, None]).sum().exp())
 
 
+def version_nash_conv(run_dir: Path, version: str) -> tuple[float, float]:
+    """NashConv and illegal mass of a saved version: ``step-N`` or ``latest``."""
+    config = from_yaml(run_dir / "config.yaml")
+    found, _ = find_policy(run_dir, version)
+    base = load_base_model(config.model, torch.device("cpu"), torch.float32)
+    model = load_policy(base, str(found.path_or_name), found.uid)
+    policy, illegal = tabular(model, load_tokenizer(config.model), config)
+    return nash_conv(GAME, policy), illegal
+
+
 def policy_nash_conv(run_dir: Path) -> dict[str, float]:
     """NashConv and illegal mass of the version that training began with, and of the newest."""
-    config = from_yaml(run_dir / "config.yaml")
-    tokenizer = load_tokenizer(config.model)
     figures = {}
     for name, version in (("before", "step-0"), ("after", "latest")):
-        found, _ = find_policy(run_dir, version)
-        base = load_base_model(config.model, torch.device("cpu"), torch.float32)
-        model = load_policy(base, str(found.path_or_name), found.uid)
-        policy, illegal = tabular(model, tokenizer, config)
-        figures[name] = nash_conv(GAME, policy)
-        figures[f"illegal_{name}"] = illegal
+        figures[name], figures[f"illegal_{name}"] = version_nash_conv(run_dir, version)
     return figures
 
 

@@ -31,6 +31,7 @@ class Handle:
 
     def __init__(self) -> None:
         self.held: list[int] = []
+        self.bundles: list[int] = []
         self.submitted: asyncio.Queue[int] = asyncio.Queue()
         self.collects: asyncio.Queue[Any] = asyncio.Queue()
         self.alive = asyncio.Event()
@@ -51,6 +52,7 @@ class Handle:
         await self.alive.wait()
 
     async def _on_submit(self, client: str, requests: Sequence[Request]) -> None:
+        self.bundles.append(len(requests))
         for request in requests:
             self.held.append(request.ticket)
             self.submitted.put_nowait(request.ticket)
@@ -108,6 +110,27 @@ async def test_each_request_goes_to_the_engine_with_the_fewest_requests() -> Non
     assert [len(engine.held) for engine in engines] == [3, 4, 2]
     for answer in answers:
         answer.cancel()
+
+
+@pytest.mark.parametrize(("games", "bundles"), [(200, [100, 100]), (40, [32, 8])])
+async def test_games_go_on_in_two_halves_so_that_engine_and_games_work_at_the_same_time(
+    games: int, bundles: list[int]
+) -> None:
+    engine = Handle()
+    client = _client(engine)
+
+    async def game() -> None:
+        for _ in range(2):
+            await client.generate([7], ONE, BASE)
+
+    playing = [asyncio.create_task(game()) for _ in range(games)]
+    await asyncio.sleep(0.05)
+    assert engine.bundles == [games]
+    engine.collects.put_nowait([(ticket, COMPLETION) for ticket in engine.held])
+    await asyncio.sleep(0.05)
+    assert engine.bundles == [games, *bundles]
+    for task in playing:
+        task.cancel()
 
 
 async def test_all_turns_of_a_conversation_go_to_one_engine_while_it_lives() -> None:

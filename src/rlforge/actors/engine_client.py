@@ -27,9 +27,11 @@ from rlforge.types import Completion, PolicyRef, SamplingParams
 
 log = logging.getLogger(__name__)
 
-ANSWERS_PER_TURN = 32
-"""Answers passed on per iteration of the event loop: their games send new requests before the other
-answers are handled, so that an engine that answered all at once is not left idle."""
+LEAST_ANSWERS = 32
+"""Answers passed on in an iteration of the event loop, or half of the requests under way where
+these are more: their games send new requests before the others go on, so that an engine that
+answered all at once is not left idle. Two halves are enough for that, and each bundle has a cost
+of its own: 192 games of the tiny model on two cores take 16 % less time by halves than by 32."""
 
 REPORT_POLL_S = 1.0
 """Seconds between reports of the engines of a service or of continuous training."""
@@ -343,8 +345,9 @@ class RemoteEngine:
             # An engine may come back later than ``restarted`` waits.
             if self._states[index] == "gone":
                 self._set_state(index, "here")
-            for begin in range(0, len(answers), ANSWERS_PER_TURN):
-                for ticket, answer in answers[begin : begin + ANSWERS_PER_TURN]:
+            size = max(LEAST_ANSWERS, len(self._pending[index]) // 2)
+            for begin in range(0, len(answers), size):
+                for ticket, answer in answers[begin : begin + size]:
                     self._pass_on(index, ticket, answer)
                 await asyncio.sleep(0)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -208,25 +209,27 @@ def collate(
         texts = [row.tokens for row in rows]
         which = _numbered(texts) if distinct else list(range(len(rows)))
         input_ids, computed = _padded(dict(zip(which, texts, strict=True)), pad_token_id)
-        width = input_ids.shape[1]
-        places = [np.arange(width) + number * width for number in which]
+        places, begins = None, np.array(which) * input_ids.shape[1]
     else:
         input_ids = _packed(rows, segments)
         computed = input_ids.size
         places = [segments.places[end] for end in segments.ends]
-    placed = [(turn, where) for row, where in zip(rows, places, strict=True) for turn in row.turns]
-    width = max(len(turn.answer) for turn, _ in placed)
-    mask = np.zeros((len(placed), width), dtype=np.float32)
-    positions, slots, flat = [], [], []
-    for index, (turn, where) in enumerate(placed):
-        count, first = len(turn.answer), len(turn.prompt) - 1
-        mask[index, :count] = 1.0
-        positions.append(where[first : first + count])
-        slots.append(np.arange(index * width, index * width + count))
-        flat.append(np.arange(turn.start, turn.start + count))
-    at = np.concatenate(positions)
-    token_ids = np.array([token for turn, _ in placed for token in turn.answer], dtype=np.int64)
-    last_prompt = np.array([where[len(turn.prompt) - 1] for turn, where in placed])
+        begins = np.cumsum([0, *map(len, places[:-1])])
+    turns = [turn for row in rows for turn in row.turns]
+    # Of each turn: where its row begins in ``places``, its last prompt token and its answer in it.
+    begins = np.repeat(begins, [len(row.turns) for row in rows])
+    last_prompt = begins + np.array([len(turn.prompt) - 1 for turn in turns])
+    counts = np.array([len(turn.answer) for turn in turns])
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    at = np.repeat(last_prompt, counts) + within
+    if places is not None:
+        everywhere = np.concatenate(places)
+        at, last_prompt = everywhere[at], everywhere[last_prompt]
+    width = int(counts.max())
+    slots = np.repeat(np.arange(len(turns)) * width, counts) + within
+    mask = np.zeros((len(turns), width), dtype=np.float32)
+    mask.reshape(-1)[slots] = 1.0
+    token_ids = np.fromiter(chain.from_iterable(turn.answer for turn in turns), dtype=np.int64)
     copies = None
     if len(np.unique(at)) < at.size:
         pairs = at * (token_ids.max() + 1) + token_ids
@@ -239,12 +242,12 @@ def collate(
         positions=to_device(at, device),
         reads=to_device(np.unique(np.concatenate([at, last_prompt])), device),
         copies=None if copies is None else to_device(copies, device),
-        slots=to_device(np.concatenate(slots), device),
-        flat=to_device(np.concatenate(flat), device),
-        steps=to_device(np.array([turn.step for turn, _ in placed], dtype=np.int64), device),
+        slots=to_device(slots, device),
+        flat=to_device(np.repeat([turn.start for turn in turns], counts) + within, device),
+        steps=to_device(np.array([turn.step for turn in turns], dtype=np.int64), device),
         last_prompt=to_device(last_prompt, device),
         padding=input_ids.size - computed,
-        reused=sum(turn.input_length for turn, _ in placed) - computed,
+        reused=sum(turn.input_length for turn in turns) - computed,
         packing=Packing.of(segments, device) if segments is not None else None,
     )
 

@@ -168,7 +168,7 @@ def parts(
     tokens alone, and copies of keys and values count as the positions whose memory they take
     (``SHARED_PER_TOKEN``). A row longer than ``max_tokens`` has a pass of its own.
     """
-    ordered = in_order(rows)
+    ordered = in_order(rows) if layout in ("distinct", "shared") else list(rows)
     if layout != "shared":
         ordered.sort(key=lambda row: row.input_length)
     alike = shared_with_previous(ordered) if layout in ("distinct", "shared") else [0] * len(rows)

@@ -105,6 +105,8 @@ class Policy:
             None if self._frozen is None else self._new_scorer(self._frozen, spec.temperature)
         )
         self._packs_from = self._least_packed_length()
+        # The rows that were scored last, and their passes.
+        self._scored: tuple[Sequence[Row], tuple[Pass, ...]] | None = None
         # With dropout, all rows would share one mask on their prefix.
         self._shares = config.share_prefixes and (self._adapter is None or spec.lora.dropout == 0)
         apply_memory_options(model, config)
@@ -292,8 +294,11 @@ class Policy:
         self, scorer: Scorer, rows: Sequence[Row], total: int, values: Tensor | None = None
     ) -> Tensor:
         """Log-probs [total] of all answer tokens; this rank's estimates go into ``values``."""
+        if self._scored is None or self._scored[0] is not rows:
+            # The policy and its reference score the same rows one after the other.
+            self._scored = rows, tuple(self.passes(rows))
         logprobs = torch.zeros(total, device=self._device)
-        for part in self.passes(rows):
+        for part in self._scored[1]:
             scores = scorer.score(part.micro)
             if part.counts:
                 logprobs[part.micro.flat] = scores.logprobs
