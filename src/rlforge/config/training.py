@@ -35,8 +35,8 @@ class LearnerConfig(Group):
     mini_batch_size: Count | None = None
     #: Most tokens per forward pass, padding included; a longer turn is a pass of its own.
     micro_batch_tokens: Count = 4096
-    #: Compute what turns of a pass begin with alike only once, up to all of their prompt and answer;
-    #: where sequences are padded, only turns that are alike in all the model reads.
+    #: Compute what turns of a pass begin with alike only once, up to all of their prompt and
+    #: answer; where sequences are padded, only turns that are alike in all the model reads.
     share_prefixes: bool = True
     #: Concatenate sequences instead of padding them. ``auto``: on GPUs with a variable-length
     #: attention kernel; elsewhere if turns average 64 tokens or more. Models with anything but
