@@ -283,7 +283,11 @@ def ratios(
     ours: list[dict[str, Reached]], theirs: list[dict[str, Reached]]
 ) -> dict[str, list[float]]:
     """Of each pair of runs that both reached the level: by the clock and by CPU time."""
-    pairs = [(a["skill"], b["skill"]) for a, b in zip(ours, theirs, strict=True) if "skill" in a]
+    pairs = [
+        (a["skill"], b["skill"])
+        for a, b in zip(ours, theirs, strict=True)
+        if "skill" in a and "skill" in b
+    ]
     return {
         "wall": [round(a.wall_s / b.wall_s, 2) for a, b in pairs],
         "cpu": [round(a.cpu_s / b.cpu_s, 2) for a, b in pairs],

@@ -105,7 +105,36 @@ def _market(agents: int) -> Callable[[Results], str]:
     return read
 
 
+def _skill(game: str) -> Callable[[Results], str]:
+    """Of the commit that was measured last."""
+
+    def read(results: Results) -> str:
+        found = list(results["commits"].values())[-1]["games"].get(game)
+        if found is None:
+            return "*unmeasured*"
+        passed = f"{found['passed']} of {found['runs']} seeds"
+        if "skill" not in found:
+            return passed
+        clock = found["skill"]["wall"]
+        return f"{spread_cell(clock)}, at most {clock['max_s']:.0f} s; {passed}"
+
+    return read
+
+
 FIGURES = (
+    *(
+        Figure(
+            f"from the command to {level}, tiny, models cached, two cores",
+            "no figure" if most is None else f"at most {most} s",
+            "skill",
+            _skill(game),
+        )
+        for game, level, most in (
+            ("simpletak", "80 % wins (lower bound) against `random_legal` at SimpleTak", 110),
+            ("kuhn", "a NashConv of 0.15 at Kuhn poker", 60),
+            ("tictactoe", "12 % losses (upper bound) against `minimax` at TicTacToe", None),
+        )
+    ),
     *(
         Figure(
             f"learner tokens/s, {model}, against {name}",
