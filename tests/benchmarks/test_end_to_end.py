@@ -142,9 +142,12 @@ def test_peers_get_the_fastest_threads_and_then_the_fastest_parts(
     end_to_end, work, monkeypatch, with_small_parts, chosen
 ):
     speeds = {(1, 16): 10.0, (2, 16): 20.0, (2, 4): with_small_parts}
+    slowed_down = set(speeds)  # by other work, once
 
     def run_peer(name, python, asked, warm_up):
-        speed = speeds[asked.threads, asked.turns_at_a_time]
+        setting = asked.threads, asked.turns_at_a_time
+        speed = speeds[setting] / (4 if setting in slowed_down else 1)
+        slowed_down.discard(setting)
         return end_to_end.Rate(speed, speed, 1.0, 14.0, 0.0, {})
 
     monkeypatch.setattr(end_to_end, "run_peer", run_peer)
@@ -153,3 +156,12 @@ def test_peers_get_the_fastest_threads_and_then_the_fastest_parts(
 
     assert (best.threads, best.turns_at_a_time) == chosen
     assert list(tried.values()) == list(speeds.values())
+
+
+def test_ratios_are_by_cpu_time_and_by_the_clock(end_to_end):
+    def row(by_clock, by_cpu_time):
+        spreads = {"turns": by_clock, "turns_by_cpu_time": by_cpu_time}
+        return {key: {"median_per_s": number} for key, number in spreads.items()}
+
+    rows = {"rlforge": row(300.0, 150.0), "trl_grpo": row(200.0, 75.0)}
+    assert end_to_end.ratios(rows) == {"trl_grpo": {"by_cpu_time": 2.0, "by_wall_time": 1.5}}

@@ -72,3 +72,15 @@ def test_rows_tell_entries_of_a_list_apart_by_their_words_and_whole_numbers(tabl
         ("share", "0.25"),
         ("n", "1,200"),
     ]
+
+
+def test_whole_training_is_shown_with_the_least_ratio_of_all_sittings(table):
+    def sitting(cpu: float, clock: float) -> dict[str, object]:
+        return {"ratios": {"2": {"trl_grpo": {"by_cpu_time": cpu, "by_wall_time": clock}}}}
+
+    read = {figure.what: figure.read for figure in table.FIGURES}
+    name = "turns played and learned a second, whole training, tiny, against "
+    results = {"sittings": [sitting(1.1, 1.6), sitting(1.5, 1.4)]}
+    cell = "1.50 × by CPU time (least 1.10), 1.40 × by the clock (least 1.40); 2 sittings"
+    assert read[f"{name}TRL"](results) == cell
+    assert read[f"{name}transformers and PEFT in a loop"](results) == "*unmeasured*"
