@@ -122,10 +122,16 @@ class Case:
             for parameter in self.model.parameters():
                 parameter.data = parameter.data.to(torch.bfloat16)
         half = length // 2
-        prompt = tuple(1 + i % (vocab - 1) for i in range(half))
-        answer = tuple(1 + i % (vocab - 1) for i in range(length - half + 1))
+
+        def tokens(row: int, count: int) -> tuple[int, ...]:
+            return tuple(1 + (row + i) % (vocab - 1) for i in range(count))
+
+        # All differ: a pass computes equal rows once.
         (only,) = self.policy.passes(
-            [Row(step=index, prompt=prompt, answer=answer) for index in range(rows)]
+            [
+                Row(step=row, prompt=tokens(row, half), answer=tokens(row, length - half + 1))
+                for row in range(rows)
+            ]
         )
         self.micro = only.micro
         shape = shape_from_config("random", config.to_dict())
