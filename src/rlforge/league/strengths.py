@@ -1,0 +1,206 @@
+"""Strengths from a matrix of scores: Bradley-Terry, cycles and Nash averaging.
+
+A score is the expected result of the row's member against the column's, a win 1 and a draw 1/2;
+``scores + scores.T`` is 1 and the diagonal is 1/2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+from scipy.optimize import linprog, minimize
+from scipy.special import expit, logsumexp
+
+Array = NDArray[np.float64]
+
+#: Pairs won and pairs lost, each, that every pairing is taken to have seen before its first.
+PRIOR = 0.25
+#: Draws of the matrix behind an interval.
+DRAWS = 1000
+
+_LARGEST_STEP, _NEWTON_STEPS = 1.0, 200
+
+
+def score_mean(pairs: Sequence[Sequence[float]], members: int) -> Array:
+    """The matrix of mean scores, with the prior of a quarter of a pair won and lost each.
+
+    pairs: scores of the pairs of each pairing, in the order of the combinations. The prior keeps
+    log-odds finite where every game was won.
+
+    Example:
+        >>> score_mean([[1.0, 0.5]], members=2).round(3).tolist()
+        [[0.5, 0.7], [0.3, 0.5]]
+    """
+    means = [(sum(scores) + PRIOR) / (len(scores) + 2 * PRIOR) for scores in pairs]
+    matrix: Array = _matrix(np.array([means]), members)[0]
+    return matrix
+
+
+def score_draws(
+    pairs: Sequence[Sequence[float]], members: int, *, seed: int, draws: int = DRAWS
+) -> Array:
+    """Matrices (draws, n, n) that are as likely as the measured one: a bootstrap over pairs.
+
+    The Bayesian bootstrap (Rubin 1981): each pair of a pairing gets a random weight, Dirichlet
+    distributed, with the prior of ``score_mean``; a resampled mean would have no spread where every
+    pair ended alike. K pairs count as K² / (K + 4): so the draws of a mean have the variance of
+    Student's t posterior, s² / K · (K − 1) / (K − 3), and few pairs are not trusted too much.
+    """
+    rng = np.random.default_rng(seed)
+    columns = []
+    for scores in pairs:
+        support, counts = np.unique([*scores, 0.0, 1.0], return_counts=True)
+        alphas = counts - np.isin(support, (0.0, 1.0)) * (1 - PRIOR)
+        trust = len(scores) / (len(scores) + 4) if len(scores) else 1.0
+        weights = rng.standard_gamma(trust * alphas, size=(draws, len(support)))
+        lost, won = weights @ (1 - support), weights @ support
+        columns.append(np.clip(won / (won + lost), 1e-12, 1 - 1e-12))
+    return _matrix(np.stack(columns, axis=1), members)
+
+
+def _matrix(upper: Array, members: int) -> Array:
+    """Score matrices (draws, n, n) from columns (draws, pairings)."""
+    scores = np.full((len(upper), members, members), 0.5)
+    for column, (i, j) in enumerate(combinations(range(members), 2)):
+        scores[:, i, j], scores[:, j, i] = upper[:, column], 1 - upper[:, column]
+    return scores
+
+
+def bradley_terry(scores: Array) -> Array:
+    """Bradley-Terry strengths of score matrices (…, n, n), in log-odds, of mean 0.
+
+    The maximum of Σ s_ij log σ(r_i − r_j), where each pairing has weight 1 whatever its number of
+    games; a draw is half a win and half a loss, which is all that the likelihood of Davidson (1970)
+    uses of draws for the strengths when draws are rare or as likely everywhere. In a league that no
+    rating explains it is the nearest one in this sense. Scores are inside (0, 1).
+
+    Example: odds of 3 to 1 are a difference of log 3:
+        >>> r = bradley_terry(np.array([[0.5, 0.75], [0.25, 0.5]]))
+        >>> round(float(np.exp(r[0] - r[1])), 6)
+        3.0
+    """
+    n = scores.shape[-1]
+    strengths = np.zeros(scores.shape[:-1])
+    off = 1 - np.eye(n)
+    for _ in range(_NEWTON_STEPS):
+        expected = expit(strengths[..., :, None] - strengths[..., None, :])
+        slope = ((scores - expected) * off).sum(axis=-1)
+        weights = np.maximum(expected * (1 - expected), 1e-10) * off
+        curvature = weights.sum(axis=-1)[..., None] * np.eye(n) - weights + 1 / n
+        step = np.linalg.solve(curvature, slope[..., None])[..., 0]
+        largest = np.abs(step).max(axis=-1, keepdims=True)
+        strengths = strengths + step * np.minimum(1, _LARGEST_STEP / np.maximum(largest, 1e-300))
+        if largest.max() < 1e-9:
+            break
+    centred: Array = strengths - strengths.mean(axis=-1, keepdims=True)
+    return centred
+
+
+def strength_intervals(draws: Array, level: float = 0.95) -> Array:
+    """Bounds (2, n) between which the strength of each member lies in ``level`` of the draws."""
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    bounds: Array = np.quantile(bradley_terry(draws), tails, axis=0)
+    return bounds
+
+
+def cyclic_part(odds: Array) -> Array:
+    """What is left of antisymmetric matrices (…, n, n) without the differences of a rating.
+
+    The combinatorial Hodge decomposition A = grad(r) + rot(A) with r the means of the rows (Jiang,
+    Lim, Yao and Ye 2011; Balduzzi et al. 2018, "Re-evaluating evaluation", section 3): grad(r) is
+    transitive, every row of the rest sums to 0, and both are orthogonal. For log-odds the rest is
+    0 exactly where Bradley-Terry holds.
+
+    Example: rock, paper and scissors are nothing but a cycle:
+        >>> cyclic_part(np.array([[0.0, 1, -1], [-1, 0, 1], [1, -1, 0]])).astype(int).tolist()
+        [[0, 1, -1], [-1, 0, 1], [1, -1, 0]]
+    """
+    rating = odds.mean(axis=-1)
+    rest: Array = odds - (rating[..., :, None] - rating[..., None, :])
+    return rest
+
+
+def cyclic_shares(odds: Array, noise: Array) -> Array:
+    """Share of the squared log-odds (draws, n, n) that is cyclic, without what noise adds.
+
+    noise: variance of each entry (n, n). It adds 1 − 2/n of itself to the square of the cyclic part
+    and 2/n to that of the transitive part, the shares of their dimensions. NaN where both parts are
+    below the noise.
+    """
+    n = odds.shape[-1]
+    rest = (cyclic_part(odds) ** 2).sum(axis=(-2, -1))
+    whole = (odds**2).sum(axis=(-2, -1))
+    added = noise.sum()
+    cyclic = np.maximum(rest - (1 - 2 / n) * added, 0)
+    rated = np.maximum(whole - rest - 2 / n * added, 0)
+    with np.errstate(invalid="ignore"):
+        share: Array = cyclic / (cyclic + rated)
+    return share
+
+
+def rating_test(odds: Array, noise: Array) -> float:
+    """p-value of the hypothesis that the log-odds (n, n) are differences of a rating.
+
+    The weighted squares that the best rating leaves are χ² with (n − 1)(n − 2) / 2 degrees of
+    freedom if it is true. noise: variance of each entry. n is at least 3.
+    """
+    n = len(odds)
+    edges = [*combinations(range(n), 2)]
+    rows, columns = zip(*edges, strict=True)
+    gradient = np.zeros((len(edges), n))
+    gradient[range(len(edges)), rows], gradient[range(len(edges)), columns] = 1, -1
+    weight = 1 / np.sqrt(noise[rows, columns])
+    design, measured = gradient * weight[:, None], odds[rows, columns] * weight
+    rating, *_ = np.linalg.lstsq(design, measured, rcond=None)
+    left = float(((measured - design @ rating) ** 2).sum())
+    return float(stats.chi2.sf(left, (n - 1) * (n - 2) // 2))
+
+
+def maximum_entropy_nash(payoffs: Array) -> Array:
+    """The Nash equilibrium of largest entropy of an antisymmetric matrix (n, n) of payoffs.
+
+    Nash averaging (Balduzzi et al. 2018, "Re-evaluating evaluation", section 4): copies of a member
+    share its weight, so that they change no one else's. A linear program finds who is in any
+    equilibrium; there the dual of the entropy program is smooth and has a finite solution, as
+    complementary slackness makes the rows of these members equalities.
+
+    Example:
+        >>> cycle = np.array([[0.0, 1, -1], [-1, 0, 1], [1, -1, 0]])
+        >>> maximum_entropy_nash(cycle).round(3).tolist()
+        [0.333, 0.333, 0.333]
+    """
+    n = len(payoffs)
+    # Unnormalised equilibria x form a cone; those in any of them have x_i ≥ t_i = 1 in the largest.
+    eye, zero = np.eye(n), np.zeros((n, n))
+    found = linprog(
+        np.concatenate([np.zeros(n), -np.ones(n)]),
+        A_ub=np.block([[payoffs, zero], [-eye, eye]]),
+        b_ub=np.zeros(2 * n),
+        bounds=[(0, None)] * n + [(0, 1)] * n,
+        method="highs",
+    )
+    inside = found.x[n:] > 0.5
+    equal, most = payoffs[np.ix_(inside, inside)], payoffs[np.ix_(~inside, inside)]
+    rows = np.vstack([equal, most])
+
+    def dual(multipliers: Array) -> tuple[float, Array]:
+        exponents = -multipliers @ rows
+        total = float(logsumexp(exponents))
+        return total, -(rows @ np.exp(exponents - total))
+
+    solved = minimize(
+        dual,
+        np.zeros(n),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(None, None)] * len(equal) + [(0, None)] * len(most),
+        options={"maxiter": 10_000, "ftol": 1e-15, "gtol": 1e-10},
+    )
+    exponents = -solved.x @ rows
+    nash = np.zeros(n)
+    nash[inside] = np.exp(exponents - logsumexp(exponents))
+    return nash
