@@ -91,7 +91,13 @@ def test_random_is_uniform_over_fixed_and_active_but_not_the_current_version():
     assert MODES.find("random")(view()) == dict.fromkeys(OTHERS, 0.25)
 
 
-@pytest.mark.parametrize("name", ["random", "match_quality", "ts_dist", "exploration"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("random", "match_quality", "ts_dist", "exploration"),
+        *("prioritized", "nash", "alpha_rank"),
+    ],
+)
 def test_the_current_version_is_an_opponent_if_asked_for_or_if_there_is_no_other(name):
     mode = MODES.find(name)
     assert mode(view()).keys() == OTHERS
@@ -114,6 +120,78 @@ def test_softmax_modes_weigh_by_their_score(name, score, temperature):
     assert weights == pytest.approx(
         {uid: math.exp(score(uid) / temperature) / total for uid in OTHERS}
     )
+
+
+CHANCES = {"step-8": 0.5, "step-7": 0.8, "step-6": 0.9, "scripted": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("weighting", "power", "unnormalised"),
+    [
+        ("hard", 2.0, {"step-8": 0.25, "step-7": 0.04, "step-6": 0.01, "scripted": 0.81}),
+        ("hard", 1.0, {"step-8": 0.5, "step-7": 0.2, "step-6": 0.1, "scripted": 0.9}),
+        ("even", 2.0, {"step-8": 0.25, "step-7": 0.16, "step-6": 0.09, "scripted": 0.09}),
+    ],
+)
+def test_prioritized_by_hand(weighting, power, unnormalised):
+    seen = view(weighting=weighting, power=power, win_probability=CHANCES.__getitem__)
+    total = sum(unnormalised.values())
+    assert MODES.find("prioritized")(seen) == pytest.approx(
+        {uid: weight / total for uid, weight in unnormalised.items()}
+    )
+
+
+@given(
+    st.lists(st.floats(0.001, 0.999), min_size=4, max_size=4),
+    st.sampled_from(["hard", "even"]),
+    st.floats(0.01, 1000),
+)
+def test_prioritized_is_a_distribution_that_does_not_depend_on_the_order(chances, weighting, power):
+    chance = dict(zip(CHANCES, chances, strict=True)).__getitem__
+    seen = view(weighting=weighting, power=power, win_probability=chance)
+    weights = MODES.find("prioritized")(seen)
+    assert math.fsum(weights.values()) == pytest.approx(1)
+    turned = dataclasses.replace(seen, past=seen.past[::-1])
+    assert MODES.find("prioritized")(turned) == pytest.approx(weights)
+    if weighting == "hard":
+        assert weights[max(CHANCES, key=chance)] == min(weights.values())
+
+
+def test_fictitious_is_uniform_over_all_versions_with_the_current_one():
+    weights = MODES.find("fictitious")(view(past=("step-5", "step-0")))
+    assert weights == dict.fromkeys(("step-9", "step-5", "step-0"), 1 / 3)
+
+
+def circle(first: str, second: str) -> float:
+    """Rock, paper, scissors between the past versions; the scripted player loses to all."""
+    if "scripted" in (first, second):
+        return 0.0 if first == second else -0.5 if first == "scripted" else 0.5
+    turn = (int(first[-1]) - int(second[-1])) % 3
+    return (0.0, 0.4, -0.4)[turn]
+
+
+@pytest.mark.parametrize("name", ["nash", "alpha_rank"])
+def test_meta_strategies_leave_out_who_loses_to_all_and_share_among_the_rest(name):
+    weights = MODES.find(name)(view(payoff=circle))
+    assert weights == pytest.approx(
+        {"scripted": 0, "step-8": 1 / 3, "step-7": 1 / 3, "step-6": 1 / 3}, abs=1e-9
+    )
+
+
+@pytest.mark.parametrize("name", ["nash", "alpha_rank"])
+def test_meta_strategies_without_results_are_uniform(name):
+    assert MODES.find(name)(view()) == pytest.approx(dict.fromkeys(OTHERS, 0.25))
+
+
+def test_a_low_temperature_makes_alpha_rank_sharp():
+    def payoff(first: str, second: str) -> float:
+        return (MUS[first] - MUS[second]) / 1000
+
+    sharp, flat = (
+        MODES.find("alpha_rank")(view(payoff=payoff, temperature=t)) for t in (0.001, 100.0)
+    )
+    assert sharp["scripted"] == pytest.approx(1)
+    assert flat == pytest.approx(dict.fromkeys(OTHERS, 0.25), abs=0.02)
 
 
 def test_an_unknown_mode_is_refused_with_the_nearest_names():

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from rlforge.config.plugins import MODES
 from rlforge.config.schema import ExplorationConfig, PoolConfig
 from rlforge.errors import RunError
-from rlforge.league.pool import ModelPool
+from rlforge.league.payoff import Results
+from rlforge.league.pool import RECENT_GAMES, ModelPool
 from rlforge.types import (
     Checkpoint,
     Completion,
@@ -161,6 +162,119 @@ def test_lag_counts_registered_versions_not_updates():
     for version in (10, 20, 30):
         pool.add_checkpoint(dataclasses.replace(checkpoint(version), parent_uid="step-0"))
     assert {policy.uid for policy in pool.opponents(5)} == {"step-10"}
+
+
+def test_results_are_kept_by_pair_and_shown():
+    pool = pool_of(2)
+    current = pool.current().policy()
+    for rewards in ([1, -1], [1, -1], [0, 0], [-1, 1]):
+        pool.push_outcome(record([current, RANDOM], rewards))
+    pool.push_outcome(record([RANDOM, current], [1, -1], purpose="eval"))
+    pool.push_outcome(record([current, current], [1, -1]))
+    assert pool.snapshot()["results"] == {
+        "step-1": {"random_legal": [2, 1, 2]},
+        "random_legal": {"step-1": [2, 1, 2]},
+    }
+
+
+def test_the_learner_is_one_player_whose_newest_versions_count():
+    pool = pool_of(1)
+    old = pool.current().policy()
+    for _ in range(RECENT_GAMES):
+        pool.push_outcome(record([old, RANDOM], [-1, 1]))
+        pool.push_outcome(record([old, MINIMAX], [-1, 1]))
+    pool.add_checkpoint(checkpoint(1))
+    middle = pool.current().policy()
+    for _ in range(3):
+        pool.push_outcome(record([middle, MINIMAX], [0, 0]))
+    pool.add_checkpoint(checkpoint(2))
+    new = pool.current().policy()
+    for _ in range(RECENT_GAMES):
+        pool.push_outcome(record([new, RANDOM], [1, -1]))
+    pool.push_outcome(record([new, MINIMAX], [1, -1]))
+    assert pool.learner_results("random_legal") == Results(wins=RECENT_GAMES)
+    assert pool.learner_results("minimax") == Results(wins=1, draws=3, losses=RECENT_GAMES)
+
+
+def test_games_that_a_version_played_while_it_was_current_are_not_the_learners_against_it():
+    pool = pool_of(2)
+    pool.push_outcome(record([checkpoint(1).policy(), checkpoint(0).policy()], [1, -1]))
+    assert pool.learner_results("step-0") == Results(wins=1)
+    pool.add_checkpoint(checkpoint(2))
+    assert pool.learner_results("step-1") == Results()
+    pool.push_outcome(record([checkpoint(2).policy(), checkpoint(1).policy()], [-1, 1]))
+    assert pool.learner_results("step-1") == Results(losses=1)
+    assert pool.learner_results("step-2") == Results()
+
+
+def test_prioritized_draws_those_that_beat_the_learner():
+    pool = pool_of(2, mode="prioritized")
+    current = pool.current().policy()
+    for _ in range(8):
+        pool.push_outcome(record([current, RANDOM], [1, -1]))
+        pool.push_outcome(record([current, MINIMAX], [-1, 1]))
+    assert pool.weights() == pytest.approx(
+        {"random_legal": 0.01 / 1.07, "minimax": 0.81 / 1.07, "step-0": 0.25 / 1.07}
+    )
+    even = pool_of(2, mode="prioritized", weighting="even")
+    even.load_state_dict(pool.state_dict())
+    assert even.weights() == pytest.approx(
+        {"random_legal": 0.09 / 0.43, "minimax": 0.09 / 0.43, "step-0": 0.25 / 0.43}
+    )
+
+
+@pytest.mark.parametrize("mode", ["nash", "alpha_rank"])
+def test_meta_strategies_take_the_games_between_members(mode):
+    pool = pool_of(3, mode=mode, fixed=())
+    for _ in range(20):
+        pool.push_outcome(record([checkpoint(1).policy(), checkpoint(0).policy()], [1, -1]))
+    assert pool.weights() == pytest.approx({"step-0": 0, "step-1": 1}, abs=1e-9)
+
+
+def test_the_history_may_be_spread_over_the_run_with_the_current_version_always_in_it():
+    pool = pool_of(41, mode="fictitious", history="spaced", max_active_lora=4)
+    versions = [c.version for c in pool.active()]
+    assert (versions[0], versions[-1]) == (40, 0)
+    assert pool.needed([]) == {f"step-{version}" for version in versions}
+    assert pool.weights() == {f"step-{version}": 0.25 for version in versions}
+
+
+def test_versions_between_those_that_stay_play_while_they_are_current():
+    pool = pool_of(0, mode="random", fixed=(), keep_every=3, max_active_lora=3)
+    for version in range(12):
+        pool.add_checkpoint(checkpoint(version))
+        current = pool.current()
+        assert current.version == version
+        pool.push_outcome(record([current.policy(), *pool.opponents(1)], [1, -1]))
+    assert [c.version for c in pool.active()] == [11, 9, 6]
+    assert set(pool.weights()) == {"step-9", "step-6"}
+    assert entries(pool)["step-10"]["active"] is False
+    assert entries(pool)["step-10"]["rated_games"] == 1
+
+
+def test_the_strongest_and_the_most_diverse_stay():
+    pools = [pool_of(3, history=history, max_active_lora=3) for history in ("strongest", "diverse")]
+    for pool in pools:
+        for version, reward in [(0, 1), (1, -1), (2, 0)] * 9:
+            met = [checkpoint(version).policy(), RANDOM]
+            pool.push_outcome(record(met, [reward, -reward], purpose="eval"))
+        pool.add_checkpoint(checkpoint(3))
+    strongest, diverse = ([c.version for c in pool.active()] for pool in pools)
+    assert strongest == [3, 2, 0]  # without the one that lost
+    assert diverse == [3, 1, 0]  # without the one as even as the current one, which has not played
+
+
+def test_a_state_without_results_and_history_has_the_newest_active_and_all_as_if_unmet():
+    pool = pool_of(5, mode="prioritized", max_active_lora=3)
+    pool.push_outcome(record([pool.current().policy(), RANDOM], [1, -1]))
+    state = pool.state_dict()
+    del state["results"], state["history"]
+    resumed = pool_of(5, mode="prioritized", max_active_lora=3)
+    resumed.load_state_dict(state)
+    assert resumed.active() == pool.active()
+    assert set(resumed.weights().values()) == {0.25}
+    resumed.add_checkpoint(checkpoint(5))
+    assert [c.version for c in resumed.active()] == [5, 4, 3]
 
 
 def test_draws_follow_the_weights():
@@ -372,6 +486,7 @@ def test_the_snapshot_is_json():
     assert json.loads(json.dumps(snapshot)) == snapshot
     assert snapshot["current"] == "step-2"
     assert snapshot["mode"] == "mirror"
+    assert snapshot["results"]["step-2"] == {"random_legal": [1, 0, 0]}
     assert snapshot["unrated_out_of_range"] == 0
     assert set(snapshot["entries"][0]) == {
         "uid",
@@ -390,10 +505,14 @@ def test_the_snapshot_is_json():
 @settings(max_examples=30)
 @given(
     st.sampled_from(MODES.names()),
+    st.sampled_from(["newest", "spaced", "strongest", "diverse"]),
+    st.integers(1, 2),
     st.lists(st.tuples(st.integers(0, 4), st.sampled_from([-1, 0, 1])), max_size=10),
     st.integers(0, 2**32),
 )
-def test_a_resumed_pool_goes_on_like_one_that_never_stopped(mode, games, seed):
+def test_a_resumed_pool_goes_on_like_one_that_never_stopped(mode, history, keep, games, seed):
+    config = {"mode": mode, "history": history, "keep_every": keep, "max_active_lora": 3}
+
     def play(pool: ModelPool) -> list[PolicyRef]:
         met = pool.opponents(5)
         for index, reward in games:
@@ -404,9 +523,9 @@ def test_a_resumed_pool_goes_on_like_one_that_never_stopped(mode, games, seed):
             )
         return met + pool.opponents(5)
 
-    pool = pool_of(4, mode=mode, seed=seed, max_active_lora=3)
+    pool = pool_of(4, seed=seed, **config)
     play(pool)
-    resumed = ModelPool(PoolConfig(mode=mode, max_active_lora=3), (RANDOM, MINIMAX), seed=0)
+    resumed = ModelPool(PoolConfig(**config), (RANDOM, MINIMAX), seed=0)
     resumed.load_state_dict(json.loads(json.dumps(pool.state_dict())))
     for each in (pool, resumed):
         each.add_checkpoint(checkpoint(4))

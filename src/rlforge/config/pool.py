@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from rlforge.config.rules import (
     Count,
@@ -85,21 +85,35 @@ class PoolConfig(Group):
     """The learner's opponents (group ``pool``)."""
 
     #: How opponents are drawn: ``fixed``, ``mirror``, ``lagged``, ``random``, ``match_quality``,
-    #: ``ts_dist``, ``exploration`` or one of your own.
+    #: ``ts_dist``, ``exploration``, ``prioritized``, ``fictitious``, ``nash``, ``alpha_rank`` or
+    #: one of your own.
     mode: str = "mirror"
-    #: Learner checkpoints kept active as opponents.
+    #: Learner checkpoints kept active as opponents, the current version included.
     max_active_lora: Count = 5
+    #: Which of them stay where a version comes on top: the ``newest``; the first and the current
+    #: one, and others ``spaced`` evenly between them; the ``strongest`` by mean rating; or the most
+    #: ``diverse`` by their results. One that has left does not come back.
+    history: Literal["newest", "spaced", "strongest", "diverse"] = "newest"
+    #: Updates, at least, from one version that stays as an opponent to the next; those between are
+    #: active only while they are current.
+    keep_every: Count = 1
     #: [low, high] versions behind the current one, for mode ``lagged``; 1 is the previous one.
     lag_range: Annotated[list[Whole], Length(2)] = field(default_factory=lambda: [1, 4])
     #: Names: a scripted player, ``base``, ``checkpoint:DIR``, ``openai:M``, ``openrouter:M``
     #: or ``litellm:P/M``.
     fixed_opponents: list[Text] = field(default_factory=list)
-    #: Whether random, match_quality, ts_dist and exploration may draw the current version too. They
-    #: draw it in any case where there is no other opponent.
+    #: Whether random, match_quality, ts_dist, exploration, prioritized, nash and alpha_rank may
+    #: draw the current version too. They draw it in any case where there is no other opponent.
     include_current: bool = False
-    #: Softmax temperature, in the unit of the mode's score. null: 0.2 for match_quality and
-    #: exploration, ``pool.trueskill.beta`` rating points for ts_dist, 1 for modes of your own.
+    #: Softmax temperature, in the unit of the mode's score; for alpha_rank 1 / alpha. null: 0.2 for
+    #: match_quality and exploration, ``pool.trueskill.beta`` rating points for ts_dist, 1 for
+    #: alpha_rank and modes of your own.
     temperature: Positive | None = None
+    #: For mode ``prioritized``, p being the learner's probability to win against an opponent:
+    #: (1 - p)^power (``hard``) or p (1 - p) (``even``).
+    weighting: Literal["hard", "even"] = "hard"
+    #: The exponent of ``hard``: the larger, the more it prefers opponents that beat the learner.
+    power: Positive = 2.0
     #: Rating constants.
     trueskill: TrueSkillConfig = field(default_factory=TrueSkillConfig)
     #: Coverage tracker.
@@ -119,4 +133,17 @@ class PoolConfig(Group):
                 f"reaches {high} versions back, outside the active window of "
                 f"pool.max_active_lora={self.max_active_lora} (current one included); "
                 "lower the one or raise the other",
+            )
+        if self.mode == "lagged" and self.history != "newest":
+            yield (
+                "history",
+                "leaves out versions, so that pool.mode=lagged cannot count how many an opponent "
+                "is behind; set pool.history=newest or another mode",
+            )
+        least = {"newest": 1, "spaced": 3}.get(self.history, 2)
+        if self.max_active_lora < least:
+            yield (
+                "history",
+                f"chooses among former versions; raise pool.max_active_lora to {least} or more, "
+                "current version included",
             )

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import field
 
 from rlforge.errors import RunError
+from rlforge.league import payoff
 from rlforge.types import value
 
 Weights = dict[str, float]
@@ -20,11 +22,15 @@ class PoolView:
     """The pool as a mode sees it.
 
     current: uid of the learner's newest version. past: uids of the other active checkpoints,
-    newest first, so that ``past[i]`` is i + 1 registered versions behind. fixed: uids of the
-    fixed opponents. include_current: ``pool.include_current``. temperature: of the softmaxes,
-    above 0: ``pool.temperature``, or the mode's own where that is null.
+    newest first; with ``pool.history: newest`` ``past[i]`` is i + 1 versions behind, of those that
+    stay (``pool.keep_every``).
+    fixed: uids of the fixed opponents. include_current: ``pool.include_current``. temperature: of
+    the softmaxes, above 0: ``pool.temperature``, or the mode's own where that is null. weighting,
+    power: ``pool.weighting``, ``pool.power``.
     mu: mean rating of a uid. quality: match quality of a uid against the current one, in (0, 1].
     diversity: expected diversity of the states a uid leads to, in (0, 1].
+    win_probability: of the learner, all its recent versions together, against a uid, in (0, 1);
+    1/2 without games. payoff: of a uid against another one, in (-1, 1); 0 without games.
 
     Example:
         >>> view = PoolView(
@@ -47,6 +53,10 @@ class PoolView:
     quality: Callable[[str], float]
     diversity: Callable[[str], float]
     include_current: bool = False
+    weighting: str = "hard"
+    power: float = 2.0
+    win_probability: Callable[[str], float] = field(default_factory=lambda: lambda uid: 0.5)
+    payoff: Callable[[str, str], float] = field(default_factory=lambda: lambda one, other: 0.0)
 
     @property
     def everyone(self) -> tuple[str, ...]:
@@ -99,9 +109,10 @@ def mirror(view: PoolView) -> Weights:
 
 
 def lagged(view: PoolView) -> Weights:
-    """Uniform over active versions that are lag_range[0] to lag_range[1] registrations behind.
+    """Uniform over active versions that are lag_range[0] to lag_range[1] versions behind.
 
-    Lag 0 is the current version itself. While no version is old enough, the oldest is drawn.
+    Only versions that stay count (``pool.keep_every``). Lag 0 is the current version itself. While
+    no version is old enough, the oldest is drawn.
     """
     low, high = view.lag_range
     versions = (view.current, *view.past)
@@ -129,6 +140,50 @@ def exploration(view: PoolView) -> Weights:
     return _softmax_over(view, view.diversity)
 
 
+def prioritized(view: PoolView) -> Weights:
+    """In proportion to f(p), p being the learner's probability to win against an opponent.
+
+    Prioritized fictitious self-play of AlphaStar (Vinyals et al. 2019, Methods). Weighting
+    ``hard``: f(p) = (1 - p)^power, those that the learner loses to first; ``even``: p (1 - p),
+    opponents of its own level first.
+    """
+    chances = [view.win_probability(uid) for uid in view.opponents]
+    if view.weighting == "even":
+        logs = [math.log(chance) + math.log1p(-chance) for chance in chances]
+    else:
+        logs = [view.power * math.log1p(-chance) for chance in chances]
+    # Of logarithms, since powers of small numbers may all be 0.
+    return dict(zip(view.opponents, softmax(logs, 1.0), strict=True))
+
+
+def fictitious(view: PoolView) -> Weights:
+    """Uniform over the active versions, the current one included.
+
+    Fictitious self-play (Heinrich, Lanctot and Silver 2015): a response to the average of all
+    strategies so far, of which ``pool.history: spaced`` keeps some.
+    """
+    return _uniform((view.current, *view.past))
+
+
+def nash(view: PoolView) -> Weights:
+    """The Nash equilibrium, nearest to uniform, of the games between opponents.
+
+    The meta-strategy of policy-space response oracles (Lanctot et al. 2017) over the payoffs that
+    are estimated from the games of the run.
+    """
+    shares = payoff.nash_equilibrium(_payoffs(view))
+    return dict(zip(view.opponents, shares, strict=True))
+
+
+def alpha_rank(view: PoolView) -> Weights:
+    """Alpha-rank of the opponents by the games between them; alpha is 1 / temperature.
+
+    The meta-strategy of alpha-PSRO (Muller et al. 2020, arXiv:1909.12823).
+    """
+    shares = payoff.alpha_rank(_payoffs(view), alpha=1 / view.temperature)
+    return dict(zip(view.opponents, shares, strict=True))
+
+
 def probabilities(weights: Weights, view: PoolView, mode: str) -> Weights:
     """What a mode returned, divided by its sum.
 
@@ -149,6 +204,10 @@ def probabilities(weights: Weights, view: PoolView, mode: str) -> Weights:
 
 def _uniform(uids: Sequence[str]) -> Weights:
     return {uid: 1 / len(uids) for uid in uids}
+
+
+def _payoffs(view: PoolView) -> list[list[float]]:
+    return [[view.payoff(row, column) for column in view.opponents] for row in view.opponents]
 
 
 def _softmax_over(view: PoolView, score: Callable[[str], float]) -> Weights:

@@ -13,12 +13,18 @@ from rlforge.config.plugins import MODES
 from rlforge.config.schema import PoolConfig
 from rlforge.errors import RunError, nearest
 from rlforge.league.exploration import ExplorationTracker
+from rlforge.league.history import History
 from rlforge.league.modes import Mode, PoolView, Weights, default_temperature, probabilities
+from rlforge.league.payoff import NO_RESULTS, Results, ResultTable
 from rlforge.league.ratings import Rating, RatingTable
 from rlforge.system.values import Codec
 from rlforge.types import Checkpoint, GameRecord, GameSpec, PolicyRef
 
 _POLICIES, _CHECKPOINTS = Codec(PolicyRef, form="json"), Codec(Checkpoint, form="json")
+
+RECENT_GAMES = 100
+"""Games against an opponent that tell how the learner does now: those of its newest versions, until
+there are so many. About the memory of AlphaStar's payoffs, which decay by 0.99 a game."""
 
 #: learner: a version of this run. fixed: may always be drawn. guest: met in evaluations only.
 Role = Literal["learner", "fixed", "guest"]
@@ -27,8 +33,8 @@ Role = Literal["learner", "fixed", "guest"]
 class ModelPool:
     """Registers checkpoints and fixed opponents, rates them by their games, and draws opponents.
 
-    The newest ``max_active_lora`` checkpoints, the current one included, are active: only they
-    and the fixed opponents are drawn. Single-threaded; holds references, not weights.
+    ``max_active_lora`` checkpoints, the current one included, are active (``History`` says which):
+    only they and the fixed opponents are drawn. Single-threaded; holds references, not weights.
 
     Example:
         >>> pool = ModelPool(PoolConfig(mode="mirror"), fixed=[], seed=0)
@@ -50,6 +56,12 @@ class ModelPool:
         self._games: dict[str, int] = {}
         self._rated_games: Counter[str] = Counter()
         self._matches: dict[str, dict[str, int]] = {}
+        self._results = ResultTable()
+        self._history = History(
+            cfg,
+            mu=lambda uid: self._ratings.rating(uid).mu,
+            payoffs=lambda uids: self._results.payoff_vectors(uids),
+        )
         for policy in fixed:
             self.add_fixed(policy)
 
@@ -72,7 +84,7 @@ class ModelPool:
             )
         self._register(checkpoint.policy(), "learner", checkpoint.parent_uid)
         self._checkpoints[checkpoint.uid] = checkpoint
-        for retired in list(self._checkpoints)[: -self._cfg.max_active_lora]:
+        for retired in self._history.add(checkpoint.uid, checkpoint.version):
             self._exploration.forget(retired)
 
     def add_fixed(self, policy: PolicyRef) -> None:
@@ -92,9 +104,8 @@ class ModelPool:
         return next(reversed(self._checkpoints.values()))
 
     def active(self) -> list[Checkpoint]:
-        """The at most ``max_active_lora`` newest checkpoints, the current one first."""
-        newest_first = reversed(self._checkpoints.values())
-        return list(itertools.islice(newest_first, self._cfg.max_active_lora))
+        """At most ``max_active_lora`` checkpoints, newest first; the first one is current."""
+        return [self._checkpoints[uid] for uid in self._history.uids]
 
     def needed(self, games: Iterable[GameSpec]) -> set[str]:
         """Uids of checkpoints that are active, or that ``games`` in progress may still request.
@@ -126,6 +137,20 @@ class ModelPool:
         """The TrueSkill rating of ``uid``. Raises RunError for an unknown one."""
         return self._ratings.rating(self.policy(uid).uid)
 
+    def learner_results(self, opponent: str) -> Results:
+        """The learner's recent games against ``opponent``, its versions taken as one player.
+
+        Those of the newest versions, back to the first that makes it ``RECENT_GAMES`` or more; a
+        version only meets newer ones. None where it is current.
+        """
+        total = NO_RESULTS
+        for uid in reversed(self._checkpoints):
+            if uid == opponent or total.games >= RECENT_GAMES:
+                break
+            results = self._results.between(uid, opponent)
+            total = total.plus(results) if results.games else total
+        return total
+
     # ------------------------------------------------------------ sampling
 
     def weights(self) -> Weights:
@@ -138,9 +163,13 @@ class ModelPool:
             lag_range=(self._cfg.lag_range[0], self._cfg.lag_range[1]),
             temperature=self._temperature,
             include_current=self._cfg.include_current,
+            weighting=self._cfg.weighting,
+            power=self._cfg.power,
             mu=lambda uid: self._ratings.rating(uid).mu,
             quality=lambda uid: self._ratings.quality(current, uid),
             diversity=self._exploration.diversity,
+            win_probability=lambda uid: self.learner_results(uid).win_probability,
+            payoff=self._results.payoff,
         )
         return probabilities(self._mode(view), view, self._cfg.mode)
 
@@ -153,7 +182,7 @@ class ModelPool:
     # ------------------------------------------------------------ outcomes
 
     def push_outcome(self, record: GameRecord) -> None:
-        """Update ratings and counts from a finished game; failed games are ignored.
+        """Update ratings, results and counts from a finished game; failed games are ignored.
 
         Training and evaluation games both count: in mirror mode the learner meets fixed opponents
         in evaluations only. Policies met only there become guests, which are rated and never
@@ -172,10 +201,10 @@ class ModelPool:
                     )
                 self._register(seat.policy, "guest")
         uids = [seat.policy.uid for seat in spec.seats]
-        if self._ratings.record(
-            [(seat.policy.uid, record.rewards[seat.player_id]) for seat in spec.seats]
-        ):
+        outcome = [(seat.policy.uid, record.rewards[seat.player_id]) for seat in spec.seats]
+        if self._ratings.record(outcome):
             self._rated_games.update(set(uids))
+        self._results.record(outcome)
         self._count(uids)
         if spec.purpose == "train":
             self._explore(record)
@@ -193,6 +222,12 @@ class ModelPool:
             uid: sum(games for other, games in row.items() if other != uid)
             for uid, row in self._matches.items()
         }
+
+    def _newest(self) -> dict[str, Any]:
+        """The history of a state without one."""
+        versions = {uid: checkpoint.version for uid, checkpoint in self._checkpoints.items()}
+        active = list(versions.items())[-self._cfg.max_active_lora :]
+        return {"versions": dict(active), "kept": active[-1][1] if active else None}
 
     def _explore(self, record: GameRecord) -> None:
         """Count the game for its opponents; in self-play the learner is its own opponent."""
@@ -216,7 +251,8 @@ class ModelPool:
         entries: one object per policy with uid, kind, path_or_name, version, role, mu, sigma,
         active, games, rated_games: those that changed its rating, 0 where it has none of its own.
         matches: ``{uid: {uid: games}}``, symmetric; the diagonal counts games in which a policy
-        met itself. exploration: see ``ExplorationTracker.snapshot``.
+        met itself. results: ``{uid: {uid: [wins, draws, losses]}}``, each pair both ways.
+        exploration: see ``ExplorationTracker.snapshot``.
         """
         active = {checkpoint.uid for checkpoint in self.active()}
         ratings = self._ratings.ratings()
@@ -236,6 +272,7 @@ class ModelPool:
                 for uid, policy in self._policies.items()
             ],
             "matches": {uid: dict(row) for uid, row in self._matches.items()},
+            "results": self._results.rows(),
             "unrated_out_of_range": self._ratings.out_of_range,
             "exploration": self._exploration.snapshot(),
         }
@@ -253,12 +290,18 @@ class ModelPool:
             "games": dict(self._games),
             "rated_games": dict(self._rated_games),
             "matches": {uid: dict(row) for uid, row in self._matches.items()},
+            "results": self._results.rows(),
+            "history": self._history.state_dict(),
             "ratings": self._ratings.state_dict(),
             "exploration": self._exploration.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly where :meth:`state_dict` was taken, the random draws included."""
+        """Continue exactly where :meth:`state_dict` was taken, the random draws included.
+
+        A state of a version of rlforge that recorded neither results nor history has the newest
+        checkpoints active, and all pairs of policies as if they had not met.
+        """
         version, internal, gauss_next = state["random"]
         self._random.setstate((version, tuple(internal), gauss_next))
         self._policies = {entry["uid"]: _POLICIES.decode(entry) for entry in state["policies"]}
@@ -269,7 +312,9 @@ class ModelPool:
         self._games = dict(state["games"])
         self._matches = {uid: dict(row) for uid, row in state["matches"].items()}
         self._rated_games = Counter(state.get("rated_games", self._met_others()))
+        self._results.load_rows(state.get("results", {}))
         self._ratings.load_state_dict(state["ratings"])
+        self._history.load_state_dict(state.get("history", self._newest()))
         self._exploration.load_state_dict(state["exploration"])
 
     def _register(self, policy: PolicyRef, role: Role, parent: str | None = None) -> None:

@@ -26,6 +26,21 @@ class Rating(NamedTuple):
     sigma: float
 
 
+def mean_rewards(outcome: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """The mean reward of each uid over its seats, given (uid, reward) per seat of one game.
+
+    It is rounded to ``TIE_DECIMALS``, and the order of the seats does not change it.
+
+    Example:
+        >>> mean_rewards([("step-3", 1.0), ("random_legal", -1.0), ("step-3", 0.0)])
+        {'step-3': 0.5, 'random_legal': -1.0}
+    """
+    rewards: dict[str, list[float]] = {}
+    for uid, reward in outcome:
+        rewards.setdefault(uid, []).append(reward)
+    return {uid: round(math.fsum(own) / len(own), TIE_DECIMALS) for uid, own in rewards.items()}
+
+
 class RatingTable:
     """Ratings by policy uid, updated game by game.
 
@@ -121,13 +136,10 @@ class RatingTable:
 
     def record(self, outcome: Sequence[tuple[str, float]]) -> bool:
         """Rate one finished game, given (uid, reward) per seat; False where no rating changed."""
-        rewards: dict[str, list[float]] = {}
-        for uid, reward in outcome:
-            rewards.setdefault(uid, []).append(reward)
+        rewards = mean_rewards(outcome)
         if len(rewards) < 2:
             return False
-        # A lower rank is better. fsum keeps the mean independent of the order of the seats.
-        ranks = [-round(math.fsum(own) / len(own), TIE_DECIMALS) for own in rewards.values()]
+        ranks = [-reward for reward in rewards.values()]  # a lower rank is better
         before = [(trueskill.Rating(*self.rating(uid)),) for uid in rewards]
         try:
             after = self._skill.rate(before, ranks=ranks)

@@ -1,0 +1,206 @@
+"""Results of pairs of policies, and meta-strategies over the payoffs that they estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlforge.league.ratings import mean_rewards
+from rlforge.types import value
+
+Floats = NDArray[np.float64]
+
+#: Meta-strategies take probabilities below it for rounding errors of 0.
+LEAST_PROBABILITY = 1e-9
+
+
+@value
+class Results:
+    """Games of one policy against another, as the first one sees them.
+
+    Example:
+        >>> results = Results(wins=3, draws=2, losses=1)
+        >>> results.games, results.win_probability, results.payoff
+        (6, 0.625, 0.25)
+        >>> Results().win_probability
+        0.5
+    """
+
+    wins: int = 0
+    draws: int = 0
+    losses: int = 0
+
+    @property
+    def games(self) -> int:
+        """All of them."""
+        return self.wins + self.draws + self.losses
+
+    @property
+    def win_probability(self) -> float:
+        """(wins + draws / 2 + 1) / (games + 2), in (0, 1): a draw is half a win.
+
+        The prior is one win and one loss (Laplace's rule of succession), so that it is 1/2 without
+        games.
+        """
+        return (self.wins + self.draws / 2 + 1) / (self.games + 2)
+
+    @property
+    def payoff(self) -> float:
+        """(wins - losses) / (games + 2), in (-1, 1): 2 ``win_probability`` - 1."""
+        return (self.wins - self.losses) / (self.games + 2)
+
+    def plus(self, other: Results) -> Results:
+        """Both together."""
+        return Results(
+            wins=self.wins + other.wins,
+            draws=self.draws + other.draws,
+            losses=self.losses + other.losses,
+        )
+
+
+NO_RESULTS = Results()
+
+
+class ResultTable:
+    """Wins, draws and losses of every pair of policies that met.
+
+    In a game of more than two players each pair counts once: the policy with the higher mean reward
+    over its seats wins against the other.
+
+    Example:
+        >>> table = ResultTable()
+        >>> table.record([("step-3", 1.0), ("random_legal", -1.0)])
+        >>> table.between("random_legal", "step-3")
+        Results(wins=0, draws=0, losses=1)
+    """
+
+    def __init__(self) -> None:
+        #: ``{first: {second: [wins, draws, losses]}}``; every pair stands in it both ways.
+        self._rows: dict[str, dict[str, list[int]]] = {}
+
+    def record(self, outcome: Sequence[tuple[str, float]]) -> None:
+        """Count one finished game, given (uid, reward) per seat."""
+        rewards = mean_rewards(outcome)
+        for first, own in rewards.items():
+            for second, other in rewards.items():
+                if first != second:
+                    counts = self._rows.setdefault(first, {}).setdefault(second, [0, 0, 0])
+                    counts[0 if own > other else 1 if own == other else 2] += 1
+
+    def between(self, first: str, second: str) -> Results:
+        """The games of ``first`` against ``second``, as ``first`` sees them."""
+        counts = self._rows.get(first, {}).get(second)
+        if counts is None:
+            return NO_RESULTS
+        wins, draws, losses = counts
+        return Results(wins=wins, draws=draws, losses=losses)
+
+    def payoff(self, first: str, second: str) -> float:
+        """``Results.payoff`` of ``first`` against ``second``; 0 where they have not met."""
+        return self.between(first, second).payoff
+
+    def payoff_vectors(self, uids: Sequence[str]) -> Floats:
+        """Payoffs of ``uids``, one row each, against all that one of them has met.
+
+        Shape (uids, opponents); 0 where the two have not met.
+        """
+        met = sorted({other for uid in uids for other in self._rows.get(uid, {})})
+        rows = [[self.payoff(uid, other) for other in met] for uid in uids]
+        return np.array(rows, dtype=float).reshape(len(uids), len(met))
+
+    def rows(self) -> dict[str, dict[str, list[int]]]:
+        """``{first: {second: [wins, draws, losses]}}``, each pair both ways, as plain data."""
+        return {
+            first: {second: list(counts) for second, counts in row.items()}
+            for first, row in self._rows.items()
+        }
+
+    def load_rows(self, rows: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
+        """Continue from :meth:`rows`."""
+        self._rows = {
+            first: {second: list(counts) for second, counts in row.items()}
+            for first, row in rows.items()
+        }
+
+
+def nash_equilibrium(payoffs: Any) -> list[float]:
+    """The symmetric Nash equilibrium of a zero-sum game of two that is nearest to uniform play.
+
+    payoffs: antisymmetric, shape (n, n): row i has what strategy i earns against each other one.
+    The value of such a game is 0, so that x is an equilibrium strategy exactly where
+    x >= 0, sum(x) = 1 and x^T A >= 0. Of these, the one of least norm is returned, which is unique:
+    strategies without results between them get equal shares, and their order does not matter.
+
+    It is the least-distance problem min |x| with G x >= h, which Lawson and Hanson ("Solving Least
+    Squares Problems", 1974, chapter 23.4) reduce to non-negative least squares.
+
+    Example:
+        >>> nash_equilibrium([[0, 0.5], [-0.5, 0]])
+        [1.0, 0.0]
+        >>> nash_equilibrium([[0, 0], [0, 0]])
+        [0.5, 0.5]
+    """
+    from scipy.optimize import lsq_linear
+
+    matrix = np.asarray(payoffs, dtype=float)
+    size = len(matrix)
+    # With sum(x) >= 1 the least norm has sum(x) = 1, since all else may be scaled.
+    constraints = np.vstack([np.eye(size), matrix.T, np.ones((1, size))])
+    bounds = np.zeros(2 * size + 1)
+    bounds[-1] = 1.0
+    system = np.vstack([constraints.T, bounds])
+    target = np.zeros(size + 1)
+    target[-1] = 1.0
+    solution = lsq_linear(
+        system, target, bounds=(0, np.inf), method="bvls", tol=1e-14, max_iter=20 * size + 20
+    )
+    residual = system @ solution.x - target
+    return _distribution(-residual[:size] / residual[size])
+
+
+def alpha_rank(payoffs: Any, alpha: float, population: int = 50) -> list[float]:
+    """The share of time that an evolving population plays each strategy (alpha-rank).
+
+    payoffs: antisymmetric, shape (n, n). alpha: ranking intensity; the larger, the more a better
+    strategy is preferred. population: individuals, of whom all but one play the same.
+
+    Omidshafiei et al. 2019 (arXiv:1903.01373), one population: a mutant r replaces s with
+    probability (1 - e^-u) / (1 - e^-mu), u = alpha (A_rs - A_sr), and 1 / m where u = 0; the result
+    is the stationary distribution of that Markov chain. Of each two strategies one replaces the
+    other with at least 1 / m, so that there is exactly one.
+
+    Example:
+        >>> [round(share, 3) for share in alpha_rank([[0, 0.5], [-0.5, 0]], alpha=1.0)]
+        [1.0, 0.0]
+        >>> alpha_rank([[0, 0], [0, 0]], alpha=1.0)
+        [0.5, 0.5]
+    """
+    matrix = np.asarray(payoffs, dtype=float)
+    size = len(matrix)
+    if size == 1:
+        return [1.0]
+    gain = alpha * (matrix.T - matrix)  # of the mutant, the column, over the row's strategy
+    chain = _fixation(gain, population) / (size - 1)
+    np.fill_diagonal(chain, 0.0)
+    np.fill_diagonal(chain, 1 - chain.sum(axis=1))
+    # pi (P - 1) = 0 has one equation too many; the last one becomes sum(pi) = 1.
+    system = chain.T - np.eye(size)
+    system[-1] = 1.0
+    return _distribution(np.linalg.solve(system, np.eye(size)[-1]))
+
+
+def _fixation(gain: Floats, population: int) -> Floats:
+    """(1 - e^-u) / (1 - e^-mu), without powers that overflow; 1 / m where u is 0."""
+    size = np.abs(gain)
+    with np.errstate(invalid="ignore"):
+        better = np.expm1(-size) / np.expm1(-population * size)
+    better = np.where(size < 1e-14, 1 / population, better)
+    return np.where(gain < 0, better * np.exp(-(population - 1) * size), better)
+
+
+def _distribution(shares: Floats) -> list[float]:
+    kept = np.where(shares < LEAST_PROBABILITY, 0.0, shares)
+    return [float(share) for share in kept / kept.sum()]
