@@ -153,7 +153,7 @@ def test_traders_sit_at_markets_only():
     check_player("value_trader", SMALL)
     with pytest.raises(ConfigError, match="trades on markets only"):
         check_player("value_trader", EnvSpec(id="TicTacToe-v0-train"))
-    with pytest.raises(ConfigError, match="minimax knows TicTacToe only"):
+    with pytest.raises(ConfigError, match="minimax knows OpenSpiel games, TicTacToe"):
         check_player("minimax", SMALL)
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 
 from rlforge.errors import ConfigError, GameError
-from rlforge.games.openspiel import OpenSpielGame, information_sets, nash_conv
+from rlforge.games.openspiel import OpenSpielGame
 from rlforge.games.registry import check_env, env_ids
 from rlforge.types import EnvSpec
 
@@ -194,66 +194,3 @@ def test_a_game_that_raises_is_a_game_error():
     game = OpenSpielGame(EnvSpec(id="crossword", source="openspiel", num_players=1), 0)
     with pytest.raises(GameError, match="crossword: view failed in turn 0: SpielError"):
         game.view()
-
-
-@pytest.mark.parametrize(("name", "count"), [("kuhn_poker", 12), ("leduc_poker", 936)])
-def test_all_information_sets_are_listed_once(name, count):
-    sets = information_sets(name)
-    assert len(sets) == len({text for text, _, _ in sets}) == count
-    assert {player for _, player, _ in sets} == {0, 1}
-    assert all(view.player_id == player and view.board for _, player, view in sets)
-
-
-def test_kuhn_boards_tell_all_information_sets_apart():
-    assert len({view.board for _, _, view in information_sets("kuhn_poker")}) == 12
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"), [("kuhn_poker", 0.916667), ("leduc_poker", 4.747222)]
-)
-def test_nash_conv_of_uniform_play(name, expected):
-    uniform = {
-        text: dict.fromkeys(view.legal_actions, 1 / len(view.legal_actions))
-        for text, _, view in information_sets(name)
-    }
-    assert nash_conv(name, uniform) == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.2, 1 / 3])
-def test_nash_conv_is_zero_at_the_equilibria_of_kuhn_poker(alpha):
-    # Kuhn (1950): the first player bets J with alpha and K with three times that, and calls with
-    # Q after check and bet with alpha + 1/3; the second bets J and calls with Q one time in three.
-    likely = {
-        "kuhn J none none": alpha,
-        "kuhn Q none none": 0.0,
-        "kuhn K none none": 3 * alpha,
-        "kuhn J check bet": 0.0,
-        "kuhn Q check bet": alpha + 1 / 3,
-        "kuhn K check bet": 1.0,
-        "kuhn J check none": 1 / 3,
-        "kuhn Q check none": 0.0,
-        "kuhn K check none": 1.0,
-        "kuhn J bet none": 0.0,
-        "kuhn Q bet none": 1 / 3,
-        "kuhn K bet none": 1.0,
-    }
-    policy = {}
-    for text, _, view in information_sets("kuhn_poker"):
-        p = likely[" ".join(view.board.split()[:4])]
-        brave = next(a for a in view.legal_actions if a in ("[bet]", "[call]"))
-        other = next(a for a in view.legal_actions if a not in ("[bet]", "[call]"))
-        policy[text] = {brave: p, other: 1 - p}
-    assert nash_conv("kuhn_poker", policy) == pytest.approx(0, abs=1e-9)
-
-
-def test_nash_conv_refuses_policies_with_holes_or_other_actions():
-    uniform = {
-        text: dict.fromkeys(view.legal_actions, 0.5)
-        for text, _, view in information_sets("kuhn_poker")
-    }
-    with pytest.raises(ValueError, match="no information set '0'"):
-        nash_conv("kuhn_poker", {text: row for text, row in uniform.items() if text != "0"})
-    with pytest.raises(ValueError, match=r"has no actions \['\[raise\]'\]"):
-        nash_conv("kuhn_poker", uniform | {"0": {"[raise]": 1.0}})
-    with pytest.raises(ValueError, match="do not sum to 1"):
-        nash_conv("kuhn_poker", uniform | {"0": {"[bet]": 0.4}})

@@ -116,6 +116,13 @@ def test_players_know_the_games_that_the_check_lets_them_play():
         ("random_legal", EnvSpec(id="leduc_poker", source="openspiel")),
         ("minimax", TTT),
         ("minimax", SPIEL_TTT),
+        ("minimax", TAK),
+        ("minimax", FOUR),
+        ("minimax", EnvSpec(id="nim", source="openspiel")),
+        ("mcts:5", TTT),
+        ("mcts:5", TAK),
+        ("mcts:5", FOUR),
+        ("mcts:5", EnvSpec(id="kuhn_poker", source="openspiel")),
         ("win_block", TAK),
         ("win_block", FOUR),
     ]:
@@ -126,7 +133,12 @@ def test_players_know_the_games_that_the_check_lets_them_play():
     ("name", "env", "message"),
     [
         ("minmax", TTT, "did you mean minimax"),
-        ("minimax", TAK, "minimax knows TicTacToe only"),
+        (
+            "minimax",
+            EnvSpec(id="KuhnPoker-v0-short-train"),
+            "minimax knows OpenSpiel games, TicTac",
+        ),
+        ("mcts:5", EnvSpec(id="KuhnPoker-v0-short-train"), "it searches OpenSpiel games, TicTac"),
         ("win_block", EnvSpec(id="Nim-v0"), "win_block knows TicTacToe, SimpleTak and Connect"),
         ("random_legal", EnvSpec(id="Poker-v0"), "needs a game that lists its legal actions"),
         ("random_legal", EnvSpec(id="ScorableGames-v0-7players"), "cannot play"),
@@ -138,8 +150,9 @@ def test_a_player_that_cannot_play_is_refused_with_the_reason(name, env, message
 
 
 def test_a_player_in_the_wrong_game_fails_as_a_game():
-    with pytest.raises(GameError, match="minimax knows TicTacToe only"):
-        make_player("minimax", TAK, 0).act(make_game(TAK, 0).view())
+    nim = EnvSpec(id="Nim-v0")
+    with pytest.raises(GameError, match="minimax knows OpenSpiel games, TicTacToe"):
+        make_player("minimax", nim, 0).act(make_game(nim, 0).view())
 
 
 def test_random_legal_answers_when_it_is_stuck():

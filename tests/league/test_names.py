@@ -9,6 +9,7 @@ from rlforge.types import PolicyRef
     ("name", "expected"),
     [
         ("minimax", PolicyRef(uid="minimax", kind="scripted", path_or_name="minimax")),
+        ("mcts:200", PolicyRef(uid="mcts:200", kind="scripted", path_or_name="mcts:200")),
         ("base", PolicyRef(uid="base", kind="checkpoint", path_or_name=None)),
         ("openai:gpt-x", PolicyRef(uid="openai:gpt-x", kind="api", path_or_name="openai:gpt-x")),
         (
@@ -42,7 +43,14 @@ def test_scripted_players_are_those_of_the_games():
         ("randm_legal", "did you mean random_legal"),
         ("bse", "did you mean base"),
         ("opnai:gpt-x", "did you mean openai"),
-        ("something else", "known: .*random_legal, win_block, minimax, base, checkpoint:DIR"),
+        ("something else", "known: .*win_block, minimax, base, mcts:SIMULATIONS, checkpoint:DIR"),
+        ("mcts", "lacks what is behind the colon: mcts:SIMULATIONS, as in mcts:200"),
+        ("mcts:", "lacks what is behind the colon"),
+        ("mcts:0", "'mcts:0': needs the simulations per move, a number above 0"),
+        ("mcts:-200", "a number above 0"),
+        ("mcts:2.5", "a number above 0"),
+        ("mcts:many", "a number above 0"),
+        ("mcst:200", "did you mean mcts"),
         ("openai:", "lacks the model"),
         ("checkpoint:", "lacks the directory"),
         ("checkpoint:no/such/place", "no directory no/such/place"),

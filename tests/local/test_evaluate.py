@@ -297,9 +297,9 @@ async def test_an_opponent_that_cannot_be_played_is_refused(one_idea: Path, run_
 
 async def test_players_that_do_not_know_the_game_are_refused(run_dir: Path) -> None:
     env = vars(from_yaml(run_dir / "config.yaml").env.train[0])
-    other = EvalEnvEntry(**{**env, "id": "SimpleTak-v0-train"})
+    other = EvalEnvEntry(**{**env, "id": "KuhnPoker-v0-short-train"})
     change(run_dir, {"env": {"eval": [other]}})
-    with pytest.raises(ConfigError, match=r"minimax.*cannot play SimpleTak"):
+    with pytest.raises(ConfigError, match=r"minimax.*cannot play KuhnPoker"):
         await evaluate_run(run_dir, "latest", ["minimax"], 2)
 
 
@@ -319,6 +319,7 @@ async def test_each_environment_is_played_against_opponents_of_its_own(run_dir: 
     assert [(result.env_id, result.opponent) for result in asked.results] == [
         ("TicTacToe-v0-train", "minimax"),
         ("TicTacToe-v0-train", "win_block"),
+        ("SimpleTak-v0-train", "minimax"),
         ("SimpleTak-v0-train", "win_block"),
     ]
 

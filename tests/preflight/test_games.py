@@ -73,11 +73,16 @@ def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPa
         (["env.train=[{id: Nim-v0-train}]"], r"env\.train\.0\.id=Nim.*no compact board"),
         (["env.train.0.weight=0"], r"weight=0.*above 0"),
         (["pool=fixed", "pool.fixed_opponents=[random_leagl]"], r"did you mean random_legal"),
-        (["pool=fixed", "pool.fixed_opponents=[minimax]"], r"minimax.*SimpleTak"),
+        (["env=kuhn", "pool=fixed", "pool.fixed_opponents=[minimax]"], r"minimax.*KuhnPoker"),
+        (["pool=fixed", "pool.fixed_opponents=['mcts:0']"], r"mcts:0.*a number above 0"),
         (["model=hf"], r"add model\.name="),
         (["model.name=some/model"], r"only for model\.kind=hf"),
         (["learner.batch_delay_buffer=100"], r"buffer\.max_size.*raise it"),
-        (["learner.save_every=3"], r"save_every=3 .*never published.*max_staleness=1"),
+        (["learner.save_every=3"], r"save_every=3 .*never published.*max_staleness=1.*keep_every"),
+        (
+            ["pool=nash", "env.train=[{id: kuhn_poker, source: openspiel, num_players: 3}]"],
+            r"pool\.mode=nash .*games of two, and kuhn_poker has 3.*mode=prioritized",
+        ),
         (["learner.num_learners=0"], r"num_learners=0.*1 or more"),
         (["learner.shard_weights=true"], r"several ranks; raise learner\.num_learners"),
         (["learner.keep_checkpoints=-1"], r"keep_checkpoints=-1.*must be 0 or more"),
@@ -110,11 +115,14 @@ def test_every_experiment_is_valid(experiment: str, monkeypatch: pytest.MonkeyPa
         (["hardware.memory_gb=0"], r"memory_gb=0.*above 0"),
         (
             ["env=multi", "eval.opponents=[base,minimax]"],
-            r"eval\.opponents=.*minimax.*cannot play SimpleTak.*an entry of env\.eval may have",
+            r"eval\.opponents=.*minimax.*cannot play kuhn_poker.*an entry of env\.eval may have",
         ),
         (
-            ["env.eval=[{id: TicTacToe-v0-train}, {id: SimpleTak-v0-train, opponents: [minimax]}]"],
-            r"env\.eval\.1\.opponents=.*minimax.*cannot play SimpleTak",
+            [
+                "env.eval=[{id: TicTacToe-v0-train},"
+                "{id: kuhn_poker, source: openspiel, opponents: [minimax]}]"
+            ],
+            r"env\.eval\.1\.opponents=.*minimax.*cannot play kuhn_poker",
         ),
         (
             ["env.eval=[{id: SimpleTak-v0-train, opponents: [win_blok]}]"],

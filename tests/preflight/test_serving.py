@@ -26,6 +26,8 @@ def test_a_trial_needs_room_for_three_versions() -> None:
 
 
 def test_the_opponent_of_held_out_games_must_be_able_to_play() -> None:
-    with pytest.raises(ConfigError, match=r"deployment\.holdout_opponent=minimax .*cannot play"):
-        check("deployment.holdout_opponent=minimax")
-    check("deployment.holdout_opponent=minimax", "deployment.holdout_games=0")
+    with pytest.raises(
+        ConfigError, match=r"deployment\.holdout_opponent=value_trader .*cannot play"
+    ):
+        check("deployment.holdout_opponent=value_trader")
+    check("deployment.holdout_opponent=value_trader", "deployment.holdout_games=0")

@@ -41,7 +41,10 @@ def test_what_can_run_passes(lines: tuple[str, ...]) -> None:
     ("lines", "message"),
     [
         ((TICTACTOE,), r"data\.players=.*add data=random_legal"),
-        (("data.players=[minimax]",), r"data\.players=.*minimax knows TicTacToe only"),
+        (
+            ("env=kuhn", "data.players=[minimax]"),
+            r"data\.players=.*minimax knows OpenSpiel games, Tic",
+        ),
         (("data.players=[miniax]",), r"data\.players=.*did you mean minimax"),
         (("data.players=[base]",), r"data\.players=.*base is a model.*data\.run=RUN"),
         (("data.players=['openai:gpt-5']",), r"data\.players=.*OPENAI_API_KEY"),

@@ -47,7 +47,8 @@ class Kind:
     name: the group of entry points is ``rlforge.`` and this. noun, key: what it is and where it is
     chosen, for messages. contract: what a Thing has to be, in words; needs: attributes that it must
     have for that; called: whether it must be callable; awaited: whether it must be async.
-    families: where functions are that find things called ``FAMILY:NAME``, by family.
+    families: where functions are that find things called ``FAMILY:NAME``, by family; forms: how
+    such names are written, for lists.
 
     Example:
         >>> MODES.find("mirror").__name__
@@ -68,11 +69,12 @@ class Kind:
         called: bool = True,
         awaited: bool = False,
         families: str = "",
+        forms: Sequence[str] = (),
     ) -> None:
         self.name, self.noun, self.key, self.contract = name, noun, key, contract
         self._built_in, self._needs, self._called = built_in, needs, called
         self._awaited, self._families = awaited, families
-        self._found: dict[str, Any] = {}
+        self.forms, self._found = tuple(forms), dict[str, Any]()
 
     def names(self) -> list[str]:
         """Everything that has a short name: rlforge's things first, nothing imported."""
@@ -109,18 +111,21 @@ class Kind:
         except RlforgeError:
             raise
         except Exception as error:
-            if name in self._built_in:
+            if self.has_own(name):
                 raise
             raise kind(f"{self.noun} {name!r} fails: {described(error)}") from error
 
     def has_own(self, name: str) -> bool:
         """Whether ``name`` is one of rlforge's."""
-        return name in self._built_in
+        families = {form.partition(":")[0] for form in self.forms}
+        return name in self._built_in or (":" in name and name.partition(":")[0] in families)
 
     def rows(self) -> Iterator[Row]:
         """All that has a short name, with what is wrong with it."""
         for name, target in self._built_in.items():
             yield Row(kind=self.name, name=name, target=target, origin="rlforge")
+        for form in self.forms:
+            yield Row(kind=self.name, name=form, target=self._families, origin="rlforge")
         for name, points in self._offered().items():
             for point in points:
                 problem = self.problem(name) or ""
@@ -248,6 +253,7 @@ MODES = Kind(
     _in(
         "league.modes",
         *("fixed", "mirror", "lagged", "random", "match_quality", "ts_dist", "exploration"),
+        *("prioritized", "fictitious", "nash", "alpha_rank"),
     ),
 )
 ALGORITHMS = Kind(
@@ -325,6 +331,8 @@ PLAYERS = Kind(
         win_block="WinBlock",
         minimax="Minimax",
     ),
+    families="rlforge.games.players:FAMILIES",
+    forms=("mcts:SIMULATIONS",),
 )
 SOURCES = Kind(
     "sources",

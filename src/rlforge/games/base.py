@@ -24,7 +24,9 @@ class View:
     retry: this player's last action was rejected and it may try again. state: the whole state as
     JSON, for scripted traders of markets. news: the part of the observation that is new since this
     player's last turn; None where observations begin with what was said before, so that it can be
-    found by comparing them.
+    found by comparing them. history: all actions since the start of an OpenSpiel game, chance
+    included, as its numbers. Players that search set up the game from it; prompts never show it,
+    for it tells hidden cards.
 
     Example:
         >>> view = View(player_id=1, observation="Your card is a King.", legal_actions=("[bet]",))
@@ -40,6 +42,7 @@ class View:
     grid: Grid | None = None
     state: Mapping[str, Any] | None = None
     news: str | None = None
+    history: tuple[int, ...] | None = None
 
 
 @value

@@ -6,12 +6,16 @@ board is tested in a few machine operations and makes a cheap key for memoisatio
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import Literal
 
 from rlforge.types import value
 
 GridGame = Literal["tictactoe", "simpletak", "connectfour"]
+
+#: Stones in a straight line that win, in the games that lines win.
+LINE_LENGTHS: Mapping[GridGame, int] = {"tictactoe": 3, "connectfour": 4}
 
 
 @value
@@ -27,16 +31,22 @@ class Grid:
 
 def placements(grid: Grid) -> dict[str, int]:
     """Each legal action in the game's notation, and the cell where its stone lands."""
-    taken = grid.me | grid.op
+    playable = playable_cells(grid.game, grid.rows, grid.cols, grid.me | grid.op)
     if grid.game == "connectfour":
-        return {
-            f"[col {col}]": max(open_cells)
-            for col in range(grid.cols)
-            if (open_cells := [c for c in _column(grid, col) if not taken >> c & 1])
-        }
+        columns = (playable & _column(grid.rows, grid.cols, col) for col in range(grid.cols))
+        return {f"[col {col}]": cell.bit_length() - 1 for col, cell in enumerate(columns) if cell}
     return {
-        token: cell for cell, token in _cell_tokens(grid.rows * grid.cols) if not taken >> cell & 1
+        token: cell for cell, token in _cell_tokens(grid.rows * grid.cols) if playable >> cell & 1
     }
+
+
+def playable_cells(game: GridGame, rows: int, cols: int, taken: int) -> int:
+    """Mask of the cells where the next stone may land."""
+    full = (1 << rows * cols) - 1
+    if game != "connectfour":
+        return full & ~taken
+    bottom = full ^ full >> cols
+    return (taken >> cols | bottom) & ~taken
 
 
 def winning_cells(grid: Grid, stones: int) -> int:
@@ -45,10 +55,8 @@ def winning_cells(grid: Grid, stones: int) -> int:
     Does not check that a cell is free or reachable: see ``placements``.
     """
     if grid.game == "simpletak":
-        return _connecting_cells(grid.rows, grid.cols, stones)
-    return line_completing_cells(
-        grid.rows, grid.cols, 4 if grid.game == "connectfour" else 3, stones
-    )
+        return connecting_cells(grid.rows, grid.cols, stones)
+    return line_completing_cells(grid.rows, grid.cols, LINE_LENGTHS[grid.game], stones)
 
 
 @cache
@@ -56,12 +64,13 @@ def _cell_tokens(count: int) -> tuple[tuple[int, str], ...]:
     return tuple((cell, f"[{cell}]") for cell in range(count))
 
 
-def _column(grid: Grid, col: int) -> range:
-    return range(col, grid.rows * grid.cols, grid.cols)
+@cache
+def _column(rows: int, cols: int, col: int) -> int:
+    return sum(1 << r * cols + col for r in range(rows))
 
 
 @lru_cache(maxsize=1 << 16)
-def _connecting_cells(rows: int, cols: int, stones: int) -> int:
+def connecting_cells(rows: int, cols: int, stones: int) -> int:
     """Cells that would join two opposite edges: each side of the path is a cell's own edge or a
     neighbouring stone that already reaches that edge."""
     full = (1 << rows * cols) - 1
@@ -93,6 +102,15 @@ def line_completing_cells(rows: int, cols: int, length: int, stones: int) -> int
         if missing.bit_count() == 1:
             completing |= missing
     return completing
+
+
+@cache
+def lines_through(rows: int, cols: int, length: int) -> tuple[tuple[int, ...], ...]:
+    """For each cell, the masks of the straight runs of ``length`` that it is in."""
+    return tuple(
+        tuple(line for line in _lines(rows, cols, length) if line >> cell & 1)
+        for cell in range(rows * cols)
+    )
 
 
 @cache

@@ -1,4 +1,4 @@
-"""OpenSpiel games behind the ``Game`` protocol, and exact evaluation of policies in them.
+"""OpenSpiel games behind the ``Game`` protocol.
 
 Each decision state is rendered as text with the available actions in brackets. Chance events are
 sampled from the game's own seed. Simultaneous moves are requested one player after the other and
@@ -12,15 +12,14 @@ import functools
 import math
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import pyspiel
 
 from rlforge.errors import ConfigError, GameError, nearest
 from rlforge.games.base import TurnGame, View
 from rlforge.games.board import Hand, grid_board, hand_board
-from rlforge.games.grids import Grid, placements
+from rlforge.games.grids import LINE_LENGTHS, Grid, placements
 from rlforge.games.openspiel_rules import introduction
 from rlforge.types import EndReason, EnvSpec
 
@@ -38,7 +37,7 @@ class OpenSpielGame(TurnGame):
     def __init__(self, env: EnvSpec, seed: int) -> None:
         """Raises ``ConfigError`` when the game cannot be loaded."""
         super().__init__(env)
-        self._game = _load(env.id)
+        self._game = load_game(env.id)
         self._random = random.Random(seed)
         self._errors = 0
         self._feedback = ""
@@ -53,7 +52,7 @@ class OpenSpielGame(TurnGame):
     def step(self, action: str) -> None:
         """Raises ``GameError`` when the game itself fails."""
         player = self.view().player_id
-        token, known = _written_action(action), _tokens(self._state)
+        token, known = _written_action(action), action_numbers(self._state)
         self._view = None
         self._turn += 1
         if token in known:
@@ -76,7 +75,7 @@ class OpenSpielGame(TurnGame):
 
     def _look(self) -> View:
         with self._foreign("view"):
-            return _view(self._state, self._feedback)
+            return view_of(self._state, self._feedback)
 
     @contextlib.contextmanager
     def _foreign(self, what: str) -> Iterator[None]:
@@ -120,7 +119,7 @@ def env_ids() -> list[str]:
 
 def check(env: EnvSpec) -> None:
     """Raises ``ConfigError`` when the game cannot be loaded, rendered, or has other seats."""
-    players = _load(env.id).num_players()
+    players = load_game(env.id).num_players()
     if players != env.num_players:
         raise ConfigError(
             f"env {env.id!r} is for {players} player{'s' if players > 1 else ''}, "
@@ -132,63 +131,17 @@ def check(env: EnvSpec) -> None:
         raise ConfigError(f"env {env.id!r} cannot be played: {error}") from error
 
 
-def information_sets(name: str) -> list[tuple[str, int, View]]:
-    """Every information set of a game: its string, the player to move, and that player's view.
-
-    Walks the whole tree, so the game has to be small (Kuhn has 12 sets, Leduc 936).
-
-    Example:
-        >>> len(information_sets("kuhn_poker"))
-        12
-    """
-    found: dict[tuple[int, str], tuple[str, int, View]] = {}
-    pending = [_load(name).new_initial_state()]
-    while pending:
-        state = pending.pop()
-        if state.is_terminal():
-            continue
-        if not state.is_chance_node():
-            player = state.current_player()
-            text = state.information_state_string(player)
-            if (player, text) not in found:
-                found[player, text] = (text, player, _view(state, ""))
-        pending += [state.child(action) for action in state.legal_actions()]
-    return [found[key] for key in sorted(found)]
-
-
-def nash_conv(name: str, tabular_policy: Mapping[str, Mapping[str, float]]) -> float:
-    """Gain of best responses over a policy, summed over players; 0 at a Nash equilibrium.
-
-    tabular_policy: for each information state string, the probability of each action as it is
-    written in ``View.legal_actions``; one that is left out has probability 0. Exact: OpenSpiel's
-    ``exploitability.nash_conv`` (Lanctot et al. 2019, arXiv:1908.09453). Raises ``ValueError``
-    for a missing information set, an unknown action or probabilities that do not sum to 1.
-    """
-    # Imported here: they load much of OpenSpiel's Python side, which playing does not need.
-    from open_spiel.python import policy as policies
-    from open_spiel.python.algorithms import exploitability
-
-    game = _load(name)
-    policy = policies.TabularPolicy(game)
-    for state in policy.states:
-        text = state.information_state_string()
-        if text not in tabular_policy:
-            raise ValueError(f"{name}: the policy has no information set {text!r}")
-        probabilities = tabular_policy[text]
-        known = _tokens(state)
-        if unknown := set(probabilities) - set(known):
-            raise ValueError(f"{name}: {text!r} has no actions {sorted(unknown)}")
-        if not math.isclose(sum(probabilities.values()), 1.0, abs_tol=1e-6):
-            raise ValueError(f"{name}: probabilities at {text!r} do not sum to 1")
-        row = np.zeros(game.num_distinct_actions())
-        for token, probability in probabilities.items():
-            row[known[token]] = probability
-        policy.action_probability_array[policy.state_lookup[text]] = row
-    return float(exploitability.nash_conv(game, policy))
+def state_after(name: str, history: Sequence[int]) -> pyspiel.State:
+    """The state of a game after the actions of ``View.history``."""
+    state = load_game(name).new_initial_state()
+    for action in history:
+        state.apply_action(action)
+    return state
 
 
 @functools.lru_cache(maxsize=64)
-def _load(name: str) -> pyspiel.Game:
+def load_game(name: str) -> pyspiel.Game:
+    """The game, turn-based if its moves are simultaneous; ConfigError if it cannot be played."""
     short_name = name.split("(", maxsplit=1)[0]
     if short_name not in pyspiel.registered_names():
         raise ConfigError(f"env {name!r} is not an OpenSpiel game{nearest(short_name, env_ids())}")
@@ -218,10 +171,11 @@ def _load(name: str) -> pyspiel.Game:
     return game
 
 
-def _view(state: pyspiel.State, feedback: str) -> View:
+def view_of(state: pyspiel.State, feedback: str = "") -> View:
+    """The view of the player to move. feedback: on its last action, where that was not accepted."""
     player = state.current_player()
     grid, hand = _grid(state, player), _hand(state, player)
-    legal = tuple(placements(grid)) if grid is not None else tuple(_tokens(state))
+    legal = tuple(placements(grid)) if grid is not None else tuple(action_numbers(state))
     board = None
     if grid is not None:
         board = grid_board(grid)
@@ -234,6 +188,7 @@ def _view(state: pyspiel.State, feedback: str) -> View:
         board=board,
         retry=bool(feedback),
         grid=grid,
+        history=tuple(state.history()),
     )
 
 
@@ -280,7 +235,7 @@ def _written_action(action: str) -> str:
     return found.group() if found else ""
 
 
-def _tokens(state: pyspiel.State) -> dict[str, int]:
+def action_numbers(state: pyspiel.State) -> dict[str, int]:
     """Each legal action in text form, and OpenSpiel's number for it.
 
     Poker and grid games use the words of their TextArena counterparts, so that one prompt format
@@ -341,7 +296,11 @@ def _hand(state: pyspiel.State, player: int) -> Hand | None:
 
 def _grid(state: pyspiel.State, player: int) -> Grid | None:
     game = state.get_game()
-    if game.get_type().short_name not in ("tic_tac_toe", "connect_four"):
+    name = game.get_type().short_name
+    # ``Grid`` knows lines of four only.
+    if name != "tic_tac_toe" and (
+        name != "connect_four" or game.get_parameters()["x_in_row"] != LINE_LENGTHS["connectfour"]
+    ):
         return None
     rows = str(state).split()
     cells = "".join(rows)
@@ -350,7 +309,7 @@ def _grid(state: pyspiel.State, player: int) -> Grid | None:
     second = sum(1 << i for i, cell in enumerate(cells) if cell == "o")
     me, op = (first, second) if player == 0 else (second, first)
     return Grid(
-        game="tictactoe" if game.get_type().short_name == "tic_tac_toe" else "connectfour",
+        game="tictactoe" if name == "tic_tac_toe" else "connectfour",
         rows=len(rows),
         cols=len(rows[0]),
         me=me,

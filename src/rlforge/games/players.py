@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from functools import cache, partial
+import re
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from rlforge.config.plugins import PLAYERS
 from rlforge.errors import ConfigError, ExtensionError, GameError
 from rlforge.games.base import View, guarded
-from rlforge.games.grids import Grid, line_completing_cells, placements, winning_cells
+from rlforge.games.grid_search import best_actions
+from rlforge.games.grids import placements, winning_cells
 from rlforge.games.market import load_market
 from rlforge.games.registry import make_game
 from rlforge.market.traders import make_trader
@@ -63,7 +66,8 @@ class WinBlock:
 
     def act(self, view: View) -> str:
         """Raises ``GameError`` outside of placement games."""
-        grid = _grid_of(view, "win_block")
+        if (grid := view.grid) is None:
+            raise GameError("win_block knows TicTacToe, SimpleTak and ConnectFour only")
         choices = placements(grid)
         for stones in (grid.me, grid.op):
             winning = winning_cells(grid, stones)
@@ -73,17 +77,46 @@ class WinBlock:
 
 
 class Minimax:
-    """Perfect TicTacToe: wins as soon and loses as late as possible; random among best actions."""
+    """Plays best actions: wins as soon and loses as late as possible; random among the best.
+
+    Perfect in TicTacToe, in SimpleTak on 4 x 4 cells, and in OpenSpiel games of perfect information
+    with up to ``tree_search.MOST_POSITIONS`` positions; ConnectFour and larger boards are searched
+    to a fixed depth (``grid_search.search_depth``).
+    """
 
     def __init__(self, env: EnvSpec, rng: random.Random) -> None:
-        self._rng = rng
+        self._env, self._rng = env, rng
 
     def act(self, view: View) -> str:
-        """Raises ``GameError`` outside of TicTacToe."""
-        grid = _grid_of(view, "minimax")
-        values = {token: _value(grid.me, grid.op, cell) for token, cell in placements(grid).items()}
-        best = max(values.values())
-        return self._rng.choice([token for token, value in values.items() if value == best])
+        """Raises ``GameError`` in games that it cannot solve."""
+        if view.grid is not None:
+            return self._rng.choice(best_actions(view.grid))
+        if view.history is not None:
+            # Imported here: a run without OpenSpiel games does not load it.
+            from rlforge.games.tree_search import exact_actions
+
+            return self._rng.choice(exact_actions(self._env, view))
+        raise GameError("minimax knows OpenSpiel games, TicTacToe, SimpleTak and ConnectFour only")
+
+
+def mcts(simulations: str) -> Callable[[EnvSpec, random.Random], Player]:
+    """What makes the player ``mcts:SIMULATIONS``, Monte-Carlo tree search with OpenSpiel.
+
+    Raises ``ConfigError`` unless ``simulations``, those per move, is a number above 0.
+    """
+    if not re.fullmatch("[1-9][0-9]*", simulations):
+        raise ConfigError("needs the simulations per move, a number above 0, as in mcts:200")
+    return partial(_tree_search, int(simulations))
+
+
+def _tree_search(simulations: int, env: EnvSpec, rng: random.Random) -> Player:
+    from rlforge.games.tree_search import TreeSearch
+
+    return TreeSearch(env, simulations, rng)
+
+
+FAMILIES = {"mcts": mcts}
+"""Players called ``FAMILY:NAME``, by family: functions of the part behind the colon."""
 
 
 class MarketTrader:
@@ -129,29 +162,3 @@ def check_player(name: str, env: EnvSpec) -> None:
             _new_player(name, env, seed=0).act(make_game(env, seed=0).view())
     except GameError as error:
         raise ConfigError(f"player {name!r} cannot play {env.id}: {error}") from error
-
-
-def _grid_of(view: View, name: str) -> Grid:
-    """The view's grid; raises ``GameError`` for games that the player ``name`` cannot play."""
-    if view.grid is None or (name == "minimax" and view.grid.game != "tictactoe"):
-        games = "TicTacToe" if name == "minimax" else "TicTacToe, SimpleTak and ConnectFour"
-        raise GameError(f"{name} knows {games} only")
-    return view.grid
-
-
-_TICTACTOE = (1 << 9) - 1
-
-
-def _value(me: int, op: int, cell: int) -> int:
-    """Value of placing on ``cell`` for the player who does so: see ``_best``."""
-    if line_completing_cells(3, 3, 3, me) >> cell & 1:
-        return (_TICTACTOE & ~(me | op)).bit_count()
-    return -_best(op, me | 1 << cell)
-
-
-@cache
-def _best(me: int, op: int) -> int:
-    """Value for the player to move under perfect play of both: the number of free cells before
-    the winning stone is placed, negative when it is the opponent's, 0 for a draw."""
-    free = _TICTACTOE & ~(me | op)
-    return max((_value(me, op, cell) for cell in range(9) if free >> cell & 1), default=0)

@@ -22,7 +22,8 @@ _PREFIXES = {
 def parse_opponent(name: str) -> PolicyRef:
     """The opponent called ``name``: a scripted player, ``base``, or a prefixed name.
 
-    Players are those of ``rlforge.config.plugins.PLAYERS``. ``checkpoint:DIR`` is a saved adapter
+    Players are those of ``rlforge.config.plugins.PLAYERS``, ``mcts:SIMULATIONS`` among them; the
+    number is that of simulations per move. ``checkpoint:DIR`` is a saved adapter
     or model; ``openai:MODEL``, ``openrouter:MODEL`` and ``litellm:PROVIDER/MODEL`` answer over
     HTTP. The whole name is the opponent's uid. Raises ConfigError, with the nearest names, for
     anything else and for a directory that does not exist.
@@ -30,6 +31,8 @@ def parse_opponent(name: str) -> PolicyRef:
     Example:
         >>> parse_opponent("random_legal").kind
         'scripted'
+        >>> parse_opponent("mcts:200").uid
+        'mcts:200'
         >>> parse_opponent("openai:gpt-5").kind
         'api'
     """
@@ -37,16 +40,24 @@ def parse_opponent(name: str) -> PolicyRef:
         return BASE
     prefix, colon, rest = name.partition(":")
     if prefix not in _PREFIXES or not colon:
+        families = {form.partition(":")[0]: form for form in PLAYERS.forms}
+        if prefix in families and not rest:
+            raise ConfigError(
+                f"opponent {name!r} lacks what is behind the colon: "
+                f"{families[prefix]}, as in mcts:200"
+            )
         if (problem := PLAYERS.problem(name)) is None:
             return PolicyRef(uid=name, kind="scripted", path_or_name=name)
         if colon:
-            raise ConfigError(f"opponent {name!r}: {problem}{nearest(prefix, _PREFIXES)}")
+            close = "" if prefix in families else nearest(prefix, [*_PREFIXES, *families])
+            raise ConfigError(f"opponent {name!r}: {problem}{close}")
         if name in PLAYERS.names():
             raise ConfigError(f"opponent {name!r}: {problem}")
         known = [*PLAYERS.names(), BASE.uid]
-        forms = [*known, *(f"{prefix}:{what}" for prefix, what in _PREFIXES.items())]
+        prefixed = (f"{prefix}:{what}" for prefix, what in _PREFIXES.items())
+        forms = [*known, *PLAYERS.forms, *prefixed]
         raise ConfigError(
-            f"opponent {name!r} is unknown{nearest(name, [*known, *_PREFIXES])} "
+            f"opponent {name!r} is unknown{nearest(name, [*known, *_PREFIXES, *families])} "
             f"(known: {', '.join(forms)}; or name your own as package.module:Thing)"
         )
     if not rest:

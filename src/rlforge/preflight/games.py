@@ -281,7 +281,8 @@ def _check_batches(composed: Composed[RunConfig]) -> None:
         raise composed.error(
             "learner.save_every",
             f"games would wait for a version that is never published: at most "
-            f"{buffer.max_staleness + 1} with buffer.max_staleness={buffer.max_staleness}",
+            f"{buffer.max_staleness + 1} with buffer.max_staleness={buffer.max_staleness}; "
+            "pool.keep_every sets how far apart opponents are",
         )
 
 

@@ -1,0 +1,196 @@
+"""Exact distance from an equilibrium of policies in OpenSpiel games whose tree is small enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+
+import pyspiel
+
+from rlforge.errors import ConfigError
+from rlforge.games.base import View
+from rlforge.games.openspiel import action_numbers, load_game, view_of
+from rlforge.types import value
+
+MOST_STATES = 400_000
+"""States of a tree that are visited before a game counts as too large."""
+
+Table = Mapping[str, Mapping[str, float]]
+"""Of each decision, by its key, the probability of each action as ``View.legal_actions`` has it."""
+
+
+@value
+class Decision:
+    """What a player knows when it is to move: an information set, or a state without hidden parts.
+
+    key: names it in a ``Table``.
+    """
+
+    key: str
+    player: int
+    view: View
+
+
+@value
+class Exploitability:
+    """How far policies are from a Nash equilibrium.
+
+    values: the mean reward of each seat where all play their policy. gains: what each seat wins
+    above that if it alone plays a best response; all are 0 at an equilibrium.
+
+    Example:
+        >>> Exploitability(values=(-0.1, 0.1), gains=(0.2, 0.3)).nash_conv
+        0.5
+    """
+
+    values: tuple[float, ...]
+    gains: tuple[float, ...]
+
+    @property
+    def nash_conv(self) -> float:
+        """The sum of the gains (Lanctot et al. 2017, arXiv:1711.00832)."""
+        return sum(self.gains)
+
+
+class ExactGame:
+    """The whole tree of a game.
+
+    Where nothing is hidden, a decision is a state, however it was reached; a policy is taken to
+    depend on nothing else. Elsewhere it is an information set.
+
+    Example: a uniformly random player of Kuhn poker.
+        >>> game = ExactGame("kuhn_poker")
+        >>> len(game.decisions)
+        12
+        >>> uniform = {
+        ...     each.key: dict.fromkeys(each.view.legal_actions, 0.5) for each in game.decisions
+        ... }
+        >>> round(game.exploitability(uniform).nash_conv, 4)
+        0.9167
+    """
+
+    def __init__(self, name: str, most_states: int = MOST_STATES) -> None:
+        """Raises ConfigError for no game of OpenSpiel, and where it has more than ``most_states``.
+
+        Histories are counted, or states where nothing is hidden.
+        """
+        self.name = name
+        self._game = load_game(name)
+        perfect = pyspiel.GameType.Information.PERFECT_INFORMATION
+        self._open = self._game.get_type().information == perfect
+        found: dict[str, Decision] = {}
+        for count, state in enumerate(self._states(), start=1):
+            if count > most_states:
+                raise ConfigError(
+                    f"env {name!r} has more than {most_states:,} states: too many for an exact "
+                    "measure"
+                )
+            if state.is_terminal() or state.is_chance_node():
+                continue
+            key = self._key(state)
+            if key not in found:
+                view = view_of(state)
+                found[key] = Decision(key=key, player=state.current_player(), view=view)
+        #: In the order of their keys.
+        self.decisions = tuple(found[key] for key in sorted(found))
+
+    def exploitability(self, table: Table) -> Exploitability:
+        """Of the joint policy ``table``, in which an action that is left out has probability 0.
+
+        Best responses of OpenSpiel; where nothing is hidden, by induction over the states. Raises
+        ``ValueError`` for a missing decision, an unknown action, or probabilities that do not sum
+        to 1.
+        """
+        policy = {key: dict(probabilities) for key, probabilities in self._checked(table)}
+        if self._open:
+            return self._by_induction(policy)
+        joint = pyspiel.TabularPolicy({key: list(row.items()) for key, row in policy.items()})
+        start = self._game.new_initial_state()
+        values = pyspiel.expected_returns(start, joint, -1, True)
+        best = [
+            pyspiel.TabularBestResponse(self._game, player, joint).value_from_state(start)
+            for player in range(self._game.num_players())
+        ]
+        return _exploitability(values, best)
+
+    def _states(self) -> Iterator[pyspiel.State]:
+        """Every history of the game; where nothing is hidden every state once."""
+        pending, seen = [self._game.new_initial_state()], set[str]()
+        while pending:
+            state = pending.pop()
+            if self._open:
+                if (name := self._key(state)) in seen:
+                    continue
+                seen.add(name)
+            yield state
+            pending += [state.child(action) for action in state.legal_actions()]
+
+    def _key(self, state: pyspiel.State) -> str:
+        if self._open:
+            return f"{state.current_player()}\n{state}"
+        return str(state.information_state_string())
+
+    def _checked(self, table: Table) -> Iterator[tuple[str, Iterator[tuple[int, float]]]]:
+        """The rows of ``table`` by decision, with OpenSpiel's numbers of the actions."""
+        for state in self._states():
+            if state.is_terminal() or state.is_chance_node():
+                continue
+            key = self._key(state)
+            if key not in table:
+                raise ValueError(f"{self.name}: the policy has no decision {key!r}")
+            row, known = table[key], action_numbers(state)
+            if unknown := set(row) - set(known):
+                raise ValueError(f"{self.name}: {key!r} has no actions {sorted(unknown)}")
+            if not math.isclose(sum(row.values()), 1.0, abs_tol=1e-6):
+                raise ValueError(f"{self.name}: probabilities at {key!r} do not sum to 1")
+            yield key, ((known[token], probability) for token, probability in row.items())
+
+    def _by_induction(self, policy: Mapping[str, Mapping[int, float]]) -> Exploitability:
+        players = range(self._game.num_players())
+        start = self._game.new_initial_state()
+        best = [_value_of(player, policy, self._key, responds=True)(start) for player in players]
+        values = [_value_of(player, policy, self._key, responds=False)(start) for player in players]
+        return _exploitability(values, best)
+
+
+def _value_of(
+    player: int,
+    policy: Mapping[str, Mapping[int, float]],
+    key_of: Callable[[pyspiel.State], str],
+    *,
+    responds: bool,
+) -> Callable[[pyspiel.State], float]:
+    """The value of a state for ``player``, who may play a best response to all others' policy."""
+    known: dict[str, float] = {}
+
+    def value_of(state: pyspiel.State) -> float:
+        key = key_of(state)
+        if key not in known:
+            known[key] = find(state, key)
+        return known[key]
+
+    def find(state: pyspiel.State, key: str) -> float:
+        if state.is_terminal():
+            return float(state.returns()[player])
+        if state.is_chance_node():
+            outcomes = state.chance_outcomes()
+        elif responds and state.current_player() == player:
+            return max(value_of(state.child(action)) for action in state.legal_actions())
+        else:
+            outcomes = policy[key].items()
+        return math.fsum(p * value_of(state.child(action)) for action, p in outcomes if p)
+
+    return value_of
+
+
+def _exploitability(values: list[float], best: list[float]) -> Exploitability:
+    gains = (response - own for response, own in zip(best, values, strict=True))
+    # A best response is never worse than the policy itself, up to rounding.
+    return Exploitability(values=tuple(values), gains=tuple(max(0.0, gain) for gain in gains))
+
+
+@cache
+def exact_game(name: str) -> ExactGame:
+    """``ExactGame(name)``, whose tree is walked once in a process."""
+    return ExactGame(name)

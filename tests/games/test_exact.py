@@ -1,0 +1,159 @@
+"""Exact measures against OpenSpiel's own, published equilibria and values found by hand."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pyspiel
+import pytest
+from open_spiel.python import policy as policies
+from open_spiel.python.algorithms import exploitability
+
+from rlforge.errors import ConfigError
+from rlforge.games.exact import ExactGame
+from rlforge.games.openspiel import action_numbers
+
+
+def uniform(game):
+    return {
+        each.key: dict.fromkeys(each.view.legal_actions, 1 / len(each.view.legal_actions))
+        for each in game.decisions
+    }
+
+
+@functools.cache
+def tree(name):
+    return ExactGame(name)
+
+
+@pytest.mark.parametrize(("name", "count"), [("kuhn_poker", 12), ("leduc_poker", 936)])
+def test_all_information_sets_are_listed_once(name, count):
+    decisions = tree(name).decisions
+    assert len(decisions) == len({each.key for each in decisions}) == count
+    assert {each.player for each in decisions} == {0, 1}
+    assert all(each.view.player_id == each.player and each.view.board for each in decisions)
+
+
+def test_kuhn_boards_tell_all_information_sets_apart():
+    assert len({each.view.board for each in tree("kuhn_poker").decisions}) == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("kuhn_poker", 0.916667),
+        ("leduc_poker", 4.747222),
+        ("kuhn_poker(players=3)", 2.0625),
+        ("liars_dice(numdice=1,dice_sides=4)", 1.310119),
+        ("goofspiel(imp_info=True,num_cards=3,points_order=descending)", None),
+    ],
+)
+def test_nash_conv_of_uniform_play(name, expected):
+    """As published with OpenSpiel; of simultaneous moves as its own Python code finds."""
+    game = tree(name)
+    if expected is None:
+        turns = pyspiel.convert_to_turn_based(pyspiel.load_game(name))
+        expected = exploitability.nash_conv(turns, policies.UniformRandomPolicy(turns))
+    assert game.exploitability(uniform(game)).nash_conv == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["kuhn_poker", "tiny_hanabi", "dark_hex(board_size=2)"])
+def test_values_and_gains_of_random_policies_are_those_of_openspiel(name, seed):
+    game, draw = tree(name), random.Random(seed)
+    theirs = policies.TabularPolicy(pyspiel.load_game(name))
+    table = {}
+    for each in game.decisions:
+        weights = [draw.random() for _ in each.view.legal_actions]
+        table[each.key] = {
+            action: weight / sum(weights)
+            for action, weight in zip(each.view.legal_actions, weights, strict=True)
+        }
+    for state in theirs.states:
+        key = state.information_state_string()
+        row = theirs.action_probability_array[theirs.state_lookup[key]]
+        row[:] = 0.0
+        for action, number in action_numbers(state).items():
+            row[number] = table[key][action]
+    found = game.exploitability(table)
+    expected = exploitability.nash_conv(
+        pyspiel.load_game(name), theirs, return_only_nash_conv=False, use_cpp_br=False
+    )
+    assert found.nash_conv == pytest.approx(expected.nash_conv, abs=1e-9)
+    assert found.gains == pytest.approx(list(expected.player_improvements), abs=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.2, 1 / 3])
+def test_nash_conv_is_zero_at_the_equilibria_of_kuhn_poker(alpha):
+    # Kuhn (1950): the first player bets J with alpha and K with three times that, and calls with
+    # Q after check and bet with alpha + 1/3; the second bets J and calls with Q one time in three.
+    likely = {
+        "kuhn J none none": alpha,
+        "kuhn Q none none": 0.0,
+        "kuhn K none none": 3 * alpha,
+        "kuhn J check bet": 0.0,
+        "kuhn Q check bet": alpha + 1 / 3,
+        "kuhn K check bet": 1.0,
+        "kuhn J check none": 1 / 3,
+        "kuhn Q check none": 0.0,
+        "kuhn K check none": 1.0,
+        "kuhn J bet none": 0.0,
+        "kuhn Q bet none": 1 / 3,
+        "kuhn K bet none": 1.0,
+    }
+    policy = {}
+    for each in tree("kuhn_poker").decisions:
+        p = likely[" ".join(each.view.board.split()[:4])]
+        brave = next(a for a in each.view.legal_actions if a in ("[bet]", "[call]"))
+        other = next(a for a in each.view.legal_actions if a not in ("[bet]", "[call]"))
+        policy[each.key] = {brave: p, other: 1 - p}
+    found = tree("kuhn_poker").exploitability(policy)
+    assert found.nash_conv == pytest.approx(0, abs=1e-9)
+    assert found.values == pytest.approx((-1 / 18, 1 / 18))
+
+
+def test_states_without_hidden_parts_are_decisions_however_they_are_reached():
+    """TicTacToe has 5,478 positions, 958 of them final; the first player wins 58.5 % at random."""
+    game = tree("tic_tac_toe")
+    assert len(game.decisions) == 5478 - 958
+    found = game.exploitability(uniform(game))
+    assert found.values == pytest.approx((0.58492 - 0.28810, 0.28810 - 0.58492), abs=1e-4)
+    assert found.values[0] + found.gains[0] == pytest.approx(0.99480, abs=1e-4)
+
+
+def test_a_perfect_player_cannot_be_exploited():
+    game = tree("tic_tac_toe")
+    best = {}
+
+    def solve(state):
+        if state.is_terminal():
+            return state.returns()[0]
+        key = f"{state.current_player()}\n{state}"
+        if key not in best:
+            sign = 1 if state.current_player() == 0 else -1
+            numbers = action_numbers(state)
+            values = {a: sign * solve(state.child(n)) for a, n in numbers.items()}
+            best[key] = max(values, key=values.get), sign * max(values.values())
+        return best[key][1]
+
+    assert solve(pyspiel.load_game("tic_tac_toe").new_initial_state()) == 0
+    perfect = {each.key: {best[each.key][0]: 1.0} for each in game.decisions}
+    found = game.exploitability(perfect)
+    assert (found.nash_conv, found.values) == (0.0, (0.0, 0.0))
+
+
+def test_policies_with_holes_or_other_actions_are_refused():
+    game = tree("kuhn_poker")
+    table = uniform(game)
+    with pytest.raises(ValueError, match="no decision '0'"):
+        game.exploitability({key: row for key, row in table.items() if key != "0"})
+    with pytest.raises(ValueError, match=r"has no actions \['\[raise\]'\]"):
+        game.exploitability(table | {"0": {"[raise]": 1.0}})
+    with pytest.raises(ValueError, match="do not sum to 1"):
+        game.exploitability(table | {"0": {"[bet]": 0.4}})
+
+
+def test_a_game_that_is_too_large_is_refused_with_its_size():
+    with pytest.raises(ConfigError, match="'connect_four' has more than 2,000 states"):
+        ExactGame("connect_four", most_states=2000)
