@@ -20,6 +20,16 @@ from tests.live_run import environment_without_ray
 UNSHARE = ["unshare", "--mount", "--propagation", "private"]
 RAY = Path(sys.executable).with_name("ray")
 
+NETWORK = "10.77.0"
+"""First three bytes of the addresses of nodes in network namespaces; the driver's ends with 1."""
+
+_SWITCH = f"""\
+ip link set lo up && ip link add switch type bridge && ip link set switch up && \
+ip address add {NETWORK}.1/24 dev switch && ip route add default dev switch"""
+
+_NOTHING = "rate 8bit burst 1 limit 1"
+"""A token bucket that drops every packet, as each is larger than the bucket."""
+
 
 def require_namespaces() -> None:
     """Skip the test where this process may not make mount namespaces."""
@@ -29,10 +39,32 @@ def require_namespaces() -> None:
         pytest.skip("mount namespaces are not allowed here")
 
 
-class Nodes:
-    """The driver's node, with no cores for actors, and others that see an empty ``driver``."""
+def require_networks() -> None:
+    """Skip the test where network namespaces cannot be made, joined or slowed down."""
+    if missing := [name for name in ("nsenter", "ip", "tc") if shutil.which(name) is None]:
+        pytest.skip(f"there is no {missing[0]}")
+    cable = "ip link add one type veth peer name two && ip link set one master switch"
+    slow = f"tc qdisc add dev one root tbf {_NOTHING}"
+    tried = subprocess.run(
+        ["unshare", "--net", "bash", "-c", f"{_SWITCH} && {cable} && {slow}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if tried.returncode:
+        pytest.skip(f"network namespaces cannot be used here: {tried.stderr.strip()}")
 
-    def __init__(self, folder: Path, model: Path, model_name: str) -> None:
+
+class Nodes:
+    """The driver's node, with no cores for actors, and others that see an empty ``driver``.
+
+    With ``networks`` each node is in a network namespace of its own, and joined by a cable, a pair
+    of veth devices, to a switch, a bridge in the driver's namespace.
+    """
+
+    def __init__(
+        self, folder: Path, model: Path, model_name: str, *, networks: bool = False
+    ) -> None:
         """folder: an empty one. model: what each node finds in its cache as ``model_name``."""
         self.driver = folder / "driver"  # also the home there
         self.driver.mkdir()
@@ -40,15 +72,29 @@ class Nodes:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         # One token for all nodes, as with machines; the workers' priority is that of the tests.
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        self._ray = {**token, "RAY_worker_niceness": "0"}
-        self.address = f"127.0.0.1:{_free_port()}"
-        port, temporary = self.address.partition(":")[2], self.driver / "ray"
-        self._start(
-            "driver",
+        # Ray kills no worker for the memory that other processes of this machine take.
+        own = {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
+        self._ray = token | own
+        self._addresses = {"driver": f"{NETWORK}.1"} if networks else {}
+        port, temporary = _free_port(), self.driver / "ray"
+        self.address = f"{self._addresses.get('driver', '127.0.0.1')}:{port}"
+        head = (
             f"{RAY} start --head --block --port {port} --num-cpus 0 --include-dashboard false "
-            f"--temp-dir {temporary}",
+            f"--temp-dir {temporary}{self._at('driver')}"
         )
+        switch = f"unshare --net bash -c '{_SWITCH} && exec {head}'"
+        self._start("driver", switch if networks else head)
         self._wait("driver")
+
+    def _at(self, name: str) -> str:
+        """The option of ``ray start`` with the address of a node that has its own network."""
+        return f" --node-ip-address {self._addresses[name]}" if name in self._addresses else ""
+
+    def inside(self, name: str) -> list[str]:
+        """What a command begins with to run in the network of a node."""
+        if not self._addresses:
+            return []
+        return ["nsenter", f"--net=/proc/{self._processes[name].pid}/ns/net"]
 
     def environment(self, name: str) -> dict[str, str]:
         """Of the processes of a node."""
@@ -65,13 +111,48 @@ class Nodes:
 
     def add(self, name: str, cores: int, disk: str | None = None) -> None:
         """Start a node, and wait for it; disk: size of what it has for runs, such as 64k."""
+        unshare, hide = shlex.join(UNSHARE), f"mount -t tmpfs none {self.driver}"
+        if self._addresses:
+            self._addresses[name] = f"{NETWORK}.{len(self._addresses) + 1}"
+            unshare, hide = f"{unshare} --net", f"{self._plug_in(name)} && {hide}"
         ray_start = f"{RAY} start --block --address {self.address} --num-cpus {cores}"
-        hide = f"mount -t tmpfs none {self.driver}"
+        ray_start += self._at(name)
         if disk is not None:
             runs = self.cache(name) / "nodes"
             hide += f" && mkdir -p {runs} && mount -t tmpfs -o size={disk} none {runs}"
-        self._start(name, f"{shlex.join(UNSHARE)} bash -c '{hide} && exec {ray_start}'")
+        self._start(name, f"{unshare} bash -c '{hide} && exec {ray_start}'")
         self._wait(name)
+
+    def _plug_in(self, name: str) -> str:
+        """For the shell of a node: the cable to the switch, whose end there has its name."""
+        switch = shlex.join(self.inside("driver"))
+        return (
+            f"ip link set lo up && ip link add cable type veth peer name {name} "
+            f"netns {self._processes['driver'].pid} && ip link set cable up && "
+            f"ip address add {self._addresses[name]}/24 dev cable && "
+            f"ip route add default dev cable && "
+            f"{switch} ip link set dev {name} up master switch"
+        )
+
+    def cut(self, name: str) -> None:
+        """Cut the network of a node: what is sent to it or by it is lost without an error."""
+        self._limit(name, _NOTHING)
+
+    def slow_down(self, name: str, rate: str) -> None:
+        """Limit the network of a node, in each direction, to a rate such as ``1mbit``."""
+        self._limit(name, f"rate {rate} burst 32kb latency 1s")
+
+    def mend(self, name: str) -> None:
+        """End a cut, or a limit."""
+        self._traffic_control("del", name, "")
+
+    def _limit(self, name: str, bucket: str) -> None:
+        self._traffic_control("replace", name, f"tbf {bucket}")
+
+    def _traffic_control(self, verb: str, name: str, how: str) -> None:
+        for place, device in (("driver", name), (name, "cable")):
+            command = f"tc qdisc {verb} dev {device} root {how}"
+            subprocess.run([*self.inside(place), *command.split()], check=True)
 
     def kill(self, name: str) -> None:
         """End all processes of a node at once."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.live_run import wait_for
-from tests.training.nodes import Nodes, require_namespaces
+from tests.training.nodes import Nodes, require_namespaces, require_networks
 
 from rlforge.buffer.batches import read_batch
 from rlforge.models.made import TINY
@@ -36,10 +36,24 @@ RLFORGE = Path(sys.executable).with_name("rlforge")
 @pytest.fixture
 def nodes(small_model: Path) -> Iterator[Nodes]:
     require_namespaces()
-    # Paths of sockets must be short. The model is in place of the tiny one, which takes a minute.
-    with (
+    with started(small_model) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def networked_nodes(small_model: Path) -> Iterator[Nodes]:
+    require_namespaces()
+    require_networks()
+    with started(small_model, networks=True) as nodes:
+        yield nodes
+
+
+@contextlib.contextmanager
+def started(model: Path, *, networks: bool = False) -> Iterator[Nodes]:
+    """The driver's node; ``model`` is in place of the tiny one, which takes a minute."""
+    with (  # paths of sockets must be short
         tempfile.TemporaryDirectory(prefix="n", ignore_cleanup_errors=True) as folder,
-        contextlib.closing(Nodes(Path(folder), small_model, TINY.cache_name)) as nodes,
+        contextlib.closing(Nodes(Path(folder), model, TINY.cache_name, networks=networks)) as nodes,
     ):
         yield nodes
 
@@ -56,7 +70,7 @@ def settings(nodes: Nodes) -> tuple[str, ...]:
 def start(nodes: Nodes, *arguments: str) -> subprocess.Popen[str]:
     """``rlforge train`` on the driver's node."""
     return subprocess.Popen(
-        [RLFORGE, "train", *arguments],
+        [*nodes.inside("driver"), RLFORGE, "train", *arguments],
         cwd=nodes.driver,
         env=nodes.environment("driver"),
         stdout=subprocess.PIPE,
@@ -198,14 +212,67 @@ def test_a_node_that_does_not_answer_holds_up_an_elastic_run_no_longer_than_ray_
         _, stderr = process.communicate(timeout=300)
         nodes.signal("first", signal.SIGCONT)
     assert process.returncode == 0, stderr
-    assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [*range(1, 61)]
-    for number in range(1, 61):
+    check_games_of_one_update_each(run, updates=60)
+
+
+def check_games_of_one_update_each(run: Path, updates: int) -> None:
+    """All updates are there, none learned from stale games, and no game is there twice."""
+    assert [row["step"] for row in read_jsonl(run / "metrics.jsonl")] == [*range(1, updates + 1)]
+    for number in range(1, updates + 1):
         newest: dict[str, int] = {}
         for step in read_batch(run / "batches" / f"batch-{number:06d}.parquet").steps:
             newest[step.game_id] = max(step.policy_version, newest.get(step.game_id, 0))
         assert min(newest.values()) >= number - 2, number
     games = [record for record in read_games(run) if record.spec.purpose == "train"]
     assert len(games) == len({record.spec.game_id for record in games})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # Ray gives up a node after a minute
+@pytest.mark.parametrize("until", ["the end", "its node is given up", "15 s later"])
+def test_a_cut_network_costs_an_elastic_run_the_games_under_way_behind_it_and_no_other(
+    networked_nodes: Nodes, until: str
+) -> None:
+    nodes, run = networked_nodes, networked_nodes.driver / "run"
+    several = ("hardware.elastic=true", "engine.num_engines=2", "collector.num_collectors=2")
+    several += ("learner.total_updates=60", "buffer.max_staleness=1")
+    with start_where_the_learner_is_alone(nodes, *settings(nodes), *several) as process:
+        for name in ("first", "second"):
+            nodes.add(name, cores=2)
+        log = run / "logs" / "run.log"
+        wait_for(lambda: "has joined" in log.read_text(), process)
+        nodes.cut("first")
+        if until == "its node is given up":
+            wait_for(lambda: "is absent" in log.read_text(), process)
+            nodes.mend("first")
+        elif until == "15 s later":
+            time.sleep(15)
+            nodes.mend("first")
+        _, stderr = process.communicate(timeout=600)
+    assert process.returncode == 0, stderr
+    assert ("collector-0 died and is restarted" in stderr) == (until != "15 s later")
+    check_games_of_one_update_each(run, updates=60)
+    # Games are numbered as they begin. One that was lost is played again, as NUMBER~1.
+    games = [record for record in read_games(run) if record.spec.purpose == "train"]
+    numbers = [record.spec.game_id.partition("~")[0] for record in games if record.error is None]
+    assert len(numbers) == len(set(numbers))
+    under_way_at_the_end = 2 * 8  # two collectors with eight workers each
+    begun = 1 + int(max(numbers).rpartition("-")[2])
+    assert begun - len(numbers) <= under_way_at_the_end
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_slow_network_slows_a_run_down_and_changes_nothing_else(networked_nodes: Nodes) -> None:
+    nodes, run = networked_nodes, networked_nodes.driver / "run"
+    few = (*settings(nodes), "learner.total_updates=4", "buffer.max_staleness=1")
+    with start_where_the_learner_is_alone(nodes, *few) as process:
+        nodes.add("games", cores=2)
+        nodes.slow_down("games", "1mbit")
+        _, stderr = process.communicate(timeout=600)
+    assert process.returncode == 0, stderr
+    assert "died" not in stderr
+    check_games_of_one_update_each(run, updates=4)
 
 
 @pytest.mark.slow

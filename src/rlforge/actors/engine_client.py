@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal
 
 import ray
@@ -26,6 +26,8 @@ from rlforge.system.utilisation import Span
 from rlforge.types import Completion, PolicyRef, SamplingParams
 
 log = logging.getLogger(__name__)
+
+EngineState = Literal["here", "away", "gone"]
 
 LEAST_ANSWERS = 32
 """Answers passed on in an iteration of the event loop, or half of the requests under way where
@@ -63,6 +65,8 @@ class RemoteEngine:
     elastic: engines may be absent at first, and for as long as there is no node for them: they are
     waited for without limit, and ``load`` leaves them out, since an engine loads the policy of a
     request that it does not have.
+    on_change: called with the name of an engine, as ``engine-1``, that is ``here``, ``away`` or
+    ``gone`` from now on.
     """
 
     def __init__(
@@ -75,9 +79,10 @@ class RemoteEngine:
         time_limit: TimeLimit = asyncio.timeout,
         poll_s: float | None = None,
         elastic: bool = False,
+        on_change: Callable[[str, EngineState], object] = lambda name, state: None,
     ) -> None:
         self._engines = list(engines)
-        self._elastic = elastic
+        self._elastic, self._on_change = elastic, on_change
         self._client = client
         self._timeout_s = timeout_s
         self._retries = retries
@@ -90,8 +95,8 @@ class RemoteEngine:
         self._streams: dict[int, OnTokens] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_planned = False
-        at_first: Literal["here", "away"] = "away" if elastic else "here"
-        self._states: list[Literal["here", "away", "gone"]] = [at_first for _ in engines]
+        at_first: EngineState = "away" if elastic else "here"
+        self._states = [at_first for _ in engines]
         self._changed = asyncio.Event()
         self._given_up = asyncio.Event()
         self._stats = [_NO_WORK for _ in engines]
@@ -249,8 +254,9 @@ class RemoteEngine:
         else:
             self._set_state(index, "here")
 
-    def _set_state(self, index: int, state: Literal["here", "away", "gone"]) -> None:
+    def _set_state(self, index: int, state: EngineState) -> None:
         self._states[index] = state
+        self._on_change(f"engine-{index}", state)
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlforge.actors.engine_client import REPORT_POLL_S, RemoteEngine
+from rlforge.actors.engine_client import REPORT_POLL_S, EngineState, RemoteEngine
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.continuous.trials import MarketTrials, answer_probes, market_probes
 from rlforge.engines.base import Engine
@@ -126,6 +127,7 @@ async def policy_side(context: RunContext) -> AsyncIterator[PolicySide]:
         timeout_s=config.engine.request_timeout_s,
         poll_s=REPORT_POLL_S,
         elastic=config.hardware.elastic,
+        on_change=partial(follow_engine, context),
     )
     metrics = Metrics()
     tests = _tests(config, context.run_dir, engine, tokenizer, params)
@@ -155,6 +157,22 @@ async def policy_side(context: RunContext) -> AsyncIterator[PolicySide]:
             await service.close()
     finally:
         await engine.close()
+
+
+def follow_engine(context: RunContext, name: str, state: EngineState) -> None:
+    """Keep the absent actors of the run, and note what becomes of an engine."""
+    absent = context.actors.absent
+    if state == "here":
+        if name in absent and context.hardware.elastic:
+            context.note(f"{name} has joined")
+        absent.discard(name)
+        return
+    absent.add(name)
+    context.note(
+        f"{name} died and is restarted"
+        if state == "away"
+        else f"{name} is gone for good: see logs/{name}.log"
+    )
 
 
 def checks_of_run(run_dir: Path, config: ContinuousConfig) -> MakeChecks:
