@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 with contextlib.suppress(ImportError):  # GPU tests run where there is little more than pytest
     from hypothesis import settings
@@ -34,18 +37,37 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """The folder ``name``, which the first worker of this session to ask for it has made.
+
+    make: is called with an empty folder to fill. Tests only read what is in the folder.
+    """
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # that of a worker lies in that of the session
+    folder, making = root / name, root / f"{name}.part"
+    with FileLock(root / f"{name}.lock"):
+        if not folder.exists():
+            shutil.rmtree(making, ignore_errors=True)  # left where an earlier attempt failed
+            making.mkdir()
+            make(making)
+            making.rename(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of a few thousand parameters with the tiny model's tokenizer, barely warmed up."""
-    from rlforge.models.tiny.create import create_tiny
-    from rlforge.models.tiny.recipe import TINY
 
-    folder = tmp_path_factory.mktemp("models") / "small"
-    folder.mkdir()
-    games = tuple(dataclasses.replace(game, games=60) for game in TINY.games)
-    recipe = dataclasses.replace(TINY, games=games, hidden=32, heads=2, ffn=64, steps=60)
-    create_tiny(folder, recipe, progress=lambda text: None)
-    return folder
+    def make(folder: Path) -> None:
+        from rlforge.models.tiny.create import create_tiny
+        from rlforge.models.tiny.recipe import TINY
+
+        games = tuple(dataclasses.replace(game, games=60) for game in TINY.games)
+        recipe = dataclasses.replace(TINY, games=games, hidden=32, heads=2, ffn=64, steps=60)
+        create_tiny(folder, recipe, progress=lambda text: None)
+
+    return made_once(tmp_path_factory, "small", make)
 
 
 @pytest.fixture(autouse=True)

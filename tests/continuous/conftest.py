@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conftest import made_once
 
 from rlforge.config.continuous import ContinuousConfig
 from rlforge.config.market import MarketConfig
@@ -63,13 +64,16 @@ SMALL = (
 @pytest.fixture(scope="session")
 def market_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its answers are one token, most of them a legal action."""
+    return made_once(tmp_path_factory, "market", _make_model)
+
+
+def _make_model(folder: Path) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
     from transformers import PreTrainedTokenizerFast as Fast
 
-    folder = tmp_path_factory.mktemp("models") / "market"
     market = MarketConfig()
     words, answers = compact_vocabulary()
     vocabulary = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *words, *answers])}
@@ -97,7 +101,6 @@ def market_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ends = [vocabulary["<eos>"], *(vocabulary[answer] for answer in answers)]
     model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=0)
     model.save_pretrained(folder)
-    return folder
 
 
 def _warm_up(model: Any, market: MarketConfig, vocabulary: dict[str, int]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rlforge.actors import engine, learner, state
+from rlforge.actors import collector, engine, learner, state
 from rlforge.actors.cluster import RunActors
 from rlforge.actors.folder import RunFolder
 from rlforge.actors.specs import RunGraph
+from rlforge.cli import main
 from rlforge.config.schema import HardwareConfig, PolicyConfig
 from rlforge.system.hardware import detect, resolve_hardware
 from rlforge.training import lifecycle
@@ -41,14 +43,35 @@ class InProcessActor:
 class Method:
     """A method of an actor, called by ``remote``."""
 
-    def __init__(self, method: Any, thread: ThreadPoolExecutor) -> None:
-        self._method, self._thread = method, thread
+    def __init__(self, method: Any, thread: ThreadPoolExecutor, num_returns: int = 1) -> None:
+        self._method, self._thread, self._num_returns = method, thread, num_returns
 
-    def remote(self, *arguments: Any, **named: Any) -> asyncio.Future[Any]:
+    def options(self, num_returns: int) -> Method:
+        """The method, each of whose returned values is a future of its own."""
+        return Method(self._method, self._thread, num_returns)
+
+    def remote(self, *arguments: Any, **named: Any) -> Any:
+        """A future of what is returned; futures among ``arguments`` are awaited first."""
+        if self._num_returns == 1:
+            if any(isinstance(argument, asyncio.Future) for argument in arguments):
+                return asyncio.ensure_future(self._after(arguments, named))
+            return self._call(arguments, named)
+        call = self._call(arguments, named)
+        return [asyncio.ensure_future(_item(call, index)) for index in range(self._num_returns)]
+
+    def _call(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> asyncio.Future[Any]:
         if inspect.iscoroutinefunction(self._method):
             return asyncio.ensure_future(self._method(*arguments, **named))
         call = partial(self._method, *arguments, **named)
         return asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    async def _after(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        known = [await each if isinstance(each, asyncio.Future) else each for each in arguments]
+        return await self._call(tuple(known), named)
+
+
+async def _item(call: asyncio.Future[Any], index: int) -> Any:
+    return (await call)[index]
 
 
 def use_actors_in_process(replace: Callable[[Any, str, Any], None]) -> None:
@@ -57,18 +80,27 @@ def use_actors_in_process(replace: Callable[[Any, str, Any], None]) -> None:
     replace(lifecycle, "ray_started", lambda hardware, num_cpus: contextlib.nullcontext())
 
 
+def rlforge_here(*arguments: str) -> int:
+    """The exit code of a command of ``rlforge`` in this process."""
+    with mock.patch.object(sys, "argv", ["rlforge", *arguments]):
+        try:
+            main()
+        except SystemExit as ending:
+            return int(ending.code or 0)
+    raise RuntimeError("the command did not set an exit code")
+
+
 async def start_in_process(
     graph: RunGraph, config: PolicyConfig, hardware: HardwareConfig, run_dir: Path, part: int = 0
 ) -> RunActors:
     """In place of ``rlforge.actors.cluster.start_actors``."""
     given = {"config": config, "hardware": hardware, "run_dir": str(run_dir), "part": part}
     given["folder"] = RunFolder(run_dir=str(run_dir))
-    named = {
-        name: _create(spec.actor, given | {"name": name, "rank": rank})
-        for spec in graph.nodes
-        if spec.actor is not None
-        for rank, name in enumerate(spec.actor_names)
-    }
+    named: dict[str, InProcessActor] = {}
+    for spec in graph.nodes:
+        for rank, name in enumerate(spec.actor_names):
+            assert spec.actor is not None
+            named[name] = _create(spec.actor, given | {"name": name, "rank": rank}, named)
     actors = RunActors(named)
     await actors.learner.start()
     return actors
@@ -94,7 +126,8 @@ def hardware_and_graph(config: PolicyConfig) -> tuple[HardwareConfig, RunGraph]:
     return hardware, build_graph(config, detect())
 
 
-def _create(path: str, given: dict[str, Any]) -> InProcessActor:
+def _create(path: str, given: dict[str, Any], named: dict[str, InProcessActor]) -> InProcessActor:
+    """The actor of class ``path``, which finds those that are ``named`` already."""
     module, _, class_name = path.partition(":")
     made = getattr(importlib.import_module(module), class_name)
     wanted = inspect.signature(made).parameters
@@ -102,6 +135,8 @@ def _create(path: str, given: dict[str, Any]) -> InProcessActor:
     with (
         mock.patch.multiple(engine, open_log=mock.DEFAULT, freeze_gc=mock.DEFAULT),
         mock.patch.multiple(state, open_log=mock.DEFAULT, freeze_gc=mock.DEFAULT),
+        mock.patch.multiple(collector, open_log=mock.DEFAULT, freeze_gc=mock.DEFAULT),
         mock.patch.multiple(learner, open_log=mock.DEFAULT),
+        mock.patch.object(collector.ray, "get_actor", named.__getitem__),
     ):
         return InProcessActor(made(**{key: each for key, each in given.items() if key in wanted}))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import psutil
 import pytest
 import ray
+from tests.continuous.in_process import rlforge_here, use_actors_in_process
 from tests.live_run import RUN, actor_pids, change_config, rows, run, start, wait_for
 
 from rlforge.config.continuous import ContinuousConfig
@@ -68,7 +69,7 @@ def test_a_run_with_two_engines_and_two_learners_starts_the_actors_of_its_graph(
 
 
 def test_a_run_killed_with_sigkill_resumes_and_trains_once_on_each_window(
-    small: Sequence[str],
+    small: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = start(*endless(small))
     wait_for_windows(1, process)
@@ -80,8 +81,8 @@ def test_a_run_killed_with_sigkill_resumes_and_trains_once_on_each_window(
     done = journal.done()
     journal.close()
     change_config("windows", "null", done + 2)
-    resumed = run("continuous", "--resume", str(RUN))
-    assert resumed.returncode == 0, resumed.stderr
+    use_actors_in_process(monkeypatch.setattr)
+    assert rlforge_here("continuous", "--resume", str(RUN)) == 0
     found = rows("windows.jsonl")
     assert [row["window"] for row in found] == list(range(1, done + 3))
     windows = [row["window_id"] for row in found]

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.continuous.in_process import rlforge_here
 from tests.first_day.record import DOCS, PAGE, prepare
 from tests.first_day.steps import STEPS
 from tests.first_day.walk import COLUMNS, Screen, Step, Walk
@@ -136,18 +137,23 @@ def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_command_of_the_readme_works(
-    line: str, day: tuple[Walk, dict[str, tuple[Screen, str]]]
+    line: str,
+    day: tuple[Walk, dict[str, tuple[Screen, str]]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     walk, _ = day
+    monkeypatch.chdir(walk.folder)
     words = shlex.split(line.replace("RUN", walk.found["run"]).replace("GAME", "latest"))
     if line.startswith(TRAIN):
         words = ["rlforge", "doctor", *(word for word in words[2:] if word != "-m")]
         words = [re.sub(r"^(seed=\d),.*", r"\1", word) for word in words]
-    done = run(*words, folder=walk.folder)
+    code = rlforge_here(*words[1:])
+    out, err = capsys.readouterr()
     if "--gpu-memory" in words:
-        assert "fits with: " in done.stdout, done.stdout
+        assert "fits with: " in out, out
         return
-    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}{done.stderr}"
+    assert code == 0, f"{shlex.join(words)}\n{out}{err}"
 
 
 def test_the_readmes_program_works(day: tuple[Walk, dict[str, tuple[Screen, str]]]) -> None:

@@ -14,7 +14,18 @@ from tests.continuous.conftest import small as small
 
 import rlforge
 
-PACKAGE = Path(__file__).parents[2] / "examples" / "plugins"
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "examples" / "plugins"
+
+#: ``rlforge`` with the actors of its runs as objects of its own process.
+IN_PROCESS = f"""
+import sys
+sys.path.insert(1, {str(ROOT)!r})
+from rlforge.cli import main
+from tests.continuous.in_process import use_actors_in_process
+use_actors_in_process(setattr)
+main()
+"""
 
 
 class Environment:
@@ -42,16 +53,19 @@ class Environment:
         into = ["--python", self._python, "install", "--no-deps", "--no-index"]
         subprocess.run([*pip, *into, *wheels.glob("*.whl")], check=True)
 
-    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
-        """Start ``rlforge`` here."""
-        command = [self._python, "-m", "rlforge", *arguments]
+    def start(
+        self, *arguments: str | Path, actors_in_process: bool = False
+    ) -> subprocess.Popen[str]:
+        """Start ``rlforge`` here. actors_in_process: a run starts no other process."""
+        rlforge = ["-c", IN_PROCESS] if actors_in_process else ["-m", "rlforge"]
+        command = [self._python, *rlforge, *arguments]
         variables = os.environ | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=variables)
 
-    def run(self, *arguments: str | Path) -> tuple[str, str]:
-        """Run ``rlforge`` to a successful end: its output and its errors."""
-        process = self.start(*arguments)
+    def run(self, *arguments: str | Path, actors_in_process: bool = False) -> tuple[str, str]:
+        """Run ``rlforge`` to a successful end: its output and its errors (see ``start``)."""
+        process = self.start(*arguments, actors_in_process=actors_in_process)
         out, err = process.communicate(timeout=240)
         assert process.returncode == 0, err
         return out, err

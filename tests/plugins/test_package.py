@@ -75,7 +75,7 @@ def test_a_run_trains_with_all_of_them_and_is_resumed(with_examples: Environment
     with_examples.run("train", *GAMES)
     assert [row["step"] for row in rows("metrics.jsonl")] == [1, 2]
     change_config("total_updates", 2, 3)
-    with_examples.run("train", "--resume", RUN)
+    with_examples.run("train", "--resume", RUN, actors_in_process=True)
     metrics = rows("metrics.jsonl")
     assert [row["step"] for row in metrics] == [1, 2, 3]
     assert all("clipped_advantages" in row for row in metrics)  # a metric of batch_mean alone
@@ -96,7 +96,8 @@ def test_a_run_trains_with_all_of_them_and_is_resumed(with_examples: Environment
 def test_a_continuous_run_scores_with_it(with_examples: Environment, small: Sequence[str]) -> None:
     scorer = "ruler.scoring_method=by_rank"
     sink = "tracker.sinks=[{name: 'example_plugins.sinks:CsvSink'}]"
-    with_examples.run("continuous", *small, scorer, sink, "continuous.windows=1", f"run_dir={RUN}")
+    few = ("continuous.windows=1", f"run_dir={RUN}")
+    with_examples.run("continuous", *small, scorer, sink, *few, actors_in_process=True)
     (scores,) = (RUN / "scores").iterdir()
     assert "of the others" in scores.read_text()
     assert (RUN / "metrics.csv").read_text()

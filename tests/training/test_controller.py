@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.continuous.in_process import rlforge_here, use_actors_in_process
 from tests.live_run import actor_pids, change_config, rows, run, start, train_arguments, wait_for
 
 from rlforge.buffer.batches import read_batch
@@ -99,7 +100,9 @@ def test_a_synchronous_run_leaves_the_whole_run_directory(small_model: Path) -> 
     assert "--resume can continue from step-3" in log
 
 
-def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(small_model: Path) -> None:
+def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(
+    small_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     endless = ("learner.total_updates=400", "learner.state_every=1000")
     endless += ("learner.save_every=2", "eval.every=3")
     process = start(*train_arguments(small_model, *endless, "engine.num_engines=2"))
@@ -114,10 +117,11 @@ def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(small_model: Pat
         so_far = len(rows("metrics.jsonl"))
         wait_for(lambda so_far=so_far: len(rows("metrics.jsonl")) >= so_far + 3, process)
     wait_for(lambda: any(row["step"] == 2 for row in rows("evals.jsonl")), process)
-    busy = run("train", "--resume", "run")
-    assert busy.returncode == 1
-    assert "run" in busy.stderr
-    assert str(process.pid) in busy.stderr
+    capsys.readouterr()
+    assert rlforge_here("train", "--resume", "run") == 1
+    busy = capsys.readouterr().err
+    assert "run" in busy
+    assert str(process.pid) in busy
 
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=120)
@@ -148,9 +152,8 @@ def test_a_run_survives_dead_actors_stops_at_ctrl_c_and_resumes(small_model: Pat
     assert all(row["policy_uid"] == f"step-{row['step']}" for row in evals)
     assert len({(row["step"], row["opponent"]) for row in evals}) == len(evals)
     assert {0, 2, stopped_at + 2} <= {row["step"] for row in evals}
-    again = run("train", "--resume", "run")
-    assert again.returncode == 1
-    assert "already finished" in again.stderr
+    assert rlforge_here("train", "--resume", "run") == 1
+    assert "already finished" in capsys.readouterr().err
 
 
 def test_sigterm_while_the_actors_start_ends_all_processes(small_model: Path) -> None:
@@ -298,24 +301,33 @@ def test_resume_starts_over_when_no_state_was_saved(small_model: Path) -> None:
     assert len({game.spec.game_id for game in games}) == len(games)
 
 
-def test_a_sweep_runs_its_jobs_for_real(small_model: Path) -> None:
-    arguments = train_arguments(small_model, "learner.total_updates=1")
+def test_a_sweep_runs_its_jobs_for_real(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Several runs over Ray in one process are in tests/test_api.py.
+    use_actors_in_process(monkeypatch.setattr)
+    arguments = train_arguments(small_model, "learner.total_updates=1", "hardware=cpu")
     arguments.remove("run_dir=run")
-    done = run(*arguments, "-m", "seed=3,4", "eval.games=2", "eval.final_games=2")
-    assert done.returncode == 0, done.stderr
-    sweep = Path(done.stdout.splitlines()[-1])
+    code = rlforge_here(*arguments, "-m", "seed=3,4", "eval.games=2", "eval.final_games=2")
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    sweep = Path(out.splitlines()[-1])
     seeds = [json.loads((sweep / job / "summary.json").read_text())["seed"] for job in ("0", "1")]
     assert seeds == [3, 4]
-    assert "HYDRA" not in done.stdout + done.stderr
+    assert "HYDRA" not in out + err
     assert not list(sweep.glob("**/rlforge.log"))
-    assert "[2/2 seed=4] " in done.stderr
-    assert f"next: rlforge report {sweep}" in done.stderr
+    assert "[2/2 seed=4] " in err
+    assert f"next: rlforge report {sweep}" in err
 
 
-def test_grpo_groups_against_lagged_opponents(small_model: Path) -> None:
-    done = run(
+def test_grpo_groups_against_lagged_opponents(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_actors_in_process(monkeypatch.setattr)
+    code = rlforge_here(
         *train_arguments(
             small_model,
+            "hardware=cpu",
             "+experiment=kuhn_grpo",
             "pool=lagged",
             "pool.max_active_lora=3",
@@ -325,7 +337,7 @@ def test_grpo_groups_against_lagged_opponents(small_model: Path) -> None:
             "learner.keep_checkpoints=0",
         )
     )
-    assert done.returncode == 0, done.stderr
+    assert code == 0
     games = list(read_games(Path("run")))
     assert [game.error for game in games if game.error is not None] == []
     assert {path.name for path in list_checkpoints(Path("run/checkpoints"))} >= {"step-3", "step-4"}
@@ -367,15 +379,17 @@ def test_dynamic_sampling_trains_on_groups_with_advantages_only(small_model: Pat
         assert all(len(found) > len(dict(found)) for found in scores.values())
 
 
-def test_bad_config_starts_nothing() -> None:
-    done = run("train", "+experiment=simpletak_mirror", "learner.lerning_rate=1")
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) <= 2
-    assert "learner.learning_rate" in done.stderr
+def test_bad_config_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rlforge_here("train", "+experiment=simpletak_mirror", "learner.lerning_rate=1") == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) <= 2
+    assert "learner.learning_rate" in said
     assert list(Path().iterdir()) == []
 
 
-def test_a_model_without_its_weights_is_one_message(small_model: Path, tmp_path: Path) -> None:
+def test_a_model_without_its_weights_is_one_message(
+    small_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     broken = shutil.copytree(small_model, tmp_path / "broken")
     (broken / "model.safetensors").unlink()
     done = run(*train_arguments(broken))
@@ -384,9 +398,9 @@ def test_a_model_without_its_weights_is_one_message(small_model: Path, tmp_path:
     assert f"model '{broken}' cannot be loaded" in done.stderr.splitlines()[-1]
     for name in ("summary.json", "progress.json"):
         assert json.loads((Path("run") / name).read_text())["status"] == "failed"
-    watched = run("monitor", "run")
-    assert watched.returncode == 0
-    assert f"failed: model '{broken}' cannot be loaded" in watched.stdout
+    capsys.readouterr()
+    assert rlforge_here("monitor", "run") == 0
+    assert f"failed: model '{broken}' cannot be loaded" in capsys.readouterr().out
     assert not any(map(alive, all_pids()))
 
 

@@ -9,14 +9,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.live_run import RLFORGE, change_config, rows, run, train_arguments, wait_for
+from tests.continuous.in_process import rlforge_here, use_actors_in_process
+from tests.live_run import RLFORGE, change_config, rows, train_arguments, wait_for
 
 pytestmark = pytest.mark.timeout(600)  # several processes import torch, on a machine with others
 
 
-def test_sigterm_to_the_group_of_a_run_interrupts_it_in_order(small_model: Path) -> None:
+def test_sigterm_to_the_group_of_a_run_interrupts_it_in_order(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = ("learner.total_updates=400", "hardware=cpu")
     process = subprocess.Popen(
-        [*RLFORGE, *train_arguments(small_model, "learner.total_updates=400")],
+        [*RLFORGE, *train_arguments(small_model, *endless)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -32,8 +36,8 @@ def test_sigterm_to_the_group_of_a_run_interrupts_it_in_order(small_model: Path)
     assert json.loads(Path("run/summary.json").read_text())["status"] == "interrupted"
     updates = rows("metrics.jsonl")[-1]["step"]
     change_config("total_updates", 400, updates + 2)
-    resumed = run("train", "--resume", "run")
-    assert resumed.returncode == 0, resumed.stderr
+    use_actors_in_process(monkeypatch.setattr)
+    assert rlforge_here("train", "--resume", "run") == 0
     metrics = rows("metrics.jsonl")
     assert [row["step"] for row in metrics] == list(range(1, updates + 3))
     # Also after the resume, where earlier versions come from the checkpoints.
