@@ -8,8 +8,8 @@ an evaluation every few updates; it is interrupted, as with Ctrl-C, once it pass
 - simpletak: the lower bound of the 95 % interval of wins against ``random_legal`` is 80 % or more.
 - tictactoe: the upper bound of that of losses against ``minimax``, which cannot be beaten, is 12 %
   or less.
-- kuhn: exact NashConv of the policy is 0.15 or less (``experiments/nash_conv.py``). It is computed
-  after the run, of the same versions.
+- kuhn: exact NashConv of the policy is 0.15 or less (``rlforge exploit``). It is computed after the
+  run, of the same versions.
 
 Phases, by the clock and in CPU seconds of all processes:
 
@@ -43,11 +43,10 @@ from typing import Any
 
 from common import RESULTS, cpu_seconds, record, shown, spread
 
+from rlforge.local.exploit import exploit_run
 from rlforge.tracking.metrics import wilson_interval
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "experiments"))
-from nash_conv import version_nash_conv  # noqa: E402
 
 RLFORGE = (sys.executable, "-c", "from rlforge.cli import main; main()")
 PHASES = ("composed", "ready", "first_update", "skill")
@@ -148,9 +147,10 @@ def run(level: Level, seed: int, source: Path, more: list[str]) -> dict[str, Rea
         if process.wait() != 0 and "skill" not in reached:
             raise SystemExit(f"rlforge train failed:\n{log.read_text()[-2000:]}")
         if level.passed is None:
-            for version in range(level.every, max(versions) + 1, level.every):
-                if version_nash_conv(run_dir, f"step-{version}")[0] <= NASH_CONV:
-                    reached["skill"] = versions[version]
+            tried = [f"step-{v}" for v in range(level.every, max(versions) + 1, level.every)]
+            for exact in exploit_run(run_dir, tried):
+                if exact.measure.exploitability.nash_conv <= NASH_CONV:
+                    reached["skill"] = versions[int(exact.version.removeprefix("step-"))]
                     break
     return reached
 

@@ -27,8 +27,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from nash_conv import policy_nash_conv
 from recording import ROOT, heading, recorded, write_study
+
+from rlforge.local.exploit import exploit_run
 
 
 def run_seed(
@@ -181,7 +182,12 @@ def main() -> None:
         )
         if arguments.nash_conv:
             os.environ["RLFORGE_CACHE"] = str(runs.absolute() / f"cache-{seed}")
-            result["nash_conv"] = policy_nash_conv(runs / f"seed-{seed}")
+            before, after = exploit_run(runs / f"seed-{seed}", ["step-0", "latest"])
+            result["nash_conv"] = {
+                "before": before.measure.exploitability.nash_conv,
+                "after": after.measure.exploitability.nash_conv,
+                "illegal_after": after.measure.illegal,
+            }
         results = sorted([*results, result], key=lambda each: each["seed"])
         # After every seed, so that a study that is stopped keeps what it has.
         write_study(arguments.experiment, command, results, plot, page)

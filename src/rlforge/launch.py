@@ -148,6 +148,12 @@ def train(
     return _run(config, graph, new_run_dir(config), _command(root, overrides, config_dir))
 
 
+def train_config(config: RunConfig, command: Sequence[str]) -> Any:
+    """As ``train``, of a configuration; command: the arguments of ``rlforge`` that start it."""
+    check(Composed(config=config, rest=f"rlforge {' '.join(command)}"))
+    return _run(config, _graph(config), new_run_dir(config), tuple(command))
+
+
 def resume(run_dir: Path, root: type[PolicyConfig] = RunConfig, more: int = 0) -> Any:
     """Continue the run in ``run_dir`` from its newest saved state; returns its ``Outcome``.
 

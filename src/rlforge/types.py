@@ -252,6 +252,8 @@ class Turn:
 
     action: the text passed to the game. well_formed: the answer had the requested format.
     legal: the game accepted the action; False where it counted as invalid.
+    legal_tokens: for each token of the answer, those with which a legal answer goes on there
+    (``rlforge.rollout.legal``); empty where they are not known or not asked for.
 
     Example:
         >>> turn = Turn(
@@ -272,6 +274,7 @@ class Turn:
     action: str
     well_formed: bool
     legal: bool
+    legal_tokens: tuple[tuple[int, ...], ...] = ()
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -316,6 +319,7 @@ class Step:
     player; reward: after the transforms.
     outcome_reward: the part of ``reward`` that comes from the game's outcome; the rest is feedback
     on this turn alone. Every step repeats it, so a critic counts it once, at the last turn.
+    legal_tokens: as in ``Turn``.
     info: format and legality feedback of the turn, free for user code.
 
     Example:
@@ -345,6 +349,7 @@ class Step:
     outcome_reward: float = 0.0
     policy_uid: str
     policy_version: int
+    legal_tokens: tuple[tuple[int, ...], ...] = ()
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 

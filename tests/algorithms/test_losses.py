@@ -5,6 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributions import Categorical, kl_divergence
 
 from rlforge.algorithms.losses import (
     aggregate,
@@ -12,6 +15,8 @@ from rlforge.algorithms.losses import (
     clipped_loss,
     importance_weights,
     kl_penalty,
+    legal_entropy,
+    legal_kl,
     score_function_loss,
     token_mean,
     value_loss,
@@ -89,10 +94,12 @@ def test_masked_weights_are_ratios_within_both_bounds_and_nothing_outside(make_i
 
 
 MASKED = {
-    "score_function": lambda inputs: score_function_loss(inputs, 2.0, 0.5),
-    "clip": lambda inputs: clipped_loss(inputs, 2.0, 0.2, 0.2, None, 0.5),
-    "sequence_clip": lambda inputs: clipped_loss(inputs, 2.0, 0.2, 0.2, None, 0.5, sequences=True),
-    "cispo": lambda inputs: cispo_loss(inputs, 2.0, 0.2, 0.2, 0.5),
+    "score_function": lambda inputs: score_function_loss(inputs, 2.0, 0.5).loss,
+    "clip": lambda inputs: clipped_loss(inputs, 2.0, 0.2, 0.2, None, 0.5).loss,
+    "sequence_clip": lambda inputs: (
+        clipped_loss(inputs, 2.0, 0.2, 0.2, None, 0.5, sequences=True).loss
+    ),
+    "cispo": lambda inputs: cispo_loss(inputs, 2.0, 0.2, 0.2, 0.5).loss,
     "kl": lambda inputs: kl_penalty(inputs, "k3", 2.0, 0.5),
 }
 
@@ -105,7 +112,7 @@ def test_masked_tokens_add_nothing_to_loss_and_gradient(make_inputs, loss):
         reference_logprobs=[[-1.5, -1.5, -1.5]],
         advantages=[2.0],
     )
-    found = loss(inputs).loss
+    found = loss(inputs)
     found.sum().backward()
     assert [value != 0 for value in found[0].tolist()] == [False, True, False]
     assert [value != 0 for value in inputs.logprobs.grad[0].tolist()] == [False, True, False]
@@ -297,7 +304,7 @@ def expected_penalty(make_inputs, logits, estimator, drawn_from=None):
         behaviour_logprobs=drawn_from.log()[:, None],
     )
     penalty = kl_penalty(inputs, estimator, cap=1e6)
-    return (drawn_from[:, None] * penalty.loss).sum()
+    return (drawn_from[:, None] * penalty).sum()
 
 
 def kl(p, q):
@@ -335,10 +342,9 @@ def test_kl_by_hand(make_inputs):
         estimator: kl_penalty(make_inputs([[-1.0, 0.0]], **fields), estimator, None)
         for estimator in ("k1", "k2", "k3")
     }
-    assert values["k1"].loss[0, 0].item() == pytest.approx(d)
-    assert values["k2"].loss[0, 0].item() == pytest.approx(d * d / 2)
-    assert values["k3"].loss[0, 0].item() == pytest.approx(0.5 - 1 + d)
-    assert values["k3"].metrics == {"kl": pytest.approx(d - 0.5)}
+    assert values["k1"][0, 0].item() == pytest.approx(d)
+    assert values["k2"][0, 0].item() == pytest.approx(d * d / 2)
+    assert values["k3"][0, 0].item() == pytest.approx(0.5 - 1 + d)
 
 
 def test_kl_needs_a_reference_and_a_known_estimator(make_inputs):
@@ -370,7 +376,7 @@ def test_values_on_padding_are_ignored(make_inputs):
             "sequence_mean",
             1,
         )
-        + aggregate(kl_penalty(inputs, "k3", 2.0).loss, inputs, "token_mean", 1)
+        + aggregate(kl_penalty(inputs, "k3", 2.0), inputs, "token_mean", 1)
     )
     loss.backward()
     assert math.isfinite(float(loss.detach()))
@@ -392,7 +398,7 @@ def test_a_huge_ratio_stays_finite_in_single_precision(make_inputs):
     assert clipped_loss(inputs, 2.0, 0.2, 0.2, None).loss.isfinite().all()
     assert clipped_loss(inputs, 2.0, 0.2, 0.2, None, sequences=True).loss.isfinite().all()
     assert cispo_loss(inputs, 2.0, 0.2, 4.0).loss.isfinite().all()
-    assert kl_penalty(inputs, "k3", 2.0).loss.isfinite().all()
+    assert kl_penalty(inputs, "k3", 2.0).isfinite().all()
 
 
 # ---------------------------------------------------------------- critic
@@ -420,3 +426,95 @@ def test_a_critic_needs_its_inputs(make_inputs):
         value_loss(make_inputs([[0.0]]), None)
     with pytest.raises(ValueError, match="needs old_values"):
         value_loss(make_inputs([[0.0]], values=[0.0], returns=[0.0]), 0.2)
+
+
+# ---------------------------------------------------------------- legal tokens
+
+# Log-probs of K = 4 tokens at each place under two policies; None stands for a token that is absent
+# under both.
+LOGPROB = st.floats(-20.0, 0.0)
+PLACES = st.lists(
+    st.lists(st.one_of(st.none(), st.tuples(LOGPROB, LOGPROB)), min_size=4, max_size=4),
+    min_size=1,
+    max_size=5,
+)
+
+
+def of_policy(places, which: int) -> torch.Tensor:
+    """[len(places), 4], minus infinity where absent."""
+    rows = [[-math.inf if one is None else one[which] for one in place] for place in places]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def plain(measure, *policies) -> torch.Tensor:
+    """``measure`` of categorical distributions over the tokens that are there; 0 without any."""
+    found = []
+    for rows in zip(*policies, strict=True):
+        there = rows[0].isfinite()
+        given_to = [Categorical(logits=row[there]) for row in rows]
+        found.append(measure(*given_to) if there.any() else rows[0].new_zeros(()))
+    return torch.stack(found)
+
+
+def gradient(values: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    """Of a sum with different weights; 0 where nothing depends on ``leaf``."""
+    total = values @ torch.linspace(1, 2, len(values), dtype=torch.float64)
+    if not total.requires_grad:
+        return torch.zeros_like(leaf)
+    (found,) = torch.autograd.grad(total, leaf)
+    return found
+
+
+@given(PLACES)
+def test_legal_entropy_is_that_of_the_tokens_that_are_there(places):
+    logprobs = of_policy(places, 0).requires_grad_()
+
+    found, known = legal_entropy(logprobs)
+
+    expected = plain(Categorical.entropy, logprobs)
+    assert known.tolist() == [any(place) for place in places]
+    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(
+        gradient(found, logprobs), gradient(expected, logprobs), atol=1e-9, rtol=1e-7
+    )
+
+
+@given(PLACES)
+def test_legal_kl_is_that_of_the_tokens_that_are_there(places):
+    ours, theirs = of_policy(places, 0).requires_grad_(), of_policy(places, 1)
+
+    found, known = legal_kl(ours, theirs)
+
+    expected = plain(kl_divergence, ours, theirs)
+    assert known.tolist() == [any(place) for place in places]
+    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+    assert (found >= -1e-12).all()
+    torch.testing.assert_close(
+        gradient(found, ours), gradient(expected, ours), atol=1e-9, rtol=1e-7
+    )
+
+
+@given(PLACES, st.floats(-5, 0), st.floats(-5, 0))
+def test_what_is_left_to_illegal_tokens_changes_neither_entropy_nor_kl(places, ours, theirs):
+    one, other = of_policy(places, 0), of_policy(places, 1)
+
+    torch.testing.assert_close(legal_entropy(one + ours)[0], legal_entropy(one)[0])
+    torch.testing.assert_close(
+        legal_kl(one + ours, other + theirs)[0], legal_kl(one, other)[0], atol=1e-12, rtol=1e-9
+    )
+
+
+def test_a_policy_has_no_kl_to_itself_and_no_gradient_of_it():
+    logprobs = torch.tensor([[-0.1, -3.0, -math.inf], [-9.0, -1.0, -2.0]], requires_grad=True)
+    found, _ = legal_kl(logprobs, logprobs.detach())
+    found.sum().backward()
+    assert found.tolist() == [0, 0]
+    torch.testing.assert_close(logprobs.grad, torch.zeros(2, 3))
+
+
+def test_a_place_without_legal_tokens_gives_zeros_and_finite_gradients():
+    none = torch.full((2, 3), -math.inf, requires_grad=True)
+    for values, known in (legal_entropy(none), legal_kl(none, none.detach())):
+        assert (values.tolist(), known.tolist()) == ([0, 0], [False, False])
+        (found,) = torch.autograd.grad(values.sum(), none)
+        assert found.tolist() == [[0] * 3] * 2

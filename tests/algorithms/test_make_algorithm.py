@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rlforge.algorithms import make_algorithm
+from rlforge.algorithms.base import Reference
 from rlforge.algorithms.policy_gradient import A2c, Grpo, Ppo, Reinforce
 from rlforge.config.schema import (
     A2cConfig,
@@ -30,13 +31,13 @@ def test_the_name_chooses_the_algorithm(config, kind, values):
     algorithm = make_algorithm(config, max_tokens=16)
     assert type(algorithm) is kind
     assert algorithm.needs_values is values
-    assert not algorithm.needs_reference
+    assert algorithm.reference is None
     assert not algorithm.needs_entropy
 
 
 def test_kl_penalty_and_entropy_bonus_state_their_inputs():
     algorithm = make_algorithm(AlgorithmConfig(kl=KlConfig(coef=0.1), entropy_coef=0.01), 16)
-    assert algorithm.needs_reference
+    assert algorithm.reference == Reference(to="base", every=40)
     assert algorithm.needs_entropy
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlforge.algorithms.base import LossInputs, LossOutput, Targets
+from rlforge.algorithms.base import LossInputs, LossOutput, Reference, Targets
 from rlforge.config.schema import LearnerConfig, LoraConfig
 from rlforge.learner import Learner, PolicySpec
 from rlforge.learner.ranks import Ranks
@@ -30,7 +30,7 @@ class PolicyGradient:
     def __init__(
         self, *, reference: bool = False, values: bool = False, entropy: bool = False
     ) -> None:
-        self.needs_reference = reference
+        self.reference = Reference(to="base") if reference else None
         self.needs_values = values
         self.needs_entropy = entropy
         self.seen: list[LossInputs] = []

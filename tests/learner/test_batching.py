@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlforge.errors import RunError
-from rlforge.learner.batching import Row, collate, select_rows, split_rows, whole
+from rlforge.learner.batching import (
+    Row,
+    collate,
+    most_legal,
+    rows_of,
+    select_rows,
+    split_rows,
+    sums_of,
+    whole,
+)
 from rlforge.learner.packing import Segment, Segments
 from rlforge.learner.partition import in_order, segments
 
@@ -153,6 +162,80 @@ def test_padded_lays_out_tokens_row_by_row_with_zeros_in_the_padding():
     micro = collate([row(2, 3), row(4, 1)], 0, torch.device("cpu"))
 
     assert micro.padded(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist() == [[1, 2, 3], [4, 0, 0]]
+
+
+def test_padded_keeps_the_numbers_of_each_token_together():
+    micro = collate([row(2, 1), row(4, 2)], 0, torch.device("cpu"))
+    per_token = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], requires_grad=True)
+
+    padded = micro.padded(per_token)
+
+    assert padded.tolist() == [[[1, 2], [0, 0]], [[3, 4], [5, 6]]]
+    padded.square().sum().backward()
+    assert per_token.grad.tolist() == [[2, 4], [6, 8], [10, 12]]
+
+
+def test_the_answers_of_pairs_are_numbered_one_after_the_other():
+    rows, total = rows_of([((1, 2), (3, 4)), ((5,), (6,)), ((1,), (7, 8, 9))])
+
+    assert [(r.step, r.prompt, r.answer, r.start) for r in rows] == [
+        (0, (1, 2), (3, 4), 0),
+        (1, (5,), (6,), 2),
+        (2, (1,), (7, 8, 9), 3),
+    ]
+    assert total == 6
+    per_token = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+    assert sums_of(rows, per_token) == [3.0, 4.0, 56.0]
+    assert rows_of([]) == ([], 0)
+
+
+# ---------------------------------------------------------------- legal tokens
+
+
+def test_legal_tokens_are_cut_with_their_answer(parts):
+    known = ((8, 9), (9,))
+    steps = [parts.step(legal_tokens=known), parts.step()]
+
+    assert [turn.legal for turn in select_rows(steps, None).turns] == [known, ()]
+    assert [turn.legal for turn in select_rows(steps, 4).turns] == [((8, 9),), ()]
+
+
+def test_most_legal_is_the_largest_set_of_all_turns(parts):
+    steps = conversation(parts, 3)
+    wide = tuple((1, 2, 3) for _ in steps[0].token_ids)
+    narrow = tuple((1,) for _ in steps[2].token_ids)
+    steps[0] = dataclasses.replace(steps[0], legal_tokens=wide)
+    steps[2] = dataclasses.replace(steps[2], legal_tokens=narrow)
+
+    assert most_legal(select_rows(steps, None).rows) == 3
+    assert most_legal([row(2, 3)]) == 0
+    assert most_legal([]) == 0
+
+
+def test_legal_ids_are_filled_up_behind_the_tokens_of_each_place():
+    known = dataclasses.replace(row(2, 2), legal=((101, 105, 109), (102,)))
+
+    micro = collate([known, row(4, 1, start=2)], 0, torch.device("cpu"))
+
+    assert micro.legal_ids.tolist() == [[101, 105, 109], [102, -1, -1], [-1, -1, -1]]
+    assert collate([row(2, 2)], 0, torch.device("cpu")).legal_ids is None
+
+
+@pytest.mark.parametrize("layout", ["distinct", "shared"])
+def test_equal_tokens_with_other_legal_tokens_are_scored_apart(layout):
+    """Two states may look alike to a model and allow different actions."""
+    sets = [((3, 4),), ((3, 5),), ((3, 4),), ()]
+    rows = [
+        Row(step=n, prompt=(1, 2), answer=(3,), start=n, legal=legal)
+        for n, legal in enumerate(sets)
+    ]
+    made = segments(rows) if layout == "shared" else None
+
+    micro = collate(rows, 0, torch.device("cpu"), made, distinct=layout == "distinct")
+
+    assert micro.input_ids.tolist() == [[1, 2]]
+    assert micro.legal_ids[micro.copies].tolist() == [[3, 4], [3, 5], [3, 4], [-1, -1]]
+    assert micro.token_ids.tolist() == [3, 3, 3]
 
 
 lengths = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=30)

@@ -20,7 +20,8 @@ def plain(hidden, token_ids, weight, bias, softcap=None, temperature=1.0, scale=
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     logs = torch.log_softmax(logits / temperature, -1)
-    chosen = logs[torch.arange(len(token_ids)), token_ids]
+    by_position = token_ids if token_ids.dim() > 1 else token_ids[:, None]
+    chosen = logs.gather(-1, by_position).view(token_ids.shape)
     return chosen, -(logs.exp() * logs).sum(-1)
 
 
@@ -33,12 +34,13 @@ def plain(hidden, token_ids, weight, bias, softcap=None, temperature=1.0, scale=
     st.sampled_from([1.0, 0.25]),
     st.booleans(),
     st.booleans(),
+    st.sampled_from([None, 1, 3]),
     st.integers(0, 100),
 )
 def test_values_and_gradients_are_those_of_the_plain_formula(
-    number, chunk, with_bias, softcap, temperature, scale, entropy, plain_head, seed
+    number, chunk, with_bias, softcap, temperature, scale, entropy, plain_head, tokens, seed
 ):
-    """Of a matrix, and of any function in its place."""
+    """Of a matrix, and of any function in its place; of one token or several at each position."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -46,8 +48,10 @@ def test_values_and_gradients_are_those_of_the_plain_formula(
 
     hidden, weight = draw(number, 6), draw(11, 6)
     bias = draw(11) if with_bias else None
-    token_ids = torch.randint(0, 11, (number,), generator=generator)
-    factors = torch.randn(2, number, generator=generator, dtype=torch.float64)
+    shape = (number,) if tokens is None else (number, tokens)
+    token_ids = torch.randint(0, 11, shape, generator=generator)
+    factors = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    entropy_factors = torch.randn(number, generator=generator, dtype=torch.float64)
     inputs = [hidden, weight, *([bias] if with_bias else [])]
     reading = {"softcap": softcap, "temperature": temperature, "scale": scale}
 
@@ -66,11 +70,11 @@ def test_values_and_gradients_are_those_of_the_plain_formula(
     wanted, wanted_entropies = plain(hidden, token_ids, weight, bias, **reading)
 
     torch.testing.assert_close(logprobs, wanted.float(), rtol=1e-5, atol=1e-5)
-    loss, expected = (logprobs * factors[0]).sum(), (wanted * factors[0]).sum()
+    loss, expected = (logprobs * factors).sum(), (wanted * factors).sum()
     if entropy:
         torch.testing.assert_close(entropies, wanted_entropies.float(), rtol=1e-5, atol=1e-5)
-        loss = loss + (entropies * factors[1]).sum()
-        expected = expected + (wanted_entropies * factors[1]).sum()
+        loss = loss + (entropies * entropy_factors).sum()
+        expected = expected + (wanted_entropies * entropy_factors).sum()
     else:
         assert entropies is None
     for ours, theirs in zip(

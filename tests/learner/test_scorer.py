@@ -28,10 +28,11 @@ from transformers import (
 
 from rlforge.config.schema import LoraConfig
 from rlforge.errors import ConfigError
-from rlforge.learner.batching import MicroBatch, collate, select_rows, whole
+from rlforge.learner.batching import MicroBatch, collate, most_legal, select_rows, whole
 from rlforge.learner.logprobs import Reading
 from rlforge.learner.partition import in_order, segments
-from rlforge.learner.scorer import Scorer, ScorerOptions, Scores
+from rlforge.learner.policy import TokenLogprobs
+from rlforge.learner.scorer import Scorer, ScorerOptions, Scores, answer_logprobs
 from rlforge.learner.weights import attach_lora
 
 SIZES = {
@@ -435,3 +436,144 @@ def test_values_come_from_the_last_prompt_token_only(parts):
 
     hidden = model.get_decoder()(input_ids=torch.tensor([[3, 4, 5]])).last_hidden_state[0, -1]
     torch.testing.assert_close(values, head(hidden))
+
+
+# ---------------------------------------------------------------- legal tokens
+
+
+def some_legal(parts) -> list:
+    """Steps with and without legal tokens, and two of equal tokens with other legal ones."""
+    generator = torch.Generator().manual_seed(3)
+
+    def beside(token: int, count: int) -> tuple[int, ...]:
+        others = torch.randperm(39, generator=generator)[:count] + 1
+        return tuple(sorted({token, *others.tolist()}))
+
+    steps = [
+        replace(step, prompt_token_ids=(9, 8, *step.prompt_token_ids))
+        for step in parts.random_steps(6)
+    ]
+    for n in (0, 2, 5):
+        sets = tuple(beside(token, n + 1) for token in steps[n].token_ids)
+        steps[n] = replace(steps[n], legal_tokens=sets)
+    twin = replace(steps[5], legal_tokens=tuple((token,) for token in steps[5].token_ids))
+    bare = replace(steps[5], legal_tokens=())
+    return [*steps, twin, bare, steps[5]]
+
+
+def collated(rows, layout: str) -> MicroBatch:
+    made = {"packed": whole(rows), "shared": segments(rows)}.get(layout)
+    return collate(rows, 0, torch.device("cpu"), made, distinct=layout == "distinct")
+
+
+def expected_legal(model, steps, temperature: float, width: int) -> torch.Tensor:
+    """[N, width]: log-softmax of the model's logits at each legal token, with gradient."""
+    rows = []
+    for step in steps:
+        ids = torch.tensor([step.prompt_token_ids + step.token_ids])
+        table = torch.log_softmax(model(input_ids=ids).logits[0].float() / temperature, -1)
+        first = len(step.prompt_token_ids) - 1
+        for at in range(len(step.token_ids)):
+            row = torch.full((width,), -math.inf)
+            if step.legal_tokens:
+                tokens = list(step.legal_tokens[at])
+                chosen = table[first + at, tokens]
+                row = torch.cat([chosen, row[len(tokens) :]])
+            rows.append(row)
+    return torch.stack(rows)
+
+
+MODELS = {
+    "llama": lambda parts: parts.model(),
+    "llama, adapted head": adapted_llama,
+    "granite": lambda parts: granite(),
+    "minicpm": lambda parts: minicpm(),  # all logits of a pass at once
+}
+
+
+@pytest.mark.parametrize("layout", ["padded", "distinct", "packed", "shared"])
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+def test_legal_tokens_score_like_the_plain_model_and_so_do_their_gradients(parts, make, layout):
+    torch.manual_seed(0)
+    model = make(parts).eval()
+    rows = in_order(select_rows(some_legal(parts), None).rows)
+    steps = [some_legal(parts)[row.step] for row in rows]
+    weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    expected = expected_legal(model, steps, 0.8, most_legal(rows))
+    known = expected.isfinite()
+    factors = torch.linspace(-1, 2, int(known.sum()))
+    gradients = torch.autograd.grad(
+        expected[known] @ factors, list(weights.values()), allow_unused=True
+    )
+    sampled = torch.tensor([p for step in steps for p in plain_logprobs(model, step, 0.8)])
+
+    scorer = Scorer(model, ScorerOptions(temperature=0.8, max_logits=3 * 40))
+    packs = layout in ("packed", "shared")
+    if packs and not scorer.decoder_and_head:
+        assert not scorer.can_pack()
+        return
+    assert not packs or scorer.can_pack()
+    micro = collated(rows, layout)
+    scores = scorer.score(micro, entropy=True)
+
+    assert (micro.copies is not None) == (layout in ("distinct", "shared"))
+    assert scores.legal_logprobs.shape == expected.shape
+    assert torch.equal(scores.legal_logprobs.isfinite(), known)
+    torch.testing.assert_close(scores.legal_logprobs, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(scores.logprobs, sampled, atol=1e-5, rtol=1e-5)
+    own = torch.autograd.grad(
+        scores.legal_logprobs[known] @ factors, list(weights.values()), allow_unused=True
+    )
+    assert any(gradient is not None for gradient in gradients)
+    for ours, plain in zip(own, gradients, strict=True):
+        if plain is None:
+            assert ours is None or not ours.any()
+        else:
+            assert (ours - plain).norm() <= 1e-4 * plain.norm()
+
+
+def test_legal_tokens_change_neither_logprobs_nor_entropies(parts):
+    model = parts.model().eval()
+    steps = some_legal(parts)
+    bare = [replace(step, legal_tokens=()) for step in steps]
+    scorer = Scorer(model, ScorerOptions(temperature=0.9))
+
+    found, plain = (scorer.score(micro_of(of), entropy=True) for of in (steps, bare))
+
+    assert plain.legal_logprobs is None
+    torch.testing.assert_close(found.logprobs, plain.logprobs)
+    torch.testing.assert_close(found.entropy, plain.entropy)
+
+
+def test_logprobs_of_a_batch_are_filled_in_pass_by_pass(parts):
+    """Passes with fewer legal tokens, and with none, keep their places."""
+    model = parts.model().eval()
+    steps = some_legal(parts)
+    selection = select_rows(steps, None)
+    scorer = Scorer(model, ScorerOptions(temperature=1.0))
+    width = most_legal(selection.rows)
+    logprobs = TokenLogprobs.zeros(selection.tokens, width, torch.device("cpu"))
+
+    for part in (selection.rows[4:], selection.rows[1:2], selection.rows[2:4], selection.rows[:1]):
+        micro = collate(part, 0, torch.device("cpu"))
+        logprobs.fill(micro, scorer.score(micro))
+
+    with torch.no_grad():
+        expected = expected_legal(model, steps, 1.0, width)
+    assert not logprobs.legal.requires_grad
+    torch.testing.assert_close(logprobs.legal, expected, atol=1e-5, rtol=1e-5)
+    sampled = [p for step in steps for p in plain_logprobs(model, step, 1.0)]
+    assert logprobs.sampled.tolist() == pytest.approx(sampled, abs=1e-5)
+    assert TokenLogprobs.zeros(3, 0, torch.device("cpu")).legal is None
+
+
+@pytest.mark.parametrize("most_tokens", [4096, 20])
+def test_answers_score_like_the_sum_over_their_tokens(parts, most_tokens):
+    model = parts.model().eval()
+    steps = parts.random_steps(8)
+    pairs = [(step.prompt_token_ids, step.token_ids) for step in [*steps, steps[0]]]
+
+    found = answer_logprobs(model, ScorerOptions(temperature=0.7), pairs, 0, most_tokens)
+
+    expected = [sum(plain_logprobs(model, step, 0.7)) for step in [*steps, steps[0]]]
+    assert found == pytest.approx(expected, abs=1e-4)

@@ -11,12 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from rlforge.config.schema import CollectorConfig, EngineConfig, ModelConfig, PolicyConfig
+from rlforge.config.schema import (
+    CollectorConfig,
+    EngineConfig,
+    ModelConfig,
+    PolicyConfig,
+    RewardsConfig,
+)
 from rlforge.engines.base import check_request
 from rlforge.errors import EngineError, RunError
 from rlforge.games.base import View
 from rlforge.games.players import make_player
 from rlforge.models.load import load_tokenizer
+from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.collector import Collector, Delivery
 from rlforge.rollout.episode import Answer
 from rlforge.rollout.policies import ModelPlayers
@@ -379,3 +386,50 @@ async def test_a_first_prompt_that_does_not_fit_ends_the_run_with_its_message() 
     ports = ListPorts([game(i) for i in range(4)])
     with pytest.raises(RunError, match=r"3 games failed in a row.*too long: engine.max_model_len"):
         await Collector(CollectorConfig(max_failures=3), ports, Models(most=5)).train()
+
+
+# ---------------------------------------------------------------- legal tokens
+
+
+def options_of(seat: Seat, view: View, completion: Completion) -> tuple[tuple[int, ...], ...]:
+    assert view.legal_actions is not None
+    return (tuple(range(len(view.legal_actions))),)
+
+
+def legal_of_seats(record: GameRecord) -> dict[int, set[int]]:
+    """Of each player, how many tokens its turns list."""
+    return {
+        player: {
+            sum(map(len, turn.legal_tokens)) for turn in record.turns if turn.player_id == player
+        }
+        for player in (0, 1)
+    }
+
+
+async def test_training_games_record_the_legal_tokens_of_trained_seats() -> None:
+    ports = ListPorts([game(0, trained=(True, False)), game(1)])
+    await Collector(CollectorConfig(), ports, Table(), legal_tokens=options_of).train()
+    counts = {record.spec.game_id: legal_of_seats(record) for record in ports.records}
+    assert counts["g0"][0] >= {9, 7, 5}
+    assert counts["g0"][1] == {0}
+    assert counts["g1"][1] >= {8, 6}
+
+
+async def test_evaluation_games_and_other_algorithms_record_no_legal_tokens() -> None:
+    ports = ListPorts([game(0)])
+    collector = Collector(CollectorConfig(), ports, Table(), legal_tokens=options_of)
+    (evaluated,) = await collector.evaluate([game(0)])
+    await Collector(CollectorConfig(), ports, Table()).train()
+    for record in (evaluated, *ports.records):
+        assert legal_of_seats(record) == {0: {0}, 1: {0}}
+        assert len(record.turns) >= 5
+
+
+async def test_an_episode_carries_the_legal_tokens_of_its_turns() -> None:
+    ports = ListPorts([game(0, trained=(True, False))])
+    await Collector(CollectorConfig(), ports, Table(), legal_tokens=options_of).train()
+    (record,) = ports.records
+    (episode,) = RewardPipeline(RewardsConfig()).shape(record)
+    own = [turn for turn in record.turns if turn.player_id == 0]
+    assert [step.legal_tokens for step in episode.steps] == [turn.legal_tokens for turn in own]
+    assert all(step.legal_tokens for step in episode.steps)

@@ -337,3 +337,28 @@ async def test_the_seat_to_move_is_asked():
     record = await play_game(spec(env), answer)
     assert record.error is None
     assert asked[:4] == [(0, 0), (1, 1), (2, 2), (0, 0)]
+
+
+# ---------------------------------------------------------------- legal tokens
+
+
+def marked(seat, view, completion):
+    """Shows in the record for which seat, view and answer it was called."""
+    return ((seat.player_id, len(view.legal_actions), len(completion.text)),)
+
+
+async def test_turns_of_trained_seats_have_their_legal_tokens_and_no_others():
+    both = spec(extraction="raw")
+    seats = (both.seats[0], dataclasses.replace(both.seats[1], trained=False))
+    record = await play_game(
+        dataclasses.replace(both, seats=seats), scripted(TAK), legal_tokens=marked
+    )
+    assert record.error is None
+    for turn in record.turns:
+        of_turn = (turn.player_id, turn.info["legal_actions"], len(turn.completion.text))
+        assert turn.legal_tokens == ((of_turn,) if turn.player_id == 0 else ())
+
+
+async def test_legal_tokens_are_left_out_unless_they_are_asked_for():
+    record = await play_game(spec(), scripted(TAK))
+    assert {turn.legal_tokens for turn in record.turns} == {()}

@@ -18,6 +18,7 @@ from rlforge.config.schema import RunConfig
 from rlforge.games.registry import check_env
 from rlforge.models.load import load_tokenizer, stop_token_ids
 from rlforge.rollout.collector import Collector, Delivery
+from rlforge.rollout.legal import LegalTokens
 from rlforge.rollout.lineup import train_envs
 from rlforge.rollout.policies import SeatPolicies
 from rlforge.system.timeouts import Clock
@@ -49,12 +50,17 @@ class CollectorActor:
         for env in train_envs(config):
             check_env(env)  # imports the games' libraries, with less where transformers is not yet
         tokenizer = load_tokenizer(config.model)
+        over_legal = config.algorithm.over_legal
         self._answers = SeatPolicies(
             config, tokenizer, self._engine, stop_token_ids(config.model, tokenizer)
         )
         self._saves = config.collector.save_games
         self._collector = Collector(
-            config.collector, self, self._answers.for_game, time_limit=clock.timeout
+            config.collector,
+            self,
+            self._answers.for_game,
+            time_limit=clock.timeout,
+            legal_tokens=LegalTokens(config.model, tokenizer) if over_legal else None,
         )
         freeze_gc()
 
@@ -102,6 +108,7 @@ def _outline(record: GameRecord) -> GameRecord:
             dataclasses.replace(
                 turn,
                 observation="",
+                legal_tokens=(),
                 completion=dataclasses.replace(turn.completion, text="", prompt_token_ids=()),
             )
             for turn in record.turns

@@ -8,7 +8,7 @@ the totals of the whole optimizer step, which ``LossInputs`` carries.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -40,7 +40,13 @@ class LossInputs:
     proximal_logprobs [B, T]: of the policy at the start of the update, without gradient; equal to
         ``logprobs.detach()`` when the update makes a single optimizer step.
     mask [B, T]: 1.0 for answer tokens, 0.0 for padding. advantages [B].
-    reference_logprobs [B, T] | None: of the model before training. entropy [B, T] | None: in nats.
+    reference_logprobs [B, T] | None: of the ``Algorithm.reference``. entropy [B, T] | None: in
+        nats, over the vocabulary.
+    legal_logprobs [B, T, K] | None: of the tokens with which a legal answer goes on, under the
+        policy being trained, with gradient; minus infinity beyond their number, and at all K where
+        they are not known. proximal_legal, reference_legal [B, T, K] | None: the same tokens under
+        the other two policies.
+    progress: share of the run's updates that are done, in [0, 1).
     values, old_values, returns [B] | None: the critic's estimate at the last prompt token, with
         gradient; the same at the start of the update; its target.
     total_tokens, total_sequences: of the whole optimizer step.
@@ -67,8 +73,28 @@ class LossInputs:
     values: Tensor | None = None
     old_values: Tensor | None = None
     returns: Tensor | None = None
+    legal_logprobs: Tensor | None = None
+    proximal_legal: Tensor | None = None
+    reference_legal: Tensor | None = None
+    progress: float = 0.0
     total_tokens: int
     total_sequences: int
+
+
+@value
+class Reference:
+    """The policy that a KL penalty holds the trained one to.
+
+    to: ``base``, the model before training; ``snapshot``, the policy after the last update whose
+    number ``every`` divides; ``average``, the learner's average of its policies.
+
+    Example:
+        >>> Reference(to="snapshot", every=40).every
+        40
+    """
+
+    to: Literal["base", "snapshot", "average"]
+    every: int = 1
 
 
 @value
@@ -94,8 +120,8 @@ class Algorithm(Protocol):
     """
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether ``reference_logprobs`` must be given."""
+    def reference(self) -> Reference | None:
+        """The policy whose ``reference_logprobs`` must be given; None: they are not read."""
         ...
 
     @property

@@ -222,7 +222,7 @@ def clipped_loss(
 
 def kl_penalty(
     inputs: LossInputs, estimator: str, cap: float | None, floor: float | None = None
-) -> TokenLoss:
+) -> Tensor:
     """Per-token estimate of KL(pi || pi_ref) [B, T] from the sampled tokens.
 
     With d = log pi - log pi_ref, the values are those of Schulman (2020), "Approximating KL
@@ -252,8 +252,46 @@ def kl_penalty(
         estimate = (-d).clamp(max=_MAX_LOG_RATIO).exp() - 1.0 + d
     else:
         raise ValueError(f"no such KL estimator: {estimator!r}")
-    weighted = importance_weights(inputs.logprobs, inputs, cap, floor).loss * estimate
-    return TokenLoss(loss=weighted, metrics={"kl": token_mean(weighted, inputs)})
+    return importance_weights(inputs.logprobs, inputs, cap, floor).loss * estimate
+
+
+def legal_entropy(legal_logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    """Entropy [...] in nats of log-probs [..., K] renormalised over the K legal tokens.
+
+    Minus infinity stands for a token that is not there. The second result is True where there is
+    one at all; elsewhere the entropy is 0. At the tokens of an answer these entropies are, summed
+    and in the mean over answers, the entropy of the distribution over legal answers.
+
+    Example: two legal tokens of equal probability, whatever is left to others.
+        >>> legal_entropy(torch.tensor([[-3.0, -3.0, float("-inf")]]))  # log 2
+        (tensor([0.6931]), tensor([True]))
+    """
+    logs, known = _over_legal(legal_logprobs)
+    return -(logs.exp() * logs).masked_fill(legal_logprobs.isneginf(), 0.0).sum(-1), known
+
+
+def legal_kl(legal_logprobs: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(pi || other) [...] of log-probs [..., K], both renormalised over the legal tokens.
+
+    The second result is as in ``legal_entropy``.
+
+    Example:
+        >>> ours, theirs = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-5.0, -5.0]])
+        >>> legal_kl(ours, theirs)[0]  # the same once they are renormalised
+        tensor([0.])
+    """
+    logs, known = _over_legal(legal_logprobs)
+    reference, _ = _over_legal(others)
+    terms = logs.exp() * (logs - reference)
+    return terms.masked_fill(legal_logprobs.isneginf(), 0.0).sum(-1), known
+
+
+def _over_legal(logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    """Renormalised log-probs [..., K], 0 where a token is not there; where there is one [...]."""
+    absent = logprobs.isneginf()
+    known = ~absent.all(-1)
+    total = logprobs.masked_fill(~known[..., None], 0.0).logsumexp(-1, keepdim=True)
+    return (logprobs.masked_fill(absent, 0.0) - total).masked_fill(absent, 0.0), known
 
 
 def value_loss(inputs: LossInputs, value_clip: float | None) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import ClassVar, Generic, TypeVar
 
@@ -22,13 +22,15 @@ from rlforge.algorithms.advantages import (
     standardize,
     turn_rewards,
 )
-from rlforge.algorithms.base import LossInputs, LossOutput, Targets
+from rlforge.algorithms.base import LossInputs, LossOutput, Reference, Targets
 from rlforge.algorithms.losses import (
     TokenLoss,
     aggregate,
     cispo_loss,
     clipped_loss,
     kl_penalty,
+    legal_entropy,
+    legal_kl,
     score_function_loss,
     token_mean,
     value_loss,
@@ -49,11 +51,13 @@ Config = TypeVar("Config", bound=AlgorithmConfig)
 
 
 class PolicyGradient(ABC, Generic[Config]):
-    """loss = aggregate(policy loss + kl.coef * KL - entropy_coef * entropy) of per-token terms.
+    """loss = aggregate(L + kl.coef KL(pi || reference) + proximal_coef KL(pi || pi_old) -
+    entropy_coef H(pi)) of per-token terms, L the policy loss.
 
     A subclass gives the advantages and the policy loss; its ``config_class`` holds its settings,
     which are validated as those of rlforge's own classes. Metrics, all additive: ``policy_loss`` as
-    aggregated, ``kl`` and ``entropy`` as means over tokens, and those of the policy loss. With
+    aggregated, ``kl``, ``proximal_kl`` and ``entropy`` (``legal_entropy`` beside it, where that is
+    in the loss) as means over tokens, and those of the policy loss. With
     ``kl.to: previous`` the KL is measured even where ``kl.coef`` is 0: its log-probs exist anyway.
 
     max_tokens: longest answer of the engine, the divisor of aggregation ``constant`` unless
@@ -76,8 +80,11 @@ class PolicyGradient(ABC, Generic[Config]):
         self._max_generation_len = config.max_generation_len or max_tokens
 
     @property
-    def needs_reference(self) -> bool:
-        return self.config.kl.coef > 0 and self.config.kl.to == "base"
+    def reference(self) -> Reference | None:
+        kl = self.config.kl
+        if kl.coef == 0 or kl.to == "previous":
+            return None
+        return Reference(to=kl.to, every=kl.refresh_every)
 
     @property
     def needs_entropy(self) -> bool:
@@ -99,28 +106,56 @@ class PolicyGradient(ABC, Generic[Config]):
             **policy.metrics,
             "policy_loss": self._aggregate(per_token, inputs).detach(),
         }
-        if self.needs_reference or config.kl.to == "previous":
-            penalty = self._penalty(inputs)
-            if config.kl.coef > 0:
-                per_token = per_token + config.kl.coef * penalty.loss
-            metrics.update(penalty.metrics)
+        for name, coef, given in self._penalties(inputs):
+            with torch.set_grad_enabled(coef > 0):
+                penalty = self._penalty(given)
+            if coef > 0:
+                per_token = per_token + coef * penalty
+            metrics[name] = token_mean(penalty, inputs)
         if self.needs_entropy:
             if inputs.entropy is None:
                 raise ValueError("an entropy bonus needs entropy")
-            per_token = per_token - config.entropy_coef * inputs.entropy
+            bonus = inputs.entropy
+            if config.entropy_over == "legal" and inputs.legal_logprobs is not None:
+                legal, known = legal_entropy(inputs.legal_logprobs)
+                bonus = torch.where(known, legal, bonus)
+                metrics["legal_entropy"] = token_mean(legal, inputs)
+            coef = annealed(config.entropy_coef, config.entropy_final_ratio, inputs.progress)
+            per_token = per_token - coef * bonus
         if inputs.entropy is not None:
             metrics["entropy"] = token_mean(inputs.entropy, inputs)
         return LossOutput(loss=self._aggregate(per_token, inputs), metrics=metrics)
 
-    def _penalty(self, inputs: LossInputs) -> TokenLoss:
-        """KL to the model before training (``kl.to: base``) or to the proximal policy."""
+    def _penalties(self, inputs: LossInputs) -> Iterator[tuple[str, float, LossInputs]]:
+        """Metric, weight, and ``inputs`` with the reference, of each KL penalty."""
         kl = self.config.kl
+        previous = dataclasses.replace(
+            inputs,
+            reference_logprobs=inputs.proximal_logprobs,
+            reference_legal=inputs.proximal_legal,
+        )
+        coef = annealed(kl.coef, kl.final_ratio, inputs.progress)
         if kl.to == "previous":
-            inputs = dataclasses.replace(inputs, reference_logprobs=inputs.proximal_logprobs)
-        with torch.set_grad_enabled(kl.coef > 0):
-            return kl_penalty(
-                inputs, kl.estimator, self.config.importance_cap, self.config.masked_below
-            )
+            yield "kl", coef, previous
+        elif self.reference is not None:
+            yield "kl", coef, inputs
+        if self.config.proximal_coef > 0:
+            yield "proximal_kl", self.config.proximal_coef, previous
+
+    def _penalty(self, inputs: LossInputs) -> Tensor:
+        """KL to ``inputs.reference_logprobs`` per token: exact over legal actions, or estimated."""
+        config = self.config
+        penalty = kl_penalty(
+            inputs, config.kl.estimator, config.importance_cap, config.masked_below
+        )
+        if (
+            config.kl.over == "tokens"
+            or inputs.legal_logprobs is None
+            or inputs.reference_legal is None
+        ):
+            return penalty
+        legal, known = legal_kl(inputs.legal_logprobs, inputs.reference_legal)
+        return torch.where(known, legal, penalty)
 
     def _aggregate(self, per_token: Tensor, inputs: LossInputs) -> Tensor:
         return aggregate(per_token, inputs, self.config.loss_aggregation, self._max_generation_len)
@@ -282,6 +317,16 @@ class Ppo(ActorCritic[PpoConfig]):
 
     def critic_loss(self, inputs: LossInputs) -> Tensor:
         return value_loss(inputs, self.config.value_clip)
+
+
+def annealed(coef: float, final_ratio: float, progress: float) -> float:
+    """``coef`` at the first update, ``final_ratio`` times it at the end, linear in between.
+
+    Example:
+        >>> annealed(0.2, final_ratio=0.5, progress=0.5)
+        0.15000000000000002
+    """
+    return coef * (1.0 + (final_ratio - 1.0) * progress)
 
 
 def ratio_loss(inputs: LossInputs, config: RatioConfig) -> TokenLoss:

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from rlforge import __version__
-from rlforge.cli import discover, examine, games, runs, serving, watch, windows
+from rlforge.cli import discover, examine, exploit, games, ladder, runs, serving, watch, windows
 from rlforge.cli.layout import App, wrong_usage
 from rlforge.errors import RlforgeError
 from rlforge.system.files import says_full_disk
@@ -47,6 +47,8 @@ app.command()(runs.train)
 app.command()(runs.continuous)
 app.command()(runs.sft)
 app.command("eval")(runs.evaluate)
+app.command()(ladder.ladder)
+app.command()(exploit.exploit)
 app.command()(examine.graph)
 app.command()(examine.config)
 app.command()(examine.doctor)

@@ -323,6 +323,12 @@ class HardwareConfig(Group):
     def clashes(self) -> Iterator[Problem]:
         if self.elastic and self.ray_address is None:
             yield "elastic", "is for a cluster, whose nodes come and go; set hardware.ray_address"
+        if self.elastic and self.alternate:
+            yield (
+                "elastic",
+                "would have each update wait for absent engines to sleep; set "
+                "hardware.alternate=false",
+            )
 
 
 @dataclass
@@ -471,6 +477,11 @@ class PolicyConfig(Group):
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
 
+    def clashes(self) -> Iterator[Problem]:
+        kl = self.algorithm.kl
+        if kl.to == "average" and kl.coef > 0 and self.learner.average == "off":
+            yield "algorithm.kl.to", "average needs one; set learner.average=moving"
+
     @property
     def total_updates(self) -> int | None:
         """Updates until the run is done; None without an end."""
@@ -494,6 +505,7 @@ class GamesConfig(PolicyConfig):
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def clashes(self) -> Iterator[Problem]:
+        yield from super().clashes()
         env, engine = self.env, self.engine
         drops = env.context == "conversation" and env.overflow == "drop_oldest"
         if drops and engine.prompt_room < 1:
@@ -502,6 +514,13 @@ class GamesConfig(PolicyConfig):
                 "leaves no room for a prompt, to which env.overflow=drop_oldest would shorten "
                 f"conversations: engine.max_model_len={engine.max_model_len} holds both; lower the "
                 "one or raise the other",
+            )
+        large = [entry for entry in env.train if entry.num_players > 2]
+        if large and self.pool.mode in ("nash", "alpha_rank"):
+            yield (
+                "pool.mode",
+                f"takes all games for zero-sum games of two, and {large[0].id} has "
+                f"{large[0].num_players} players; set pool.mode=prioritized, or another mode",
             )
 
     @property

@@ -65,6 +65,12 @@ class LearnerConfig(Group):
     betas: Annotated[list[Beta], Length(2)] = field(default_factory=lambda: [0.9, 0.999])
     #: Largest global gradient norm.
     grad_clip: Positive = 0.2
+    #: Keep an average of the trained weights w over updates, saved with every version in a folder
+    #: ``average``: ``moving``, w_avg <- d w_avg + (1 - d) w with d = ``average_decay``, or
+    #: ``uniform``, the mean of all so far.
+    average: Literal["off", "moving", "uniform"] = "off"
+    #: Weight of the past in the ``moving`` average.
+    average_decay: Annotated[float, Range(0, 1, open=")")] = 0.95
     #: Most tokens of prompt and answer that the loss sees; null: all.
     max_train_len: Count | None = None
     #: Hugging Face gradient checkpointing (recompute each layer).
@@ -163,11 +169,20 @@ class KlConfig(Group):
 
     #: Weight of the penalty; 0 switches it, and the reference pass, off.
     coef: NotNegative = 0.0
+    #: Weight at the last update relative to the first; it changes in proportion to the updates.
+    final_ratio: NotNegative = 1.0
     #: Estimator (Schulman 2020, "Approximating KL divergence").
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    #: Reference policy: ``base`` (the model before training) or ``previous`` (the policy at the
-    #: start of the update, which needs no forward pass of its own).
-    to: Literal["base", "previous"] = "base"
+    #: Reference policy: ``base`` (the model before training), ``previous`` (the policy at the
+    #: start of the update, which needs no forward pass of its own), ``snapshot`` (the policy of
+    #: ``refresh_every`` updates ago or less) or ``average`` (that of ``learner.average``).
+    to: Literal["base", "previous", "snapshot", "average"] = "base"
+    #: Updates between refreshes of the ``snapshot``.
+    refresh_every: Count = 40
+    #: What the divergence is over: the ``tokens`` that were sampled, by the ``estimator``; or,
+    #: exactly and by state, the ``legal`` actions, renormalised. Of answers that are more than an
+    #: action, and of games that do not list their actions, it is over the tokens in any case.
+    over: Literal["tokens", "legal"] = "tokens"
 
 
 @dataclass
@@ -203,8 +218,16 @@ class AlgorithmConfig(Group):
     max_generation_len: Count | None = None
     #: Penalty on the distance from an earlier policy.
     kl: KlConfig = field(default_factory=KlConfig)
-    #: Weight of the entropy bonus (over the whole vocabulary).
+    #: Weight of KL(pi || pi_old), which bounds an update: 1 / eta of mirror descent with the step
+    #: size eta. pi_old is the policy at the start of the update; estimated and over what ``kl`` is.
+    proximal_coef: NotNegative = 0.0
+    #: Weight of the entropy bonus.
     entropy_coef: NotNegative = 0.0
+    #: Weight of the entropy bonus at the last update relative to the first.
+    entropy_final_ratio: NotNegative = 1.0
+    #: What the entropy is of: the next token over the whole ``vocabulary``, or the ``legal``
+    #: actions, as in ``kl.over``.
+    entropy_over: Literal["vocabulary", "legal"] = "vocabulary"
 
     @classmethod
     def variant(cls, values: Mapping[str, Any]) -> type[AlgorithmConfig]:
@@ -212,6 +235,14 @@ class AlgorithmConfig(Group):
         named = [algorithm_config(name)] if (name := _known(values.get("name"))) else []
         kinds = [*named, *ALGORITHM_CONFIGS.values()]
         return next((kind for kind in kinds if set(hints(kind)) == set(values)), cls)
+
+    @property
+    def over_legal(self) -> bool:
+        """Whether the loss reads which tokens lead to legal actions."""
+        penalised = self.kl.coef > 0 or self.proximal_coef > 0
+        return (self.kl.over == "legal" and penalised) or (
+            self.entropy_over == "legal" and self.entropy_coef > 0
+        )
 
     @property
     def masked_below(self) -> float | None:
@@ -259,6 +290,12 @@ class SupervisedConfig(AlgorithmConfig):
             yield "importance_cap", "must be null: no engine has sampled the answers"
         if self.kl.coef > 0:
             yield "kl.coef", "is estimated on sampled answers, and these are given; set it to 0"
+        if self.proximal_coef > 0:
+            yield (
+                "proximal_coef",
+                "is of a divergence that is estimated on sampled answers, and these are given; set "
+                "it to 0",
+            )
 
 
 @dataclass

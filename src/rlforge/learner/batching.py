@@ -31,7 +31,8 @@ class Row:
 
     step: its index in the batch. behaviour: the engine's log-probs of ``answer``. start: index of
     its first answer token among all answer tokens of the batch. earlier: turns whose prompt and
-    answer begin ``prompt``; their answers are trained on, too.
+    answer begin ``prompt``; their answers are trained on, too. legal: for each token of ``answer``,
+    those with which a legal answer goes on; empty where they are not known.
 
     Example: a conversation of two turns.
         >>> first = Row(step=0, prompt=(1, 2), answer=(3,))
@@ -46,6 +47,7 @@ class Row:
     behaviour: tuple[float, ...] = ()
     start: int = 0
     earlier: tuple[Row, ...] = ()
+    legal: tuple[tuple[int, ...], ...] = ()
 
     @property
     def turns(self) -> tuple[Row, ...]:
@@ -87,7 +89,9 @@ class MicroBatch:
 
     input_ids [R, L], or [1, S] with ``packing``; positions are indexes in ``input_ids.flatten()``.
     mask [B, T]: 1.0 at answer tokens. token_ids [M]: the answer tokens to score, those that follow
-    the same tokens once; positions [M]: of the token that predicts each. copies [N]: for each
+    the same tokens once; positions [M]: of the token that predicts each; legal_ids [M, K]: the
+    tokens with which a legal answer goes on there, then -1; None where none are known. copies [N]:
+    for each
     answer token, turn by turn, its index in ``token_ids``; None: it is the same, M = N. slots [N]:
     its index in ``mask.flatten()``; flat [N]: its index among the answer tokens of the batch. steps
     [B]: index in the batch. last_prompt [B]: position of the last prompt token. reads: those of
@@ -109,11 +113,13 @@ class MicroBatch:
     padding: int
     reused: int
     packing: Packing | None
+    legal_ids: Tensor | None = None
 
     def padded(self, per_token: Tensor) -> Tensor:
-        """Scatter [N] per answer token to [B, T], 0 where padded; differentiable."""
-        zeros = per_token.new_zeros(self.mask.numel())
-        return zeros.scatter(0, self.slots, per_token).view(self.mask.shape)
+        """Scatter [N, ...] per answer token to [B, T, ...], 0 where padded; differentiable."""
+        rest = per_token.shape[1:]
+        zeros = per_token.new_zeros(self.mask.numel(), *rest)
+        return zeros.index_copy(0, self.slots, per_token).view(*self.mask.shape, *rest)
 
 
 def select_rows(steps: Sequence[Step], max_train_len: int | None) -> Selection:
@@ -147,6 +153,7 @@ def select_rows(steps: Sequence[Step], max_train_len: int | None) -> Selection:
                 answer=step.token_ids[:room],
                 behaviour=step.logprobs[:room],
                 start=tokens,
+                legal=step.legal_tokens[:room],
             )
         )
         tokens += room
@@ -180,6 +187,24 @@ def join_turns(turns: Iterable[Row], steps: Sequence[Step]) -> list[Row]:
                 rows.append(before)
         last[player] = turn
     return sorted([*rows, *last.values()], key=lambda row: row.step)
+
+
+def rows_of(
+    answers: Iterable[tuple[tuple[int, ...], tuple[int, ...]]],
+) -> tuple[list[Row], int]:
+    """Rows of pairs of a prompt and an answer, and how many answer tokens there are in all."""
+    rows: list[Row] = []
+    total = 0
+    for index, (prompt, answer) in enumerate(answers):
+        rows.append(Row(step=index, prompt=prompt, answer=answer, start=total))
+        total += len(answer)
+    return rows, total
+
+
+def sums_of(rows: Sequence[Row], per_token: Tensor) -> list[float]:
+    """The sum over the answer of each row; per_token [N]: of all answer tokens of the batch."""
+    answers = torch.split(per_token.cpu(), [len(row.answer) for row in rows])
+    return [float(answer.double().sum()) for answer in answers]
 
 
 def split_rows(rows: Sequence[Row], parts: int, generator: np.random.Generator) -> list[list[Row]]:
@@ -230,15 +255,20 @@ def collate(
     mask = np.zeros((len(turns), width), dtype=np.float32)
     mask.reshape(-1)[slots] = 1.0
     token_ids = np.fromiter(chain.from_iterable(turn.answer for turn in turns), dtype=np.int64)
-    copies = None
+    copies, legal = None, _legal_ids(turns)
     if len(np.unique(at)) < at.size:
         pairs = at * (token_ids.max() + 1) + token_ids
+        if legal is not None:
+            _, sets = np.unique(legal, axis=0, return_inverse=True)
+            pairs = pairs * (sets.max() + 1) + sets
         _, first_of, copies = np.unique(pairs, return_index=True, return_inverse=True)
         at, token_ids = at[first_of], token_ids[first_of]
+        legal = None if legal is None else legal[first_of]
     return MicroBatch(
         input_ids=to_device(input_ids, device),
         mask=to_device(mask, device),
         token_ids=to_device(token_ids, device),
+        legal_ids=None if legal is None else to_device(legal, device),
         positions=to_device(at, device),
         reads=to_device(np.unique(np.concatenate([at, last_prompt])), device),
         copies=None if copies is None else to_device(copies, device),
@@ -250,6 +280,23 @@ def collate(
         reused=sum(turn.input_length for turn in turns) - computed,
         packing=Packing.of(segments, device) if segments is not None else None,
     )
+
+
+def most_legal(rows: Sequence[Row]) -> int:
+    """The most tokens with which a legal answer goes on, over all answer tokens of ``rows``."""
+    turns = (turn for row in rows for turn in row.turns)
+    return max((len(tokens) for turn in turns for tokens in turn.legal), default=0)
+
+
+def _legal_ids(turns: Sequence[Row]) -> np.ndarray | None:
+    """[N, K]: for each answer token the legal ones, then -1; None where no turn has any."""
+    if not any(turn.legal for turn in turns):
+        return None
+    sets = list(chain.from_iterable(turn.legal or ((),) * len(turn.answer) for turn in turns))
+    ids = np.full((len(sets), max(map(len, sets))), -1, dtype=np.int64)
+    for row, tokens in enumerate(sets):
+        ids[row, : len(tokens)] = tokens
+    return ids
 
 
 def whole(rows: Sequence[Row]) -> Segments:

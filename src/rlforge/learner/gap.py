@@ -7,9 +7,8 @@ of turns is scored with the adapter of the version that drew them.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -45,7 +44,7 @@ class EarlierVersions:
     def keep(self, version: int) -> None:
         """Keep a copy of the current adapter as that of ``version``."""
         if self._most:
-            self._kept[version] = self._copy("cpu")
+            self._kept[version] = self._policy.followers.copy("cpu")
             for old in sorted(self._kept)[: -self._most]:
                 del self._kept[old]
 
@@ -56,7 +55,7 @@ class EarlierVersions:
         """
         if not self._most:
             return
-        own = self._copy()
+        own = self._policy.followers.copy()
         for version in range(max(0, newest - self._most), newest + 1):
             if version == current or version in self._kept:
                 continue
@@ -68,7 +67,7 @@ class EarlierVersions:
                 log.warning("the log-prob gap of %s is not measured: %s", path.name, error)
             else:
                 self.keep(version)
-        self._copy_back(own)
+        self._policy.followers.put(own)
 
     def gap(self, selection: Selection, steps: Sequence[Step], current: int) -> dict[str, float]:
         """The gap over a sample of the turns of the newest version that is kept.
@@ -84,30 +83,10 @@ class EarlierVersions:
         turns = [turn for turn in selection.turns if steps[turn.step].policy_version == version]
         turns = turns[:: -(-len(turns) // wanted)]  # evenly spread: neighbours may be of one game
         self._policy.train(False)
-        with self._as_of(version):
-            logprobs = self._policy.logprobs(join_turns(turns, steps), selection.tokens).cpu()
+        with self._policy.followers.worn(self._kept[version]):
+            scored = self._policy.logprobs(join_turns(turns, steps), selection.tokens)
+        logprobs = scored.sampled.cpu()
         self._policy.train()
         learner = torch.cat([logprobs[turn.start :][: len(turn.answer)] for turn in turns])
         engine = torch.tensor([logprob for turn in turns for logprob in turn.behaviour])
         return gap_metrics((learner - engine).abs())
-
-    @contextlib.contextmanager
-    def _as_of(self, version: int) -> Iterator[None]:
-        """The policy with the adapter of ``version``; afterwards it is exactly what it was."""
-        own = self._copy()
-        self._copy_back(self._kept[version])
-        try:
-            yield
-        finally:
-            self._copy_back(own)
-
-    def _copy(self, device: str | None = None) -> dict[str, Tensor]:
-        return {
-            name: parameter.detach().to(device or parameter.device, copy=True)
-            for name, parameter in self._policy.parameters().items()
-        }
-
-    @torch.no_grad()
-    def _copy_back(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, parameter in self._policy.parameters().items():
-            parameter.copy_(tensors[name])

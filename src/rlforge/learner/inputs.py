@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlforge.algorithms.base import LossInputs
 from rlforge.learner.batching import MicroBatch
+from rlforge.learner.policy import TokenLogprobs
 from rlforge.learner.scorer import Scores
 from rlforge.types import value
 
@@ -16,18 +17,19 @@ from rlforge.types import value
 class UpdateInputs:
     """Values computed once per update, for the S steps and N answer tokens of a batch.
 
-    Log-probs of the tokens: behaviour [N], of the engine that sampled them; proximal [N], of the
-    policy at the start of the update (an update of a single optimizer step fills it in as it goes);
-    reference [N], of the model before training. advantages [S]. values [S], returns [S]: with a
-    critic.
+    behaviour [N]: log-probs of the engine that sampled the tokens. proximal: of the policy at the
+    start of the update (an update of a single optimizer step fills them in as it goes); reference:
+    of the algorithm's. advantages [S]. values [S], returns [S]: with a critic. progress: share of
+    the run's updates that are done.
     """
 
     behaviour: Tensor
-    proximal: Tensor
-    reference: Tensor | None
+    proximal: TokenLogprobs
+    reference: TokenLogprobs | None
     advantages: Tensor
     values: Tensor | None
     returns: Tensor | None
+    progress: float
     metrics: Mapping[str, float]
 
 
@@ -39,8 +41,15 @@ def loss_inputs(
     total_tokens, total_sequences: of the whole optimizer step.
     """
 
+    legal = scores.legal_logprobs
+
     def of_tokens(numbers: Tensor) -> Tensor:
         return micro.padded(numbers[micro.flat])
+
+    def of_legal(known: TokenLogprobs | None) -> Tensor | None:
+        if legal is None or known is None or known.legal is None:
+            return None
+        return micro.padded(known.legal[micro.flat, : legal.shape[1]])
 
     def of_steps(numbers: Tensor | None) -> Tensor | None:
         return None if numbers is None else numbers[micro.steps]
@@ -48,14 +57,20 @@ def loss_inputs(
     return LossInputs(
         logprobs=micro.padded(scores.logprobs),
         behaviour_logprobs=of_tokens(inputs.behaviour),
-        proximal_logprobs=of_tokens(inputs.proximal),
+        proximal_logprobs=of_tokens(inputs.proximal.sampled),
         mask=micro.mask,
         advantages=inputs.advantages[micro.steps],
-        reference_logprobs=None if inputs.reference is None else of_tokens(inputs.reference),
+        reference_logprobs=(
+            None if inputs.reference is None else of_tokens(inputs.reference.sampled)
+        ),
         entropy=None if scores.entropy is None else micro.padded(scores.entropy),
         values=scores.values,
         old_values=of_steps(inputs.values),
         returns=of_steps(inputs.returns),
+        legal_logprobs=None if legal is None else micro.padded(legal),
+        proximal_legal=of_legal(inputs.proximal),
+        reference_legal=of_legal(inputs.reference),
+        progress=inputs.progress,
         total_tokens=total_tokens,
         total_sequences=total_sequences,
     )

@@ -16,7 +16,15 @@ from torch import Tensor
 from rlforge.algorithms.base import Algorithm
 from rlforge.config.schema import LearnerConfig
 from rlforge.errors import CheckpointError, RunError
-from rlforge.learner.batching import Row, Selection, select_rows, split_rows
+from rlforge.learner.batching import (
+    Row,
+    Selection,
+    most_legal,
+    rows_of,
+    select_rows,
+    split_rows,
+    sums_of,
+)
 from rlforge.learner.gap import EarlierVersions
 from rlforge.learner.inputs import UpdateInputs, loss_inputs
 from rlforge.learner.optim import (
@@ -25,7 +33,7 @@ from rlforge.learner.optim import (
     set_learning_rate,
     steps_per_pass,
 )
-from rlforge.learner.policy import Policy, PolicySpec
+from rlforge.learner.policy import Policy, PolicySpec, TokenLogprobs
 from rlforge.learner.ranks import Ranks
 from rlforge.learner.sharding import clip_gradient, cpu_copy, spread_optimizer_state
 from rlforge.learner.update_metrics import (
@@ -117,7 +125,7 @@ class Learner:
             device=self._device,
             ranks=self._ranks,
             needs_values=algorithm.needs_values,
-            needs_reference=algorithm.needs_reference,
+            reference=algorithm.reference,
         )
         self._earlier = EarlierVersions(self._policy, kept_versions)
         self._earlier.keep(0)
@@ -150,18 +158,23 @@ class Learner:
                 for rows in split_rows(selection.rows, steps, generator)
             ]
         if self._single_step:
-            self._ranks.sum_(inputs.proximal)
+            inputs.proximal.sum_(self._ranks)
         metrics = {
             **inputs.metrics,
             **optimizer_metrics(done),
             **batch_metrics(batch, selection, self.version),
             **logprob_metrics(
-                selection, batch.steps, inputs.proximal, inputs.behaviour, self._weights_version
+                selection,
+                batch.steps,
+                inputs.proximal.sampled,
+                inputs.behaviour,
+                self._weights_version,
             ),
             **gap,
         }
         self.version += 1
         self._weights_version = self.version
+        self._policy.followers.follow(self.version)
         self.samples_seen += len(selection.turns)
         return UpdateResult(
             version=self.version,
@@ -189,7 +202,7 @@ class Learner:
         """
         selection = select_rows(steps, None)
         self._policy.train(False)
-        logprobs = self._policy.logprobs(selection.rows, selection.tokens).cpu()
+        logprobs = self._policy.logprobs(selection.rows, selection.tokens).sampled.cpu()
         self._policy.train()
         answers = torch.split(logprobs, [len(turn.answer) for turn in selection.turns])
         return {
@@ -197,6 +210,16 @@ class Learner:
             "validation_answer_prob": sum(math.exp(float(one.sum())) for one in answers)
             / len(answers),
         }
+
+    def answer_logprobs(
+        self, answers: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+    ) -> list[float]:
+        """Log-probs of whole answers given their prompts, pairs of both; every rank calls it."""
+        rows, total = rows_of(answers)
+        self._policy.train(False)
+        logprobs = self._policy.logprobs(rows, total).sampled
+        self._policy.train()
+        return sums_of(rows, logprobs)
 
     def rest(self, *, offload: bool = True) -> None:
         """Free device memory for other processes until ``wake``; ``update`` works only after it.
@@ -232,12 +255,14 @@ class Learner:
             "seed": self._seed,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
             "policy": self._policy.state_dict(),
+            "followers": self._policy.followers.state_dict(keep=self._ranks.rank == 0),
             "optimizer": _on_cpu(self._optimizer.state_dict(), keep=self._ranks.rank == 0),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a ``state_dict``; CheckpointError if it is of another model."""
         self._policy.load_state_dict(state["policy"])
+        self._policy.followers.load_state_dict(state.get("followers", {}))
         self._optimizer.load_state_dict(spread_optimizer_state(state["optimizer"], self._optimizer))
         self.version = self._weights_version = state["version"]
         self.samples_seen = state["samples_seen"]
@@ -278,7 +303,7 @@ class Learner:
         policy, algorithm = self._policy, self._algorithm
         policy.train(False)
         with watch.phase("scoring"):
-            proximal, values = torch.zeros(total, device=self._device), None
+            proximal, values = TokenLogprobs.zeros(total, most_legal(rows), self._device), None
             if algorithm.needs_values and not self._single_step:
                 proximal, values = policy.logprobs_and_values(rows, total, steps)
             elif algorithm.needs_values:
@@ -286,7 +311,7 @@ class Learner:
             elif not self._single_step:
                 proximal = policy.logprobs(rows, total)
             reference = None
-            if algorithm.needs_reference:
+            if algorithm.reference is not None:
                 reference = policy.reference_logprobs(rows, total)
         with watch.phase("targets"):
             targets = algorithm.targets(steps, values)
@@ -298,6 +323,7 @@ class Learner:
             advantages=self._tensor(targets.advantages),
             values=None if values is None else self._tensor(values),
             returns=None if targets.returns is None else self._tensor(targets.returns),
+            progress=min(1.0, self.version / self._total_updates) if self._total_updates else 0.0,
             metrics=targets.metrics,
         )
 
@@ -316,7 +342,7 @@ class Learner:
                 micro = part.micro
                 scores = self._policy.score(micro, entropy=self._algorithm.needs_entropy)
                 if self._single_step and part.counts:
-                    inputs.proximal[micro.flat] = scores.logprobs.detach()
+                    inputs.proximal.fill(micro, scores)
                 output = self._algorithm.loss(
                     loss_inputs(micro, scores, inputs, total_tokens, len(turns))
                 )

@@ -85,8 +85,9 @@ class Head:
 def chunked_logprobs(
     hidden: Tensor, token_ids: Tensor, head: Head, *, entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs [N] of ``token_ids`` [N] given ``hidden`` [N, H]; entropies [N] if asked for.
+    """Log-probs of ``token_ids`` given ``hidden`` [N, H]; entropies [N] if asked for.
 
+    token_ids: [N], or [N, C] for C tokens at each position; the log-probs have the same shape.
     Gradients flow to ``hidden`` and, where they are trained, weight and bias of ``head``.
 
     Example:
@@ -145,6 +146,11 @@ def logprobs_of(
     return logprobs, entropies if entropy else None
 
 
+def _by_position(token_ids: Tensor) -> Tensor:
+    """[N, C]: the tokens at each position."""
+    return token_ids if token_ids.dim() > 1 else token_ids[:, None]
+
+
 class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -156,17 +162,19 @@ class _ChunkedLogprobs(torch.autograd.Function):
         head: Head,
         entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        logprobs = hidden.new_empty(len(token_ids), dtype=torch.float32)
-        normalisers = torch.empty_like(logprobs)
-        entropies = torch.empty_like(logprobs) if entropy else logprobs.new_empty(0)
+        logprobs = hidden.new_empty(token_ids.shape, dtype=torch.float32)
+        token_ids = _by_position(token_ids)
+        filled = logprobs.view(token_ids.shape)
+        normalisers = logprobs.new_empty(len(token_ids))
+        entropies = torch.empty_like(normalisers) if entropy else logprobs.new_empty(0)
         ctx.head, ctx.entropy = head, entropy
         head = head.cast()
         with torch.autocast(hidden.device.type, enabled=False), fast_products(head.weight):
             for part in _parts(token_ids, head.chunk):
                 logits = head.logits(hidden[part])
                 normalisers[part] = logits.logsumexp(-1)
-                chosen = logits.gather(-1, token_ids[part, None]).squeeze(-1)
-                logprobs[part] = chosen - normalisers[part]
+                chosen = logits.gather(-1, token_ids[part])
+                filled[part] = chosen - normalisers[part, None]
                 if entropy:
                     entropies[part] = _entropy(logits.sub_(normalisers[part, None]))
         ctx.save_for_backward(hidden, token_ids, normalisers, entropies)
@@ -192,7 +200,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     token_ids[part],
                     head.reading,
                     slope,
-                    grad_logprobs[part],
+                    grad_logprobs.view(token_ids.shape)[part],
                     (entropies[part], grad_entropies[part]) if ctx.entropy else None,
                 )
                 if grad_bias is not None:
@@ -223,10 +231,10 @@ class _Logprobs(torch.autograd.Function):
         normalisers = logits.logsumexp(-1)
         logs = logits.sub_(normalisers[:, None])
         # A copy, because FSDP needs a pass to return no views.
-        logprobs = logs.gather(-1, token_ids[:, None]).squeeze(-1).clone()
+        logprobs = logs.gather(-1, _by_position(token_ids)).view(token_ids.shape).clone()
         entropies = _entropy(logs) if entropy else logprobs.new_empty(0)
         ctx.reading, ctx.entropy, ctx.dtype = reading, entropy, outputs.dtype
-        ctx.save_for_backward(logs, slope, token_ids, entropies)
+        ctx.save_for_backward(logs, slope, _by_position(token_ids), entropies)
         return logprobs, entropies
 
     @staticmethod
@@ -240,7 +248,7 @@ class _Logprobs(torch.autograd.Function):
             token_ids,
             ctx.reading,
             slope,
-            grad_logprobs,
+            grad_logprobs.view(token_ids.shape),
             (entropies, grad_entropies) if ctx.entropy else None,
         )
         return gradient.to(ctx.dtype), None, None, None
@@ -261,17 +269,17 @@ def _gradient(
 ) -> Tensor:
     """Gradient w.r.t. the head's outputs [n, V]; overwrites ``logs`` [n, V], all log-probs.
 
-    slope: of the cap. of_logprobs [n]: gradient w.r.t. the log-probs of the tokens. of_entropies:
-    the entropies [n] and the gradient w.r.t. them.
+    slope: of the cap. of_logprobs [n, C]: gradient w.r.t. the log-probs of ``token_ids`` [n, C].
+    of_entropies: the entropies [n] and the gradient w.r.t. them.
     """
-    wanted = of_logprobs[:, None]
+    wanted = of_logprobs.sum(-1, keepdim=True)
     if of_entropies is not None:
         entropies, by_entropies = (each[:, None] for each in of_entropies)
         factor = (logs + entropies).mul_(by_entropies)
         gradient = logs.exp_().mul_(factor.add_(wanted)).neg_()
     else:
         gradient = logs.exp_().mul_(-wanted)
-    gradient.scatter_add_(-1, token_ids[:, None], wanted)
+    gradient.scatter_add_(-1, token_ids, of_logprobs)
     if reading.scale != reading.temperature:
         gradient.mul_(reading.scale / reading.temperature)
     return gradient if slope is None else gradient.mul_(slope)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,8 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlforge.algorithms.base import Reference
 from rlforge.config.schema import LearnerConfig, LoraConfig
-from rlforge.learner.batching import Layout, MicroBatch, Row, collate, join_turns, whole
+from rlforge.learner.batching import (
+    Layout,
+    MicroBatch,
+    Row,
+    collate,
+    join_turns,
+    most_legal,
+    whole,
+)
+from rlforge.learner.followers import Followers
 from rlforge.learner.kernels import fuse_lora_add, fuse_norms, merge_small_lora, skip_input_casts
 from rlforge.learner.layers import apply_memory_options, check_compiling, compile_layers
 from rlforge.learner.partition import deal, parts, segments, shares
@@ -28,7 +37,7 @@ from rlforge.learner.weights import (
     save_model,
     save_value_head,
 )
-from rlforge.models.files import VALUE_HEAD
+from rlforge.models.files import AVERAGE, VALUE_HEAD
 from rlforge.models.products import speed_up_linear_layers
 from rlforge.types import Step, value
 
@@ -42,6 +51,42 @@ class Pass:
 
     micro: MicroBatch
     counts: bool
+
+
+@value
+class TokenLogprobs:
+    """Log-probs of the N answer tokens of a batch under one policy.
+
+    sampled [N]: of the tokens themselves. legal [N, K]: of those with which a legal answer goes on,
+    minus infinity beyond their number; None where none are known.
+    """
+
+    sampled: Tensor
+    legal: Tensor | None = None
+
+    @classmethod
+    def zeros(cls, total: int, legal: int, device: torch.device) -> TokenLogprobs:
+        """Of ``total`` tokens and at most ``legal`` ones at each, to be filled in."""
+        return cls(
+            sampled=torch.zeros(total, device=device),
+            legal=torch.zeros(total, legal, device=device) if legal else None,
+        )
+
+    def fill(self, micro: MicroBatch, scores: Scores) -> None:
+        """Put in those of ``micro``."""
+        self.sampled[micro.flat] = scores.logprobs.detach()
+        if self.legal is None:
+            return
+        self.legal[micro.flat] = -math.inf
+        if (legal := scores.legal_logprobs) is not None:
+            self.legal[micro.flat, : legal.shape[1]] = legal.detach()
+
+    def sum_(self, ranks: Ranks) -> TokenLogprobs:
+        """Add up what each rank has filled in, in place."""
+        ranks.sum_(self.sampled)
+        if self.legal is not None:
+            ranks.sum_(self.legal)
+        return self
 
 
 @value
@@ -64,8 +109,9 @@ class PolicySpec:
 class Policy:
     """Weights in training: an adapter (``train: lora``) or the whole model (``train: full``).
 
-    The reference is the model before training. For a fresh adapter that is the model
-    with the adapter switched off; otherwise it is a frozen copy.
+    The reference of an algorithm is the model before training, a snapshot that is taken anew every
+    so many updates, or the average of all weights so far. Its weights take the place of those in
+    training while they are scored; the model before a fresh adapter is that with it switched off.
 
     With ``shard_weights`` the model is spread over the ranks, an adapter excepted. Passes over a
     whole batch are divided among the ranks, and every rank gets all results. Every rank must call
@@ -80,7 +126,7 @@ class Policy:
         device: torch.device,
         ranks: Ranks,
         needs_values: bool = False,
-        needs_reference: bool = False,
+        reference: Reference | None = None,
     ) -> None:
         if config.compile:
             check_compiling(device.type)
@@ -98,12 +144,7 @@ class Policy:
             self._warm_start(Path(config.initial_adapter))
         if self._adapter is None:
             model.float().requires_grad_(True)
-        # Copied after the warm start, and before layers are spread or compiled.
-        self._frozen = self._reference_copy() if needs_reference else None
         self._scorer = self._new_scorer(model, spec.temperature, self.value_head)
-        self._reference = (
-            None if self._frozen is None else self._new_scorer(self._frozen, spec.temperature)
-        )
         self._packs_from = self._least_packed_length()
         # The rows that were scored last, and their passes.
         self._scored: tuple[Sequence[Row], tuple[Pass, ...]] | None = None
@@ -111,15 +152,14 @@ class Policy:
         self._shares = config.share_prefixes and (self._adapter is None or spec.lora.dropout == 0)
         apply_memory_options(model, config)
         if config.compile:
-            for compiled in (model,) if self._frozen is None else (model, self._frozen):
-                compile_layers(compiled)
+            compile_layers(model)
         ranks.share_from_first(self._trained().values())
-
-    def _reference_copy(self) -> Any:
-        """A frozen copy of the model; None where switching the adapter off gives the same."""
-        if self._adapter is not None and self._config.initial_adapter is None:
-            return None
-        return copy.deepcopy(self._model).requires_grad_(False).eval()
+        self.followers = Followers(
+            self.parameters,
+            config,
+            reference,
+            fresh_adapter=self._adapter is not None and config.initial_adapter is None,
+        )
 
     def _new_scorer(
         self, model: Any, temperature: float, value_head: nn.Module | None = None
@@ -143,9 +183,8 @@ class Policy:
     def _least_packed_length(self) -> float:
         """Mean tokens of a row from which passes are packed; infinite where they never are."""
         config = self._config
-        scorers = [s for s in (self._scorer, self._reference) if s is not None]
         wanted = config.packing != "off" and not config.use_trainer_cache
-        if not (wanted and all(scorer.can_pack() for scorer in scorers)):
+        if not (wanted and self._scorer.can_pack()):
             return math.inf
         kernel = self._device.type == "cuda" and self._dtype in (torch.bfloat16, torch.float16)
         return 0 if kernel or config.packing == "on" else PACKED_LENGTH
@@ -194,28 +233,29 @@ class Policy:
         return self._scorer.score(micro, entropy=entropy)
 
     @torch.no_grad()
-    def logprobs(self, rows: Sequence[Row], total: int) -> Tensor:
-        """Log-probs [total] of all answer tokens of ``rows`` under the current policy."""
-        return self._all_logprobs(self._scorer, rows, total)
+    def logprobs(self, rows: Sequence[Row], total: int) -> TokenLogprobs:
+        """Of all ``total`` answer tokens of ``rows`` under the current policy."""
+        return self._all_logprobs(rows, total)
 
     @torch.no_grad()
     def logprobs_and_values(
         self, rows: Sequence[Row], total: int, steps: Sequence[Step]
-    ) -> tuple[Tensor, list[float]]:
+    ) -> tuple[TokenLogprobs, list[float]]:
         """``logprobs`` of ``rows``, and ``values`` of their ``steps``, from the same passes."""
         values = torch.zeros(len(steps), device=self._device)
-        logprobs = self._all_logprobs(self._scorer, rows, total, values)
+        logprobs = self._all_logprobs(rows, total, values)
         have = {turn.step for row in rows for turn in row.turns}
         return logprobs, self._with_rest_of_values(self._ranks.sum_(values), steps, have)
 
     @torch.no_grad()
-    def reference_logprobs(self, rows: Sequence[Row], total: int) -> Tensor:
-        """The same under the model before training."""
-        if self._reference is not None:
-            return self._all_logprobs(self._reference, rows, total)
+    def reference_logprobs(self, rows: Sequence[Row], total: int) -> TokenLogprobs:
+        """The same under the reference."""
+        if (weights := self.followers.reference) is not None:
+            with self.followers.worn(weights):
+                return self._all_logprobs(rows, total)
         assert self._adapter is not None
         with self._adapter.disable_adapter():
-            return self._all_logprobs(self._scorer, rows, total)
+            return self._all_logprobs(rows, total)
 
     @torch.no_grad()
     def values(self, steps: Sequence[Step]) -> list[float]:
@@ -227,16 +267,25 @@ class Policy:
         return self._with_rest_of_values(none, steps, frozenset())
 
     def save(self, directory: Path | None) -> None:
-        """Write adapter or full weights, and the critic if there is one.
+        """Write adapter or full weights, and the critic if there is one; the average in a folder.
 
         Every rank must call this, because spread weights are gathered; None: write nothing.
         """
+        self._save_weights(directory)
+        if self.value_head is not None and directory is not None:
+            save_value_head(self.value_head, directory)
+        if self.followers.average is not None:
+            averaged = None if directory is None else directory / AVERAGE
+            if averaged is not None:
+                averaged.mkdir()
+            with self.followers.worn(self.followers.average):
+                self._save_weights(averaged)
+
+    def _save_weights(self, directory: Path | None) -> None:
         if self._adapter is None:
             save_model(self._model, directory, self._dtype)
         elif directory is not None:
             save_adapter(self._adapter, directory)
-        if self.value_head is not None and directory is not None:
-            save_value_head(self.value_head, directory)
 
     def load_adapter(self, directory: Path) -> None:
         """Load the adapter in ``directory``, without a critic; CheckpointError if it is unfit."""
@@ -256,11 +305,12 @@ class Policy:
             parameter.copy_(spread_like(state[name], parameter))
 
     def tensors(self) -> Iterator[Tensor]:
-        """All weights and buffers: the model's, the critic's and the frozen reference's."""
-        for module in (self._model, self.value_head, self._frozen):
+        """All weights and buffers: the model's, the critic's, and other policies' weights."""
+        for module in (self._model, self.value_head):
             if module is not None:
                 yield from module.parameters()
                 yield from module.buffers()
+        yield from self.followers.tensors()
 
     def _trained(self) -> dict[str, nn.Parameter]:
         trained = self.parameters()
@@ -291,21 +341,21 @@ class Policy:
         return (known + self._ranks.sum_(values)).tolist()
 
     def _all_logprobs(
-        self, scorer: Scorer, rows: Sequence[Row], total: int, values: Tensor | None = None
-    ) -> Tensor:
-        """Log-probs [total] of all answer tokens; this rank's estimates go into ``values``."""
+        self, rows: Sequence[Row], total: int, values: Tensor | None = None
+    ) -> TokenLogprobs:
+        """Log-probs of all answer tokens; this rank's estimates go into ``values``."""
         if self._scored is None or self._scored[0] is not rows:
             # The policy and its reference score the same rows one after the other.
             self._scored = rows, tuple(self.passes(rows))
-        logprobs = torch.zeros(total, device=self._device)
+        logprobs = TokenLogprobs.zeros(total, most_legal(rows), self._device)
         for part in self._scored[1]:
-            scores = scorer.score(part.micro)
+            scores = self._scorer.score(part.micro)
             if part.counts:
-                logprobs[part.micro.flat] = scores.logprobs
+                logprobs.fill(part.micro, scores)
                 if values is not None:
                     assert scores.values is not None
                     values[part.micro.steps] = scores.values
-        return self._ranks.sum_(logprobs)
+        return logprobs.sum_(self._ranks)
 
 
 def _attach_adapter(spec: PolicySpec) -> Any:

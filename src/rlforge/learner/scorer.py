@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -22,7 +23,7 @@ from transformers.cache_utils import DynamicLayer
 
 from rlforge.errors import ConfigError
 from rlforge.learner.attention import NAME, gathered
-from rlforge.learner.batching import MicroBatch, Row, collate
+from rlforge.learner.batching import MicroBatch, Row, collate, rows_of, sums_of
 from rlforge.learner.logprobs import (
     Head,
     Reading,
@@ -30,7 +31,7 @@ from rlforge.learner.logprobs import (
     logprobs_of,
     recomputed_logprobs,
 )
-from rlforge.learner.partition import segments
+from rlforge.learner.partition import parts, segments
 from rlforge.models.last_layer import LastLayer, evaluating, predicts_the_same, same_up_to_rounding
 from rlforge.system.limits import MAX_LOGITS
 from rlforge.types import value
@@ -45,6 +46,8 @@ _SMALL = 2.0**-13
 class Scores:
     """logprobs [N], entropy [N] in nats (if asked for), values [B] (with a value head).
 
+    legal_logprobs [N, K]: of the tokens with which a legal answer goes on, minus infinity beyond
+    their number; None where the micro-batch has none.
     unread: positions that the last layer left out (``rlforge.models.last_layer``).
     """
 
@@ -52,6 +55,7 @@ class Scores:
     entropy: Tensor | None
     values: Tensor | None
     unread: int = 0
+    legal_logprobs: Tensor | None = None
 
 
 @value
@@ -118,22 +122,30 @@ class Scorer:
 
     def score(self, micro: MicroBatch, *, entropy: bool = False) -> Scores:
         """Log-probs of the answer tokens, entropy and values, with gradient where it is enabled."""
-        unread = 0
+        unread, legal = 0, micro.legal_ids
+        token_ids = micro.token_ids
+        if legal is not None:
+            token_ids = torch.cat([token_ids[:, None], legal.clamp(min=0)], dim=1)
         with self._precision():
             if self._reading is not None:
                 hidden, unread = self._hidden(micro)
                 logprobs, entropies = self._by_chunks(
-                    gathered(hidden, micro.positions), micro.token_ids, self._reading, entropy
+                    gathered(hidden, micro.positions), token_ids, self._reading, entropy
                 )
             else:
                 hidden, logits = self._narrowed(micro.input_ids, micro.positions)
                 reading = Reading(temperature=self._options.temperature)
-                logprobs, entropies = logprobs_of(logits, micro.token_ids, reading, entropy=entropy)
+                logprobs, entropies = logprobs_of(logits, token_ids, reading, entropy=entropy)
+        if legal is not None:
+            logprobs = torch.cat(
+                [logprobs[:, :1], logprobs[:, 1:].masked_fill(legal < 0, -math.inf)], dim=1
+            )
         if micro.copies is not None:
             logprobs = logprobs.index_select(0, micro.copies)
             entropies = None if entropies is None else entropies.index_select(0, micro.copies)
         return Scores(
-            logprobs=logprobs,
+            logprobs=logprobs if legal is None else logprobs[:, 0],
+            legal_logprobs=None if legal is None else logprobs[:, 1:],
             entropy=entropies,
             values=self._values(hidden, micro.last_prompt),
             unread=max(unread - micro.padding, 0),
@@ -299,3 +311,24 @@ class Scorer:
         if not torch.allclose(reading.logits(marks[0]), logits.float(), rtol=1e-5, atol=1e-6):
             return None
         return dataclasses.replace(reading, temperature=self._options.temperature)
+
+
+@torch.no_grad()
+def answer_logprobs(
+    model: Any,
+    options: ScorerOptions,
+    answers: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+    pad_token_id: int,
+    most_tokens: int = 4096,
+) -> list[float]:
+    """Log-probs of whole answers, each the sum over its tokens, given their prompts.
+
+    answers: pairs of a prompt and its answer. most_tokens: of a forward pass.
+    """
+    rows, total = rows_of(answers)
+    logprobs = torch.zeros(total)
+    scorer = Scorer(model, options)
+    for part in parts(rows, None, most_tokens, "distinct"):
+        micro = collate(part, pad_token_id, model.device, distinct=True)
+        logprobs[micro.flat.cpu()] = scorer.score(micro).logprobs.cpu()
+    return sums_of(rows, logprobs)

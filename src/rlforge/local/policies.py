@@ -14,6 +14,7 @@ from rlforge.engines.registry import check_playable, make_engine
 from rlforge.errors import CheckpointError, ConfigError
 from rlforge.games.players import check_player
 from rlforge.league.names import parse_opponent
+from rlforge.models.files import AVERAGE
 from rlforge.models.load import load_tokenizer, resolve_model, stop_token_ids
 from rlforge.rollout.lineup import eval_envs
 from rlforge.rollout.policies import SeatPolicies
@@ -68,13 +69,17 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     """The policy ``name`` of a run and its version; its files are checked against the manifest.
 
     name: ``step-N``, ``latest``, ``best`` (by win rate in the evaluations), or ``deploy-N`` of a
-    continuous run. Raises ConfigError where there is no such version, CheckpointError where its
-    files are damaged.
+    continuous run. With ``-average`` behind it: the average of the weights until then; ``average``
+    alone is that of the newest version. Raises ConfigError where there is no such version,
+    CheckpointError where its files are damaged.
     """
     run = RunPaths(root=run_dir)
+    name, averaged = name.removesuffix(f"-{AVERAGE}"), name.endswith(AVERAGE)
+    if name == AVERAGE:
+        name = "latest"
     if name == BEST:
         name = best_version(run)
-    if name == step_name(0):
+    if name == step_name(0) and not averaged:
         start, own = read_any(run_dir).learner.initial_adapter, run.checkpoints / name
         start = str(own) if start is not None and own.exists() else start
         return PolicyRef(uid=name, kind="checkpoint", path_or_name=start), 0
@@ -85,7 +90,14 @@ def find_policy(run_dir: Path, name: str) -> tuple[PolicyRef, int]:
     except CheckpointError as error:
         raise ConfigError(f"{error}; use {step_name(0)} for the start of the run") from None
     version = checkpoint_version(path, verify=True)
-    policy = PolicyRef(uid=path.name, kind="checkpoint", path_or_name=str(path), version=version)
+    uid = path.name
+    if averaged:
+        path, uid = path / AVERAGE, f"{path.name}-{AVERAGE}"
+        if not path.is_dir():
+            raise ConfigError(
+                f"{run_dir} keeps no average of its weights: train with learner.average=moving"
+            )
+    policy = PolicyRef(uid=uid, kind="checkpoint", path_or_name=str(path), version=version)
     return policy, version
 
 
@@ -110,7 +122,7 @@ def find_opponent(run_dir: Path, name: str, config: GamesConfig) -> PolicyRef:
 
     Raises ConfigError for an unknown name, or a player that knows none of the games.
     """
-    if is_step_name(name):
+    if is_step_name(name.removesuffix(f"-{AVERAGE}")) or name == AVERAGE:
         return find_policy(run_dir, name)[0]
     policy = parse_opponent(name)
     envs = eval_envs(config)

@@ -19,6 +19,9 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 #: A critic's weights in the directory of its adapter or tiny model: weight [1, H] and bias [1].
 VALUE_HEAD = "value_head.safetensors"
 
+#: Folder in that of a version with the average of the run's weights.
+AVERAGE = "average"
+
 #: Environment variable that names another cache directory.
 CACHE_VARIABLE = "RLFORGE_CACHE"
 

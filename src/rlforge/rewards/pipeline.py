@@ -150,6 +150,7 @@ class RewardPipeline:
             outcome_reward=outcome_reward,
             policy_uid=turn.completion.policy_uid,
             policy_version=turn.completion.policy_version,
+            legal_tokens=turn.legal_tokens,
             info={**turn.info, "well_formed": turn.well_formed, "legal": turn.legal},
         )
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from rlforge.config.schema import CollectorConfig
 from rlforge.errors import RunError
-from rlforge.rollout.episode import Answer, play_game
+from rlforge.rollout.episode import Answer, Legal, play_game
 from rlforge.rollout.schedule import retry
 from rlforge.system.timeouts import TimeLimit
 from rlforge.types import GameRecord, GameSpec, value
@@ -69,10 +69,14 @@ class Collector:
         ports: Ports,
         make_answer: MakeAnswer,
         time_limit: TimeLimit = asyncio.timeout,
+        legal_tokens: Legal | None = None,
     ) -> None:
-        """time_limit: clock of ``env.timeout_s``, after which a game fails."""
+        """time_limit: clock of ``env.timeout_s``, after which a game fails. legal_tokens: of the
+        turns of training games; None leaves them out.
+        """
         self._config = config
         self._time_limit = time_limit
+        self._legal_tokens = legal_tokens
         self._ports = ports
         self._make_answer = make_answer
         self._eval_slots = asyncio.Semaphore(config.num_eval_workers)
@@ -130,7 +134,8 @@ class Collector:
     async def _play_until_it_counts(self, spec: GameSpec) -> None:
         """Play ``spec``; a failure is recorded and its replacement played in the same slot."""
         while True:
-            record = await play_game(spec, self._make_answer(spec), self._time_limit)
+            answer = self._make_answer(spec)
+            record = await play_game(spec, answer, self._time_limit, self._legal_tokens)
             self._finished.append(record)
             if record.error is None:
                 self._failures_in_a_row = 0

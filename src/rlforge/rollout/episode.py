@@ -20,6 +20,9 @@ from rlforge.types import Completion, EndReason, GameRecord, GameSpec, Seat, Tur
 Answer = Callable[[Seat, View, int], Awaitable[Completion]]
 """Asks the policy at a seat for an answer to a view; the third argument seeds its sampling."""
 
+Legal = Callable[[Seat, View, Completion], tuple[tuple[int, ...], ...]]
+"""The ``legal_tokens`` of the turn in which a seat answers a view."""
+
 
 class _ContextLimitError(Exception):
     """The context of the policy at the seat of ``player_id`` is full."""
@@ -30,7 +33,10 @@ class _ContextLimitError(Exception):
 
 
 async def play_game(
-    spec: GameSpec, answer: Answer, time_limit: TimeLimit = asyncio.timeout
+    spec: GameSpec,
+    answer: Answer,
+    time_limit: TimeLimit = asyncio.timeout,
+    legal_tokens: Legal | None = None,
 ) -> GameRecord:
     """Play one game to its end; many may run concurrently, each as a coroutine.
 
@@ -45,7 +51,7 @@ async def play_game(
     ``TimeoutError``) end up in ``GameRecord.error``, with the turns until then and without rewards.
     Other exceptions and cancellation propagate, and so does ``ExtensionError``, of a user's code.
     Raises ``ValueError`` when the seats do not match the number of players. time_limit: clock of
-    ``env.timeout_s``.
+    ``env.timeout_s``. legal_tokens: of the turns of trained seats; None leaves them out.
     """
     if [seat.player_id for seat in spec.seats] != list(range(spec.env.num_players)):
         raise ValueError(f"{spec.game_id}: seats must be players 0 to {spec.env.num_players - 1}")
@@ -71,7 +77,7 @@ async def play_game(
         async with time_limit(spec.env.timeout_s) as limit:
             game = make_game(spec.env, spec.seed)
             while not game.done:
-                turn = await _play_turn(spec, game, turns, answer)
+                turn = await _play_turn(spec, game, turns, answer, legal_tokens)
                 turns.append(turn)
                 if turn.completion.finish_reason == "context" and not turn.legal:
                     name = spec.seats[turn.player_id].policy.uid
@@ -107,7 +113,9 @@ def seed_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-async def _play_turn(spec: GameSpec, game: Game, turns: list[Turn], answer: Answer) -> Turn:
+async def _play_turn(
+    spec: GameSpec, game: Game, turns: list[Turn], answer: Answer, legal_tokens: Legal | None
+) -> Turn:
     view = game.view()
     if view.retry and (feedback := turns[-1].info["format_feedback"]):
         view = dataclasses.replace(
@@ -137,6 +145,7 @@ async def _play_turn(spec: GameSpec, game: Game, turns: list[Turn], answer: Answ
         action=extraction.action,
         well_formed=extraction.well_formed,
         legal=game.accepted,
+        legal_tokens=legal_tokens(seat, view, completion) if legal_tokens and seat.trained else (),
         info=info,
     )
 

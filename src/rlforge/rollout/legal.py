@@ -1,0 +1,53 @@
+"""The tokens with which a legal answer goes on, at each token of an answer that was sampled."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from rlforge.config.schema import ModelConfig
+from rlforge.config.sft import ACTION
+from rlforge.games.base import View
+from rlforge.rollout.datasets import AnswerEncoder, written
+from rlforge.types import Completion, Seat
+
+Tokens = tuple[int, ...]
+
+
+class LegalTokens:
+    """The answers that are a legal action and nothing else, as a tree of tokens.
+
+    At a token of such an answer, the branches of the tree are the ways in which a legal answer goes
+    on; the entropies of the choices along an answer add up, in the mean over answers, to that of
+    the distribution over answers. An answer may begin with a space. One that holds more than its
+    action, as reasoning, is not in the tree.
+    """
+
+    def __init__(self, model: ModelConfig, tokenizer: Any) -> None:
+        """Raises ConfigError where the model has no token that ends an answer."""
+        self._encoder = AnswerEncoder(model, tokenizer)
+        self.answers = lru_cache(maxsize=65536)(self._answers)
+        self._branches = lru_cache(maxsize=65536)(self._find_branches)
+
+    def __call__(self, seat: Seat, view: View, completion: Completion) -> tuple[Tokens, ...]:
+        """One entry per token of the answer; empty where it is not one of ``answers``."""
+        if view.legal_actions is None or not completion.token_ids:
+            return ()
+        legal = tuple(view.legal_actions)
+        return self._branches(seat.action_extraction, legal, completion.token_ids)
+
+    def _answers(self, extraction: str, action: str) -> tuple[Tokens, ...]:
+        """The answers that stand for ``action``: with and without a space in front."""
+        said = written(ACTION, extraction, action)
+        return tuple({self._encoder.answer(said, after=before): None for before in ("", ".")})
+
+    def _find_branches(
+        self, extraction: str, legal: tuple[str, ...], answer: Tokens
+    ) -> tuple[Tokens, ...]:
+        known = {tokens for action in legal for tokens in self.answers(extraction, action)}
+        if answer not in known:
+            return ()
+        return tuple(
+            tuple(sorted({tokens[at] for tokens in known if tokens[:at] == answer[:at]}))
+            for at in range(len(answer))
+        )

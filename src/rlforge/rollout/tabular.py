@@ -1,0 +1,110 @@
+"""A language model's policy as a table: the probability of every action at every decision."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rlforge.config.schema import PolicyConfig
+from rlforge.errors import ConfigError
+from rlforge.games.exact import ExactGame, Exploitability, exact_game
+from rlforge.games.prompts import Prompter
+from rlforge.rollout.legal import LegalTokens
+from rlforge.types import EnvSpec, value
+
+
+@value
+class Answer:
+    """An answer that is a legal action and nothing else, and the prompt it is given to."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+@value
+class ExactMeasure:
+    """What ``Questions.measure`` finds.
+
+    illegal: probability of answers other than a legal action alone, in the mean over decisions and
+    at the worst of them. decisions: how many there are.
+    """
+
+    exploitability: Exploitability
+    illegal: float
+    illegal_most: float
+    decisions: int
+
+
+class Questions:
+    """The prompts of all decisions of a game, and the answers to them that are legal.
+
+    They are the prompts and forms of answer of play in ``env``, each turn asked alone. An action
+    has the probability of the answers that ``LegalTokens`` has for it, divided by that of all legal
+    ones.
+    """
+
+    def __init__(self, env: EnvSpec, config: PolicyConfig, tokenizer: Any) -> None:
+        """Raises ConfigError for an environment that has no exact measure, and why."""
+        self._game = measured_game(env)
+        prompter, legal = Prompter(tokenizer, config.prompts), LegalTokens(config.model, tokenizer)
+        #: All answers, in order of decisions and actions.
+        self.answers: list[Answer] = []
+        self._owners: list[tuple[str, str]] = []
+        for decision in self._game.decisions:
+            _, prompt = prompter.encode(env.prompt_template, decision.view, env.action_extraction)
+            for action in decision.view.legal_actions or ():
+                for tokens in legal.answers(env.action_extraction, action):
+                    self.answers.append(Answer(prompt=prompt, tokens=tokens))
+                    self._owners.append((decision.key, action))
+
+    def measure(self, logprobs: Sequence[float]) -> ExactMeasure:
+        """logprobs: of ``answers``, each of all its tokens, at the temperature of play.
+
+        Raises ConfigError where no legal answer of a decision has a probability above 0.
+        """
+        mass: dict[str, dict[str, float]] = {}
+        for (key, action), logprob in zip(self._owners, logprobs, strict=True):
+            row = mass.setdefault(key, {})
+            row[action] = row.get(action, 0.0) + math.exp(logprob)
+        totals = {key: sum(row.values()) for key, row in mass.items()}
+        if silent := [key for key, total in totals.items() if total == 0.0]:
+            raise ConfigError(
+                f"env {self._game.name!r}: the policy gives no legal action alone at "
+                f"{len(silent)} of {len(totals)} decisions, so that it has no exact measure; play "
+                "it instead, with rlforge eval"
+            )
+        table = {
+            key: {action: one / totals[key] for action, one in row.items()}
+            for key, row in mass.items()
+        }
+        illegal = [max(0.0, 1.0 - total) for total in totals.values()]
+        return ExactMeasure(
+            exploitability=self._game.exploitability(table),
+            illegal=sum(illegal) / len(illegal),
+            illegal_most=max(illegal),
+            decisions=len(totals),
+        )
+
+
+def measured_game(env: EnvSpec) -> ExactGame:
+    """The tree of ``env``. Raises ConfigError where there is none, or no table can stand for it."""
+    if env.source != "openspiel":
+        raise ConfigError(
+            f"env {env.id!r} is a game of {env.source}: exact measures are for games of OpenSpiel; "
+            "name one with --env, as openspiel_tictactoe"
+        )
+    if env.context == "conversation":
+        raise ConfigError(
+            f"env {env.id!r}: a policy that remembers its answers (env.context=conversation) is no "
+            "table of decisions; measure a run with env.context=turn"
+        )
+    return exact_game(env.id)
+
+
+def with_forms_of(env: EnvSpec, other: EnvSpec) -> EnvSpec:
+    """``env`` asked and read as ``other`` is."""
+    return dataclasses.replace(
+        env, prompt_template=other.prompt_template, action_extraction=other.action_extraction
+    )

@@ -1,0 +1,128 @@
+"""What the loss reads of legal tokens and of the run's progress, seen from an algorithm."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from rlforge.algorithms.base import Reference
+
+
+def with_legal(parts, count: int = 6):
+    """Steps whose answers have 1, 2 or 3 legal tokens at each place; of every third none."""
+    steps = []
+    for n, step in enumerate(parts.random_steps(count)):
+        size = n % 3
+        sets = tuple(tuple({token, *range(1, size + 2)}) for token in step.token_ids)
+        legal = tuple(tuple(sorted(tokens)) for tokens in sets) if size else ()
+        # Rows are shuffled; the reward says which step an entry belongs to.
+        steps.append(dataclasses.replace(step, legal_tokens=legal, reward=n / 8))
+    return steps
+
+
+def expected(model, step) -> list[list[float]]:
+    """Log-probs of the legal tokens, by the model's own forward pass."""
+    ids = torch.tensor([step.prompt_token_ids + step.token_ids])
+    with torch.no_grad():
+        table = torch.log_softmax(model(input_ids=ids).logits[0], -1)
+    first = len(step.prompt_token_ids) - 1
+    return [table[first + at, list(tokens)].tolist() for at, tokens in enumerate(step.legal_tokens)]
+
+
+def check(field, inputs, model, steps) -> None:
+    """``field`` [B, T, K] holds the log-probs of ``model`` at the legal tokens of each step."""
+    assert field.shape[:2] == inputs.mask.shape
+    for row, reward in enumerate(inputs.advantages.tolist()):
+        step = steps[round(reward * 8)]
+        of_step = field[row, : len(step.token_ids)]
+        if not step.legal_tokens:
+            assert (of_step == -math.inf).all()
+            continue
+        for at, logprobs in enumerate(expected(model, step)):
+            assert of_step[at, : len(logprobs)].tolist() == pytest.approx(logprobs, abs=1e-5)
+            assert (of_step[at, len(logprobs) :] == -math.inf).all()
+
+
+@pytest.mark.parametrize("packing", ["off", "on"])
+@pytest.mark.parametrize("share_prefixes", [True, False])
+def test_each_policy_scores_the_legal_tokens_of_each_answer(parts, packing, share_prefixes):
+    algorithm, steps = parts.PolicyGradient(), with_legal(parts)
+    algorithm.reference = Reference(to="base")
+    model, base = parts.model(), parts.model().eval()
+    learner = parts.learner(
+        model,
+        algorithm,
+        mini_batch_size=2,
+        optimizer_steps=2,
+        packing=packing,
+        share_prefixes=share_prefixes,
+    )
+    parts.randomise_adapter(model)
+    start = parts.model()
+    parts.learner(start)
+    parts.randomise_adapter(start)
+    start.eval()
+
+    learner.update(parts.batch(steps))
+
+    seen = [inputs for inputs in algorithm.seen if inputs.legal_logprobs is not None]
+    assert sum(len(inputs.mask) for inputs in algorithm.seen) == len(steps)
+    assert len({inputs.legal_logprobs.shape[2] for inputs in seen}) > 1
+    for inputs in seen:
+        check(inputs.proximal_legal, inputs, start, steps)
+        check(inputs.reference_legal, inputs, base, steps)
+        assert inputs.legal_logprobs.shape == inputs.proximal_legal.shape
+        assert inputs.legal_logprobs.requires_grad
+        assert not inputs.proximal_legal.requires_grad
+        assert not inputs.reference_legal.requires_grad
+    check(seen[0].legal_logprobs, seen[0], start, steps)  # the first optimizer step begins there
+    assert not torch.equal(seen[-1].legal_logprobs, seen[-1].proximal_legal)
+
+
+def test_with_a_single_optimizer_step_the_proximal_policy_is_the_one_in_training(parts):
+    algorithm, steps = parts.PolicyGradient(), with_legal(parts)
+    learner = parts.learner(algorithm=algorithm, mini_batch_size=2)
+
+    learner.update(parts.batch(steps))
+
+    seen = [inputs for inputs in algorithm.seen if inputs.legal_logprobs is not None]
+    assert seen
+    for inputs in seen:
+        assert torch.equal(inputs.proximal_legal, inputs.legal_logprobs.detach())
+        assert inputs.reference_legal is None
+
+
+def test_batches_without_legal_tokens_give_none(parts):
+    algorithm = parts.PolicyGradient(reference=True)
+    learner = parts.learner(algorithm=algorithm)
+
+    learner.update(parts.batch(parts.random_steps(4)))
+
+    (inputs,) = algorithm.seen
+    assert inputs.legal_logprobs is inputs.proximal_legal is inputs.reference_legal is None
+
+
+def test_progress_is_the_share_of_updates_that_are_done(parts):
+    for total, shares in ((4, [0.0, 0.25, 0.5, 0.75]), (None, [0.0] * 4)):
+        algorithm = parts.PolicyGradient()
+        learner = parts.learner(algorithm=algorithm, total_updates=total)
+        for _ in range(4):
+            learner.update(parts.batch([parts.step()]))
+        assert [inputs.progress for inputs in algorithm.seen] == shares
+
+
+def test_whole_answers_score_like_the_sum_over_their_tokens(parts):
+    model = parts.model()
+    learner = parts.learner(model)
+    parts.randomise_adapter(model)
+    steps = parts.random_steps(5)
+
+    found = learner.answer_logprobs([(step.prompt_token_ids, step.token_ids) for step in steps])
+
+    model.eval()
+    for step, logprob in zip(steps, found, strict=True):
+        own = dataclasses.replace(step, legal_tokens=tuple((token,) for token in step.token_ids))
+        assert logprob == pytest.approx(sum(sum(token) for token in expected(model, own)), abs=1e-4)
