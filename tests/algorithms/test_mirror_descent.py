@@ -51,7 +51,7 @@ def minimum(config: AlgorithmConfig, values, old, magnet) -> torch.Tensor:
     """The policy at which the gradient of the algorithm's loss vanishes, started from ``old``."""
     algorithm = make_algorithm(config, 1)
     logits = old.log().clone().requires_grad_()
-    for _ in range(500):
+    for _ in range(20):
         (gradient,) = torch.autograd.grad(
             algorithm.loss(exact_batch(logits, values, old, magnet)).loss, logits
         )

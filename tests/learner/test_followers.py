@@ -296,9 +296,9 @@ def test_the_base_reference_stays_the_model_at_the_start_of_training(parts, tmp_
 
 
 @pytest.mark.parametrize(
-    ("to", "average"), [("snapshot", "uniform"), ("average", "moving"), ("base", "moving")]
+    ("to", "average", "train"),
+    [("snapshot", "uniform", "lora"), ("average", "moving", "lora"), ("base", "moving", "full")],
 )
-@TRAININGS
 def test_a_resumed_learner_goes_on_as_one_without_a_stop(parts, tmp_path, to, average, train):
     def fresh():
         return parts.learner(

@@ -179,9 +179,9 @@ class KlConfig(Group):
     to: Literal["base", "previous", "snapshot", "average"] = "base"
     #: Updates between refreshes of the ``snapshot``.
     refresh_every: Count = 40
-    #: What the divergence is over: the ``tokens`` that were sampled, by the ``estimator``; or,
-    #: exactly and by state, the ``legal`` actions, renormalised. Of answers that are more than an
-    #: action, and of games that do not list their actions, it is over the tokens in any case.
+    #: What the divergence is over: the ``tokens`` that were sampled, by the ``estimator``; or the
+    #: ``legal`` actions, renormalised and summed instead of estimated. Of answers that are more
+    #: than an action, and of games that do not list their actions, it is over the tokens.
     over: Literal["tokens", "legal"] = "tokens"
 
 
