@@ -149,8 +149,8 @@ def run(level: Level, seed: int, source: Path, more: list[str]) -> dict[str, Rea
         if level.passed is None:
             tried = [f"step-{v}" for v in range(level.every, max(versions) + 1, level.every)]
             for exact in exploit_run(run_dir, tried):
-                if exact.measure.exploitability.nash_conv <= NASH_CONV:
-                    reached["skill"] = versions[int(exact.version.removeprefix("step-"))]
+                if exact.nash_conv <= NASH_CONV:
+                    reached["skill"] = versions[exact.step]
                     break
     return reached
 

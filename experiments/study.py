@@ -184,9 +184,9 @@ def main() -> None:
             os.environ["RLFORGE_CACHE"] = str(runs.absolute() / f"cache-{seed}")
             before, after = exploit_run(runs / f"seed-{seed}", ["step-0", "latest"])
             result["nash_conv"] = {
-                "before": before.measure.exploitability.nash_conv,
-                "after": after.measure.exploitability.nash_conv,
-                "illegal_after": after.measure.illegal,
+                "before": before.nash_conv,
+                "after": after.nash_conv,
+                "illegal_after": after.illegal,
             }
         results = sorted([*results, result], key=lambda each: each["seed"])
         # After every seed, so that a study that is stopped keeps what it has.

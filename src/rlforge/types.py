@@ -434,6 +434,35 @@ class UpdateResult:
 
 
 @value
+class ExactResult:
+    """How far a policy is from a Nash equilibrium of a game, off its whole tree.
+
+    step: updates behind the policy. nash_conv: the sum of ``gains``, what each seat wins by a best
+    response to the policy at the other seats, above its ``values``, the mean rewards where all
+    play the policy. decisions: how many the game has. illegal: probability of answers other than a
+    legal action alone, in the mean over decisions, and illegal_most at the worst of them; the
+    policy is that of the legal ones.
+
+    Example:
+        >>> ExactResult(
+        ...     step=3, policy_uid="step-3", env_id="kuhn_poker", nash_conv=0.5, values=(-0.1, 0.1),
+        ...     gains=(0.2, 0.3), decisions=12, illegal=0.0, illegal_most=0.0,
+        ... ).nash_conv
+        0.5
+    """
+
+    step: int
+    policy_uid: str
+    env_id: str
+    nash_conv: float
+    values: tuple[float, ...]
+    gains: tuple[float, ...]
+    decisions: int
+    illegal: float
+    illegal_most: float
+
+
+@value
 class EvalResult:
     """Seat-swapped games of one policy version against one opponent in one environment."""
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from rlforge.config.schema import TrackerConfig
 from rlforge.system.checkpoint import write_checkpoint
 from rlforge.system.hardware import GpuLoad
+from rlforge.tracking.display import exact_line
 from rlforge.tracking.files import read_json, read_jsonl
 from rlforge.tracking.game_files import GameWriter
 from rlforge.tracking.progress import CollectionRow, Progress
 from rlforge.tracking.tracker import Tracker
+from rlforge.tracking.view import ProgressView
+from rlforge.types import ExactResult
 
 MODEST = GpuLoad(index=3, name="B", used=2**29, memory=2**32)
 
@@ -171,6 +176,45 @@ def test_an_evaluation_is_a_line_a_namespace_and_a_row(
     (row,) = tracker.progress().win_rates
     assert (row.step, row.win_rate, row.start_step, row.start_win_rate) == (4, 0.7, 0, 0.33)
     assert (row.history, row.loss_rate) == ((0.33, 0.7), 0.15)
+
+
+def test_an_exact_measure_is_a_line_a_namespace_and_a_row(tmp_path: Path, new_tracker: Any) -> None:
+    def measured(step: int, gains: tuple[float, float]) -> ExactResult:
+        return ExactResult(
+            step=step,
+            policy_uid=f"step-{step}",
+            env_id="kuhn_poker",
+            nash_conv=sum(gains),
+            values=(-0.1, 0.1),
+            gains=gains,
+            decisions=12,
+            illegal=0.25,
+            illegal_most=0.5,
+        )
+
+    sink = Memory()
+    tracker = new_tracker(tmp_path, [sink])
+    for step, gains in ((0, (0.25, 0.5)), (4, (0.125, 0.125)), (8, (0.0, 0.125))):
+        tracker.add_exact(measured(step, gains))
+    rows = read_jsonl(tmp_path / "exact.jsonl")
+    assert [(row["step"], row["nash_conv"], row["gains"]) for row in rows] == [
+        (0, 0.75, [0.25, 0.5]),
+        (4, 0.25, [0.125, 0.125]),
+        (8, 0.125, [0.0, 0.125]),
+    ]
+    assert sink.curve("exact-kuhn_poker/nash_conv") == [(0, 0.75), (4, 0.25), (8, 0.125)]
+    assert sink.curve("exact-kuhn_poker/gain_0") == [(0, 0.25), (4, 0.125), (8, 0.0)]
+    tracker.resume(4)
+    (row,) = tracker.progress().exact
+    assert (row.step, row.nash_conv, row.start, row.history) == (4, 0.25, 0.75, (0.75, 0.25))
+    assert exact_line(tracker.progress(), row).endswith(
+        "exact at 4: kuhn_poker: NashConv 0.2500, start 0.7500"
+    )
+    page = Console(width=80, record=True, file=io.StringIO())
+    page.print(ProgressView(tracker.progress()))
+    assert "Distance from equilibrium" in (text := page.export_text())
+    assert "kuhn_poker" in text
+    assert "0.2500" in text
 
 
 def test_an_update_is_a_line_with_rates_shares_and_games(

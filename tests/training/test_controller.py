@@ -16,6 +16,7 @@ from tests.continuous.in_process import rlforge_here, use_actors_in_process
 from tests.live_run import actor_pids, change_config, rows, run, start, train_arguments, wait_for
 
 from rlforge.buffer.batches import read_batch
+from rlforge.local.exploit import exploit_run
 from rlforge.system.checkpoint import (
     checkpoint_version,
     latest_checkpoint,
@@ -351,6 +352,48 @@ def test_grpo_groups_against_lagged_opponents(
     assert any(len(set(line_up)) == 2 for starts in groups.values() for _, line_up in starts)
     pool = json.loads(Path("run/pool.json").read_text())
     assert sum(bool(entry["active"]) for entry in pool["entries"] if entry["version"]) <= 3
+
+
+def test_versions_are_measured_exactly_as_they_are_evaluated(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an algorithm that reads legal actions and refers to a snapshot, in a resumed run, too."""
+    use_actors_in_process(monkeypatch.setattr)
+    code = rlforge_here(
+        *train_arguments(
+            small_model,
+            "hardware=cpu",
+            "+experiment=kuhn_grpo",
+            "algorithm=nash_pg",
+            "algorithm.group_size=4",
+            "algorithm.kl.refresh_every=2",
+            "learner.average=moving",
+            "learner.total_updates=4",
+            "eval.every=2",
+            "eval.exploitability=true",
+        )
+    )
+    assert code == 0
+    assert rlforge_here("train", "--resume", "run", "--more", "1") == 0
+    found = {row["step"]: row for row in rows("exact.jsonl")}
+    assert list(found) == [0, 2, 4, 5]
+    measured = exploit_run(Path("run"), ["step-0", "step-2", "step-5", "average"])
+    *saved, average = measured
+    for exact in saved:
+        row = found[exact.step]
+        assert row["nash_conv"] == pytest.approx(exact.nash_conv, abs=1e-4)
+        assert row["gains"] == pytest.approx(exact.gains, abs=1e-4)
+        assert row["illegal"] == pytest.approx(exact.illegal, abs=1e-4)
+    assert average.policy_uid == "step-5-average"
+    assert average.nash_conv != pytest.approx(saved[-1].nash_conv, abs=1e-6)
+    steps = [
+        step for path in Path("run/batches").glob("*.parquet") for step in read_batch(path).steps
+    ]
+    legal = [step for step in steps if step.info["legal"] and step.legal_tokens]
+    assert legal
+    for step in legal:
+        assert all(t in tokens for t, tokens in zip(step.token_ids, step.legal_tokens, strict=True))
+    assert all("kl" in row for row in rows("metrics.jsonl"))
 
 
 @pytest.mark.slow  # tests/learner/test_real_algorithms.py and tests/buffer have its parts alone

@@ -19,10 +19,18 @@ from rlforge.system.checkpoint import extend_checkpoint, step_name, write_checkp
 from rlforge.system.packages import statistics_hidden
 from rlforge.system.utilisation import Span
 from rlforge.tracking.files import open_log
-from rlforge.types import Checkpoint, TrainBatch, UpdateResult
+from rlforge.types import (
+    Checkpoint,
+    EnvSpec,
+    ExactResult,
+    PolicyRef,
+    TrainBatch,
+    UpdateResult,
+)
 
 if TYPE_CHECKING:  # only the actors import torch, not the process that starts them
     from rlforge.learner import Learner
+    from rlforge.rollout.tabular import Questions
 
 DEATH_REPORTED_S = 5.0
 """Seconds to wait for Ray's report of a dead rank, which other ranks see as a lost connection."""
@@ -48,6 +56,7 @@ class LearnerActor:
         limit_threads(hardware.threads)
         self._folder = folder
         self._config, self._hardware, self._rank = config, hardware, rank
+        self._questions: list[Questions] | None = None
 
     def host(self) -> tuple[str, int]:
         """Open the store through which the ranks connect; returns its address and port."""
@@ -108,6 +117,30 @@ class LearnerActor:
     def measure(self, batch: TrainBatch) -> dict[str, float]:
         """See ``rlforge.learner.Learner.measure``."""
         return self._learner.measure(batch.steps)
+
+    def measure_exactly(self, policy: PolicyRef, envs: Sequence[EnvSpec]) -> list[ExactResult]:
+        """See ``LearnerGroup.measure_exactly``."""
+        from rlforge.models.load import load_tokenizer
+        from rlforge.rollout.tabular import Questions
+
+        if self._questions is None:
+            tokenizer = load_tokenizer(self._config.model)
+            self._questions = [Questions(env, self._config, tokenizer) for env in envs]
+        alternate = self._hardware.alternate
+        if alternate:
+            self._learner.wake()
+        try:
+            scored = [
+                self._learner.answer_logprobs([(a.prompt, a.tokens) for a in asked.answers])
+                for asked in self._questions
+            ]
+        finally:
+            if alternate:
+                self._learner.rest(offload=self._hardware.offload_learner)
+        if self._rank:  # it takes part in the scoring alone
+            return []
+        pairs = zip(self._questions, scored, strict=True)
+        return [asked.measure(logprobs, policy) for asked, logprobs in pairs]
 
     def save(
         self,
@@ -201,6 +234,13 @@ class LearnerGroup:
     async def measure(self, batch: Any) -> dict[str, float]:
         """How likely the policy is to give the answers in ``batch``."""
         answer: dict[str, float] = await self._all("measure", batch)
+        return answer
+
+    async def measure_exactly(
+        self, policy: PolicyRef, envs: Sequence[EnvSpec]
+    ) -> list[ExactResult]:
+        """The exact measure of the present weights, which ``policy`` names, in each of ``envs``."""
+        answer: list[ExactResult] = await self._all("measure_exactly", policy, envs)
         return answer
 
     async def save(

@@ -407,6 +407,21 @@ class EvalConfig(Group):
     max_games_per_checkpoint: Count | None = None
     #: Sampling temperature; null takes ``engine.temperature``.
     temperature: NotNegative | None = None
+    #: At each evaluation also measure, exactly, how far the version is from an equilibrium of the
+    #: evaluation environments: games of OpenSpiel with few states (``rlforge exploit``).
+    exploitability: bool = False
+
+    def clashes(self) -> Iterator[Problem]:
+        if self.exploitability and self.continuous:
+            yield (
+                "exploitability",
+                "is measured every eval.every updates; set eval.continuous=false",
+            )
+        if self.exploitability and self.temperature is not None:
+            yield (
+                "exploitability",
+                "is measured at engine.temperature, by the learner; leave eval.temperature null",
+            )
 
 
 @dataclass

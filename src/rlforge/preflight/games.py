@@ -39,6 +39,7 @@ from rlforge.preflight.policy import (
 )
 from rlforge.rewards.pipeline import RewardPipeline
 from rlforge.rollout.lineup import env_spec, eval_envs, eval_opponents, eval_pairings, train_envs
+from rlforge.rollout.tabular import measured_game
 from rlforge.system.checkpoint import step_name
 from rlforge.types import Checkpoint, EnvSpec, GameRecord, GameSpec, PolicyRef
 
@@ -303,6 +304,11 @@ def _check_evaluations(composed: Composed[GamesConfig]) -> None:
                 f"eval.{key}", "must be even: every game is played from both seats"
             )
     check_temperature(composed, "eval.temperature", config.eval.temperature)
+    for env in eval_envs(config) if config.eval.exploitability else ():
+        try:
+            measured_game(env)
+        except ConfigError as error:
+            raise composed.error("eval.exploitability", str(error)) from None
 
 
 def _check_algorithm(composed: Composed[RunConfig]) -> None:

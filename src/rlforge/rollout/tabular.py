@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlforge.config.schema import PolicyConfig
-from rlforge.errors import ConfigError
-from rlforge.games.exact import ExactGame, Exploitability, exact_game
+from rlforge.errors import ConfigError, RunError
+from rlforge.games.exact import ExactGame, exact_game
 from rlforge.games.prompts import Prompter
 from rlforge.rollout.legal import LegalTokens
-from rlforge.types import EnvSpec, value
+from rlforge.types import EnvSpec, ExactResult, PolicyRef, value
 
 
 @value
@@ -21,20 +21,6 @@ class Answer:
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
-
-
-@value
-class ExactMeasure:
-    """What ``Questions.measure`` finds.
-
-    illegal: probability of answers other than a legal action alone, in the mean over decisions and
-    at the worst of them. decisions: how many there are.
-    """
-
-    exploitability: Exploitability
-    illegal: float
-    illegal_most: float
-    decisions: int
 
 
 class Questions:
@@ -59,10 +45,11 @@ class Questions:
                     self.answers.append(Answer(prompt=prompt, tokens=tokens))
                     self._owners.append((decision.key, action))
 
-    def measure(self, logprobs: Sequence[float]) -> ExactMeasure:
-        """logprobs: of ``answers``, each of all its tokens, at the temperature of play.
+    def measure(self, logprobs: Sequence[float], policy: PolicyRef) -> ExactResult:
+        """The exact measure of ``policy``.
 
-        Raises ConfigError where no legal answer of a decision has a probability above 0.
+        logprobs: of ``answers``, each of all its tokens, at the temperature of play. Raises
+        RunError where no legal answer of a decision has a probability above 0.
         """
         mass: dict[str, dict[str, float]] = {}
         for (key, action), logprob in zip(self._owners, logprobs, strict=True):
@@ -70,7 +57,7 @@ class Questions:
             row[action] = row.get(action, 0.0) + math.exp(logprob)
         totals = {key: sum(row.values()) for key, row in mass.items()}
         if silent := [key for key, total in totals.items() if total == 0.0]:
-            raise ConfigError(
+            raise RunError(
                 f"env {self._game.name!r}: the policy gives no legal action alone at "
                 f"{len(silent)} of {len(totals)} decisions, so that it has no exact measure; play "
                 "it instead, with rlforge eval"
@@ -80,11 +67,17 @@ class Questions:
             for key, row in mass.items()
         }
         illegal = [max(0.0, 1.0 - total) for total in totals.values()]
-        return ExactMeasure(
-            exploitability=self._game.exploitability(table),
+        found = self._game.exploitability(table)
+        return ExactResult(
+            step=policy.version,
+            policy_uid=policy.uid,
+            env_id=self._game.name,
+            nash_conv=found.nash_conv,
+            values=found.values,
+            gains=found.gains,
+            decisions=len(totals),
             illegal=sum(illegal) / len(illegal),
             illegal_most=max(illegal),
-            decisions=len(totals),
         )
 
 
@@ -92,8 +85,8 @@ def measured_game(env: EnvSpec) -> ExactGame:
     """The tree of ``env``. Raises ConfigError where there is none, or no table can stand for it."""
     if env.source != "openspiel":
         raise ConfigError(
-            f"env {env.id!r} is a game of {env.source}: exact measures are for games of OpenSpiel; "
-            "name one with --env, as openspiel_tictactoe"
+            f"env {env.id!r} is a game of {env.source}: exact measures are for games of OpenSpiel, "
+            "as env openspiel_tictactoe"
         )
     if env.context == "conversation":
         raise ConfigError(

@@ -16,7 +16,7 @@ from rich.live import Live
 
 from rlforge.tracking.files import open_run
 from rlforge.tracking.formatting import duration, number, percent
-from rlforge.tracking.progress import Progress, WinRateRow
+from rlforge.tracking.progress import ExactRow, Progress, WinRateRow
 from rlforge.tracking.status import read_progress, read_summary, why_it_ended
 from rlforge.tracking.view import ProgressView
 
@@ -136,7 +136,8 @@ class Display:
             # These were printed before it was stopped.
             self._printed_update = progress.update
             evals = {(row.env_id, row.opponent): row.step for row in progress.win_rates}
-            self._printed_evals = evals
+            exact = {(row.env_id, ""): row.step for row in progress.exact}
+            self._printed_evals = {**evals, **exact}
         elif progress.unit == "update" and due and is_new:
             lines.append(update_line(progress))
             self._printed_update = progress.update
@@ -153,6 +154,11 @@ class Display:
             if self._printed_evals.get(key) != row.step:
                 self._printed_evals[key] = row.step
                 lines.append(eval_line(progress, row))
+        for measure in progress.exact:
+            key = (measure.env_id, "")
+            if self._printed_evals.get(key) != measure.step:
+                self._printed_evals[key] = measure.step
+                lines.append(exact_line(progress, measure))
         if ended and not self._printed_end:
             self._printed_end = True
             plays = progress.unit == "update" and _plays(progress)
@@ -270,6 +276,15 @@ def eval_line(progress: Progress, row: WinRateRow) -> str:
         f"[{duration(progress.elapsed_s)}] eval at {row.step}: {row.env_id} vs {row.opponent}: "
         f"win {percent(row.win_rate, 1)} [{percent(low, 1)}, {percent(high, 1)}]{start}, "
         f"draw {percent(row.draw_rate, 1)}, loss {percent(row.loss_rate, 1)} ({row.games} games)"
+    )
+
+
+def exact_line(progress: Progress, row: ExactRow) -> str:
+    """One exact measure as a line of plain ASCII."""
+    start = "" if row.step == row.start_step else f", start {row.start:.4f}"
+    return (
+        f"[{duration(progress.elapsed_s)}] exact at {row.step}: {row.env_id}: "
+        f"NashConv {row.nash_conv:.4f}{start}"
     )
 
 

@@ -64,6 +64,8 @@ class RunPaths:
     decisions = RunFile("decisions.json")
     #: One object per evaluation of one opponent in one environment.
     evals = RunFile("evals.jsonl")
+    #: One object per exact measure of a version in one environment.
+    exact = RunFile("exact.jsonl")
     #: One object per pool snapshot: step and (mu, sigma) per policy.
     ratings = RunFile("ratings.jsonl")
     #: One object per flush: the means that every sink receives.

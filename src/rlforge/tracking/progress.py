@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from rlforge.system.hardware import GpuLoad
 from rlforge.system.values import Codec
-from rlforge.types import EvalResult, value
+from rlforge.types import EvalResult, ExactResult, value
 
 #: Evaluations per opponent in the small curve of the display.
 HISTORY = 24
@@ -65,6 +65,35 @@ class WinRateRow:
             start_step=before.start_step if before else result.step,
             start_win_rate=before.start_win_rate if before else result.win_rate,
             history=(*history, result.win_rate)[-HISTORY:],
+        )
+
+
+@value
+class ExactRow:
+    """The latest exact measure in one environment, and earlier ones.
+
+    step: updates behind the policy. start_step, start: of the first measure. history: NashConv of
+    the last ones, oldest first.
+    """
+
+    env_id: str
+    step: int
+    nash_conv: float
+    start_step: int
+    start: float
+    history: tuple[float, ...]
+
+    @classmethod
+    def after(cls, result: ExactResult, before: ExactRow | None) -> ExactRow:
+        """The row after ``result``; ``before``: the row before it, None for the first."""
+        history = before.history if before else ()
+        return cls(
+            env_id=result.env_id,
+            step=result.step,
+            nash_conv=result.nash_conv,
+            start_step=before.start_step if before else result.step,
+            start=before.start if before else result.nash_conv,
+            history=(*history, result.nash_conv)[-HISTORY:],
         )
 
 
@@ -208,7 +237,7 @@ class Progress:
     last minute. learner: metrics of the last update, by their names in metrics.jsonl.
     shares: of wall time in which engines, learner and neither worked (``engine_share``,
     ``learner_share``, ``idle_share``). coverage: per environment, the share of action n-grams that
-    are distinct. win_rates by env and opponent; ratings and matches: highest first.
+    are distinct. win_rates by env and opponent; exact by env; ratings and matches: highest first.
     gpus: those of the machine that started the run; none without the driver's tool.
     activity: what is done at present, of runs that play no games. unit: what ``update`` counts. Of
     continuous training: window, the last window in one line; windows, the last ones; traders, those
@@ -232,6 +261,7 @@ class Progress:
     shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
     coverage: Mapping[str, float] = dataclasses.field(default_factory=dict)
     win_rates: tuple[WinRateRow, ...] = ()
+    exact: tuple[ExactRow, ...] = ()
     collection: tuple[CollectionRow, ...] = ()
     ratings: tuple[RatingRow, ...] = ()
     matches: tuple[MatchRow, ...] = ()

@@ -23,6 +23,7 @@ from rlforge.tracking.files import JsonlFile, create_run, read_jsonl, write_json
 from rlforge.tracking.metrics import Metrics, collection_rows, put_game
 from rlforge.tracking.progress import (
     EngineRow,
+    ExactRow,
     MatchRow,
     Pace,
     Progress,
@@ -33,7 +34,7 @@ from rlforge.tracking.progress import (
 )
 from rlforge.tracking.sample_games import sample_turns
 from rlforge.tracking.sinks import Sink, TakesAdapters, TakesTables, make_sinks, next_step
-from rlforge.types import EvalResult, GameRecord, UpdateResult
+from rlforge.types import EvalResult, ExactResult, GameRecord, UpdateResult
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 MOST_ROWS = 64
 
 _EVALS = Codec(EvalResult, form="json")
+_EXACT = Codec(ExactResult, form="json")
 _RATED = [field.name for field in dataclasses.fields(RatingRow)]
 
 
@@ -90,6 +92,7 @@ class Tracker:
         self._status: RunStatus = "running"
         self._update_file = JsonlFile(self.paths.metrics)
         self._eval_file = JsonlFile(self.paths.evals)
+        self._exact_file = JsonlFile(self.paths.exact)
         self._rating_file = JsonlFile(self.paths.ratings)
         self._learner: dict[str, float] = {}
         self._shares: dict[str, float] = {}
@@ -109,7 +112,7 @@ class Tracker:
 
     def resume(self, version: int) -> None:
         """Continue after update ``version``: later lines of the tracker's files are dropped."""
-        for file in (self._update_file, self._eval_file, self._rating_file):
+        for file in (self._update_file, self._eval_file, self._exact_file, self._rating_file):
             file.rewind(version)
         self._for_sinks(lambda sink: sink.rewind(version))
         self._restore_counters()
@@ -121,6 +124,7 @@ class Tracker:
         self._games: Counter[str] = Counter()
         self._earlier_games = self._failed = self._tokens = self._samples = self._update = 0
         self._win_rates: dict[tuple[str, str], WinRateRow] = {}
+        self._exact: dict[str, ExactRow] = {}
         earlier_s = self._read_files()
         self._begin = self._clock() - earlier_s
         self._pace = Pace(earlier_s, self._counts())
@@ -134,6 +138,8 @@ class Tracker:
             self._tokens, self._samples = row["tokens"], row["samples_seen"]
         for row in read_jsonl(self.paths.evals):
             self._remember_eval(_EVALS.decode(row))
+        for row in read_jsonl(self.paths.exact):
+            self._remember_exact(_EXACT.decode(row))
         return earlier_s
 
     # ------------------------------------------------------------ input
@@ -190,6 +196,24 @@ class Tracker:
         self._write(result.step, {f"{prefix}/{name}": each for name, each in scalars.items()})
         self._publish()
         self.tick()
+
+    def add_exact(self, result: ExactResult) -> None:
+        """One exact measure: a line of exact.jsonl and ``exact-ENV/…``, at the version's step."""
+        scalars = {
+            "nash_conv": result.nash_conv,
+            "illegal": result.illegal,
+            **{f"gain_{seat}": gain for seat, gain in enumerate(result.gains)},
+        }
+        self._exact_file.append({**dataclasses.asdict(result), "time_s": self._elapsed()})
+        self._remember_exact(result)
+        prefix = f"exact-{result.env_id}"
+        self._write(result.step, {f"{prefix}/{name}": each for name, each in scalars.items()})
+        self._publish()
+        self.tick()
+
+    def _remember_exact(self, result: ExactResult) -> None:
+        before = self._exact.get(result.env_id)
+        self._exact[result.env_id] = ExactRow.after(result, before)
 
     def _remember_eval(self, result: EvalResult) -> None:
         key = (result.env_id, result.opponent)
@@ -324,6 +348,7 @@ class Tracker:
             shares=dict(self._shares),
             coverage=dict(self._coverage),
             win_rates=tuple(self._win_rates[key] for key in sorted(self._win_rates)),
+            exact=tuple(self._exact[key] for key in sorted(self._exact)),
             collection=collection_rows(self._metrics, self._games),
             ratings=self._ratings,
             matches=self._matches,
@@ -360,7 +385,7 @@ class Tracker:
         if self._status != "running":
             return []
         self._status = summary.get("status", "done")
-        for file in (self._update_file, self._eval_file, self._rating_file):
+        for file in (self._update_file, self._eval_file, self._exact_file, self._rating_file):
             file.close()
         self._write_summary(summary)
         self._publish()
@@ -426,6 +451,7 @@ class Tracker:
             "failed_games": self._failed,
             "samples_seen": self._samples,
             "evaluations": [dataclasses.asdict(row) for row in self._win_rates.values()],
+            "exact": [dataclasses.asdict(row) for row in self._exact.values()],
         }
         write_json(self.paths.summary, {**self._about, **reached, **extra})
 

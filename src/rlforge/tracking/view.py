@@ -59,6 +59,8 @@ class ProgressView:
             first, *sections = window_sections(p, width)
         else:
             first = section("Win rate", _win_rates(p, width))
+            if p.exact:
+                first = Group(first, section("Distance from equilibrium", _exact(p, width)))
         top = Group(self._head(width), first)
         yield top
         # A live frame taller than the terminal flickers: tables are cut, extra sections left out.
@@ -156,6 +158,21 @@ def _win_rates(p: Progress, width: int) -> RenderableType:
             "curve": sparkline(row.history),
         }
         table.add_row(*(cells[title] for title in titles))
+    return table
+
+
+def _exact(p: Progress, width: int) -> RenderableType:
+    titles = ["environment", "NashConv", "start", "at", *(["curve"] if width >= MIDDLE else [])]
+    table = table_of(*((title, "left" if title == "environment" else "right") for title in titles))
+    for row in p.exact:
+        cells: list[RenderableType] = [
+            Text(row.env_id),
+            Text(f"{row.nash_conv:.4f}", style="bold"),
+            f"{row.start:.4f}",
+            str(row.step),
+            *([sparkline(row.history)] if width >= MIDDLE else []),
+        ]
+        table.add_row(*cells)
     return table
 
 

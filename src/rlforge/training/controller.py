@@ -37,6 +37,8 @@ from rlforge.actors.colocation import update_in_turn
 from rlforge.actors.engine import EngineReport
 from rlforge.actors.process import restarted
 from rlforge.config.schema import RunConfig
+from rlforge.errors import RunError
+from rlforge.rollout.lineup import eval_envs
 from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.system.utilisation import Utilisation
 from rlforge.system.values import Codec
@@ -71,7 +73,7 @@ class GameController:
             list(self._actors.replicas("collector")),
             self._actors.tracker.add_eval.remote,
         )
-        self._evaluations = Evaluations(config, collectors, self._play, record)
+        self._evaluations = Evaluations(config, collectors, self._play, record, self._measure)
         self._version = 0
         self._interrupted = False
         self._publication: asyncio.Task[None] | None = None
@@ -280,6 +282,17 @@ class GameController:
         due = settings.every and self._version % settings.every == 0
         if due and not last and not settings.continuous:
             self._evaluate(edge=False)
+
+    async def _measure(self, checkpoint: Checkpoint) -> None:
+        """The exact measure of the version that the learner holds; training goes on without it."""
+        try:
+            envs = eval_envs(self._config)
+            results = await self._actors.learner.measure_exactly(checkpoint.policy(), envs)
+        except RunError as error:
+            self._note(f"{checkpoint.uid}: {error}")
+            return
+        for result in results:
+            self._actors.tracker.add_exact.remote(result)
 
     async def _play(self, collector: str, specs: Sequence[GameSpec]) -> list[GameRecord]:
         """Play evaluation games; with ``elastic`` in another collector where this one is absent."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlforge.config.schema import RunConfig
 from rlforge.rollout.evaluation import OpenEvaluation, plan_evaluation, summarise
@@ -39,9 +40,13 @@ class Evaluations:
         collectors: Sequence[str],
         play: Play,
         record: Callable[[EvalResult], object],
+        measure: Callable[[Checkpoint], Coroutine[Any, Any, None]],
     ) -> None:
-        """collectors: their names. record: called with each result."""
+        """collectors: their names. record: called with each result. measure: makes and records the
+        exact measure of the version that the learner holds.
+        """
         self._config, self._collectors, self._play, self._tell = config, collectors, play, record
+        self._measure = measure
         self._pairings = eval_pairings(config)
         self._results: dict[tuple[str, str], EvalResult] = {}
         #: Uids of the versions whose evaluation is under way: engines may load them again.
@@ -118,7 +123,14 @@ class Evaluations:
             max_games=settings.max_games_per_checkpoint,
         )
 
+        measured: asyncio.Task[None] | None = None
+        if settings.exploitability:
+            # The learner makes its calls in order: this one before its next update.
+            measured = self._group.create_task(self._measure(checkpoint))
+
         async def evaluate() -> None:
+            if measured is not None:
+                await measured
             if before is not None:
                 await before
             await published()

@@ -48,6 +48,7 @@ def _of_games(run: RunData) -> list[Html | None]:
         tables.head(run),
         tables.reached(run),
         curves.win_rates(run),
+        curves.exact(run),
         curves.learner(run),
         curves.training_games(run),
         curves.throughput(run),

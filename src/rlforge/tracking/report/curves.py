@@ -121,6 +121,31 @@ def win_rates(run: RunData) -> Html | None:
     )
 
 
+def exact(run: RunData) -> Html | None:
+    """NashConv and the gain of each seat over the updates, one chart per environment."""
+    drawn = []
+    for env in dict.fromkeys(row["env_id"] for row in run.exact):
+        rows = [row for row in run.exact if row["env_id"] == env]
+        steps = [row["step"] for row in rows]
+        seats = [
+            Series(
+                name=f"gain of seat {seat}",
+                xs=steps,
+                ys=[row["gains"][seat] for row in rows],
+                colour=f"c{seat + 1}",
+            )
+            for seat in range(len(rows[0]["gains"]))
+        ]
+        total = Series(name="NashConv", xs=steps, ys=[row["nash_conv"] for row in rows])
+        drawn.append(Chart(title=env, series=[total, *seats], exact=True))
+    return section(
+        "Distance from equilibrium",
+        "What a best response gains on the policy, exactly: 0 for every seat at a Nash "
+        "equilibrium. NashConv is the sum over seats.",
+        charts(figure(chart) for chart in drawn),
+    )
+
+
 def learner(run: RunData) -> Html | None:
     """Learner metrics with a label; the others collapsed."""
     names = dict.fromkeys(name for row in run.metrics for name in row if "/" not in name)

@@ -28,6 +28,7 @@ class RunData:
     comparison: Row
     decisions: Row
     evals: tuple[Row, ...]
+    exact: tuple[Row, ...]
     ratings: tuple[Row, ...]
     pool: Row
     summary: Row
@@ -63,8 +64,8 @@ def load_run(run_dir: Path | str) -> RunData:
         # A bad chunk must not hide the curves: the report shows the message instead of the games.
         games_error = str(error)
     summary = read_summary(paths)
-    files = (paths.metrics, paths.windows, paths.evals, paths.ratings)
-    (metrics, windows, evals, ratings), found = zip(*map(read_intact, files), strict=True)
+    files = (paths.metrics, paths.windows, paths.evals, paths.exact, paths.ratings)
+    (metrics, windows, evals, exact, ratings), found = zip(*map(read_intact, files), strict=True)
     damage = [sentence for sentence in found if sentence is not None]
     return RunData(
         paths=paths,
@@ -73,6 +74,7 @@ def load_run(run_dir: Path | str) -> RunData:
         comparison=read_json(paths.comparison),
         decisions=read_json(paths.decisions),
         evals=tuple(evals),
+        exact=tuple(exact),
         ratings=tuple(ratings),
         pool=read_json(paths.pool),
         summary=summary,
