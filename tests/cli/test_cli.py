@@ -31,7 +31,7 @@ from rlforge.tracking.tracker import Tracker
 from rlforge.types import EvalResult, UpdateResult, value
 
 COMMANDS = (
-    *("train", "continuous", "sft", "eval", "graph", "config", "doctor"),
+    *("train", "continuous", "sft", "eval", "ladder", "exploit", "graph", "config", "doctor"),
     *("play", "replay", "list", "show", "models", "plugins", "runs", "compare"),
     *("monitor", "report", "export", "serve", "deploy", "rollback", "deployments", "windows"),
 )

@@ -98,7 +98,7 @@ def ladder(
 
     [bold]Examples[/bold]
 
-      rlforge ladder RUN --checkpoints step-0,step-40,latest --against random_legal,minimax
+      rlforge ladder RUN --checkpoints step-0,latest --against minimax
 
       rlforge ladder RUN RUN RUN:step-40 --games 400 --precision 0.05
 

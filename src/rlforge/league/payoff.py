@@ -175,7 +175,7 @@ def alpha_rank(payoffs: Any, alpha: float, population: int = 50) -> list[float]:
     Example:
         >>> [round(share, 3) for share in alpha_rank([[0, 0.5], [-0.5, 0]], alpha=1.0)]
         [1.0, 0.0]
-        >>> alpha_rank([[0, 0], [0, 0]], alpha=1.0)
+        >>> [round(share, 3) for share in alpha_rank([[0, 0], [0, 0]], alpha=1.0)]
         [0.5, 0.5]
     """
     matrix = np.asarray(payoffs, dtype=float)
