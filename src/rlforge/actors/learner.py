@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,16 +104,22 @@ class LearnerActor:
 
     def update(self, batch: TrainBatch) -> tuple[UpdateResult, Span]:
         """Learn from ``batch``; also returns start and end, in seconds of the wall clock."""
-        alternate = self._hardware.alternate
-        if alternate:
-            self._learner.wake()
-        started = time.time()
-        try:
+        with self._awake():
+            started = time.time()
             result, ended = self._learner.update(batch), time.time()
-        finally:
-            if alternate:
-                self._learner.rest(offload=self._hardware.offload_learner)
         return result, (started, ended)
+
+    @contextlib.contextmanager
+    def _awake(self) -> Iterator[None]:
+        """The learner has its device; with ``hardware.alternate`` it leaves it afterwards."""
+        if not self._hardware.alternate:
+            yield
+            return
+        self._learner.wake()
+        try:
+            yield
+        finally:
+            self._learner.rest(offload=self._hardware.offload_learner)
 
     def measure(self, batch: TrainBatch) -> dict[str, float]:
         """See ``rlforge.learner.Learner.measure``."""
@@ -126,17 +133,11 @@ class LearnerActor:
         if self._questions is None:
             tokenizer = load_tokenizer(self._config.model)
             self._questions = [Questions(env, self._config, tokenizer) for env in envs]
-        alternate = self._hardware.alternate
-        if alternate:
-            self._learner.wake()
-        try:
+        with self._awake():
             scored = [
                 self._learner.answer_logprobs([(a.prompt, a.tokens) for a in asked.answers])
                 for asked in self._questions
             ]
-        finally:
-            if alternate:
-                self._learner.rest(offload=self._hardware.offload_learner)
         if self._rank:  # it takes part in the scoring alone
             return []
         pairs = zip(self._questions, scored, strict=True)

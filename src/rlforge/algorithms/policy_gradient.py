@@ -129,18 +129,13 @@ class PolicyGradient(ABC, Generic[Config]):
     def _penalties(self, inputs: LossInputs) -> Iterator[tuple[str, float, LossInputs]]:
         """Metric, weight, and ``inputs`` with the reference, of each KL penalty."""
         kl = self.config.kl
-        previous = dataclasses.replace(
-            inputs,
-            reference_logprobs=inputs.proximal_logprobs,
-            reference_legal=inputs.proximal_legal,
-        )
         coef = annealed(kl.coef, kl.final_ratio, inputs.progress)
         if kl.to == "previous":
-            yield "kl", coef, previous
+            yield "kl", coef, _with_previous(inputs)
         elif self.reference is not None:
             yield "kl", coef, inputs
         if self.config.proximal_coef > 0:
-            yield "proximal_kl", self.config.proximal_coef, previous
+            yield "proximal_kl", self.config.proximal_coef, _with_previous(inputs)
 
     def _penalty(self, inputs: LossInputs) -> Tensor:
         """KL to ``inputs.reference_logprobs`` per token: exact over legal actions, or estimated."""
@@ -317,6 +312,15 @@ class Ppo(ActorCritic[PpoConfig]):
 
     def critic_loss(self, inputs: LossInputs) -> Tensor:
         return value_loss(inputs, self.config.value_clip)
+
+
+def _with_previous(inputs: LossInputs) -> LossInputs:
+    """``inputs`` with the policy at the start of the update as the reference."""
+    return dataclasses.replace(
+        inputs,
+        reference_logprobs=inputs.proximal_logprobs,
+        reference_legal=inputs.proximal_legal,
+    )
 
 
 def annealed(coef: float, final_ratio: float, progress: float) -> float:

@@ -80,6 +80,8 @@ class ExactGame:
         perfect = pyspiel.GameType.Information.PERFECT_INFORMATION
         self._open = self._game.get_type().information == perfect
         found: dict[str, Decision] = {}
+        # Of each decision, OpenSpiel's numbers of the actions.
+        self._numbers: dict[str, dict[str, int]] = {}
         for count, state in enumerate(self._states(), start=1):
             if count > most_states:
                 raise ConfigError(
@@ -92,6 +94,7 @@ class ExactGame:
             if key not in found:
                 view = view_of(state)
                 found[key] = Decision(key=key, player=state.current_player(), view=view)
+                self._numbers[key] = action_numbers(state)
         #: In the order of their keys.
         self.decisions = tuple(found[key] for key in sorted(found))
 
@@ -102,7 +105,7 @@ class ExactGame:
         ``ValueError`` for a missing decision, an unknown action, or probabilities that do not sum
         to 1.
         """
-        policy = {key: dict(probabilities) for key, probabilities in self._checked(table)}
+        policy = {each.key: self._checked(each.key, table) for each in self.decisions}
         if self._open:
             return self._by_induction(policy)
         joint = pyspiel.TabularPolicy({key: list(row.items()) for key, row in policy.items()})
@@ -131,20 +134,16 @@ class ExactGame:
             return f"{state.current_player()}\n{state}"
         return str(state.information_state_string())
 
-    def _checked(self, table: Table) -> Iterator[tuple[str, Iterator[tuple[int, float]]]]:
-        """The rows of ``table`` by decision, with OpenSpiel's numbers of the actions."""
-        for state in self._states():
-            if state.is_terminal() or state.is_chance_node():
-                continue
-            key = self._key(state)
-            if key not in table:
-                raise ValueError(f"{self.name}: the policy has no decision {key!r}")
-            row, known = table[key], action_numbers(state)
-            if unknown := set(row) - set(known):
-                raise ValueError(f"{self.name}: {key!r} has no actions {sorted(unknown)}")
-            if not math.isclose(sum(row.values()), 1.0, abs_tol=1e-6):
-                raise ValueError(f"{self.name}: probabilities at {key!r} do not sum to 1")
-            yield key, ((known[token], probability) for token, probability in row.items())
+    def _checked(self, key: str, table: Table) -> dict[int, float]:
+        """The row of a decision, with OpenSpiel's numbers of the actions."""
+        if key not in table:
+            raise ValueError(f"{self.name}: the policy has no decision {key!r}")
+        row, known = table[key], self._numbers[key]
+        if unknown := set(row) - set(known):
+            raise ValueError(f"{self.name}: {key!r} has no actions {sorted(unknown)}")
+        if not math.isclose(sum(row.values()), 1.0, abs_tol=1e-6):
+            raise ValueError(f"{self.name}: probabilities at {key!r} do not sum to 1")
+        return {known[token]: probability for token, probability in row.items()}
 
     def _by_induction(self, policy: Mapping[str, Mapping[int, float]]) -> Exploitability:
         players = range(self._game.num_players())

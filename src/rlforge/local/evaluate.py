@@ -14,10 +14,10 @@ from rlforge.config.schema import GamesConfig
 from rlforge.engines.openai import check_api
 from rlforge.errors import ConfigError
 from rlforge.local.policies import can_play, find_opponent, find_policy, seat_policies
-from rlforge.rollout.collector import Collector, Delivery
+from rlforge.rollout.collector import Collector
 from rlforge.rollout.evaluation import Pairing, plan_evaluation, summarise
 from rlforge.rollout.lineup import eval_pairings
-from rlforge.types import EvalResult, GameRecord, GameSpec, PolicyRef, value
+from rlforge.types import EvalResult, GameRecord, PolicyRef, value
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +42,6 @@ class Measurement:
     def complete(self) -> bool:
         """Whether at least one game per environment and opponent has finished."""
         return all(result.games for result in self.results)
-
-
-class _NoTraining:
-    """The ports of a collector that only evaluates."""
-
-    async def next_games(self, wanted: int) -> list[GameSpec] | None:
-        return None
-
-    async def deliver(self, delivery: Delivery) -> None:
-        raise AssertionError("an evaluation delivers nothing")
 
 
 async def evaluate_run(
@@ -89,7 +79,7 @@ async def evaluate_run(
     specs = plan_evaluation(pairings, policy, games, step=step, seed=config.seed)
     async with seat_policies(config, [policy, *against], say) as answers:
         say(f"{policy.uid} plays {len(specs)} games")
-        collector = Collector(config.collector, _NoTraining(), answers.for_game)
+        collector = Collector(config.collector, None, answers.for_game)
         progress = _Progress(step, len(specs), say, keep)
         try:
             records = await collector.evaluate(specs, progress.add)

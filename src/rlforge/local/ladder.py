@@ -48,7 +48,7 @@ async def play_ladder(
     members = await asyncio.to_thread(lambda: [member_of(one) for one in plan.entrants])
     async with _answers(plan.entrants, say) as make_answer:
         writer = GameWriter(folder, "ladder")
-        collector = Collector(plan.entrants[0].config.collector, _NoTraining(), make_answer)
+        collector = Collector(plan.entrants[0].config.collector, None, make_answer)
         try:
             played: list[GameIndex] = []
             causes: list[str] = []
@@ -152,16 +152,6 @@ def _indexed(record: GameRecord) -> GameIndex:
         error=record.error,
         written_at=0.0,
     )
-
-
-class _NoTraining:
-    """The ports of a collector that only evaluates."""
-
-    async def next_games(self, wanted: int) -> list[GameSpec] | None:
-        return None
-
-    async def deliver(self, delivery: object) -> None:
-        raise AssertionError("a ladder delivers nothing")
 
 
 @asynccontextmanager

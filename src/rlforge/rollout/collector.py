@@ -66,13 +66,14 @@ class Collector:
     def __init__(
         self,
         config: CollectorConfig,
-        ports: Ports,
+        ports: Ports | None,
         make_answer: MakeAnswer,
         time_limit: TimeLimit = asyncio.timeout,
         legal_tokens: Legal | None = None,
     ) -> None:
-        """time_limit: clock of ``env.timeout_s``, after which a game fails. legal_tokens: of the
-        turns of training games; None leaves them out.
+        """ports: None for a collector that only evaluates. time_limit: clock of ``env.timeout_s``,
+        after which a game fails. legal_tokens: of the turns of training games; None leaves them
+        out.
         """
         self._config = config
         self._time_limit = time_limit
@@ -91,10 +92,12 @@ class Collector:
         Raises RunError when ``collector.max_failures`` games in a row failed, and any exception of
         the ports; games finished by then are delivered first.
         """
+        ports = self._ports
+        assert ports is not None
         try:
             async with asyncio.TaskGroup() as group:
                 flusher = group.create_task(self._flush_forever())
-                while (specs := await self._ports.next_games(await self._free_slots())) is not None:
+                while (specs := await ports.next_games(await self._free_slots())) is not None:
                     for spec in specs:
                         self._under_way += 1
                         group.create_task(self._play_until_it_counts(spec))
@@ -167,6 +170,7 @@ class Collector:
         if not self._finished:
             return
         records, self._finished = tuple(self._finished), []
+        assert self._ports is not None
         await self._ports.deliver(
             Delivery(records=records, learned=tuple(self._learned(r) for r in records))
         )
