@@ -64,7 +64,7 @@ class Run:
     """The evaluations of a run and their record."""
 
     def __init__(self, *overrides: str) -> None:
-        self.tables, self.recorded = Tables(), list[EvalResult]()
+        self.tables, self.recorded, self.measured = Tables(), list[EvalResult](), list[int]()
         config = compose(
             [
                 "+experiment=tictactoe_mirror",
@@ -76,7 +76,12 @@ class Run:
             ]
         ).config
         collectors = ("collector-0", "collector-1")
-        self.made = Evaluations(config, collectors, self.tables.play, self.recorded.append)
+        self.made = Evaluations(
+            config, collectors, self.tables.play, self.recorded.append, self._measure
+        )
+
+    async def _measure(self, checkpoint: Checkpoint) -> None:
+        self.measured.append(checkpoint.version)
 
     @asynccontextmanager
     async def live(self, run_dir: Path = Path("run")) -> AsyncIterator[Evaluations]:
@@ -111,6 +116,19 @@ async def test_a_version_is_evaluated_once_however_often_it_is_asked_for() -> No
     ]
     assert run.made.objective() == 1.0
     assert not run.made.needed
+    assert run.measured == []  # exact measures are asked for, by eval.exploitability
+
+
+async def test_an_evaluated_version_is_measured_exactly_before_its_games() -> None:
+    run = Run("env=openspiel_kuhn", "eval.exploitability=true")
+    async with run.live() as evaluations:
+        for number in (0, 2, 2):
+            evaluations.evaluate(version(number), at_once, edge=False)
+        await settle()
+        assert run.measured == [0, 2]
+        await run.tables.end(4)
+        await run.tables.end(4)
+        await evaluations.finish()
 
 
 async def test_all_slots_always_play_the_newest_version() -> None:
