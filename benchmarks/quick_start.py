@@ -145,6 +145,8 @@ def main() -> None:
     device = resolve_device(arguments.device).type
     figures = learn(shape, device, steps, arguments.packed_tokens, repeats)
     figures |= generate(shape, device, steps, arguments.workers, arguments.seconds, repeats)
+    if not all(figures["answers"]):
+        raise SystemExit(f"no answer ended in {arguments.seconds:g} s; raise --seconds")
     rates = {f"{name}_per_s": figures.pop(name) for name in ("answers", "tokens")}
     figures["playing"] = [BATCH / rate for rate in rates["answers_per_s"]]
     rounds = [sum(parts) for parts in zip(*figures.values(), strict=True)]
@@ -161,7 +163,7 @@ def main() -> None:
             "samples_per_update": BATCH,
             "requests_under_way": arguments.workers,
             "packed_tokens": arguments.packed_tokens,
-            "median_answer_tokens": arguments.median_answer,
+            "answer_tokens": arguments.median_answer,
             "projected": hours,
             "seconds_per_update": parts,
             **{name: spread(values, "per_s") for name, values in rates.items()},

@@ -292,6 +292,12 @@ FIGURES = (
         lambda results: spread_cell(results["mfu"]) if "mfu" in results else "*unmeasured*",
     ),
     Figure(
+        "the same with compiled layers",
+        "more than without",
+        "learner_qwen3-1.7b_compiled",
+        lambda results: spread_cell(results["mfu"]) if "mfu" in results else "*unmeasured*",
+    ),
+    Figure(
         "quick start on one H200, 200 updates of 384 samples, projected; documented: 12 h on three "
         "RTX 6000 Ada",
         "at most 1.5 h",

@@ -116,7 +116,7 @@ def test_cublas_workspaces_are_freed_before_the_cache(
 def test_moving_a_model_away_frees_the_gpu(model: Any) -> None:
     gpu = torch.device("cuda")
     big = nn.Linear(4096, 4096).to(gpu)  # 64 MiB
-    expected = copy.deepcopy(big.weight.cpu())
+    expected = big.weight.detach().cpu().clone()
     optimizer = torch.optim.AdamW(big.parameters(), fused=True)
     big(torch.ones(1, 4096, device=gpu)).sum().backward()
     optimizer.zero_grad(set_to_none=True)
