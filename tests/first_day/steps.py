@@ -62,7 +62,7 @@ STEPS = (
             Step(
                 "Watch it from another terminal",
                 "rlforge monitor latest --once",
-                ("updates .*/24", "Win rate", "Ratings", "running"),
+                ("updates .*/24", "Win rate", "Ladder", "running"),
                 picture="dashboard",
             ),
         ),

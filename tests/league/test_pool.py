@@ -479,6 +479,19 @@ def test_retired_checkpoints_keep_their_rating_and_lose_their_window():
     assert entries(pool)["step-0"]["games"] == 2
 
 
+def test_the_ladder_takes_the_start_under_all_its_names_as_one_member_at_zero():
+    pool = pool_of(2, fixed=(BASE,))
+    first, second = (checkpoint(version).policy() for version in (0, 1))
+    for _ in range(30):
+        pool.push_outcome(record([second, first], [1, -1], purpose="eval"))
+        pool.push_outcome(record([second, BASE], [1, -1], purpose="eval"))
+        pool.push_outcome(record([first, BASE], [1, -1], purpose="eval"))
+    best, start = pool.snapshot()["ladder"]
+    assert (best["uids"], best["games"]) == (["step-1"], 60)
+    assert (start["uids"], start["elo"]) == (["step-0", "base"], 0.0)
+    assert 0 < best["low"] < best["elo"] < best["high"]
+
+
 def test_the_snapshot_is_json():
     pool = pool_of(3)
     pool.push_outcome(record([pool.current().policy(), RANDOM], [1, -1]))

@@ -179,6 +179,10 @@ def snapshot(step: int, most_uids: int = 100) -> dict[str, Any]:
         "current": uids[-1],
         "entries": entries,
         "matches": matches,
+        "ladder": [
+            {"uids": [uid], "elo": 10.0 * index, "low": -40.0, "high": 400.0, "games": 7 + index}
+            for index, uid in reversed(list(enumerate(uids)))
+        ][:48],
         "exploration": {"envs": {"SimpleTak-v0-train": {"coverage": 0.375}}, "opponents": {}},
     }
 

@@ -204,13 +204,14 @@ def test_side_by_side_from_110_columns(full_run: Path) -> None:
         return next(line for line in lines if title in line)
 
     wide = draw(progress_of(full_run), 120)
-    assert "Games between" in row_with(wide, "Ratings")
-    assert "Engine and learner" in row_with(wide, "Ratings")
+    assert "Ratings" in row_with(wide, "Ladder")
+    assert "Engine and learner" in row_with(wide, "Ladder")
     middle = draw(progress_of(full_run), 80)
-    assert "Games between" not in row_with(middle, "Ratings")
-    assert "Engine and learner" in row_with(middle, "Ratings")
+    assert "Ratings" not in row_with(middle, "Ladder")
+    assert "Engine and learner" in row_with(middle, "Ladder")
+    assert "Games between" in row_with(middle, "Ratings")
     narrow = draw(progress_of(full_run), 60)
-    assert "Engine and learner" not in row_with(narrow, "Ratings")
+    assert "Engine and learner" not in row_with(narrow, "Ladder")
     assert any("▃▆" in line for line in wide)  # the curve of win rates
     assert not any("▃▆" in line for line in middle)
 

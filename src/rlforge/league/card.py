@@ -23,6 +23,7 @@ from rlforge.errors import RlforgeError
 from rlforge.league.confidence import confidence_sequence
 from rlforge.league.ratings import RatingTable
 from rlforge.league.strengths import (
+    ELO,
     bradley_terry,
     cyclic_part,
     cyclic_shares,
@@ -44,9 +45,6 @@ from rlforge.tracking.ladder_card import (
     Neighbours,
 )
 from rlforge.types import value
-
-ELO = 400 / math.log(10)
-"""Elo points of a unit of log-odds: 400 points are odds of 10 to 1."""
 
 ROUND_PAIRS = 10
 """Pairs that a pairing plays before its interval is looked at again."""

@@ -17,7 +17,9 @@ from rlforge.league.history import History
 from rlforge.league.modes import Mode, PoolView, Weights, default_temperature, probabilities
 from rlforge.league.payoff import NO_RESULTS, Results, ResultTable
 from rlforge.league.ratings import Rating, RatingTable
+from rlforge.league.strengths import run_ladder
 from rlforge.system.values import Codec
+from rlforge.tracking.progress import LADDER_ROWS, LadderRow
 from rlforge.types import Checkpoint, GameRecord, GameSpec, PolicyRef
 
 _POLICIES, _CHECKPOINTS = Codec(PolicyRef, form="json"), Codec(Checkpoint, form="json")
@@ -252,7 +254,8 @@ class ModelPool:
         active, games, rated_games: those that changed its rating, 0 where it has none of its own.
         matches: ``{uid: {uid: games}}``, symmetric; the diagonal counts games in which a policy
         met itself. results: ``{uid: {uid: [wins, draws, losses]}}``, each pair both ways.
-        exploration: see ``ExplorationTracker.snapshot``.
+        ladder: see ``rlforge.league.strengths.run_ladder``; policies of equal weights are one, and
+        the first is the start of training. exploration: see ``ExplorationTracker.snapshot``.
         """
         active = {checkpoint.uid for checkpoint in self.active()}
         ratings = self._ratings.ratings()
@@ -273,9 +276,19 @@ class ModelPool:
             ],
             "matches": {uid: dict(row) for uid, row in self._matches.items()},
             "results": self._results.rows(),
+            "ladder": [
+                {**LADDER_ROWS.encode(one), "uids": list(one.uids)} for one in self._ladder()
+            ],
             "unrated_out_of_range": self._ratings.out_of_range,
             "exploration": self._exploration.snapshot(),
         }
+
+    def _ladder(self) -> list[LadderRow]:
+        names: dict[tuple[str, str | None], list[str]] = {}
+        for uid in sorted(self._policies, key=lambda uid: uid not in self._checkpoints):
+            policy = self._policies[uid]
+            names.setdefault((policy.kind, policy.path_or_name), []).append(uid)
+        return run_ladder(self._results.rows(), list(names.values()))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the configuration, as plain data that survives JSON."""

@@ -135,6 +135,24 @@ class RatingRow:
 
 
 @value
+class LadderRow:
+    """One policy of the run's ladder.
+
+    uids: its names, those of equal weights together. elo: Bradley-Terry strength in Elo points
+    above the start of training; low, high: the 95 % interval. games: against the others.
+    """
+
+    uids: tuple[str, ...]
+    elo: float
+    low: float
+    high: float
+    games: int
+
+
+LADDER_ROWS = Codec(LadderRow, form="json")
+
+
+@value
 class MatchRow:
     """The number of rated games between two policies."""
 
@@ -237,8 +255,8 @@ class Progress:
     last minute. learner: metrics of the last update, by their names in metrics.jsonl.
     shares: of wall time in which engines, learner and neither worked (``engine_share``,
     ``learner_share``, ``idle_share``). coverage: per environment, the share of action n-grams that
-    are distinct. win_rates by env and opponent; exact by env; ratings and matches: highest first.
-    gpus: those of the machine that started the run; none without the driver's tool.
+    are distinct. win_rates by env and opponent; exact by env; ladder, ratings and matches: highest
+    first. gpus: those of the machine that started the run; none without the driver's tool.
     activity: what is done at present, of runs that play no games. unit: what ``update`` counts. Of
     continuous training: window, the last window in one line; windows, the last ones; traders, those
     of the last window.
@@ -263,6 +281,7 @@ class Progress:
     win_rates: tuple[WinRateRow, ...] = ()
     exact: tuple[ExactRow, ...] = ()
     collection: tuple[CollectionRow, ...] = ()
+    ladder: tuple[LadderRow, ...] = ()
     ratings: tuple[RatingRow, ...] = ()
     matches: tuple[MatchRow, ...] = ()
     engines: tuple[EngineRow, ...] = ()

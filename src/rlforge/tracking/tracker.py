@@ -22,8 +22,10 @@ from rlforge.system.values import Codec
 from rlforge.tracking.files import JsonlFile, create_run, read_jsonl, write_json
 from rlforge.tracking.metrics import Metrics, collection_rows, put_game
 from rlforge.tracking.progress import (
+    LADDER_ROWS,
     EngineRow,
     ExactRow,
+    LadderRow,
     MatchRow,
     Pace,
     Progress,
@@ -97,6 +99,7 @@ class Tracker:
         self._learner: dict[str, float] = {}
         self._shares: dict[str, float] = {}
         self._engines: dict[str, EngineRow] = {}
+        self._ladder: tuple[LadderRow, ...] = ()
         self._ratings: tuple[RatingRow, ...] = ()
         self._matches: tuple[MatchRow, ...] = ()
         self._coverage: dict[str, float] = {}
@@ -287,9 +290,10 @@ class Tracker:
         table ``ratings``.
 
         snapshot: ``entries``, each with ``uid``, ``mu``, ``sigma``, ``games`` and ``active``;
-        ``matches``, ``{uid: {uid: games}}``, symmetric; ``exploration``, whose ``envs`` hold per
-        environment the ``coverage``, the share of n-grams that are distinct (0..1); ``current``,
-        the uid of the newest policy. pool.json keeps further keys as well.
+        ``matches``, ``{uid: {uid: games}}``, symmetric; ``ladder``, see ``LadderRow``;
+        ``exploration``, whose ``envs`` hold per environment the ``coverage``, the share of n-grams
+        that are distinct (0..1); ``current``, the uid of the newest policy. pool.json keeps further
+        keys as well.
         """
         ratings = sorted(
             (
@@ -300,6 +304,7 @@ class Tracker:
         )
         matches = match_rows(snapshot["matches"])
         self._ratings, self._matches = tuple(ratings[:MOST_ROWS]), matches[:MOST_ROWS]
+        self._ladder = tuple(LADDER_ROWS.decode(row) for row in snapshot["ladder"])
         self._coverage = {
             env: counts["coverage"] for env, counts in snapshot["exploration"]["envs"].items()
         }
@@ -350,6 +355,7 @@ class Tracker:
             win_rates=tuple(self._win_rates[key] for key in sorted(self._win_rates)),
             exact=tuple(self._exact[key] for key in sorted(self._exact)),
             collection=collection_rows(self._metrics, self._games),
+            ladder=self._ladder,
             ratings=self._ratings,
             matches=self._matches,
             engines=tuple(self._engines[name] for name in sorted(self._engines)),

@@ -119,14 +119,16 @@ class ProgressView:
 
 def _of_games(p: Progress, width: int, rows: int) -> list[RenderableType]:
     """The sections below the win rates, the first of which is always shown."""
+    ladder = section("Ladder", _ladder(p, rows))
     ratings = section("Ratings", _ratings(p, rows))
     machine = section("Engine and learner", _machine(p))
     matches = section("Games between", _matches(p, rows))
     games = [section("Training games", _collection(p, width))] if p.collection else []
     if width >= WIDE:
-        return [side_by_side(ratings, matches, machine), *games]
-    both = side_by_side(ratings, machine) if width >= MIDDLE else Group(ratings, machine)
-    return [both, *games, matches]
+        return [side_by_side(ladder, ratings, machine), *games, matches]
+    if width >= MIDDLE:
+        return [side_by_side(ladder, machine), *games, side_by_side(ratings, matches)]
+    return [Group(ladder, machine), *games, ratings, matches]
 
 
 def _win_rates(p: Progress, width: int) -> RenderableType:
@@ -183,6 +185,17 @@ def _change(row: WinRateRow) -> Text:
     change = row.win_rate - row.start_win_rate
     start = wilson_interval(round(row.start_win_rate * row.games), row.games)
     return signed(points(change), change, significant(start, row.ci95))
+
+
+def _ladder(p: Progress, most: int) -> RenderableType:
+    """Strengths by games alone, whatever their order; policies of equal weights on one row."""
+    if not p.ladder:
+        return Text("no rated games yet", style="dim")
+    table = table_of(("policy", "left"), ("Elo  95% CI", "right"), ("games", "right"))
+    for row in p.ladder[:most]:
+        points = Text.assemble(f"{row.elo:+.0f}", (f"  {row.low:+.0f} to {row.high:+.0f}", "dim"))
+        table.add_row(Text(" = ".join(row.uids)), points, count(row.games))
+    return _with_rest(table, len(p.ladder) - most, "policies")
 
 
 def _ratings(p: Progress, most: int) -> RenderableType:

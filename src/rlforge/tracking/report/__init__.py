@@ -52,6 +52,7 @@ def _of_games(run: RunData) -> list[Html | None]:
         curves.learner(run),
         curves.training_games(run),
         curves.throughput(run),
+        tables.ladder(run),
         curves.ratings(run),
         tables.pool(run),
         sample_games(run),

@@ -21,6 +21,7 @@ from rlforge.tracking.ladder_view import (
     neighbour_texts,
     won_and_lost,
 )
+from rlforge.tracking.progress import LadderRow
 from rlforge.tracking.report.charts import nice_ticks
 from rlforge.tracking.report.curves import section
 from rlforge.tracking.report.html import Html, el, fold, join, table, write_page
@@ -34,10 +35,11 @@ _LONGEST = 30
 def write_ladder_page(target: Path, card: LadderCard) -> Path:
     """Write the page of ``card`` and return its path."""
     title = f"Ladder of {card.rules.env_id}"
+    named = [(f"{letter(place)} {one.uid}", one) for place, one in enumerate(card.ratings)]
     body = el(
         "body",
         el("header", el("h1", title), el("p", f"{head(card)}.", cls="soft")),
-        section("Strengths", ABOUT_STRENGTHS, _plot(card.ratings), _strengths(card)),
+        section("Strengths", ABOUT_STRENGTHS, plot_of_strengths(named), _strengths(card)),
         section("Scores", ABOUT_SCORES, _scores(card), _pairings(card)),
         section("Cycles", _ABOUT_CYCLES, *_sentences(cycle_text(card))),
         section("First move", _ABOUT_FIRST_MOVE, *_sentences(first_move_text(card))),
@@ -67,12 +69,12 @@ def _sentences(text: str | None) -> list[Html]:
     return [] if text is None else [el("p", text[0].upper() + text[1:])]
 
 
-def _plot(ratings: Sequence[LadderRating]) -> Html:
-    """Strengths with their intervals, one row each."""
-    low, high = min(one.low for one in ratings), max(one.high for one in ratings)
+def plot_of_strengths(rows: Sequence[tuple[str, LadderRating | LadderRow]]) -> Html:
+    """Named strengths with their intervals, one row each."""
+    low, high = min(one.low for _, one in rows), max(one.high for _, one in rows)
     ticks = nice_ticks(low, high)
     low, high = min(low, ticks[0]), max(high, ticks[-1])
-    span, height = max(high - low, 1e-9), _ROW * len(ratings)
+    span, height = max(high - low, 1e-9), _ROW * len(rows)
 
     def at(points: float) -> str:
         return f"{_NAMES + (points - low) / span * (_WIDTH - _NAMES - 20):.1f}"
@@ -83,13 +85,13 @@ def _plot(ratings: Sequence[LadderRating]) -> Html:
             el("line", x1=at(tick), x2=at(tick), y1=0, y2=height, cls="grid"),
             el("text", elo(tick), x=at(tick), y=height + 18, cls="tick middle"),
         ]
-    for place, one in enumerate(ratings):
+    for place, (name, one) in enumerate(rows):
         y = _ROW * (place + 0.5)
-        name = one.uid if len(one.uid) <= _LONGEST else f"…{one.uid[1 - _LONGEST :]}"
-        about = f"{one.uid}: {elo(one.elo)} ({elo(one.low)} to {elo(one.high)})"
+        short = name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
+        about = f"{name}: {elo(one.elo)} ({elo(one.low)} to {elo(one.high)})"
         row = [
             el("title", about),
-            el("text", f"{letter(place)} {name}", x=_NAMES - 12, y=y + 4, cls="tick end"),
+            el("text", short, x=_NAMES - 12, y=y + 4, cls="tick end"),
             el("line", x1=at(one.low), x2=at(one.high), y1=y, y2=y, cls="line"),
             el("circle", cx=at(one.elo), cy=y, r=4, cls="line"),
         ]

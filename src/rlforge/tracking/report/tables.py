@@ -14,11 +14,13 @@ from rlforge.tracking.formatting import (
     points,
     significant,
 )
+from rlforge.tracking.ladder_view import elo
 from rlforge.tracking.metrics import wilson_interval
-from rlforge.tracking.progress import match_rows
+from rlforge.tracking.progress import LADDER_ROWS, match_rows
 from rlforge.tracking.report.curves import section
 from rlforge.tracking.report.data import Row, RunData
 from rlforge.tracking.report.html import Html, changed, el, fold, join, table
+from rlforge.tracking.report.ladder import plot_of_strengths
 
 #: Most policies in the table of ratings, and in the table of games between them.
 MOST_RATINGS, MOST_MATCHED = 12, 14
@@ -130,6 +132,27 @@ def _interval(low: float, high: float) -> Html:
     return el("span", f" ({percent(low, 1)} to {percent(high, 1)})", cls="soft")
 
 
+def ladder(run: RunData) -> Html | None:
+    """Strengths from the games between policies; None for a run of an earlier version."""
+    rows = [LADDER_ROWS.decode(row) for row in (run.pool or {}).get("ladder", ())]
+    if not rows:
+        return None
+    named = [(" = ".join(row.uids), row) for row in rows]
+    heads = ["policy", "Elo", "95 % interval", "games"]
+    body = [
+        [name, elo(row.elo), f"{elo(row.low)} to {elo(row.high)}", count(row.games)]
+        for name, row in named
+    ]
+    return section(
+        "Ladder",
+        "Bradley-Terry strength in Elo points above the start of training, from all games between "
+        "policies, in whatever order they were played; a draw is half a win, and policies of equal "
+        "weights are one. For mirrored games and a test of cycles: rlforge ladder.",
+        plot_of_strengths(named[:MOST_RATINGS]),
+        fold("Strengths of all", table(heads, body, "Strengths of the policies")),
+    )
+
+
 def pool(run: RunData) -> Html | None:
     """Current ratings, measured ones first, and the number of games between policies."""
     if not run.pool:
@@ -164,7 +187,8 @@ def pool(run: RunData) -> Html | None:
     heads = ["policy", "state", "rating", "rated games", "games"]
     return section(
         "Pool",
-        "TrueSkill mean and sigma of each policy: those of the evaluations first, then by rating. "
+        "TrueSkill mean and sigma of each policy, by which opponents are drawn: those of the "
+        "evaluations first, then by rating. "
         "Rated games are those against another policy; without any, a version has no rating of "
         "its own.",
         table(heads, rows[:first], "Ratings of the pool", names=2) if first else None,
