@@ -463,6 +463,40 @@ class ExactResult:
 
 
 @value
+class Alarm:
+    """A signal of training that has changed for the worse (``rlforge.training.sentinel``).
+
+    step: the update, or the version that was measured, at which it was noticed; since: the first at
+    which it showed; good: the last before that. signal: as in ``sentinel.watch``; about: which of
+    several it is. observed, expected: its value, and what it was to be. actions: what was done.
+
+    Example:
+        >>> Alarm(
+        ...     step=60, signal="score", about="tictactoe against base", since=60, good=40,
+        ...     observed=0.61, expected=0.9, actions=("rollback to step-40",),
+        ... ).text
+        'score in tictactoe against base: 0.61 instead of 0.9 since 60; rollback to step-40'
+    """
+
+    step: int
+    signal: str
+    about: str
+    since: int
+    good: int
+    observed: float
+    expected: float
+    actions: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """What changed, since when, and what was done, in one line."""
+        where = f" in {self.about}" if self.about else ""
+        values = f"{self.observed:.3g} instead of {self.expected:.3g}"
+        line = f"{self.signal.replace('_', ' ')}{where}: {values} since {self.since}"
+        return "; ".join((line, *self.actions))
+
+
+@value
 class EvalResult:
     """Seat-swapped games of one policy version against one opponent in one environment."""
 

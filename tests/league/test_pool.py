@@ -492,6 +492,31 @@ def test_the_ladder_takes_the_start_under_all_its_names_as_one_member_at_zero():
     assert 0 < best["low"] < best["elo"] < best["high"]
 
 
+def test_a_mode_that_was_changed_draws_from_the_past_and_survives_a_resume():
+    pool = pool_of(4, mode="mirror", max_active_lora=3, fixed=())
+    assert set(pool.weights()) == {"step-3"}
+    pool.use_mode("fictitious")
+    assert set(pool.weights()) > {"step-1", "step-2"}
+    resumed = pool_of(4, mode="mirror", max_active_lora=3, fixed=())
+    resumed.load_state_dict(json.loads(json.dumps(pool.state_dict())))
+    assert resumed.weights() == pool.weights()
+    assert resumed.snapshot()["mode"] == "fictitious"
+    other = pool_of(4, mode="random", max_active_lora=3, fixed=())
+    other.load_state_dict(pool_of(4, mode="mirror", max_active_lora=3, fixed=()).state_dict())
+    assert other.snapshot()["mode"] == "random", "the configuration's, which was not changed"
+
+
+def test_games_with_the_past_are_counted_for_the_newer_version():
+    pool = pool_of(3)
+    old, middle, new = (checkpoint(version).policy() for version in range(3))
+    pool.push_outcome(record([new, old], [1, -1]))
+    pool.push_outcome(record([old, middle], [0, 0]))
+    pool.push_outcome(record([middle, new], [1, -1]))
+    pool.push_outcome(record([new, RANDOM], [1, -1]))
+    pool.push_outcome(record([new, new], [1, -1]))
+    assert pool.games_with_past() == (3, 1.5)
+
+
 def test_the_snapshot_is_json():
     pool = pool_of(3)
     pool.push_outcome(record([pool.current().policy(), RANDOM], [1, -1]))

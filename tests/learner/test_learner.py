@@ -407,3 +407,79 @@ def test_a_conversation_learns_what_its_turns_would_learn_apart(parts, packing, 
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
         for name, gradient in gradients[1].items():
             torch.testing.assert_close(gradients[0][name], gradient, rtol=1e-4, atol=1e-6)
+
+
+# ---------------------------------------------------------------- the sentinel's actions
+
+
+def test_smaller_steps_multiply_the_learning_rate_beside_its_schedule(parts):
+    learner = parts.learner(schedule="linear", final_lr_ratio=0.0, total_updates=10)
+    batch = parts.batch(parts.random_steps(4))
+
+    def rate() -> float:
+        return learner.update(batch).metrics["lr"]
+
+    assert rate() == 1e-2
+    learner.take_smaller_steps(0.5)
+    assert rate() == pytest.approx(1e-2 * 0.9 / 2)
+    learner.take_smaller_steps(0.5)
+    resumed = parts.learner(schedule="linear", final_lr_ratio=0.0, total_updates=10)
+    resumed.load_state_dict(learner.state_dict())
+    assert resumed.update(batch).metrics["lr"] == pytest.approx(1e-2 * 0.8 / 4)
+
+
+def test_going_back_trains_an_earlier_version_as_if_it_were_the_start(parts, tmp_path):
+    learner = parts.learner(betas=[0.9, 0.9])
+    batch = parts.batch(parts.random_steps(4))
+    learner.update(batch)
+    saved = tmp_path / "step-1"
+    saved.mkdir()
+    learner.save(saved)
+    for seed in range(3):
+        learner.update(parts.batch(parts.random_steps(4, seed=seed)))
+    learner.go_back(saved, 1)
+    assert learner.version == 4, "updates are counted on"
+    fresh = parts.learner(betas=[0.9, 0.9], initial_adapter=str(saved))
+    fresh.version = 4  # shuffling follows from it
+    updated = [one.update(batch) for one in (learner, fresh)]
+    assert [result.version for result in updated] == [5, 5]
+    for name, tensor in fresh.state_dict()["policy"].items():
+        assert torch.equal(learner.state_dict()["policy"][name], tensor), name
+
+
+def test_going_back_to_the_start_without_an_adapter_answers_as_the_model_does(parts):
+    learner = parts.learner()
+    answers = [((5, 6, 7), (8, 9)), ((1, 2), (3,))]
+    before = learner.answer_logprobs(answers)
+    learner.update(parts.batch(parts.random_steps(4)))
+    assert learner.answer_logprobs(answers) != before
+    learner.go_back(None, 0)
+    assert learner.answer_logprobs(answers) == before
+
+
+def test_the_gap_of_the_version_that_was_left_is_measured_with_its_own_weights(parts, tmp_path):
+    learner = parts.learner(kept_versions=2, learning_rate=0.1)
+    learner.save(tmp_path)
+    learner.update(parts.batch(parts.random_steps(4)))
+    asked = [((5, 6, 7), (8,)), ((1, 2), (3,))]
+    drawn = learner.answer_logprobs(asked)  # as the engine draws by version 1
+    learner.go_back(tmp_path, 0)
+    steps = [
+        parts.step(prompt_token_ids=prompt, token_ids=answer, logprobs=(logprob,), policy_version=1)
+        for (prompt, answer), logprob in zip(asked, drawn, strict=True)
+    ]
+    assert learner.answer_logprobs(asked) != pytest.approx(drawn, abs=1e-2)
+    assert learner.update(parts.batch(steps)).metrics["logprob_gap_max"] < 1e-5
+
+
+def test_turns_without_an_advantage_and_the_gap_between_seats_are_measured(parts):
+    learner = parts.learner()
+    steps = [
+        parts.step(player_id=seat, reward=reward, raw_reward=raw)
+        for seat, reward, raw in [(0, 0.0, 1.0), (0, 1e-9, 0.5), (1, -0.5, -1.0), (2, 0.0, 0.0)]
+    ]
+    metrics = learner.update(parts.batch(steps)).metrics
+    assert metrics["no_advantage_share"] == 0.75
+    assert metrics["seat_gap"] == 0.75 - -0.5
+    alone = learner.update(parts.batch(steps[:2])).metrics
+    assert "seat_gap" not in alone

@@ -20,7 +20,7 @@ from rlforge.tracking.game_files import GameWriter
 from rlforge.tracking.progress import CollectionRow, Progress
 from rlforge.tracking.tracker import Tracker
 from rlforge.tracking.view import ProgressView
-from rlforge.types import ExactResult
+from rlforge.types import Alarm, ExactResult
 
 MODEST = GpuLoad(index=3, name="B", used=2**29, memory=2**32)
 
@@ -215,6 +215,38 @@ def test_an_exact_measure_is_a_line_a_namespace_and_a_row(tmp_path: Path, new_tr
     assert "Distance from equilibrium" in (text := page.export_text())
     assert "kuhn_poker" in text
     assert "0.2500" in text
+
+
+def test_an_alarm_is_a_line_a_mark_and_a_part_of_the_display(
+    tmp_path: Path, make: Any, new_tracker: Any
+) -> None:
+    sink = Memory()
+    tracker = new_tracker(tmp_path, [sink])
+    for step in (3, 8):
+        tracker.log_learner(make.update(step), make.shares)
+        tracker.add_alarm(
+            Alarm(
+                step=step,
+                signal="seat_gap",
+                about="",
+                since=step - 1,
+                good=step - 2,
+                observed=-0.75,
+                expected=0.125,
+                actions=("rollback to step-1",),
+            )
+        )
+    (first, second) = read_jsonl(tmp_path / "sentinel.jsonl")
+    assert (first["step"], first["since"], first["good"]) == (3, 2, 1)
+    assert (second["observed"], second["actions"]) == (-0.75, ["rollback to step-1"])
+    assert sink.curve("sentinel/seat_gap") == [(3, 1.0), (8, 1.0)]
+    tracker.resume(4)
+    (alarm,) = tracker.progress().alarms
+    line = "seat gap: -0.75 instead of 0.125 since 2; rollback to step-1"
+    assert alarm.text == line
+    page = Console(width=80, record=True, file=io.StringIO())
+    page.print(ProgressView(Progress.from_json(tracker.progress().to_json())))
+    assert f"3  {line}" in page.export_text()
 
 
 def test_an_update_is_a_line_with_rates_shares_and_games(

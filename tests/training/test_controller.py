@@ -10,11 +10,13 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.continuous.in_process import rlforge_here, use_actors_in_process
 from tests.live_run import actor_pids, change_config, rows, run, start, train_arguments, wait_for
 
+import rlforge.learner.learner
 from rlforge.buffer.batches import read_batch
 from rlforge.local.exploit import exploit_run
 from rlforge.system.checkpoint import (
@@ -25,6 +27,7 @@ from rlforge.system.checkpoint import (
 )
 from rlforge.system.locks import RunLock
 from rlforge.tracking.game_files import read_games
+from rlforge.tracking.report import write_report
 
 pytestmark = pytest.mark.timeout(900)  # several processes import torch, on a machine with others
 
@@ -453,3 +456,56 @@ def test_a_run_directory_in_use_is_refused(small_model: Path) -> None:
         done = run(*train_arguments(small_model))
     assert done.returncode == 1
     assert f"{os.getpid()}" in done.stderr.splitlines()[-1]
+
+
+def test_a_collapse_is_reported_and_the_run_goes_back_to_before_it(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The entropy of the updates from the twelfth on is an eighth of what it was."""
+    use_actors_in_process(monkeypatch.setattr)
+    measure = rlforge.learner.learner.logprob_metrics
+
+    def planted(*arguments: Any) -> dict[str, float]:
+        metrics = measure(*arguments)
+        if arguments[-1] >= 11:  # updates before it
+            metrics["entropy"] /= 8
+        return metrics
+
+    monkeypatch.setattr(rlforge.learner.learner, "logprob_metrics", planted)
+    code = rlforge_here(
+        *train_arguments(
+            small_model,
+            "hardware=cpu",
+            "+experiment=kuhn_grpo",
+            "algorithm=nash_pg",
+            "algorithm.group_size=4",
+            "learner.total_updates=18",
+            "learner.warmup_updates=0",
+            "learner.schedule=constant",
+            "learner.keep_checkpoints=0",
+            "sentinel.actions=[opponents,rollback,magnet,smaller_steps]",
+            "sentinel.watch=[entropy]",
+            "sentinel.warmup=6",
+        )
+    )
+    assert code == 0
+    (alarm,) = rows("sentinel.jsonl")
+    at = alarm["step"]
+    assert (alarm["signal"], alarm["since"], alarm["good"]) == ("entropy", 12, 11)
+    assert 12 < at <= 15
+    assert alarm["observed"] < alarm["expected"] / 4
+    done = ["opponents from the past", "rollback to step-11", "new snapshot as reference"]
+    assert alarm["actions"] == [*done, "learning rate × 0.5"]
+    assert f"sentinel, update {at}: entropy: " in capsys.readouterr().err
+    parents = {
+        path.name: read_manifest(path).meta["parent_uid"]
+        for path in list_checkpoints(Path("run/checkpoints"))
+    }
+    assert parents[f"step-{at}"] == "step-11"
+    assert parents["step-18"] == "step-17"
+    rates = {row["step"]: row["lr"] for row in rows("metrics.jsonl")}
+    assert rates[at + 1] == rates[at] / 2
+    pool = json.loads(Path("run/pool.json").read_text())
+    assert pool["mode"] == "fictitious"
+    page = write_report(Path("run")).read_text()
+    assert "rollback to step-11" in page

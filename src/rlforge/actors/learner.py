@@ -143,6 +143,18 @@ class LearnerActor:
         pairs = zip(self._questions, scored, strict=True)
         return [asked.measure(logprobs, policy) for asked, logprobs in pairs]
 
+    def take_smaller_steps(self, factor: float) -> None:
+        """See ``rlforge.learner.Learner.take_smaller_steps``."""
+        self._learner.take_smaller_steps(factor)
+
+    def refresh_reference(self) -> None:
+        """See ``rlforge.learner.Learner.refresh_reference``."""
+        self._learner.refresh_reference()
+
+    def go_back(self, version: int) -> None:
+        """See ``LearnerGroup.go_back``."""
+        self._learner.go_back(self._folder.checkpoint(step_name(version)), version)
+
     def save(
         self,
         version: int,
@@ -243,6 +255,21 @@ class LearnerGroup:
         """The exact measure of the present weights, which ``policy`` names, in each of ``envs``."""
         answer: list[ExactResult] = await self._all("measure_exactly", policy, envs)
         return answer
+
+    async def take_smaller_steps(self, factor: float) -> None:
+        """Multiply the learning rate by ``factor`` from here on."""
+        await self._all("take_smaller_steps", factor)
+
+    async def refresh_reference(self) -> None:
+        """Take a new snapshot as the algorithm's reference."""
+        await self._all("refresh_reference")
+
+    async def go_back(self, version: int) -> None:
+        """Train on from the saved version; updates are counted on.
+
+        A version 0 that was not saved is the model without an adapter.
+        """
+        await self._all("go_back", version)
 
     async def save(
         self,

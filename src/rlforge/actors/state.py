@@ -113,6 +113,12 @@ class PoolActor:
     def snapshot(self) -> dict[str, Any]:
         return self._pool.snapshot()
 
+    def games_with_past(self) -> tuple[int, float]:
+        return self._pool.games_with_past()
+
+    def use_mode(self, mode: str) -> None:
+        self._pool.use_mode(mode)
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "pool": self._pool.state_dict(),

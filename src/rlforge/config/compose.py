@@ -49,8 +49,16 @@ def _schema(root: type[PolicyConfig]) -> type:
 
 def register_schemas(root: type[PolicyConfig]) -> None:
     """Tell Hydra the types behind the YAML; harmless when repeated."""
-    ConfigStore.instance().store(name="schema", node=_schema(root))
+    store = ConfigStore.instance()
+    if root not in _STORED:  # it takes a quarter of a composition
+        store.store(name="schema", node=_schema(root))
+        _STORED[root] = store.repo["schema.yaml"]
+    store.repo["schema.yaml"] = _STORED[root]
     _register_algorithms()
+
+
+_STORED: dict[type[PolicyConfig], Any] = {}
+"""The schemas as Hydra keeps them."""
 
 
 @functools.cache

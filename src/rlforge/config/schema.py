@@ -30,6 +30,7 @@ from rlforge.config.rules import (
     Text,
     Whole,
 )
+from rlforge.config.sentinel import SentinelConfig as SentinelConfig
 from rlforge.config.training import A2cConfig as A2cConfig
 from rlforge.config.training import AlgorithmConfig as AlgorithmConfig
 from rlforge.config.training import GameLearnerConfig as GameLearnerConfig
@@ -556,6 +557,23 @@ class RunConfig(GamesConfig):
     rewards: RewardsConfig = field(default_factory=RewardsConfig)
     buffer: BufferConfig = field(default_factory=BufferConfig)
     learner: GameLearnerConfig = field(default_factory=GameLearnerConfig)
+    sentinel: SentinelConfig = field(default_factory=SentinelConfig)
+
+    def clashes(self) -> Iterator[Problem]:
+        yield from super().clashes()
+        actions, kl = self.sentinel.actions, self.algorithm.kl
+        if "rollback" in actions and self.learner.train == "full":
+            yield (
+                "sentinel.actions",
+                "rollback loads an adapter, and learner.train=full has none; leave it out",
+            )
+        if "magnet" in actions and (kl.to != "snapshot" or kl.coef == 0):
+            yield "sentinel.actions", "magnet needs algorithm.kl.to=snapshot, as algorithm=nash_pg"
+        if "opponents" in actions and self.pool.max_active_lora < 2:
+            yield (
+                "sentinel.actions",
+                "opponents from the past need versions to be kept; raise pool.max_active_lora",
+            )
 
     @property
     def total_updates(self) -> int:

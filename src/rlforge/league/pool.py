@@ -46,9 +46,8 @@ class ModelPool:
     """
 
     def __init__(self, cfg: PoolConfig, fixed: Sequence[PolicyRef], seed: int) -> None:
-        self._mode: Mode = MODES.find(cfg.mode)
-        self._temperature = cfg.temperature or default_temperature(cfg.mode, cfg.trueskill.beta)
         self._cfg = cfg
+        self._changed_mode: str | None = None
         self._random = random.Random(f"pool {seed}")
         self._ratings = RatingTable(cfg.trueskill)
         self._exploration = ExplorationTracker(cfg.exploration)
@@ -163,7 +162,8 @@ class ModelPool:
             past=tuple(checkpoint.uid for checkpoint in self.active()[1:]),
             fixed=tuple(policy.uid for policy in self.fixed()),
             lag_range=(self._cfg.lag_range[0], self._cfg.lag_range[1]),
-            temperature=self._temperature,
+            temperature=self._cfg.temperature
+            or default_temperature(self.mode, self._cfg.trueskill.beta),
             include_current=self._cfg.include_current,
             weighting=self._cfg.weighting,
             power=self._cfg.power,
@@ -173,7 +173,31 @@ class ModelPool:
             win_probability=lambda uid: self.learner_results(uid).win_probability,
             payoff=self._results.payoff,
         )
-        return probabilities(self._mode(view), view, self._cfg.mode)
+        mode: Mode = MODES.find(self.mode)
+        return probabilities(mode(view), view, self.mode)
+
+    def use_mode(self, mode: str) -> None:
+        """Draw opponents by ``mode`` from here on, whatever ``pool.mode`` says."""
+        self._changed_mode = mode
+
+    @property
+    def mode(self) -> str:
+        """The name of the sampling mode."""
+        return self._changed_mode or self._cfg.mode
+
+    def games_with_past(self) -> tuple[int, float]:
+        """Games between versions of the learner so far, and the newer one's points in them.
+
+        A win is a point, a draw half of one.
+        """
+        games, points = 0, 0.0
+        order = {uid: place for place, uid in enumerate(self._checkpoints)}
+        for first, row in self._results.rows().items():
+            for second, (wins, draws, losses) in row.items():
+                if order.get(first, -1) > order.get(second, len(order)):
+                    games += wins + draws + losses
+                    points += wins + draws / 2
+        return games, points
 
     def opponents(self, count: int) -> list[PolicyRef]:
         """``count`` independent draws by ``pool.mode``. Raises RunError without a checkpoint."""
@@ -260,7 +284,7 @@ class ModelPool:
         active = {checkpoint.uid for checkpoint in self.active()}
         ratings = self._ratings.ratings()
         return {
-            "mode": self._cfg.mode,
+            "mode": self.mode,
             "current": self.current().uid if self._checkpoints else None,
             "entries": [
                 {
@@ -295,6 +319,7 @@ class ModelPool:
         version, internal, gauss_next = self._random.getstate()
         return {
             "random": [version, list(internal), gauss_next],
+            "changed_mode": self._changed_mode,
             "policies": [_POLICIES.encode(policy) for policy in self._policies.values()],
             "roles": dict(self._roles),
             "checkpoints": [
@@ -317,6 +342,7 @@ class ModelPool:
         """
         version, internal, gauss_next = state["random"]
         self._random.setstate((version, tuple(internal), gauss_next))
+        self._changed_mode = state.get("changed_mode")
         self._policies = {entry["uid"]: _POLICIES.decode(entry) for entry in state["policies"]}
         self._roles = dict(state["roles"])
         self._checkpoints = {

@@ -89,7 +89,11 @@ class Followers:
             for name, parameter in self._parameters().items():
                 self.average[name].lerp_(parameter.detach(), 1.0 - kept)
         if reference is not None and reference.to == "snapshot" and updates % reference.every == 0:
-            self._snapshot = self.copy()
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Take the present weights as the snapshot."""
+        self._snapshot = self.copy()
 
     def state_dict(self, *, keep: bool) -> dict[str, Weights]:
         """CPU copies of what ``follow`` has made; on ranks that do not ``keep`` them, empty ones.

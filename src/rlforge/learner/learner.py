@@ -40,6 +40,7 @@ from rlforge.learner.update_metrics import (
     Operations,
     OptimizerStep,
     Stopwatch,
+    advantage_metrics,
     batch_metrics,
     logprob_metrics,
     optimizer_metrics,
@@ -118,6 +119,8 @@ class Learner:
         self._total_updates = total_updates
         self._ranks = ranks or Ranks()
         self._max_nonfinite = max_nonfinite
+        # Of the learning rate, beside its schedule.
+        self._step_factor = 1.0
         self._nonfinite_in_a_row = 0
         self._policy = Policy(
             spec,
@@ -144,6 +147,7 @@ class Learner:
         watch = Stopwatch(self._device)
         config = self._config
         factor = learning_rate_factor(self.version, config, self._total_updates)
+        factor *= self._step_factor
         set_learning_rate(self._optimizer, factor)
         selection = select_rows(batch.steps, config.max_train_len)
         with self._random_state() as generator:
@@ -183,7 +187,7 @@ class Learner:
             metrics={
                 **metrics,
                 "lr": config.learning_rate * factor,
-                "advantage_mean": float(inputs.advantages.mean()) if batch.steps else math.nan,
+                **advantage_metrics(inputs.advantages),
                 "samples_seen": float(self.samples_seen),
                 **watch.metrics(
                     tokens=sum(step.trained_tokens for step in done),
@@ -221,6 +225,25 @@ class Learner:
         self._policy.train()
         return sums_of(rows, logprobs)
 
+    def take_smaller_steps(self, factor: float) -> None:
+        """Multiply the learning rate by ``factor`` from here on, beside its schedule."""
+        self._step_factor *= factor
+
+    def refresh_reference(self) -> None:
+        """Take a new snapshot as the algorithm's reference (``algorithm.kl.to=snapshot``)."""
+        self._policy.followers.refresh()
+
+    def go_back(self, directory: Path | None, version: int) -> None:
+        """Train on from the adapter of ``version`` in ``directory``; None: from none.
+
+        Updates are counted on. The optimizer forgets its moments, which belong to other weights.
+        Every rank calls it. Raises CheckpointError for an adapter that is missing or does not fit.
+        """
+        self._earlier.keep(self._weights_version)
+        self._policy.go_back(directory)
+        self._weights_version = version
+        self._optimizer.state.clear()
+
     def rest(self, *, offload: bool = True) -> None:
         """Free device memory for other processes until ``wake``; ``update`` works only after it.
 
@@ -254,6 +277,7 @@ class Learner:
             "samples_seen": self.samples_seen,
             "seed": self._seed,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
+            "step_factor": self._step_factor,
             "policy": self._policy.state_dict(),
             "followers": self._policy.followers.state_dict(keep=self._ranks.rank == 0),
             "optimizer": _on_cpu(self._optimizer.state_dict(), keep=self._ranks.rank == 0),
@@ -268,6 +292,7 @@ class Learner:
         self.samples_seen = state["samples_seen"]
         self._seed = state["seed"]
         self._nonfinite_in_a_row = state["nonfinite_in_a_row"]
+        self._step_factor = state.get("step_factor", 1.0)
 
     def save_state(self, directory: Path | None) -> None:
         """Write ``state_dict`` as ``learner.pt`` into ``directory``."""

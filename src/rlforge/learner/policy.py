@@ -291,6 +291,19 @@ class Policy:
         """Load the adapter in ``directory``, without a critic; CheckpointError if it is unfit."""
         load_adapter(self._adapter, directory)
 
+    @torch.no_grad()
+    def go_back(self, directory: Path | None) -> None:
+        """Train on from the adapter in ``directory``; None: from one that changes nothing.
+
+        The critic stays. Raises CheckpointError for an adapter that is missing or does not fit.
+        """
+        if directory is not None:
+            self.load_adapter(directory)
+            return
+        for name, parameter in self.parameters().items():
+            if ".lora_B." in name:
+                parameter.zero_()
+
     def state_dict(self) -> dict[str, Tensor]:
         """CPU copies of all trained parameters; on ranks other than 0 empty tensors."""
         keep = self._ranks.rank == 0

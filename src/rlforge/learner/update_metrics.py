@@ -24,6 +24,9 @@
                      of other runs, and of versions that are not kept
 ``entropy``          estimated from the sampled tokens: mean of -log p before the update, in nats
 ``reward_mean``      after the transforms; ``raw_reward_mean`` before; ``advantage_mean``
+``seat_gap``         mean raw reward of the turns of the first seat, less that of the others; absent
+                     where one of the two has none. ``no_advantage_share`` of the turns have an
+                     advantage of 0, and teach nothing
 ``lag_mean``         updates between a step's policy and the one updated; ``lag_max``; both absent
                      for steps of other runs
 ``dropped_stale``    steps dropped as too old since the last update; ``dropped_stale_share`` of
@@ -83,6 +86,9 @@ _PEAKS = {
     "RTX 5090": 209.5e12,
 }
 
+#: Advantages nearer to 0 than this are rounding errors of it.
+_NO_ADVANTAGE = 1e-6
+
 #: Words in the driver's name of a card that do not change its speed: maker, form and memory. Any
 #: other word (``Laptop``, ``Ti``, a MIG slice) makes it another card.
 _NEUTRAL = re.compile(
@@ -139,11 +145,18 @@ def batch_metrics(batch: TrainBatch, selection: Selection, version: int) -> dict
         "samples_truncated": float(selection.truncated),
         "reward_mean": _mean([step.reward for step in batch.steps]),
         "raw_reward_mean": _mean([step.raw_reward for step in batch.steps]),
+        **_seat_gap(batch.steps),
         **({"lag_mean": _mean(lags), "lag_max": float(max(lags))} if lags else {}),
         "dropped_stale": float(batch.dropped_stale),
         "dropped_stale_share": batch.dropped_stale / max(1, batch.dropped_stale + len(batch.steps)),
         **_info_means(batch.steps),
     }
+
+
+def _seat_gap(steps: Sequence[Step]) -> dict[str, float]:
+    first = [step.raw_reward for step in steps if step.player_id == 0]
+    others = [step.raw_reward for step in steps if step.player_id != 0]
+    return {"seat_gap": _mean(first) - _mean(others)} if first and others else {}
 
 
 def _info_means(steps: Iterable[Step]) -> dict[str, float]:
@@ -153,6 +166,17 @@ def _info_means(steps: Iterable[Step]) -> dict[str, float]:
             if isinstance(noted, int | float) and not isinstance(noted, bool):
                 numbers[f"info/{name}"].append(noted)
     return {name: _mean(noted) for name, noted in numbers.items()}
+
+
+def advantage_metrics(advantages: Tensor) -> dict[str, float]:
+    """Of the advantage of each turn."""
+    if not len(advantages):
+        return {"advantage_mean": float("nan")}
+    none = advantages.abs() < _NO_ADVANTAGE
+    return {
+        "advantage_mean": float(advantages.mean()),
+        "no_advantage_share": float(none.float().mean()),
+    }
 
 
 def logprob_metrics(

@@ -66,6 +66,8 @@ class RunPaths:
     evals = RunFile("evals.jsonl")
     #: One object per exact measure of a version in one environment.
     exact = RunFile("exact.jsonl")
+    #: One object per alarm of the sentinel.
+    sentinel = RunFile("sentinel.jsonl")
     #: One object per pool snapshot: step and (mu, sigma) per policy.
     ratings = RunFile("ratings.jsonl")
     #: One object per flush: the means that every sink receives.
@@ -313,7 +315,10 @@ def mend_jsonl(path: Path) -> str | None:
 
 def mend_run(run: RunPaths) -> list[str]:
     """Mend the growing files of a run before it goes on (``mend_jsonl``); what was damaged."""
-    files = (run.metrics, run.evals, run.ratings, run.windows, run.scalars)
+    files = (
+        *(run.metrics, run.evals, run.exact, run.sentinel, run.ratings),
+        *(run.windows, run.scalars),
+    )
     return [damage for file in files if file.is_file() and (damage := mend_jsonl(file))]
 
 

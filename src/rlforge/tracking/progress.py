@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from rlforge.system.hardware import GpuLoad
 from rlforge.system.values import Codec
-from rlforge.types import EvalResult, ExactResult, value
+from rlforge.types import Alarm, EvalResult, ExactResult, value
 
 #: Evaluations per opponent in the small curve of the display.
 HISTORY = 24
@@ -26,6 +26,9 @@ RATE_SECONDS = 60.0
 PACE_UPDATES = 50
 
 RunStatus = Literal["running", "done", "failed", "interrupted", "killed"]
+
+
+ALARMS = Codec(Alarm, form="json")
 
 
 @value
@@ -255,8 +258,9 @@ class Progress:
     last minute. learner: metrics of the last update, by their names in metrics.jsonl.
     shares: of wall time in which engines, learner and neither worked (``engine_share``,
     ``learner_share``, ``idle_share``). coverage: per environment, the share of action n-grams that
-    are distinct. win_rates by env and opponent; exact by env; ladder, ratings and matches: highest
-    first. gpus: those of the machine that started the run; none without the driver's tool.
+    are distinct. win_rates by env and opponent; exact by env; alarms of the sentinel, oldest first;
+    ladder, ratings and matches: highest first. gpus: those of the machine that started the run;
+    none without the driver's tool.
     activity: what is done at present, of runs that play no games. unit: what ``update`` counts. Of
     continuous training: window, the last window in one line; windows, the last ones; traders, those
     of the last window.
@@ -280,6 +284,7 @@ class Progress:
     coverage: Mapping[str, float] = dataclasses.field(default_factory=dict)
     win_rates: tuple[WinRateRow, ...] = ()
     exact: tuple[ExactRow, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
     collection: tuple[CollectionRow, ...] = ()
     ladder: tuple[LadderRow, ...] = ()
     ratings: tuple[RatingRow, ...] = ()

@@ -22,6 +22,7 @@ from rlforge.system.values import Codec
 from rlforge.tracking.files import JsonlFile, create_run, read_jsonl, write_json
 from rlforge.tracking.metrics import Metrics, collection_rows, put_game
 from rlforge.tracking.progress import (
+    ALARMS,
     LADDER_ROWS,
     EngineRow,
     ExactRow,
@@ -36,7 +37,7 @@ from rlforge.tracking.progress import (
 )
 from rlforge.tracking.sample_games import sample_turns
 from rlforge.tracking.sinks import Sink, TakesAdapters, TakesTables, make_sinks, next_step
-from rlforge.types import EvalResult, ExactResult, GameRecord, UpdateResult
+from rlforge.types import Alarm, EvalResult, ExactResult, GameRecord, UpdateResult
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class Tracker:
         self._update_file = JsonlFile(self.paths.metrics)
         self._eval_file = JsonlFile(self.paths.evals)
         self._exact_file = JsonlFile(self.paths.exact)
+        self._alarm_file = JsonlFile(self.paths.sentinel)
         self._rating_file = JsonlFile(self.paths.ratings)
         self._learner: dict[str, float] = {}
         self._shares: dict[str, float] = {}
@@ -115,11 +117,20 @@ class Tracker:
 
     def resume(self, version: int) -> None:
         """Continue after update ``version``: later lines of the tracker's files are dropped."""
-        for file in (self._update_file, self._eval_file, self._exact_file, self._rating_file):
+        for file in self._files():
             file.rewind(version)
         self._for_sinks(lambda sink: sink.rewind(version))
         self._restore_counters()
         self._publish()
+
+    def _files(self) -> tuple[JsonlFile, ...]:
+        return (
+            self._update_file,
+            self._eval_file,
+            self._exact_file,
+            self._alarm_file,
+            self._rating_file,
+        )
 
     def _restore_counters(self) -> None:
         """Set the counters to those of the last lines of metrics.jsonl and evals.jsonl."""
@@ -128,6 +139,7 @@ class Tracker:
         self._earlier_games = self._failed = self._tokens = self._samples = self._update = 0
         self._win_rates: dict[tuple[str, str], WinRateRow] = {}
         self._exact: dict[str, ExactRow] = {}
+        self._alarms: list[Alarm] = []
         earlier_s = self._read_files()
         self._begin = self._clock() - earlier_s
         self._pace = Pace(earlier_s, self._counts())
@@ -143,6 +155,7 @@ class Tracker:
             self._remember_eval(_EVALS.decode(row))
         for row in read_jsonl(self.paths.exact):
             self._remember_exact(_EXACT.decode(row))
+        self._alarms += [ALARMS.decode(row) for row in read_jsonl(self.paths.sentinel)]
         return earlier_s
 
     # ------------------------------------------------------------ input
@@ -211,6 +224,14 @@ class Tracker:
         self._remember_exact(result)
         prefix = f"exact-{result.env_id}"
         self._write(result.step, {f"{prefix}/{name}": each for name, each in scalars.items()})
+        self._publish()
+        self.tick()
+
+    def add_alarm(self, alarm: Alarm) -> None:
+        """What the sentinel noticed: a line of sentinel.jsonl and ``sentinel/SIGNAL``."""
+        self._alarm_file.append({**dataclasses.asdict(alarm), "time_s": self._elapsed()})
+        self._alarms.append(alarm)
+        self._write(self._update, {f"sentinel/{alarm.signal}": 1.0})
         self._publish()
         self.tick()
 
@@ -354,6 +375,7 @@ class Tracker:
             coverage=dict(self._coverage),
             win_rates=tuple(self._win_rates[key] for key in sorted(self._win_rates)),
             exact=tuple(self._exact[key] for key in sorted(self._exact)),
+            alarms=tuple(self._alarms),
             collection=collection_rows(self._metrics, self._games),
             ladder=self._ladder,
             ratings=self._ratings,
@@ -391,7 +413,7 @@ class Tracker:
         if self._status != "running":
             return []
         self._status = summary.get("status", "done")
-        for file in (self._update_file, self._eval_file, self._exact_file, self._rating_file):
+        for file in self._files():
             file.close()
         self._write_summary(summary)
         self._publish()

@@ -59,6 +59,8 @@ class ProgressView:
             first, *sections = window_sections(p, width)
         else:
             first = section("Win rate", _win_rates(p, width))
+            if p.alarms:
+                first = Group(first, section("Sentinel", _alarms(p)))
             if p.exact:
                 first = Group(first, section("Distance from equilibrium", _exact(p, width)))
         top = Group(self._head(width), first)
@@ -178,6 +180,15 @@ def _exact(p: Progress, width: int) -> RenderableType:
     return table
 
 
+def _alarms(p: Progress) -> RenderableType:
+    """The newest alarms first."""
+    lines = [
+        Text.assemble((f"{alarm.step}  ", "dim"), (alarm.text, "yellow"))
+        for alarm in reversed(p.alarms[-LEAST_ROWS:])
+    ]
+    return _with_rest(Group(*lines), len(p.alarms) - LEAST_ROWS, "alarms")
+
+
 def _change(row: WinRateRow) -> Text:
     """Coloured where the intervals of start and end do not overlap, with as many games each."""
     if row.step == row.start_step:
@@ -220,7 +231,7 @@ def _matches(p: Progress, most: int) -> RenderableType:
     return _with_rest(table, len(p.matches) - most, "pairs")
 
 
-def _with_rest(table: Table, left: int, what: str) -> RenderableType:
+def _with_rest(table: RenderableType, left: int, what: str) -> RenderableType:
     return Group(table, Text(f"and {left} more {what}", style="dim")) if left > 0 else table
 
 

@@ -47,6 +47,7 @@ def _of_games(run: RunData) -> list[Html | None]:
     return [
         tables.head(run),
         tables.reached(run),
+        tables.alarms(run),
         curves.win_rates(run),
         curves.exact(run),
         curves.learner(run),

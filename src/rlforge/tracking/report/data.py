@@ -8,8 +8,9 @@ from typing import Any
 from rlforge.errors import RlforgeError
 from rlforge.tracking.files import RunPaths, open_run, read_intact, read_json
 from rlforge.tracking.game_files import GameIndex, index_games
+from rlforge.tracking.progress import ALARMS
 from rlforge.tracking.status import read_summary
-from rlforge.types import value
+from rlforge.types import Alarm, value
 
 Row = dict[str, Any]
 
@@ -29,6 +30,7 @@ class RunData:
     decisions: Row
     evals: tuple[Row, ...]
     exact: tuple[Row, ...]
+    alarms: tuple[Alarm, ...]
     ratings: tuple[Row, ...]
     pool: Row
     summary: Row
@@ -64,8 +66,9 @@ def load_run(run_dir: Path | str) -> RunData:
         # A bad chunk must not hide the curves: the report shows the message instead of the games.
         games_error = str(error)
     summary = read_summary(paths)
-    files = (paths.metrics, paths.windows, paths.evals, paths.exact, paths.ratings)
-    (metrics, windows, evals, exact, ratings), found = zip(*map(read_intact, files), strict=True)
+    files = (paths.metrics, paths.windows, paths.evals, paths.exact, paths.sentinel, paths.ratings)
+    read, found = zip(*map(read_intact, files), strict=True)
+    metrics, windows, evals, exact, alarms, ratings = read
     damage = [sentence for sentence in found if sentence is not None]
     return RunData(
         paths=paths,
@@ -75,6 +78,7 @@ def load_run(run_dir: Path | str) -> RunData:
         decisions=read_json(paths.decisions),
         evals=tuple(evals),
         exact=tuple(exact),
+        alarms=tuple(ALARMS.decode(row) for row in alarms),
         ratings=tuple(ratings),
         pool=read_json(paths.pool),
         summary=summary,

@@ -132,6 +132,29 @@ def _interval(low: float, high: float) -> Html:
     return el("span", f" ({percent(low, 1)} to {percent(high, 1)})", cls="soft")
 
 
+def alarms(run: RunData) -> Html | None:
+    """What the sentinel noticed, and what was done about it; None where nothing was."""
+    if not run.alarms:
+        return None
+    rows = [
+        [
+            str(one.step),
+            one.signal.replace("_", " "),
+            one.about or number(None),
+            f"{one.observed:.3g} instead of {one.expected:.3g}",
+            str(one.since),
+            "; ".join(one.actions) or "reported",
+        ]
+        for one in run.alarms
+    ]
+    heads = ["update", "signal", "of", "observed", "since", "done"]
+    return section(
+        "Sentinel",
+        "Signals of training that changed for the worse, further than their noise explains.",
+        table(heads, rows, "Alarms of the sentinel", names=3),
+    )
+
+
 def ladder(run: RunData) -> Html | None:
     """Strengths from the games between policies; None for a run of an earlier version."""
     rows = [LADDER_ROWS.decode(row) for row in (run.pool or {}).get("ladder", ())]

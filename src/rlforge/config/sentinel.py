@@ -1,0 +1,50 @@
+"""What watches a run for a collapse, and what is done about one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, get_args
+
+from rlforge.config.rules import Count, Distinct, Group, Positive, Problem, Range
+
+Signal = Literal["score", "exploitability", "past", "entropy", "seat_gap", "no_advantage"]
+Action = Literal["opponents", "rollback", "magnet", "smaller_steps"]
+
+
+@dataclass
+class SentinelConfig(Group):
+    """Watches training for a collapse (group ``sentinel``); see docs/sentinel.md."""
+
+    #: Signals: ``score`` against each opponent of the evaluations; ``exploitability``, with
+    #: ``eval.exploitability``; ``past``, the score against own earlier versions; ``entropy`` of the
+    #: sampled answers; ``seat_gap``, reward of the first seat above the others';
+    #: ``no_advantage``, the share of turns without one. Empty: nothing is watched.
+    watch: Annotated[list[Signal], Distinct()] = field(
+        default_factory=lambda: list(get_args(Signal))
+    )
+    #: What is done when a signal collapses, in this order: ``opponents``, draw them from the past
+    #: as well (``pool.mode=fictitious``); ``rollback``, train on from the last version before the
+    #: change; ``magnet``, take a new snapshot as the reference of the KL penalty;
+    #: ``smaller_steps``, multiply the learning rate by ``step_factor``. Empty: it is only reported.
+    actions: Annotated[list[Action], Distinct()] = field(default_factory=list)
+    #: Mean number of observations of a signal between two false alarms.
+    rarity: Annotated[float, Range(10)] = 100_000.0
+    #: Updates from which the course of a signal is learned before it is judged, at the start and
+    #: after each action.
+    warmup: Count = 20
+    #: Change of ``score``, ``exploitability`` and ``past`` that matters: in shares of points (a
+    #: draw is half a win), and in NashConv.
+    shift: Positive = 0.1
+    #: Change of ``entropy`` that matters, as a factor: 0.5 is half of what it should be.
+    entropy_factor: Annotated[float, Range(0, 1, open="()")] = 0.5
+    #: Change of ``seat_gap`` that matters, in rewards.
+    seat_shift: Positive = 0.25
+    #: Change of ``no_advantage`` that matters, in shares of turns.
+    no_advantage_shift: Positive = 0.25
+    #: Factor of the learning rate with ``smaller_steps``, each time.
+    step_factor: Annotated[float, Range(0, 1, open="()")] = 0.5
+
+    def clashes(self) -> Iterator[Problem]:
+        if self.actions and not self.watch:
+            yield "actions", "wait for a signal; name one in sentinel.watch"

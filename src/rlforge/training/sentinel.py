@@ -1,0 +1,304 @@
+"""The sentinel: notices when training collapses, and says which signal changed since when.
+
+Each signal has a test of its own, a cumulative sum of log likelihood ratios (Page 1954): with the
+deviation d of an observation from what was expected, its variance s² and the change c that matters,
+
+    S ← max(0, S + c / s² (d − c / 2))
+
+and an alarm where S passes log(rarity). The mean number of independent normal observations before a
+false alarm is then at least ``rarity`` (Lorden 1971, "Procedures for reacting to a change in
+distribution", theorem 2). What is expected is one of three:
+
+* ``course``, of signals that change as training goes on (entropy, seat gap, share of turns without
+  an advantage): their exponential average, slow enough for a collapse to stand out from it. The
+  variance is that around it, so that a fast but steady course raises the bar;
+* ``best``, of scores: the best of their exponential average;
+* ``target``, of the score against its own past: one half.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, cast
+
+from rlforge.config.sentinel import SentinelConfig, Signal
+from rlforge.types import Alarm, EvalResult, ExactResult, value
+
+Expectation = Literal["course", "best", "target"]
+
+#: Weight of a new observation in the variance, and standard deviations that it counts at most.
+_VARIANCE, _OUTLIER = 0.05, 3.0
+#: Share of an alarm that one observation of a course may bring: one batch alone is no collapse.
+_MOST_AT_ONCE = 0.45
+#: Least share of the change that matters which is taken for noise, as a standard deviation.
+_LEAST_NOISE = 0.1
+#: Entropies are compared as logarithms of themselves plus this, in nats.
+_NO_ENTROPY = 0.01
+
+
+@value
+class Shift:
+    """A change for the worse. since: the observation with which it began; good: the one before."""
+
+    since: int
+    good: int
+    observed: float
+    expected: float
+
+
+@dataclasses.dataclass
+class _Learned:
+    """What a test knows after ``seen`` observations.
+
+    level: the smoothed course; best: the least of them. last: the observation before.
+    variance: of observations around their course. sum: S; since: the step at which it left
+    0; good: the last step at which it was 0.
+    """
+
+    seen: int = 0
+    level: float = 0.0
+    variance: float = 0.0
+    last: float = 0.0
+    best: float | None = None
+    sum: float = 0.0
+    since: int | None = None
+    good: int = 0
+
+
+class ShiftTest:
+    """Whether numbers, of which larger ones are worse, have shifted upwards by ``change``.
+
+    Example: a score of 0.9 that falls to 0.6, with 200 games each:
+        >>> test = ShiftTest("best", change=0.1, rarity=1e5, warmup=1, rate=0.2)
+        >>> [test.add(step, 1 - 0.9, noise=0.0005) for step in (0, 20, 40)]
+        [None, None, None]
+        >>> test.add(60, 1 - 0.6, noise=0.0012).since
+        60
+    """
+
+    def __init__(
+        self, expectation: Expectation, *, change: float, rarity: float, warmup: int, rate: float
+    ) -> None:
+        """warmup: observations before the first that is judged. rate: weight of a new observation
+        in the smoothed course."""
+        self._expectation = expectation
+        self._change, self._rate, self._warmup = change, rate, warmup
+        self._threshold = math.log(rarity)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all observations."""
+        self._now = _Learned()
+
+    def add(self, step: int, observed: float, noise: float = 0.0) -> Shift | None:
+        """Judge one observation, and learn from it.
+
+        step: its update. noise: variance that it is known to have. After an alarm all is learned
+        anew.
+        """
+        expected = self._expected()
+        found = None
+        if self._now.seen >= self._warmup:
+            found = self._judge(step, observed, expected, noise)
+        if found is not None:
+            self.restart()
+            return found
+        self._learn(observed)
+        if self._now.since is None:
+            self._now.good = step
+        return None
+
+    @property
+    def good(self) -> int:
+        """The last step at which nothing was in doubt."""
+        return self._now.good
+
+    def _expected(self) -> float:
+        if self._expectation == "target":
+            return 0.5
+        if self._expectation == "best":
+            return self._now.level if self._now.best is None else self._now.best
+        return self._now.level
+
+    def _judge(self, step: int, observed: float, expected: float, noise: float) -> Shift | None:
+        now = self._now
+        least = (_LEAST_NOISE * self._change) ** 2
+        variance = max(noise, now.variance, least)
+        gain = self._change / variance * (observed - expected - self._change / 2)
+        if self._expectation == "course":
+            gain = min(gain, _MOST_AT_ONCE * self._threshold)
+        now.sum = max(0.0, now.sum + gain)
+        if now.sum == 0.0:
+            now.since = None
+        elif now.since is None:
+            now.since = step
+        if now.sum <= self._threshold:
+            return None
+        assert now.since is not None
+        return Shift(since=now.since, good=now.good, observed=observed, expected=expected)
+
+    def _learn(self, observed: float) -> None:
+        now = self._now
+        now.seen += 1
+        if now.seen == 1:
+            now.level = now.last = observed
+        # Of scores only what gets worse counts: half of the jumps, with twice their variance.
+        course = self._expectation == "course"
+        around = abs(observed - now.level) if course else max(0.0, observed - now.last)
+        if now.seen > self._warmup and now.variance > 0:
+            around = min(around, _OUTLIER * math.sqrt(now.variance))
+        if now.seen > 1:
+            now.variance += max(_VARIANCE, 1 / (now.seen - 1)) * (around**2 - now.variance)
+        now.level += max(self._rate, 1 / now.seen) * (observed - now.level)
+        now.last = observed
+        now.best = now.level if now.best is None else min(now.best, now.level)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has learned, as plain data for JSON."""
+        return dataclasses.asdict(self._now)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        self._now = _Learned(**state)
+
+
+class Sentinel:
+    """The tests of all signals of one run.
+
+    Its methods take what happens in the run and return the alarms of the signals that are watched.
+    """
+
+    def __init__(self, config: SentinelConfig) -> None:
+        self._config = config
+        self._tests: dict[tuple[str, ...], ShiftTest] = {}
+        # Games against own earlier versions so far, and the points won in them.
+        self._past = (0, 0.0)
+
+    def learned(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+        """After an update: ``entropy``, ``no_advantage`` and ``seat_gap`` of its metrics.
+
+        The seat gap has two tests, one for each direction.
+        """
+        alarms = []
+        if (entropy := metrics.get("entropy")) is not None:
+            worse = -math.log(max(entropy, 0.0) + _NO_ENTROPY)
+            alarms += self._judge(("entropy",), step, worse, lambda x: math.exp(-x) - _NO_ENTROPY)
+        if (share := metrics.get("no_advantage_share")) is not None:
+            alarms += self._judge(("no_advantage",), step, share)
+        if (gap := metrics.get("seat_gap")) is not None:
+            alarms += self._judge(("seat_gap", "up"), step, gap)
+            alarms += self._judge(("seat_gap", "down"), step, -gap, lambda x: -x)
+        return alarms
+
+    def evaluated(self, result: EvalResult) -> list[Alarm]:
+        """After an evaluation: ``score``, if any game was finished."""
+        if not result.games:
+            return []
+        points = result.wins + result.draws / 2
+        share = (points + 1) / (result.games + 2)
+        return self._judge(
+            ("score", f"{result.env_id} against {result.opponent}"),
+            result.step,
+            1 - points / result.games,
+            lambda x: 1 - x,
+            noise=share * (1 - share) / result.games,
+        )
+
+    def measured(self, result: ExactResult) -> list[Alarm]:
+        """After an exact measure: ``exploitability``."""
+        return self._judge(("exploitability", result.env_id), result.step, result.nash_conv)
+
+    def met_past(self, step: int, games: int, points: float) -> list[Alarm]:
+        """After an update: ``past``, if there are new games.
+
+        games: of the learner's versions against earlier ones since the start of the run; points:
+        those of the newer version in them.
+        """
+        new, won = games - self._past[0], points - self._past[1]
+        if new < 1:
+            return []
+        self._past = games, points
+        return self._judge(("past",), step, 1 - won / new, lambda x: 1 - x, noise=0.25 / new)
+
+    def good(self) -> set[int]:
+        """For each test the last step at which nothing was in doubt: what to go back to."""
+        return {test.good for test in self._tests.values()}
+
+    def restart(self) -> None:
+        """Learn all anew: training was changed on purpose."""
+        for test in self._tests.values():
+            test.restart()
+
+    def _judge(
+        self,
+        key: tuple[str, ...],
+        step: int,
+        worse: float,
+        reading: Callable[[float], float] = lambda x: x,
+        noise: float = 0.0,
+    ) -> list[Alarm]:
+        """Give an observation to the test of ``key``: its signal, and what tells it from others.
+
+        worse: the observation, larger ones being worse; reading: turns such numbers back.
+        """
+        signal = cast("Signal", key[0])
+        if signal not in self._config.watch:
+            return []
+        shift = self._test(key).add(step, worse, noise)
+        if shift is None:
+            return []
+        observed, expected = reading(shift.observed), reading(shift.expected)
+        about = key[1] if signal in ("score", "exploitability") else ""
+        return [
+            Alarm(
+                step=step,
+                signal=signal,
+                about=about,
+                since=shift.since,
+                good=shift.good,
+                observed=observed,
+                expected=expected,
+            )
+        ]
+
+    def _test(self, key: tuple[str, ...]) -> ShiftTest:
+        if key not in self._tests:
+            expectation, change, rate = self._kind(key[0])
+            self._tests[key] = ShiftTest(
+                expectation,
+                change=change,
+                rate=rate,
+                rarity=self._config.rarity,
+                warmup=self._config.warmup if expectation == "course" else 1,
+            )
+        return self._tests[key]
+
+    def _kind(self, signal: str) -> tuple[Expectation, float, float]:
+        """What is expected of a signal, the change of it that matters, and the rate of its course.
+
+        The rates let fast learning pass, and showed no false alarm in simulated courses.
+        """
+        config = self._config
+        kinds: dict[str, tuple[Expectation, float, float]] = {
+            "entropy": ("course", -math.log(config.entropy_factor), 0.07),
+            "no_advantage": ("course", config.no_advantage_shift, 0.07),
+            "seat_gap": ("course", config.seat_shift, 0.03),
+            "past": ("target", config.shift, 1.0),
+        }
+        return kinds.get(signal, ("best", config.shift, 0.2))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that was learned, as plain data for JSON."""
+        return {
+            "past": list(self._past),
+            "tests": [[list(key), test.state_dict()] for key, test in self._tests.items()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        games, points = state["past"]
+        self._past = games, points
+        for key, learned in state["tests"]:
+            self._test(tuple(key)).load_state_dict(learned)
