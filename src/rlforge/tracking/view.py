@@ -202,9 +202,10 @@ def _ladder(p: Progress, most: int) -> RenderableType:
     """Strengths by games alone, whatever their order; policies of equal weights on one row."""
     if not p.ladder:
         return Text("no rated games yet", style="dim")
-    table = table_of(("policy", "left"), ("Elo  95% CI", "right"), ("games", "right"))
+    table = table_of(("policy", "left"), ("Elo, 95%", "right"), ("games", "right"))
     for row in p.ladder[:most]:
-        points = Text.assemble(f"{row.elo:+.0f}", (f"  {row.low:+.0f} to {row.high:+.0f}", "dim"))
+        half = (row.high - row.low) / 2
+        points = Text.assemble(f"{row.elo:+.0f}", (f" ± {half:.0f}", "dim"))
         table.add_row(Text(" = ".join(row.uids)), points, count(row.games))
     return _with_rest(table, len(p.ladder) - most, "policies")
 
