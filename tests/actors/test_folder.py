@@ -117,7 +117,7 @@ def run(other_node: str, tmp_path: Path) -> Iterator[Run]:
 
 
 def eventually(holds: Any) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90  # what sends it home is a process that has to start
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.1)
