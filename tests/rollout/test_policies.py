@@ -142,6 +142,22 @@ def test_an_answer_that_takes_most_of_the_context_is_too_long_and_not_cut(small_
     assert answer.finish_reason == "length"
 
 
+async def test_other_games_go_on_while_a_player_searches(answers):
+    _, seats = answers
+    policy = PolicyRef(uid="mcts:3000", kind="scripted", path_or_name="mcts:3000")
+    spec = dataclasses.replace(
+        spec_of([policy, policy], None), env=dataclasses.replace(ENV, id="ConnectFour-v0-train")
+    )
+    view = make_game(spec.env, 0).view()
+    searching = asyncio.create_task(seats.for_game(spec)(spec.seats[0], view, 0))
+    others = 0
+    while not searching.done():
+        await asyncio.sleep(0.001)
+        others += 1
+    assert others >= 5
+    assert searching.result().text in view.legal_actions
+
+
 DROPPING = ("env.context=conversation", "env.overflow=drop_oldest", "engine.max_model_len=8192")
 
 

@@ -118,6 +118,9 @@ def _tree_search(simulations: int, env: EnvSpec, rng: random.Random) -> Player:
 FAMILIES = {"mcts": mcts}
 """Players called ``FAMILY:NAME``, by family: functions of the part behind the colon."""
 
+SEARCHING = ("minimax", "mcts")
+"""Players and families of players whose moves may take seconds: they are asked in a thread."""
+
 
 class MarketTrader:
     """A scripted trader of ``rlforge.market.traders`` at a seat of a market."""

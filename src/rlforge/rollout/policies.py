@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from rlforge.engines.base import Generator
 from rlforge.engines.openai import ApiPlayer
 from rlforge.games.base import View
 from rlforge.games.markup import Tokenizer
-from rlforge.games.players import Player, make_player
+from rlforge.games.players import SEARCHING, Player, make_player
 from rlforge.games.prompts import Prompter
 from rlforge.models.load import prompt_room
 from rlforge.rollout.conversation import Conversation, conversation_in
@@ -156,14 +157,15 @@ class SeatPolicies:
             if seat.trained and self._newest is not None:
                 policy = max(policy, self._newest, key=lambda each: each.version)
             if policy.kind == "scripted":
+                name = policy.path_or_name or policy.uid
                 if seat.player_id not in players:
-                    name = policy.path_or_name or policy.uid
                     players[seat.player_id] = make_player(name, spec.env, seed)
-                return Completion(
-                    text=players[seat.player_id].act(view),
-                    finish_reason="scripted",
-                    policy_uid=policy.uid,
-                )
+                act = players[seat.player_id].act
+                if name.partition(":")[0] in SEARCHING:  # other games go on meanwhile
+                    text = await asyncio.to_thread(act, view)
+                else:
+                    text = act(view)
+                return Completion(text=text, finish_reason="scripted", policy_uid=policy.uid)
             if policy.kind == "api":
                 return await apis[seat.player_id].answer(view)
             return await models[seat.player_id].answer(view, policy, seed)

@@ -24,7 +24,6 @@ lost are played by another.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -40,27 +39,14 @@ from rlforge.actors.process import restarted
 from rlforge.config.schema import RunConfig
 from rlforge.errors import RunError
 from rlforge.rollout.lineup import eval_envs
-from rlforge.system.checkpoint import (
-    checkpoint_version,
-    latest_checkpoint,
-    list_checkpoints,
-    step_name,
-)
+from rlforge.system.checkpoint import checkpoint_version, latest_checkpoint, step_name
 from rlforge.system.utilisation import Utilisation
 from rlforge.system.values import Codec
 from rlforge.training.evaluations import Evaluations
+from rlforge.training.guard import Guard
 from rlforge.training.lifecycle import RunContext
 from rlforge.training.resume import BEFORE_ALL, Retention, moved, rewind
-from rlforge.training.sentinel import Sentinel
-from rlforge.types import (
-    Alarm,
-    Checkpoint,
-    EvalResult,
-    GameRecord,
-    GameSpec,
-    PolicyRef,
-    UpdateResult,
-)
+from rlforge.types import Checkpoint, EvalResult, GameRecord, GameSpec, PolicyRef
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +72,8 @@ class GameController:
         self._elastic = context.hardware.elastic
         collectors = list(self._actors.replicas("collector"))
         self._evaluations = Evaluations(config, collectors, self._play, self._rate, self._measure)
-        self._sentinel = Sentinel(config.sentinel)
-        self._alarms: list[Alarm] = []
+        self._guard = Guard(context)
+        # Of the next version that is saved.
         self._parent = self._newest.uid
         self._version = 0
         self._interrupted = False
@@ -165,7 +151,8 @@ class GameController:
                 result, {**shares, **figures, "restarts": self._restarts}
             )
             last = self._version == learner.total_updates
-            await self._look_out(result)
+            if (back_to := await self._guard.look_out(result)) is not None:
+                self._parent = back_to
             if last:  # before it is published: no update would use its games
                 await self._actors.buffer.stop.remote()
                 self._evaluations.close()
@@ -196,9 +183,7 @@ class GameController:
         if checkpoint.version:  # version 0 has the evaluation of the start
             self._evaluations.follow(checkpoint)
         needed = self._evaluations.needed | await self._actors.pool.needed.remote()
-        if "rollback" in self._config.sentinel.actions:
-            needed |= {step_name(self._saved_until(good)) for good in self._sentinel.good()}
-        self._retention.prune(needed, checkpoint.version)
+        self._retention.prune(needed | self._guard.needed(), checkpoint.version)
 
     async def _load(self, policy: PolicyRef) -> None:
         """In all engines; with ``elastic`` in those that answer: the others load it when asked."""
@@ -238,7 +223,7 @@ class GameController:
             "pool": pool,
             "buffer": buffer,
             "newest": _CHECKPOINTS.encode(self._newest),
-            "sentinel": self._sentinel.state_dict(),
+            "sentinel": self._guard.sentinel.state_dict(),
         }
         await self._actors.learner.save_state(self._version, state)
         log.info("--resume can continue from %s", self._newest.uid)
@@ -269,7 +254,7 @@ class GameController:
         self._newest = _CHECKPOINTS.decode(state["newest"])
         self._parent = self._newest.uid
         if "sentinel" in state:  # not in that of earlier versions of rlforge
-            self._sentinel.load_state_dict(state["sentinel"])
+            self._guard.sentinel.load_state_dict(state["sentinel"])
         await asyncio.gather(
             self._actors.pool.load_state_dict.remote(state["pool"]),
             self._actors.buffer.load_state_dict.remote(state["buffer"]),
@@ -290,65 +275,16 @@ class GameController:
             await self._evaluations.finish()
             self._evaluate(edge=True)
             await self._evaluations.finish()
-        self._report(self._alarms)
+        self._guard.report()
         await asyncio.gather(*(self._look_at(name) for name in self._actors.present("engine")))
         self._actors.tracker.log_pool.remote(await self._actors.pool.snapshot.remote())
-
-    # ---------------------------------------------------------------- the sentinel
-
-    async def _look_out(self, result: UpdateResult) -> None:
-        """Let the sentinel judge an update; report its alarms, and act on them."""
-        self._alarms += self._sentinel.learned(result.version, result.metrics)
-        games, points = await self._actors.pool.games_with_past.remote()
-        self._alarms += self._sentinel.met_past(result.version, games, points)
-        alarms, self._alarms = self._alarms, []
-        done: tuple[str, ...] = ()
-        if alarms and self._version < self._config.learner.total_updates:
-            done = await self._act(min(alarm.good for alarm in alarms))
-        self._report(alarms, done)
-
-    def _report(self, alarms: Sequence[Alarm], done: tuple[str, ...] = ()) -> None:
-        for alarm in alarms:
-            alarm = dataclasses.replace(alarm, actions=done)
-            self._actors.tracker.add_alarm.remote(alarm)
-            self._note(f"sentinel, update {alarm.step}: {alarm.text}")
-
-    async def _act(self, good: int) -> tuple[str, ...]:
-        """Do what ``sentinel.actions`` says; what was done, in words.
-
-        good: the last update at which nothing was in doubt.
-        """
-        settings, learner = self._config.sentinel, self._actors.learner
-        done = []
-        if "opponents" in settings.actions:
-            await self._actors.pool.use_mode.remote("fictitious")
-            done.append("opponents from the past")
-        if "rollback" in settings.actions:
-            version = self._saved_until(good)
-            await learner.go_back(version)
-            self._parent = step_name(version)
-            done.append(f"rollback to {self._parent}")
-        if "magnet" in settings.actions:
-            await learner.refresh_reference()
-            done.append("new snapshot as reference")
-        if "smaller_steps" in settings.actions:
-            await learner.take_smaller_steps(settings.step_factor)
-            done.append(f"learning rate × {settings.step_factor:g}")
-        if done:
-            self._sentinel.restart()
-        return tuple(done)
-
-    def _saved_until(self, version: int) -> int:
-        """The newest saved version that is not above ``version``; 0 where there is none."""
-        saved = map(checkpoint_version, list_checkpoints(self._run_dir / "checkpoints"))
-        return max((each for each in saved if each <= version), default=0)
 
     # ---------------------------------------------------------------- evaluations, engine reports
 
     def _rate(self, result: EvalResult) -> None:
         """Record an evaluation, and let the sentinel judge it."""
         self._actors.tracker.add_eval.remote(result)
-        self._alarms += self._sentinel.evaluated(result)
+        self._guard.alarms += self._guard.sentinel.evaluated(result)
 
     def _evaluate(self, *, edge: bool) -> None:
         """Evaluate the newest saved version. edge: at the start or the end of training."""
@@ -371,7 +307,7 @@ class GameController:
             return
         for result in results:
             self._actors.tracker.add_exact.remote(result)
-            self._alarms += self._sentinel.measured(result)
+            self._guard.alarms += self._guard.sentinel.measured(result)
 
     async def _play(self, collector: str, specs: Sequence[GameSpec]) -> list[GameRecord]:
         """Play evaluation games; with ``elastic`` in another collector where this one is absent."""

@@ -1,0 +1,87 @@
+"""What a run does about the alarms of its sentinel."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rlforge.config.schema import RunConfig
+from rlforge.system.checkpoint import checkpoint_version, list_checkpoints, step_name
+from rlforge.training.lifecycle import RunContext
+from rlforge.training.sentinel import Sentinel
+from rlforge.types import Alarm, UpdateResult
+
+PAST = "fictitious"
+"""The mode of the pool with the action ``opponents``."""
+
+
+class Guard:
+    """Gives a run's updates to its sentinel, reports the alarms and acts on them.
+
+    sentinel: takes evaluations and measures as they come. alarms: those to report.
+    """
+
+    def __init__(self, context: RunContext) -> None:
+        assert isinstance(context.config, RunConfig)
+        self._config, self._settings = context.config, context.config.sentinel
+        self._actors, self._note = context.actors, context.note
+        self._checkpoints = context.run_dir / "checkpoints"
+        self.sentinel = Sentinel(self._settings)
+        self.alarms: list[Alarm] = []
+
+    async def look_out(self, result: UpdateResult) -> str | None:
+        """Judge an update, and do what ``sentinel.actions`` says about all alarms since the last.
+
+        Returns the uid of the version that the learner went back to, if it did.
+        """
+        self.alarms += self.sentinel.learned(result.version, result.metrics)
+        if "past" in self._settings.watch:
+            games, points = await self._actors.pool.games_with_past.remote()
+            self.alarms += self.sentinel.met_past(result.version, games, points)
+        back_to, done = None, list[str]()
+        if self.alarms and result.version < self._config.learner.total_updates:
+            back_to, done = await self._act(min(alarm.good for alarm in self.alarms))
+        self.report(done)
+        return back_to
+
+    def report(self, done: list[str] | None = None) -> None:
+        """Record the alarms and print them. done: about them, in words."""
+        for alarm in self.alarms:
+            alarm = dataclasses.replace(alarm, actions=tuple(done or ()))
+            self._actors.tracker.add_alarm.remote(alarm)
+            self._note(f"sentinel, update {alarm.step}: {alarm.text}")
+        self.alarms = []
+
+    def needed(self) -> set[str]:
+        """Uids of the saved versions that a rollback may go to."""
+        if "rollback" not in self._settings.actions:
+            return set()
+        return {step_name(self._saved_until(good)) for good in self.sentinel.good()}
+
+    async def _act(self, good: int) -> tuple[str | None, list[str]]:
+        """Where the learner went back to, and what was done in words.
+
+        good: the last update at which nothing was in doubt.
+        """
+        actions, learner, back_to, done = self._settings.actions, self._actors.learner, None, []
+        if "opponents" in actions:
+            await self._actors.pool.use_mode.remote(PAST)
+            done.append("opponents from the past")
+        if "rollback" in actions:
+            version = self._saved_until(good)
+            back_to = step_name(version)
+            await learner.go_back(version)
+            done.append(f"rollback to {back_to}")
+        if "magnet" in actions:
+            await learner.refresh_reference()
+            done.append("new snapshot as reference")
+        if "smaller_steps" in actions:
+            await learner.take_smaller_steps(self._settings.step_factor)
+            done.append(f"learning rate × {self._settings.step_factor:g}")
+        if done:
+            self.sentinel.restart()
+        return back_to, done
+
+    def _saved_until(self, version: int) -> int:
+        """The newest saved version that is not above ``version``; 0 where there is none."""
+        saved = map(checkpoint_version, list_checkpoints(self._checkpoints))
+        return max((each for each in saved if each <= version), default=0)
