@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 LOGS_EVERY_S = 1.0
 """Seconds between two deliveries of what was added to the logs of a node."""
 
-END_S = 10.0
+END_S = 30.0
 """Seconds that a node has for its last deliveries."""
 
 _MOST_LOG_BYTES = 1 << 20

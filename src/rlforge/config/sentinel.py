@@ -41,7 +41,7 @@ class SentinelConfig(Group):
     #: Change of ``seat_gap`` that matters, in rewards.
     seat_shift: Positive = 0.25
     #: Change of ``no_advantage`` that matters, in shares of turns.
-    no_advantage_shift: Positive = 0.25
+    no_advantage_shift: Positive = 0.4
     #: Factor of the learning rate with ``smaller_steps``, each time.
     step_factor: Annotated[float, Range(0, 1, open="()")] = 0.5
 

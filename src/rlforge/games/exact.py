@@ -90,7 +90,7 @@ class ExactGame:
                 )
             if state.is_terminal() or state.is_chance_node():
                 continue
-            key = self._key(state)
+            key = self.key(state)
             if key not in found:
                 view = view_of(state)
                 found[key] = Decision(key=key, player=state.current_player(), view=view)
@@ -123,13 +123,14 @@ class ExactGame:
         while pending:
             state = pending.pop()
             if self._open:
-                if (name := self._key(state)) in seen:
+                if (name := self.key(state)) in seen:
                     continue
                 seen.add(name)
             yield state
             pending += [state.child(action) for action in state.legal_actions()]
 
-    def _key(self, state: pyspiel.State) -> str:
+    def key(self, state: pyspiel.State) -> str:
+        """Of the decision at ``state``."""
         if self._open:
             return f"{state.current_player()}\n{state}"
         return str(state.information_state_string())
@@ -148,8 +149,8 @@ class ExactGame:
     def _by_induction(self, policy: Mapping[str, Mapping[int, float]]) -> Exploitability:
         players = range(self._game.num_players())
         start = self._game.new_initial_state()
-        best = [_value_of(player, policy, self._key, responds=True)(start) for player in players]
-        values = [_value_of(player, policy, self._key, responds=False)(start) for player in players]
+        best = [_value_of(player, policy, self.key, responds=True)(start) for player in players]
+        values = [_value_of(player, policy, self.key, responds=False)(start) for player in players]
         return _exploitability(values, best)
 
 

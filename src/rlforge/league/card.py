@@ -22,8 +22,8 @@ from rlforge.config.pool import TrueSkillConfig
 from rlforge.errors import RlforgeError
 from rlforge.league.confidence import confidence_sequence
 from rlforge.league.ratings import RatingTable
+from rlforge.league.run_ladder import ELO
 from rlforge.league.strengths import (
-    ELO,
     bradley_terry,
     cyclic_part,
     cyclic_shares,

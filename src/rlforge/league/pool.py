@@ -17,7 +17,7 @@ from rlforge.league.history import History
 from rlforge.league.modes import Mode, PoolView, Weights, default_temperature, probabilities
 from rlforge.league.payoff import NO_RESULTS, Results, ResultTable
 from rlforge.league.ratings import Rating, RatingTable
-from rlforge.league.strengths import run_ladder
+from rlforge.league.run_ladder import run_ladder
 from rlforge.system.values import Codec
 from rlforge.tracking.progress import LADDER_ROWS, LadderRow
 from rlforge.types import Checkpoint, GameRecord, GameSpec, PolicyRef
@@ -278,7 +278,7 @@ class ModelPool:
         active, games, rated_games: those that changed its rating, 0 where it has none of its own.
         matches: ``{uid: {uid: games}}``, symmetric; the diagonal counts games in which a policy
         met itself. results: ``{uid: {uid: [wins, draws, losses]}}``, each pair both ways.
-        ladder: see ``rlforge.league.strengths.run_ladder``; policies of equal weights are one, and
+        ladder: see ``rlforge.league.run_ladder``; policies of equal weights are one, and
         the first is the start of training. exploration: see ``ExplorationTracker.snapshot``.
         """
         active = {checkpoint.uid for checkpoint in self.active()}

@@ -1,7 +1,4 @@
-"""Strengths from results: Bradley-Terry, cycles and Nash averaging.
-
-``run_ladder`` takes games as a run plays them, however many a pairing has; the others take a matrix
-of scores.
+"""Strengths from a matrix of scores: Bradley-Terry, cycles and Nash averaging.
 
 A score is the expected result of the row's member against the column's, a win 1 and a draw 1/2;
 ``scores + scores.T`` is 1 and the diagonal is 1/2.
@@ -9,8 +6,7 @@ A score is the expected result of the row's member against the column's, a win 1
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
@@ -19,22 +15,12 @@ from scipy import stats
 from scipy.optimize import linprog, minimize
 from scipy.special import expit, logsumexp
 
-from rlforge.tracking.progress import LadderRow
-
 Array = NDArray[np.float64]
-
-ELO = 400 / math.log(10)
-"""Elo points of a unit of log-odds: 400 points are odds of 10 to 1."""
 
 #: Pairs won and pairs lost, each, that every pairing is taken to have seen before its first.
 PRIOR = 0.25
 #: Draws of the matrix behind an interval.
 DRAWS = 1000
-
-#: Of the normal prior of a run's strengths, in log-odds: about 520 Elo points.
-PRIOR_SPREAD = 3.0
-#: Policies in the ladder of a run: those with most games.
-LADDER_POLICIES = 48
 
 _LARGEST_STEP, _NEWTON_STEPS = 1.0, 200
 
@@ -218,69 +204,3 @@ def maximum_entropy_nash(payoffs: Array) -> Array:
     nash = np.zeros(n)
     nash[inside] = np.exp(exponents - logsumexp(exponents))
     return nash
-
-
-def run_ladder(
-    results: Mapping[str, Mapping[str, Sequence[int]]],
-    names: Sequence[Sequence[str]],
-    most: int = LADDER_POLICIES,
-) -> list[LadderRow]:
-    """Bradley-Terry strengths from the games of a run, in whatever order they were played.
-
-    results: ``{first: {second: [wins, draws, losses]}}``, each pair both ways. names: of each
-    policy; what two names of one policy played against each other does not count. The first policy
-    is the zero of the scale, if it is among the ``most`` with most games, which alone are rated;
-    else their mean is. Strongest first; empty without games.
-
-    The strengths maximise Σ w_ij log σ(r_i − r_j), w_ij wins and half of the draws, with a normal
-    prior of deviation ``PRIOR_SPREAD`` that keeps them finite where every game was won or two did
-    not meet; the intervals are those of the normal distribution that fits the maximum (Laplace).
-
-    Example: three wins of four are 191 points:
-        >>> results = {"step-9": {"base": [300, 0, 100]}, "base": {"step-9": [100, 0, 300]}}
-        >>> [(one.uids, round(one.elo)) for one in run_ladder(results, [("base",), ("step-9",)])]
-        [(('step-9',), 191), (('base',), 0)]
-    """
-    owner = {uid: place for place, uids in enumerate(names) for uid in uids}
-    points = np.zeros((len(names), len(names)))
-    for first, row in results.items():
-        for second, (won, drawn, _) in row.items():
-            if owner[first] != owner[second]:
-                points[owner[first], owner[second]] += won + drawn / 2
-    games = (points + points.T).sum(axis=1)
-    kept = sorted(np.argsort(-games, kind="stable")[:most])
-    kept = [place for place in kept if games[place]]
-    if not kept:
-        return []
-    strengths, covariance = _weighted_bradley_terry(points[np.ix_(kept, kept)])
-    zero = np.full(len(kept), 1 / len(kept))
-    if kept[0] == 0:
-        zero = np.eye(len(kept))[0]
-    contrast = np.eye(len(kept)) - zero
-    spread = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", contrast, covariance, contrast), 0))
-    found = [
-        LadderRow(
-            uids=tuple(names[place]),
-            elo=float(ELO * one),
-            low=float(ELO * (one - stats.norm.ppf(0.975) * deviation)),
-            high=float(ELO * (one + stats.norm.ppf(0.975) * deviation)),
-            games=round(games[place]),
-        )
-        for place, one, deviation in zip(kept, contrast @ strengths, spread, strict=True)
-    ]
-    return sorted(found, key=lambda one: -one.elo)
-
-
-def _weighted_bradley_terry(points: Array) -> tuple[Array, Array]:
-    """Strengths (n,) in log-odds and their covariance (n, n), from points won (n, n)."""
-    games = points + points.T
-    strengths = np.zeros(len(points))
-    while True:
-        expected = expit(strengths[:, None] - strengths[None, :])
-        slope = (points - games * expected).sum(axis=1) - strengths / PRIOR_SPREAD**2
-        weights = games * expected * (1 - expected)
-        curvature = np.diag(weights.sum(axis=1) + 1 / PRIOR_SPREAD**2) - weights
-        step = np.linalg.solve(curvature, slope)
-        if np.abs(step).max() < 1e-9:
-            return strengths, np.linalg.inv(curvature)
-        strengths = strengths + step * min(1, _LARGEST_STEP / np.abs(step).max())

@@ -33,17 +33,19 @@ class Questions:
 
     def __init__(self, env: EnvSpec, config: PolicyConfig, tokenizer: Any) -> None:
         """Raises ConfigError for an environment that has no exact measure, and why."""
-        self._game = measured_game(env)
+        #: The tree of the game.
+        self.game = measured_game(env)
         prompter, legal = Prompter(tokenizer, config.prompts), LegalTokens(config.model, tokenizer)
         #: All answers, in order of decisions and actions.
         self.answers: list[Answer] = []
-        self._owners: list[tuple[str, str]] = []
-        for decision in self._game.decisions:
+        #: Of each answer the key of its decision, and its action.
+        self.owners: list[tuple[str, str]] = []
+        for decision in self.game.decisions:
             _, prompt = prompter.encode(env.prompt_template, decision.view, env.action_extraction)
             for action in decision.view.legal_actions or ():
                 for tokens in legal.answers(env.action_extraction, action):
                     self.answers.append(Answer(prompt=prompt, tokens=tokens))
-                    self._owners.append((decision.key, action))
+                    self.owners.append((decision.key, action))
 
     def measure(self, logprobs: Sequence[float], policy: PolicyRef) -> ExactResult:
         """The exact measure of ``policy``.
@@ -52,13 +54,13 @@ class Questions:
         RunError where no legal answer of a decision has a probability above 0.
         """
         mass: dict[str, dict[str, float]] = {}
-        for (key, action), logprob in zip(self._owners, logprobs, strict=True):
+        for (key, action), logprob in zip(self.owners, logprobs, strict=True):
             row = mass.setdefault(key, {})
             row[action] = row.get(action, 0.0) + math.exp(logprob)
         totals = {key: sum(row.values()) for key, row in mass.items()}
         if silent := [key for key, total in totals.items() if total == 0.0]:
             raise RunError(
-                f"env {self._game.name!r}: the policy gives no legal action alone at "
+                f"env {self.game.name!r}: the policy gives no legal action alone at "
                 f"{len(silent)} of {len(totals)} decisions, so that it has no exact measure; play "
                 "it instead, with rlforge eval"
             )
@@ -67,11 +69,11 @@ class Questions:
             for key, row in mass.items()
         }
         illegal = [max(0.0, 1.0 - total) for total in totals.values()]
-        found = self._game.exploitability(table)
+        found = self.game.exploitability(table)
         return ExactResult(
             step=policy.version,
             policy_uid=policy.uid,
-            env_id=self._game.name,
+            env_id=self.game.name,
             nash_conv=found.nash_conv,
             values=found.values,
             gains=found.gains,

@@ -271,7 +271,7 @@ class Sentinel:
                 change=change,
                 rate=rate,
                 rarity=self._config.rarity,
-                warmup=self._config.warmup if expectation == "course" else 1,
+                warmup=1 if expectation == "best" else self._config.warmup,
             )
         return self._tests[key]
 
