@@ -145,11 +145,12 @@ class ShiftTest:
         if now.seen == 1:
             now.level = now.last = observed
         # Of scores only what gets worse counts: half of the jumps, with twice their variance.
-        course = self._expectation == "course"
-        around = abs(observed - now.level) if course else max(0.0, observed - now.last)
+        score = self._expectation == "best"
+        around = max(0.0, observed - now.last) if score else abs(observed - self._expected())
         if now.seen > self._warmup and now.variance > 0:
             around = min(around, _OUTLIER * math.sqrt(now.variance))
-        if now.seen > 1:
+        doubtful = not score and now.sum > self._threshold / 4  # it may be the change
+        if now.seen > 1 and not doubtful:
             now.variance += max(_VARIANCE, 1 / (now.seen - 1)) * (around**2 - now.variance)
         now.level += max(self._rate, 1 / now.seen) * (observed - now.level)
         now.last = observed
@@ -278,7 +279,7 @@ class Sentinel:
     def _kind(self, signal: str) -> tuple[Expectation, float, float]:
         """What is expected of a signal, the change of it that matters, and the rate of its course.
 
-        The rates let fast learning pass, and showed no false alarm in simulated courses.
+        The rates let fast learning pass; see benchmarks/sentinel.py for what they find and miss.
         """
         config = self._config
         kinds: dict[str, tuple[Expectation, float, float]] = {
@@ -286,8 +287,9 @@ class Sentinel:
             "no_advantage": ("course", config.no_advantage_shift, 0.07),
             "seat_gap": ("course", config.seat_shift, 0.03),
             "past": ("target", config.shift, 1.0),
+            "exploitability": ("best", config.nash_conv_shift, 0.1),
         }
-        return kinds.get(signal, ("best", config.shift, 0.2))
+        return kinds.get(signal, ("best", config.shift, 0.1))
 
     def state_dict(self) -> dict[str, Any]:
         """All that was learned, as plain data for JSON."""
