@@ -274,6 +274,18 @@ FIGURES = (
         _market(100),
     ),
     Figure(
+        "planted collapses of self-play at Kuhn poker that the sentinel names within 20 updates",
+        "5 of 5",
+        "sentinel",
+        lambda results: f"{results['named_within_20']} of {len(results['planted'])}",
+    ),
+    Figure(
+        "runs of it without one in which the sentinel gives an alarm",
+        "at most 1 in 12",
+        "sentinel",
+        lambda results: f"{results['runs_with_false_alarms']} of {results['runs']}",
+    ),
+    Figure(
         "Qwen3-0.6B shape, LoRA r16, 16k packed tokens, one H200",
         "60,000 tokens/s",
         "learner_qwen3-0.6b",

@@ -34,7 +34,7 @@ class SentinelConfig(Group):
     #: after each action.
     warmup: Count = 20
     #: Change of ``score`` and ``past`` that matters, in shares of points; a draw is half a win.
-    shift: Positive = 0.15
+    shift: Positive = 0.2
     #: Change of ``exploitability`` that matters, in NashConv.
     nash_conv_shift: Positive = 0.2
     #: Change of ``entropy`` that matters, as a factor: 0.5 is half of what it should be.
