@@ -18,8 +18,8 @@ class SentinelConfig(Group):
 
     #: Signals: ``score`` against each opponent of the evaluations; ``exploitability``, with
     #: ``eval.exploitability``; ``past``, the score against own earlier versions; ``entropy`` of the
-    #: sampled answers; ``seat_gap``, reward of the first seat above the others';
-    #: ``no_advantage``, the share of turns without one. Empty: nothing is watched.
+    #: sampled answers; ``seat_gap``, reward of the first seat above that of the
+    #: others; ``no_advantage``, the share of turns without one. Empty: nothing is watched.
     watch: Annotated[list[Signal], Distinct()] = field(
         default_factory=lambda: list(get_args(Signal))
     )

@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from rlforge.config.plugins import MODES
@@ -48,6 +48,7 @@ class ModelPool:
     def __init__(self, cfg: PoolConfig, fixed: Sequence[PolicyRef], seed: int) -> None:
         self._cfg = cfg
         self._changed_mode: str | None = None
+        self._find_mode()
         self._random = random.Random(f"pool {seed}")
         self._ratings = RatingTable(cfg.trueskill)
         self._exploration = ExplorationTracker(cfg.exploration)
@@ -162,8 +163,7 @@ class ModelPool:
             past=tuple(checkpoint.uid for checkpoint in self.active()[1:]),
             fixed=tuple(policy.uid for policy in self.fixed()),
             lag_range=(self._cfg.lag_range[0], self._cfg.lag_range[1]),
-            temperature=self._cfg.temperature
-            or default_temperature(self.mode, self._cfg.trueskill.beta),
+            temperature=self._temperature,
             include_current=self._cfg.include_current,
             weighting=self._cfg.weighting,
             power=self._cfg.power,
@@ -173,12 +173,17 @@ class ModelPool:
             win_probability=lambda uid: self.learner_results(uid).win_probability,
             payoff=self._results.payoff,
         )
-        mode: Mode = MODES.find(self.mode)
-        return probabilities(mode(view), view, self.mode)
+        return probabilities(self._mode(view), view, self.mode)
 
     def use_mode(self, mode: str) -> None:
         """Draw opponents by ``mode`` from here on, whatever ``pool.mode`` says."""
         self._changed_mode = mode
+        self._find_mode()
+
+    def _find_mode(self) -> None:
+        self._mode: Mode = MODES.find(self.mode)
+        own = default_temperature(self.mode, self._cfg.trueskill.beta)
+        self._temperature = self._cfg.temperature or own
 
     @property
     def mode(self) -> str:
@@ -282,7 +287,7 @@ class ModelPool:
         the first is the start of training. exploration: see ``ExplorationTracker.snapshot``.
         """
         active = {checkpoint.uid for checkpoint in self.active()}
-        ratings = self._ratings.ratings()
+        ratings, results = self._ratings.ratings(), self._results.rows()
         return {
             "mode": self.mode,
             "current": self.current().uid if self._checkpoints else None,
@@ -299,20 +304,20 @@ class ModelPool:
                 for uid, policy in self._policies.items()
             ],
             "matches": {uid: dict(row) for uid, row in self._matches.items()},
-            "results": self._results.rows(),
+            "results": results,
             "ladder": [
-                {**LADDER_ROWS.encode(one), "uids": list(one.uids)} for one in self._ladder()
+                {**LADDER_ROWS.encode(one), "uids": list(one.uids)} for one in self._ladder(results)
             ],
             "unrated_out_of_range": self._ratings.out_of_range,
             "exploration": self._exploration.snapshot(),
         }
 
-    def _ladder(self) -> list[LadderRow]:
+    def _ladder(self, results: Mapping[str, Mapping[str, Sequence[int]]]) -> list[LadderRow]:
         names: dict[tuple[str, str | None], list[str]] = {}
         for uid in sorted(self._policies, key=lambda uid: uid not in self._checkpoints):
             policy = self._policies[uid]
             names.setdefault((policy.kind, policy.path_or_name), []).append(uid)
-        return run_ladder(self._results.rows(), list(names.values()))
+        return run_ladder(results, list(names.values()))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the configuration, as plain data that survives JSON."""
@@ -343,6 +348,7 @@ class ModelPool:
         version, internal, gauss_next = state["random"]
         self._random.setstate((version, tuple(internal), gauss_next))
         self._changed_mode = state.get("changed_mode")
+        self._find_mode()
         self._policies = {entry["uid"]: _POLICIES.decode(entry) for entry in state["policies"]}
         self._roles = dict(state["roles"])
         self._checkpoints = {

@@ -151,6 +151,11 @@ class LadderRow:
     high: float
     games: int
 
+    @property
+    def name(self) -> str:
+        """All its names, as they are shown."""
+        return " = ".join(self.uids)
+
 
 LADDER_ROWS = Codec(LadderRow, form="json")
 

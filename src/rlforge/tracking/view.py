@@ -21,6 +21,7 @@ from rlforge.tracking.formatting import (
     significant,
     sparkline,
 )
+from rlforge.tracking.ladder_view import elo
 from rlforge.tracking.metrics import wilson_interval
 from rlforge.tracking.panels import MIDDLE, WIDE, flow, pair, section, side_by_side, table_of
 from rlforge.tracking.progress import Progress, WinRateRow
@@ -205,8 +206,8 @@ def _ladder(p: Progress, most: int) -> RenderableType:
     table = table_of(("policy", "left"), ("Elo, 95%", "right"), ("games", "right"))
     for row in p.ladder[:most]:
         half = (row.high - row.low) / 2
-        points = Text.assemble(f"{row.elo:+.0f}", (f" ± {half:.0f}", "dim"))
-        table.add_row(Text(" = ".join(row.uids)), points, count(row.games))
+        points = Text.assemble(elo(row.elo), (f" ± {half:.0f}", "dim"))
+        table.add_row(Text(row.name), points, count(row.games))
     return _with_rest(table, len(p.ladder) - most, "policies")
 
 

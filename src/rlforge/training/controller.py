@@ -284,7 +284,7 @@ class GameController:
     def _rate(self, result: EvalResult) -> None:
         """Record an evaluation, and let the sentinel judge it."""
         self._actors.tracker.add_eval.remote(result)
-        self._guard.alarms += self._guard.sentinel.evaluated(result)
+        self._guard.evaluated(result)
 
     def _evaluate(self, *, edge: bool) -> None:
         """Evaluate the newest saved version. edge: at the start or the end of training."""
@@ -307,7 +307,7 @@ class GameController:
             return
         for result in results:
             self._actors.tracker.add_exact.remote(result)
-            self._guard.alarms += self._guard.sentinel.measured(result)
+            self._guard.measured(result)
 
     async def _play(self, collector: str, specs: Sequence[GameSpec]) -> list[GameRecord]:
         """Play evaluation games; with ``elastic`` in another collector where this one is absent."""

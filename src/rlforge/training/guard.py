@@ -8,7 +8,7 @@ from rlforge.config.schema import RunConfig
 from rlforge.system.checkpoint import checkpoint_version, list_checkpoints, step_name
 from rlforge.training.lifecycle import RunContext
 from rlforge.training.sentinel import Sentinel
-from rlforge.types import Alarm, UpdateResult
+from rlforge.types import Alarm, EvalResult, ExactResult, UpdateResult
 
 PAST = "fictitious"
 """The mode of the pool with the action ``opponents``."""
@@ -17,7 +17,7 @@ PAST = "fictitious"
 class Guard:
     """Gives a run's updates to its sentinel, reports the alarms and acts on them.
 
-    sentinel: takes evaluations and measures as they come. alarms: those to report.
+    sentinel: its state belongs to that of the run.
     """
 
     def __init__(self, context: RunContext) -> None:
@@ -26,30 +26,38 @@ class Guard:
         self._actors, self._note = context.actors, context.note
         self._checkpoints = context.run_dir / "checkpoints"
         self.sentinel = Sentinel(self._settings)
-        self.alarms: list[Alarm] = []
+        self._alarms: list[Alarm] = []
+
+    def evaluated(self, result: EvalResult) -> None:
+        """Let the sentinel judge an evaluation."""
+        self._alarms += self.sentinel.evaluated(result)
+
+    def measured(self, result: ExactResult) -> None:
+        """Let the sentinel judge an exact measure."""
+        self._alarms += self.sentinel.measured(result)
 
     async def look_out(self, result: UpdateResult) -> str | None:
         """Judge an update, and do what ``sentinel.actions`` says about all alarms since the last.
 
         Returns the uid of the version that the learner went back to, if it did.
         """
-        self.alarms += self.sentinel.learned(result.version, result.metrics)
+        self._alarms += self.sentinel.learned(result.version, result.metrics)
         if "past" in self._settings.watch:
             games, points = await self._actors.pool.games_with_past.remote()
-            self.alarms += self.sentinel.met_past(result.version, games, points)
+            self._alarms += self.sentinel.met_past(result.version, games, points)
         back_to, done = None, list[str]()
-        if self.alarms and result.version < self._config.learner.total_updates:
-            back_to, done = await self._act(min(alarm.good for alarm in self.alarms))
+        if self._alarms and result.version < self._config.learner.total_updates:
+            back_to, done = await self._act(min(alarm.good for alarm in self._alarms))
         self.report(done)
         return back_to
 
     def report(self, done: list[str] | None = None) -> None:
         """Record the alarms and print them. done: about them, in words."""
-        for alarm in self.alarms:
+        for alarm in self._alarms:
             alarm = dataclasses.replace(alarm, actions=tuple(done or ()))
             self._actors.tracker.add_alarm.remote(alarm)
             self._note(f"sentinel, update {alarm.step}: {alarm.text}")
-        self.alarms = []
+        self._alarms = []
 
     def needed(self) -> set[str]:
         """Uids of the saved versions that a rollback may go to."""

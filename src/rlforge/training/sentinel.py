@@ -52,16 +52,16 @@ class Shift:
 class _Learned:
     """What a test knows after ``seen`` observations.
 
-    level: the smoothed course; best: the least of them. last: the observation before.
-    variance: of observations around their course. sum: S; since: the step at which it left
-    0; good: the last step at which it was 0.
+    level: the smoothed course; best: the least of them. last: the observation before. variance: of
+    observations around their course. sum: S; since: the step at which it left 0; good: the last
+    step at which it was 0.
     """
 
     seen: int = 0
     level: float = 0.0
     variance: float = 0.0
     last: float = 0.0
-    best: float | None = None
+    best: float = 0.0
     sum: float = 0.0
     since: int | None = None
     good: int = 0
@@ -98,11 +98,8 @@ class ShiftTest:
         step: its update. noise: variance that it is known to have. After an alarm all is learned
         anew.
         """
-        expected = self._expected()
-        found = None
-        if self._now.seen >= self._warmup:
-            found = self._judge(step, observed, expected, noise)
-        if found is not None:
+        judged = self._now.seen >= self._warmup
+        if judged and (found := self._judge(step, observed, noise)) is not None:
             self.restart()
             return found
         self._learn(observed)
@@ -118,12 +115,10 @@ class ShiftTest:
     def _expected(self) -> float:
         if self._expectation == "target":
             return 0.5
-        if self._expectation == "best":
-            return self._now.level if self._now.best is None else self._now.best
-        return self._now.level
+        return self._now.best if self._expectation == "best" else self._now.level
 
-    def _judge(self, step: int, observed: float, expected: float, noise: float) -> Shift | None:
-        now = self._now
+    def _judge(self, step: int, observed: float, noise: float) -> Shift | None:
+        now, expected = self._now, self._expected()
         least = (_LEAST_NOISE * self._change) ** 2
         variance = max(noise, now.variance, least)
         gain = self._change / variance * (observed - expected - self._change / 2)
@@ -154,7 +149,7 @@ class ShiftTest:
             now.variance += max(_VARIANCE, 1 / (now.seen - 1)) * (around**2 - now.variance)
         now.level += max(self._rate, 1 / now.seen) * (observed - now.level)
         now.last = observed
-        now.best = now.level if now.best is None else min(now.best, now.level)
+        now.best = now.level if now.seen == 1 else min(now.best, now.level)
 
     def state_dict(self) -> dict[str, Any]:
         """What it has learned, as plain data for JSON."""

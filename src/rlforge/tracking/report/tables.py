@@ -160,7 +160,7 @@ def ladder(run: RunData) -> Html | None:
     rows = [LADDER_ROWS.decode(row) for row in (run.pool or {}).get("ladder", ())]
     if not rows:
         return None
-    named = [(" = ".join(row.uids), row) for row in rows]
+    named = [(row.name, row) for row in rows]
     heads = ["policy", "Elo", "95 % interval", "games"]
     body = [
         [name, elo(row.elo), f"{elo(row.low)} to {elo(row.high)}", count(row.games)]
