@@ -20,7 +20,7 @@ PRIOR_SPREAD = 3.0
 #: Policies that are ranked: those with most games.
 LADDER_POLICIES = 48
 
-_LARGEST_STEP = 1.0
+_LARGEST_STEP, _NEWTON_STEPS = 1.0, 200
 #: Half of the 95 % interval of a normal distribution, in standard deviations.
 _NORMAL_95 = 1.959964
 
@@ -57,7 +57,8 @@ def run_ladder(
     kept = [place for place in kept if games[place]]
     if not kept:
         return []
-    strengths, covariance = _weighted_bradley_terry(points[np.ix_(kept, kept)])
+    strengths, curvature = most_likely_strengths(points[np.ix_(kept, kept)], PRIOR_SPREAD**-2)
+    covariance = np.linalg.inv(curvature)
     zero = np.full(len(kept), 1 / len(kept))
     if kept[0] == 0:
         zero = np.eye(len(kept))[0]
@@ -76,17 +77,23 @@ def run_ladder(
     return sorted(found, key=lambda one: -one.elo)
 
 
-def _weighted_bradley_terry(points: Array) -> tuple[Array, Array]:
-    """Strengths (n,) in log-odds and their covariance (n, n), from points won (n, n)."""
-    games = points + points.T
-    strengths: Array = np.zeros(len(points))
-    while True:
-        expected = 1 / (1 + np.exp(strengths[None, :] - strengths[:, None]))
-        slope = (points - games * expected).sum(axis=1) - strengths / PRIOR_SPREAD**2
-        weights = games * expected * (1 - expected)
-        curvature = np.diag(weights.sum(axis=1) + 1 / PRIOR_SPREAD**2) - weights
-        step = np.linalg.solve(curvature, slope)
-        if np.abs(step).max() < 1e-9:
-            covariance: Array = np.linalg.inv(curvature).astype(np.float64)
-            return strengths, covariance
-        strengths = strengths + step * min(1, _LARGEST_STEP / np.abs(step).max())
+def most_likely_strengths(points: Array, precision: float = 0.0) -> tuple[Array, Array]:
+    """Bradley-Terry strengths (…, n) in log-odds, of mean 0, and the curvature (…, n, n) there.
+
+    points: won by the row's member against the column's, (…, n, n), in as many games as there are
+    points of both. precision: of a normal prior of the strengths. By Newton's method; the curvature
+    of the log likelihood has 1 / n added to all entries, which fixes the mean.
+    """
+    n, games = points.shape[-1], points + points.swapaxes(-1, -2)
+    strengths: Array = np.zeros(points.shape[:-1])
+    for _ in range(_NEWTON_STEPS):
+        expected = 1 / (1 + np.exp(strengths[..., None, :] - strengths[..., :, None]))
+        slope = (points - games * expected).sum(axis=-1) - precision * strengths
+        weights = games * np.maximum(expected * (1 - expected), 1e-10)
+        curvature = (weights.sum(axis=-1)[..., None] + precision) * np.eye(n) - weights + 1 / n
+        step = np.linalg.solve(curvature, slope[..., None])[..., 0]
+        largest = np.abs(step).max(axis=-1, keepdims=True)
+        strengths = strengths + step * np.minimum(1, _LARGEST_STEP / np.maximum(largest, 1e-300))
+        if largest.max() < 1e-9:
+            break
+    return strengths - strengths.mean(axis=-1, keepdims=True), curvature

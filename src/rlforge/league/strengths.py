@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.optimize import linprog, minimize
-from scipy.special import expit, logsumexp
+from scipy.special import logsumexp
+
+from rlforge.league.run_ladder import most_likely_strengths
 
 Array = NDArray[np.float64]
 
@@ -21,8 +23,6 @@ Array = NDArray[np.float64]
 PRIOR = 0.25
 #: Draws of the matrix behind an interval.
 DRAWS = 1000
-
-_LARGEST_STEP, _NEWTON_STEPS = 1.0, 200
 
 
 def score_mean(pairs: Sequence[Sequence[float]], members: int) -> Array:
@@ -83,21 +83,7 @@ def bradley_terry(scores: Array) -> Array:
         >>> round(float(np.exp(r[0] - r[1])), 6)
         3.0
     """
-    n = scores.shape[-1]
-    strengths = np.zeros(scores.shape[:-1])
-    off = 1 - np.eye(n)
-    for _ in range(_NEWTON_STEPS):
-        expected = expit(strengths[..., :, None] - strengths[..., None, :])
-        slope = ((scores - expected) * off).sum(axis=-1)
-        weights = np.maximum(expected * (1 - expected), 1e-10) * off
-        curvature = weights.sum(axis=-1)[..., None] * np.eye(n) - weights + 1 / n
-        step = np.linalg.solve(curvature, slope[..., None])[..., 0]
-        largest = np.abs(step).max(axis=-1, keepdims=True)
-        strengths = strengths + step * np.minimum(1, _LARGEST_STEP / np.maximum(largest, 1e-300))
-        if largest.max() < 1e-9:
-            break
-    centred: Array = strengths - strengths.mean(axis=-1, keepdims=True)
-    return centred
+    return most_likely_strengths(scores)[0]
 
 
 def strength_intervals(draws: Array, level: float = 0.95) -> Array:
