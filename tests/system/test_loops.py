@@ -138,6 +138,20 @@ async def test_a_second_signal_does_not_end_the_clean_up() -> None:
     assert cleaned == [True]
 
 
+async def test_a_signal_that_does_not_wake_the_waiting_thread_ends_the_wait() -> None:
+    """One that arrives just before the thread blocks on a lock, or in another thread, does not."""
+
+    async def work() -> None:
+        # sends to this thread alone: the other one sees it when it looks
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        await asyncio.sleep(60)
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        wait_for(work())
+    assert time.monotonic() - started < 20
+
+
 async def test_work_that_cannot_be_cancelled_is_left_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

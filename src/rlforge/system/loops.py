@@ -7,14 +7,19 @@ import contextlib
 import contextvars
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 CANCEL_PATIENCE_S = 10.0
 """Seconds after which ``wait_for`` leaves cancelled work that does not end."""
+
+POLL_S = 0.2
+"""Seconds between two looks for a signal: one that arrives just before a thread blocks on a lock
+does not wake it."""
 
 
 def wait_for(work: Coroutine[Any, Any, T], interrupt: Callable[[], bool] | None = None) -> T:
@@ -36,14 +41,19 @@ def wait_for(work: Coroutine[Any, Any, T], interrupt: Callable[[], bool] | None 
         return asyncio.run(work)
     result: Future[T] = Future()
     cancels: list[Callable[[], object]] = []
-    ending = False
+    left_at = float("inf")  # when to leave the work; finite once it is cancelled
 
     async def main() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        cancels.append(lambda: loop.call_soon_threadsafe(task.cancel))
-        if ending:
-            task.cancel()
+
+        def cancel_once() -> None:
+            if not task.cancelling():  # a second one would end the clean-up
+                task.cancel()
+
+        cancels.append(lambda: loop.call_soon_threadsafe(cancel_once))
+        if left_at < float("inf"):
+            cancel_once()
         return await work
 
     def run() -> None:
@@ -52,11 +62,17 @@ def wait_for(work: Coroutine[Any, Any, T], interrupt: Callable[[], bool] | None 
         except BaseException as error:
             result.set_exception(error)
 
+    def cancel() -> None:
+        nonlocal left_at
+        left_at = time.monotonic() + CANCEL_PATIENCE_S
+        for cancel_task in cancels:
+            with contextlib.suppress(RuntimeError):  # the loop has just been closed
+                cancel_task()
+
     def on_interrupt() -> None:
-        nonlocal ending
-        if not ending and (interrupt is None or not interrupt()):
-            ending = True  # shells send a signal twice: the second must not end the clean-up
-            raise KeyboardInterrupt
+        # Shells send a signal twice: the second must not end the clean-up.
+        if left_at == float("inf") and (interrupt is None or not interrupt()):
+            cancel()
 
     # The context tells IPython which cell the output of the thread belongs to.
     context = contextvars.copy_context()
@@ -64,15 +80,14 @@ def wait_for(work: Coroutine[Any, Any, T], interrupt: Callable[[], bool] | None 
     with _interrupts(on_interrupt):
         try:
             thread.start()
-            wait([result])
+            while thread.is_alive() and time.monotonic() < left_at:
+                thread.join(POLL_S)
         except BaseException:
-            ending = True
-            for cancel in cancels:
-                with contextlib.suppress(RuntimeError):  # the loop has just been closed
-                    cancel()
-            wait([result], CANCEL_PATIENCE_S)
+            cancel()
+            thread.join(CANCEL_PATIENCE_S)
             raise
-    thread.join()
+    if left_at < float("inf"):
+        raise KeyboardInterrupt
     return result.result()
 
 
