@@ -3,8 +3,8 @@
     python benchmarks/sentinel.py [--seeds N] [--updates N] [--planted N]
 
 Self-play at Kuhn poker with ``+experiment=kuhn_grpo`` and the real learner. Games are drawn from
-the policy's own table (``rlforge.rollout.tabular``) instead of by an engine; half of the groups are
-played against a former version. Every five updates come an exact measure and 200 games against
+the policy's own table (``rlforge.rollout.tabular``) instead of by an engine, where illegal answers are the tokens of other actions; half of the groups
+are played against a former version. Every five updates come an exact measure and 200 games against
 the start. Collapses are planted at the middle of shorter runs:
 
 - handicap: the second seat is paid a chip less;
@@ -43,9 +43,12 @@ from rlforge.types import Alarm, EvalResult, PolicyRef, Step, TrainBatch, Update
 EVERY, GAMES, GROUP = 5, 200, 8
 #: Updates between versions that stay as opponents.
 SPACING = 10
-Row = list[tuple[str, Answer, float]]
+Row = list[tuple[str | None, Answer, float]]
 Table = dict[str, Row]
-"""Of each decision, by its key: its answers, each with its action and log-prob."""
+"""Of each decision, by its key: its answers, each with its action and log-prob.
+
+The action is None for an answer that is illegal there.
+"""
 
 
 class Kuhn:
@@ -56,7 +59,9 @@ class Kuhn:
         config = self._composed(*overrides)
         resolve_model(config.model)
         (env,) = train_envs(config)
-        self._questions = Questions(env, config, load_tokenizer(config.model))
+        tokenizer = load_tokenizer(config.model)
+        self._questions = Questions(env, config, tokenizer)
+        self._illegal = _illegal_answers(self._questions, tokenizer)
         self._game, self._env_id = load_game(env.id), env.id
         self._groups = round(config.learner.batch_size / (2.2 * GROUP))
         self._random = random.Random(seed)
@@ -105,16 +110,16 @@ class Kuhn:
         return compose([*lines, *overrides]).config
 
     def _table(self) -> tuple[Table, list[float]]:
-        """The policy as a table, and the log-probs of all answers."""
+        """The policy as a table, and the log-probs of all legal answers."""
         asked = self._questions
-        pairs = [(answer.prompt, answer.tokens) for answer in asked.answers]
+        wrong = [(key, None, answer) for key, answer in self._illegal]
+        rows = [(*owner, answer) for owner, answer in zip(asked.owners, asked.answers, strict=True)]
+        pairs = [(answer.prompt, answer.tokens) for _, _, answer in rows + wrong]
         logprobs = self._learner.answer_logprobs(pairs)
         table: Table = {}
-        for (key, action), answer, logprob in zip(
-            asked.owners, asked.answers, logprobs, strict=True
-        ):
+        for (key, action, answer), logprob in zip(rows + wrong, logprobs, strict=True):
             table.setdefault(key, []).append((action, answer, logprob))
-        return table, logprobs
+        return table, logprobs[: len(rows)]
 
     def _group(self, group: int, table: Table) -> list[Step]:
         """The steps of the current version in games from one deal."""
@@ -174,6 +179,9 @@ class Kuhn:
             weights = [math.exp(logprob) for _, _, logprob in row]
             action, answer, logprob = self._random.choices(row, weights)[0]
             turns.append((seat, answer, logprob))
+            if action is None:  # forfeits, as in rlforge.games.openspiel
+                least = self._game.min_utility()
+                return turns, [least if seat == loser else -least for loser in (0, 1)]
             state.apply_action(action_numbers(state)[action])
         return turns, list(state.returns())
 
@@ -198,6 +206,22 @@ class Kuhn:
             mean_reward=0.0,
             invalid_rate=0.0,
         )
+
+
+def _illegal_answers(asked: Questions, tokenizer: Any) -> list[tuple[str, Answer]]:
+    """At each decision the tokens that are an action in brackets, and none of its own."""
+    actions = [number for token, number in tokenizer.get_vocab().items() if token.endswith("]")]
+    legal: dict[str, set[tuple[int, ...]]] = {}
+    prompts: dict[str, tuple[int, ...]] = {}
+    for (key, _), answer in zip(asked.owners, asked.answers, strict=True):
+        legal.setdefault(key, set()).add(answer.tokens)
+        prompts[key] = answer.prompt
+    return [
+        (key, Answer(prompt=prompts[key], tokens=(number,)))
+        for key in legal
+        for number in sorted(actions)
+        if (number,) not in legal[key]
+    ]
 
 
 def handicap(run: Kuhn) -> None:
